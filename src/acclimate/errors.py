@@ -1,0 +1,53 @@
+"""Every error a user of acclimate can cause.
+
+Each type is an :class:`AcclimateError` and also the built-in type that code written for the same
+situation already catches (``ValueError`` for a bad ``DS_ACCELERATOR``, as the specification shows;
+``RuntimeError`` for a device that does not exist, as torch raises).
+"""
+
+from __future__ import annotations
+
+
+class AcclimateError(Exception):
+    """Base of all errors raised on purpose by acclimate.
+
+    The message is a sentence to a person: the wrong value, what was expected, what to do next.
+    """
+
+
+# -- selection -----------------------------------------------------------------------------------
+
+
+class UnknownAcceleratorError(AcclimateError, ValueError):
+    """A name that no accelerator here has, in ``DS_ACCELERATOR``, ``ACCLIMATE_ACCELERATOR`` or a call."""
+
+
+class ConflictingChoiceError(AcclimateError, ValueError):
+    """``DS_ACCELERATOR`` and ``ACCLIMATE_ACCELERATOR`` name different accelerators."""
+
+
+class AcceleratorUnavailableError(AcclimateError, ValueError):
+    """An accelerator was chosen explicitly and cannot be used on this machine."""
+
+
+class InvalidBackendError(AcclimateError, TypeError):
+    """An object given as an accelerator, or a plug-in's record, is not of the required type."""
+
+
+# -- the interface -------------------------------------------------------------------------------
+
+
+class InvalidDeviceError(AcclimateError, RuntimeError):
+    """A device index or name that this accelerator does not have."""
+
+
+class InvalidEnvironmentError(AcclimateError, ValueError):
+    """An environment variable set by a launcher holds something it cannot hold."""
+
+
+class UnsupportedError(AcclimateError, NotImplementedError):
+    """This accelerator, or the torch it runs on, does not offer what was asked for."""
+
+
+class GraphCaptureError(AcclimateError, RuntimeError):
+    """A captured graph would not replay to the right result, so it was refused."""
