@@ -49,5 +49,16 @@ class UnsupportedError(AcclimateError, NotImplementedError):
     """This accelerator, or the torch it runs on, does not offer what was asked for."""
 
 
+class UnknownCompileBackendError(AcclimateError, ValueError):
+    """A ``torch.compile`` backend that torch does not know."""
+
+
 class GraphCaptureError(AcclimateError, RuntimeError):
     """A captured graph would not replay to the right result, so it was refused."""
+
+
+# -- the machine ---------------------------------------------------------------------------------
+
+
+class TopologyError(AcclimateError, ValueError):
+    """A list of processors, or a file of the kernel that describes them, says something it cannot say."""
