@@ -1,0 +1,64 @@
+"""acclimate: the same PyTorch LLM code, training and inference, on any accelerator.
+
+    from acclimate import get_accelerator
+
+    acc = get_accelerator()
+    x = torch.empty(shape, device=acc.current_device_name())
+
+Importing this package imports neither torch nor any vendor's package; each name below is resolved when it is
+first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from acclimate.accelerator import Accelerator
+    from acclimate.backends.record import Backend
+    from acclimate.errors import AcclimateError
+    from acclimate.inference import generate
+    from acclimate.selection import (
+        get_accelerator,
+        is_current_accelerator_supported,
+        set_accelerator,
+        use_accelerator,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Accelerator",
+    "AcclimateError",
+    "Backend",
+    "generate",
+    "get_accelerator",
+    "is_current_accelerator_supported",
+    "set_accelerator",
+    "use_accelerator",
+]
+
+_HOMES = {
+    "Accelerator": "acclimate.accelerator",
+    "AcclimateError": "acclimate.errors",
+    "Backend": "acclimate.backends.record",
+    "generate": "acclimate.inference",
+    "get_accelerator": "acclimate.selection",
+    "is_current_accelerator_supported": "acclimate.selection",
+    "set_accelerator": "acclimate.selection",
+    "use_accelerator": "acclimate.selection",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'acclimate' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value  # the next use does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

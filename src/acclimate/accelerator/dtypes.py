@@ -1,0 +1,234 @@
+"""Data types: what a device computes in, tensors of a given type on it, and mixed precision."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from acclimate.accelerator.devices import Devices
+
+
+class TensorType:
+    """Makes tensors of one dtype on one kind of device, where torch has no ``FloatTensor`` class for it.
+
+    ``FloatTensor(2, 3)`` is uninitialised of that shape, ``FloatTensor([1.0, 2.0])`` holds the data,
+    ``FloatTensor()`` is empty, and ``isinstance(x, FloatTensor)`` tells dtype and device type.
+
+    Args:
+        dtype: of the tensors made.
+        device_type: where they are made; the current device of that type.
+    """
+
+    def __init__(self, dtype: torch.dtype, device_type: str) -> None:
+        self.dtype = dtype
+        self.device_type = device_type
+
+    def __call__(self, *data: Any) -> torch.Tensor:
+        """A tensor of the given sizes (ints, or one ``torch.Size``), or of the given data."""
+        if all(isinstance(size, int) for size in data):
+            return torch.empty(data or (0,), dtype=self.dtype, device=self.device_type)
+        if len(data) > 1:
+            raise TypeError(f"{self!r} takes sizes, or one sequence of data, not {len(data)} values.")
+        if isinstance(data[0], torch.Size):
+            return torch.empty(data[0], dtype=self.dtype, device=self.device_type)
+        return torch.as_tensor(data[0], dtype=self.dtype, device=self.device_type).clone()
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return (
+            isinstance(instance, torch.Tensor)
+            and instance.dtype == self.dtype
+            and instance.device.type == self.device_type
+        )
+
+    def __repr__(self) -> str:
+        return f"TensorType({self.dtype}, {self.device_type!r})"
+
+
+class MixedPrecision:
+    """``torch.amp`` for one device type: what ``torch.cuda.amp`` is for CUDA."""
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+
+    @property
+    def autocast(self) -> functools.partial[torch.amp.autocast]:
+        """``torch.amp.autocast`` on this device: a context manager and a decorator."""
+        return functools.partial(torch.amp.autocast, self._device_type)
+
+    @property
+    def GradScaler(self) -> functools.partial[torch.amp.GradScaler]:
+        """``torch.amp.GradScaler`` on this device."""
+        return functools.partial(torch.amp.GradScaler, self._device_type)
+
+    @property
+    def custom_fwd(self) -> functools.partial[Any]:
+        """``torch.amp.custom_fwd`` on this device: decorates the forward of an autograd function."""
+        return functools.partial(torch.amp.custom_fwd, device_type=self._device_type)
+
+    @property
+    def custom_bwd(self) -> functools.partial[Any]:
+        """``torch.amp.custom_bwd`` on this device: decorates the backward of an autograd function."""
+        return functools.partial(torch.amp.custom_bwd, device_type=self._device_type)
+
+
+class DataTypes(Devices):
+    """Data types of a device."""
+
+    def _amp_dtypes(self) -> Iterable[torch.dtype] | None:
+        """The reduced-precision dtypes that a device says it computes in, or None where it is silent.
+
+        ``get_amp_supported_dtype`` is what torch's autocast asks of every out-of-tree device.
+        """
+        told = getattr(self.torch_module, "get_amp_supported_dtype", None)
+        dtypes: Iterable[torch.dtype] | None = told() if told is not None else None
+        return dtypes
+
+    def _computes_in(self, dtype: torch.dtype) -> bool:
+        """Whether the device really adds and multiplies two matrices of a dtype.
+
+        The last resort, for a device that torch can ask nothing of. A device reports a dtype that it
+        lacks in its own way, so every error counts as no.
+        """
+        try:
+            ones = torch.ones(2, 2, dtype=dtype, device=self.device_type)
+            return bool((ones @ ones + ones).float().sum().item() == 12.0)
+        except Exception:  # noqa: BLE001 - the reason differs on every device and the answer is no
+            return False
+
+    def is_bf16_supported(self) -> bool:
+        """Whether the device computes in bfloat16 in hardware.
+
+        Delegates to: ``torch.<device>.is_bf16_supported``, else its autocast dtypes, else a trial.
+        CPU: true; torch computes in bfloat16 on every processor.
+        CUDA: from compute capability 8.0, and on ROCm; true without a device, so that a login node can
+            prepare a run. Emulation, which older devices offer, does not count.
+        """
+        told = getattr(self.torch_module, "is_bf16_supported", None)
+        if told is not None:
+            return bool(told())
+        dtypes = self._amp_dtypes()
+        return torch.bfloat16 in dtypes if dtypes is not None else self._computes_in(torch.bfloat16)
+
+    def is_fp16_supported(self) -> bool:
+        """Whether the device computes in float16 in hardware.
+
+        Delegates to: the device's autocast dtypes, else a trial.
+        CPU: what oneDNN reports (AVX-512 FP16, AMX FP16 or Arm's FP16).
+        CUDA: from compute capability 7.0, from 6.0 with ``DS_ALLOW_DEPRECATED_FP16=1``, and on ROCm;
+            true without a device.
+        """
+        dtypes = self._amp_dtypes()
+        return torch.float16 in dtypes if dtypes is not None else self._computes_in(torch.float16)
+
+    def is_fp64_supported(self) -> bool:
+        """Whether the device computes in float64.
+
+        Delegates to: a trial.
+        CPU: true.
+        CUDA: true.
+        """
+        return self._computes_in(torch.float64)
+
+    def supported_dtypes(self) -> list[torch.dtype]:
+        """The floating-point types to compute in, float32 first.
+
+        Delegates to: :meth:`is_bf16_supported`, :meth:`is_fp16_supported`, :meth:`is_fp64_supported`.
+        CPU: float32, bfloat16, float16 where oneDNN has it, float64.
+        CUDA: float32, bfloat16 and float16 by compute capability, float64.
+        """
+        offered = {
+            torch.float32: True,
+            torch.bfloat16: self.is_bf16_supported(),
+            torch.float16: self.is_fp16_supported(),
+            torch.float64: self.is_fp64_supported(),
+        }
+        return [dtype for dtype, supported in offered.items() if supported]
+
+    @property
+    def amp(self) -> MixedPrecision:
+        """Mixed precision on this device: ``amp.autocast(…)``, ``amp.GradScaler(…)``.
+
+        Delegates to: ``torch.amp`` with this device type.
+        CPU: ``torch.amp`` with ``"cpu"``.
+        CUDA: same as ``torch.cuda.amp``.
+        """
+        return MixedPrecision(self.device_type)
+
+    def _tensor_type(self, name: str, dtype: torch.dtype) -> Any:
+        # torch's own classes also work as an argument of Tensor.type(), as old code uses them.
+        place = torch if self.device_type == "cpu" else self.torch_module
+        offered = getattr(place, name, None)
+        return offered if offered is not None else TensorType(dtype, self.device_type)
+
+    @property
+    def BFloat16Tensor(self) -> Any:
+        """Makes bfloat16 tensors on this accelerator, from sizes or from data; see :class:`TensorType`.
+
+        Delegates to: ``torch.<device>.BFloat16Tensor``, else :class:`TensorType`.
+        CPU: ``torch.BFloat16Tensor``.
+        CUDA: ``torch.cuda.BFloat16Tensor``.
+        """
+        return self._tensor_type("BFloat16Tensor", torch.bfloat16)
+
+    @property
+    def ByteTensor(self) -> Any:
+        """Makes uint8 tensors on this accelerator, from sizes or from data; see :class:`TensorType`.
+
+        Delegates to: ``torch.<device>.ByteTensor``, else :class:`TensorType`.
+        CPU: ``torch.ByteTensor``.
+        CUDA: ``torch.cuda.ByteTensor``.
+        """
+        return self._tensor_type("ByteTensor", torch.uint8)
+
+    @property
+    def DoubleTensor(self) -> Any:
+        """Makes float64 tensors on this accelerator, from sizes or from data; see :class:`TensorType`.
+
+        Delegates to: ``torch.<device>.DoubleTensor``, else :class:`TensorType`.
+        CPU: ``torch.DoubleTensor``.
+        CUDA: ``torch.cuda.DoubleTensor``.
+        """
+        return self._tensor_type("DoubleTensor", torch.float64)
+
+    @property
+    def FloatTensor(self) -> Any:
+        """Makes float32 tensors on this accelerator, from sizes or from data; see :class:`TensorType`.
+
+        Delegates to: ``torch.<device>.FloatTensor``, else :class:`TensorType`.
+        CPU: ``torch.FloatTensor``.
+        CUDA: ``torch.cuda.FloatTensor``.
+        """
+        return self._tensor_type("FloatTensor", torch.float32)
+
+    @property
+    def HalfTensor(self) -> Any:
+        """Makes float16 tensors on this accelerator, from sizes or from data; see :class:`TensorType`.
+
+        Delegates to: ``torch.<device>.HalfTensor``, else :class:`TensorType`.
+        CPU: ``torch.HalfTensor``.
+        CUDA: ``torch.cuda.HalfTensor``.
+        """
+        return self._tensor_type("HalfTensor", torch.float16)
+
+    @property
+    def IntTensor(self) -> Any:
+        """Makes int32 tensors on this accelerator, from sizes or from data; see :class:`TensorType`.
+
+        Delegates to: ``torch.<device>.IntTensor``, else :class:`TensorType`.
+        CPU: ``torch.IntTensor``.
+        CUDA: ``torch.cuda.IntTensor``.
+        """
+        return self._tensor_type("IntTensor", torch.int32)
+
+    @property
+    def LongTensor(self) -> Any:
+        """Makes int64 tensors on this accelerator, from sizes or from data; see :class:`TensorType`.
+
+        Delegates to: ``torch.<device>.LongTensor``, else :class:`TensorType`.
+        CPU: ``torch.LongTensor``.
+        CUDA: ``torch.cuda.LongTensor``.
+        """
+        return self._tensor_type("LongTensor", torch.int64)

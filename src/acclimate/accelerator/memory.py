@@ -1,0 +1,281 @@
+"""Memory of a device: what is allocated, the peak, and what is left. Every size is in bytes."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from acclimate.accelerator.devices import DeviceLike, Devices
+
+# The entries of torch's allocator statistics that the figures below are read from, for devices whose
+# module offers the statistics and not the figure.
+_ALLOCATED = "allocated_bytes.all.current"
+_ALLOCATED_PEAK = "allocated_bytes.all.peak"
+_RESERVED = "reserved_bytes.all.current"
+_RESERVED_PEAK = "reserved_bytes.all.peak"
+
+
+class Memory(Devices):
+    """Figures of a device's allocator.
+
+    *Allocated* is what tensors occupy. *Reserved* (or *cached*, its older name) is what the allocator
+    holds of the device, allocated or not.
+    """
+
+    OutOfMemoryError: ClassVar[type[RuntimeError]] = torch.OutOfMemoryError
+    """What an allocation raises when a device is full.
+
+    Delegates to: ``torch.OutOfMemoryError``, for every device.
+    CPU: same type, though torch's host allocator raises a plain ``RuntimeError`` ("can't allocate
+        memory"), and Linux more often ends the process.
+    CUDA: same as ``torch.cuda.OutOfMemoryError``.
+    """
+
+    def _figure(self, name: str, statistic: str, device_index: DeviceLike) -> int:
+        """A figure from torch's function ``name``, else from the statistics, else 0."""
+        index = self._index(device_index)
+        figure = self._offered(name)
+        if figure is not None:
+            return int(figure(index))
+        return int(self.memory_stats(index).get(statistic, 0))
+
+    def empty_cache(self) -> None:
+        """Gives memory that the allocator holds and no tensor uses back to the device.
+
+        Delegates to: ``torch.<device>.empty_cache``, else ``torch.accelerator.empty_cache``.
+        CPU: does nothing; torch's host allocator keeps no cache.
+        CUDA: ``torch.cuda.empty_cache``.
+        """
+        release = self._offered("empty_cache")
+        if release is not None:
+            release()
+
+    def memory_allocated(self, device_index: DeviceLike = None) -> int:
+        """Bytes that tensors occupy on a device.
+
+        Delegates to: ``torch.<device>.memory_allocated``, else ``torch.accelerator.memory_allocated``.
+        CPU: the resident set of this process.
+        CUDA: ``torch.cuda.memory_allocated``.
+
+        Raises:
+            InvalidDeviceError: there is no such device.
+        """
+        return self._figure("memory_allocated", _ALLOCATED, device_index)
+
+    def max_memory_allocated(self, device_index: DeviceLike = None) -> int:
+        """Peak of :meth:`memory_allocated`, in bytes, since the start or the last reset.
+
+        Delegates to: ``torch.<device>.max_memory_allocated``, else
+            ``torch.accelerator.max_memory_allocated``.
+        CPU: the kernel's high-water mark of the resident set, so that no peak between two calls is missed.
+        CUDA: ``torch.cuda.max_memory_allocated``.
+
+        Raises:
+            InvalidDeviceError: there is no such device.
+        """
+        return self._figure("max_memory_allocated", _ALLOCATED_PEAK, device_index)
+
+    def reset_max_memory_allocated(self, device_index: DeviceLike = None) -> None:
+        """Starts the peaks anew from now; the same as :meth:`reset_peak_memory_stats`.
+
+        Delegates to: :meth:`reset_peak_memory_stats`, as torch's function of this name does.
+        CPU: resets the kernel's high-water mark.
+        CUDA: ``torch.cuda.reset_peak_memory_stats``.
+
+        Raises:
+            InvalidDeviceError: there is no such device.
+        """
+        self.reset_peak_memory_stats(device_index)
+
+    def memory_reserved(self, device_index: DeviceLike = None) -> int:
+        """Bytes of a device that the allocator holds, used by tensors or not.
+
+        Delegates to: ``torch.<device>.memory_reserved``, else ``torch.accelerator.memory_reserved``.
+        CPU: the resident set of this process.
+        CUDA: ``torch.cuda.memory_reserved``.
+
+        Raises:
+            InvalidDeviceError: there is no such device.
+        """
+        return self._figure("memory_reserved", _RESERVED, device_index)
+
+    def max_memory_reserved(self, device_index: DeviceLike = None) -> int:
+        """Peak of :meth:`memory_reserved`, in bytes, since the start or the last reset.
+
+        Delegates to: ``torch.<device>.max_memory_reserved``, else
+            ``torch.accelerator.max_memory_reserved``.
+        CPU: the kernel's high-water mark of the resident set.
+        CUDA: ``torch.cuda.max_memory_reserved``.
+
+        Raises:
+            InvalidDeviceError: there is no such device.
+        """
+        return self._figure("max_memory_reserved", _RESERVED_PEAK, device_index)
+
+    def memory_cached(self, device_index: DeviceLike = None) -> int:
+        """The older name of :meth:`memory_reserved`.
+
+        Delegates to: :meth:`memory_reserved`.
+        CPU: the resident set of this process.
+        CUDA: ``torch.cuda.memory_reserved``.
+
+        Raises:
+            InvalidDeviceError: there is no such device.
+        """
+        return self.memory_reserved(device_index)
+
+    def max_memory_cached(self, device_index: DeviceLike = None) -> int:
+        """The older name of :meth:`max_memory_reserved`.
+
+        Delegates to: :meth:`max_memory_reserved`.
+        CPU: the kernel's high-water mark of the resident set.
+        CUDA: ``torch.cuda.max_memory_reserved``.
+
+        Raises:
+            InvalidDeviceError: there is no such device.
+        """
+        return self.max_memory_reserved(device_index)
+
+    def reset_max_memory_cached(self, device_index: DeviceLike = None) -> None:
+        """The older name of :meth:`reset_peak_memory_stats`.
+
+        Delegates to: :meth:`reset_peak_memory_stats`.
+        CPU: resets the kernel's high-water mark.
+        CUDA: ``torch.cuda.reset_peak_memory_stats``.
+
+        Raises:
+            InvalidDeviceError: there is no such device.
+        """
+        self.reset_peak_memory_stats(device_index)
+
+    def reset_peak_memory_stats(self, device_index: DeviceLike = None) -> None:
+        """Starts the peaks anew from now.
+
+        Delegates to: ``torch.<device>.reset_peak_memory_stats``, else
+            ``torch.accelerator.reset_peak_memory_stats``.
+        CPU: resets the kernel's high-water mark through ``/proc/self/clear_refs``.
+        CUDA: ``torch.cuda.reset_peak_memory_stats``.
+
+        Raises:
+            InvalidDeviceError: there is no such device.
+        """
+        index = self._index(device_index)
+        reset = self._offered("reset_peak_memory_stats")
+        if reset is not None:
+            reset(index)
+
+    def reset_accumulated_memory_stats(self, device_index: DeviceLike = None) -> None:
+        """Sets the counters of :meth:`memory_stats` that only ever grow back to 0.
+
+        Delegates to: ``torch.<device>.reset_accumulated_memory_stats``, else ``torch.accelerator``'s.
+        CPU: does nothing; the host's allocator has no such counters.
+        CUDA: ``torch.cuda.reset_accumulated_memory_stats``.
+
+        Raises:
+            InvalidDeviceError: there is no such device.
+        """
+        index = self._index(device_index)
+        reset = self._offered("reset_accumulated_memory_stats")
+        if reset is not None:
+            reset(index)
+
+    def memory_stats(self, device_index: DeviceLike = None) -> dict[str, Any]:
+        """Statistics of the allocator under torch's names, such as ``"allocated_bytes.all.peak"``.
+
+        Delegates to: ``torch.<device>.memory_stats``, else ``torch.accelerator.memory_stats``.
+        CPU: current and peak of ``allocated_bytes.all`` and ``reserved_bytes.all``.
+        CUDA: ``torch.cuda.memory_stats``.
+
+        Raises:
+            InvalidDeviceError: there is no such device.
+        """
+        index = self._index(device_index)
+        statistics = self._offered("memory_stats")
+        return dict(statistics(index)) if statistics is not None else {}
+
+    def memory_summary(self, device: DeviceLike = None, abbreviated: bool = False) -> str:
+        """The figures of a device as text for a person.
+
+        Delegates to: ``torch.<device>.memory_summary``, else made from the figures above.
+        CPU: allocated, peak, available and total.
+        CUDA: ``torch.cuda.memory_summary``.
+
+        Raises:
+            InvalidDeviceError: there is no such device.
+        """
+        index = self._index(device)
+        summary = getattr(self.torch_module, "memory_summary", None)
+        if summary is not None:
+            return str(summary(index, abbreviated))
+        figures = {
+            "allocated": self.memory_allocated(index),
+            "allocated, peak": self.max_memory_allocated(index),
+            "reserved": self.memory_reserved(index),
+            "reserved, peak": self.max_memory_reserved(index),
+            "available": self.available_memory(index),
+            "total": self.total_memory(index),
+        }
+        rows = [f"  {name:<16} {size / 2**20:>12,.1f} MiB" for name, size in figures.items()]
+        return "\n".join([f"Memory of {self.device_name(index)}", *rows])
+
+    def _memory_info(self, index: int) -> tuple[int, int]:
+        info = self._offered("mem_get_info", "get_memory_info")
+        if info is not None:
+            free, total = info(index)
+            return int(free), int(total)
+        properties = self._offered("get_device_properties")
+        found = properties(index) if properties is not None else None
+        total = int(getattr(found, "total_memory", 0))
+        return max(0, total - self.memory_allocated(index)), total
+
+    def mem_get_info(self, device: DeviceLike = None) -> tuple[int, int]:
+        """``(free, total)`` bytes of a device, whoever uses the rest.
+
+        Delegates to: ``torch.<device>.mem_get_info``, else ``torch.accelerator.get_memory_info``, else
+            the device's properties and what is allocated.
+        CPU: available and total memory within this process's cgroups.
+        CUDA: ``torch.cuda.mem_get_info``.
+
+        Raises:
+            InvalidDeviceError: there is no such device.
+        """
+        return self._memory_info(self._index(device))
+
+    def total_memory(self, device_index: DeviceLike = None) -> int:
+        """Bytes of memory a device has.
+
+        Delegates to: ``torch.<device>.get_device_properties(i).total_memory``, else :meth:`mem_get_info`.
+        CPU: of the host, or what the tightest cgroup of this process allows.
+        CUDA: ``torch.cuda.get_device_properties(i).total_memory``.
+
+        Raises:
+            InvalidDeviceError: there is no such device.
+        """
+        index = self._index(device_index)
+        properties = self._offered("get_device_properties")
+        total = getattr(properties(index), "total_memory", None) if properties is not None else None
+        return int(total) if total is not None else self._memory_info(index)[1]
+
+    def available_memory(self, device_index: DeviceLike = None) -> int:
+        """Bytes of a device that nobody holds; what this process's allocator keeps in reserve comes on top.
+
+        Delegates to: :meth:`mem_get_info`.
+        CPU: what the kernel says is available, or is left in the tightest cgroup of this process.
+        CUDA: free memory of ``torch.cuda.mem_get_info``.
+
+        Raises:
+            InvalidDeviceError: there is no such device.
+        """
+        return self.mem_get_info(device_index)[0]
+
+    def ipc_collect(self) -> None:
+        """Frees memory that another process shared with this one and has released.
+
+        Delegates to: ``torch.<device>.ipc_collect``.
+        CPU: does nothing.
+        CUDA: ``torch.cuda.ipc_collect``.
+        """
+        collect = self._offered("ipc_collect")
+        if collect is not None:
+            collect()

@@ -1,0 +1,137 @@
+"""Page-locked host memory, from which a device copies without the host waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from acclimate.accelerator.devices import Devices
+from acclimate.errors import InvalidDeviceError
+
+
+class Pinning(Devices):
+    """Page-locked ("pinned") host memory."""
+
+    def _pins_host_memory(self) -> bool:
+        """Whether torch can page-lock host memory for this device."""
+        return self._is_torch_accelerator() and self.is_available()
+
+    def pin_memory(
+        self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
+    ) -> torch.Tensor:
+        """A page-locked tensor on the host.
+
+        Args:
+            tensor: on the host, any dtype and shape.
+            make_copy: whether the result holds the tensor's data; without, it is uninitialised and the
+                tensor serves as a template.
+            match_shape: without ``make_copy``, whether the result has the tensor's shape, or one dimension
+                of as many elements.
+
+        Delegates to: ``Tensor.pin_memory``; without a copy, :meth:`pin_empty`.
+        CPU: nothing is locked: the tensor itself, or an ordinary new one, as nothing is ever copied to
+            a device.
+        CUDA: ``Tensor.pin_memory``.
+        """
+        if not make_copy:
+            shape = tensor.shape if match_shape else (tensor.numel(),)
+            return self.pin_empty(*shape, dtype=tensor.dtype)
+        return tensor.pin_memory() if self._pins_host_memory() else tensor
+
+    def pin_empty(
+        self, *size: int | Sequence[int], dtype: torch.dtype, device: str | torch.device = "cpu"
+    ) -> torch.Tensor:
+        """An uninitialised page-locked tensor of a shape, given as ints or as one sequence.
+
+        Delegates to: ``torch.empty(…, pin_memory=True)``.
+        CPU: an ordinary tensor.
+        CUDA: ``torch.empty(…, pin_memory=True)``.
+
+        Raises:
+            InvalidDeviceError: ``device`` is not the host.
+        """
+        _require_host(device)
+        return torch.empty(_shape(size), dtype=dtype, pin_memory=self._pins_host_memory())
+
+    def pin_empty_like(
+        self, tensor: torch.Tensor, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """An uninitialised page-locked tensor of another's shape, and of its dtype unless one is given.
+
+        Delegates to: :meth:`pin_empty`.
+        CPU: an ordinary tensor.
+        CUDA: as :meth:`pin_empty`.
+
+        Raises:
+            InvalidDeviceError: ``device`` is not the host.
+        """
+        return self.pin_empty(*tensor.shape, dtype=dtype or tensor.dtype, device=device)
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in page-locked memory.
+
+        Delegates to: ``Tensor.is_pinned``.
+        CPU: false.
+        CUDA: ``Tensor.is_pinned``.
+        """
+        return bool(tensor.is_pinned())
+
+    def unpin_memory(self, tensor: torch.Tensor) -> None:
+        """Says that a pinned tensor is no longer needed; its memory is unlocked when it is freed.
+
+        Delegates to: nothing; torch's host allocator owns the lock.
+        CPU: does nothing.
+        CUDA: does nothing.
+        """
+
+    def register_host_memory(self, address: int, num_bytes: int) -> bool:
+        """Page-locks memory that torch did not allocate; returns whether the device took it.
+
+        Args:
+            address: of the first byte.
+            num_bytes: how much.
+
+        Delegates to: nothing; torch has no device-independent call for it.
+        CPU: false.
+        CUDA: ``cudaHostRegister``.
+        """
+        return False
+
+    def unregister_host_memory(self, address: int) -> None:
+        """Gives back what :meth:`register_host_memory` locked.
+
+        Delegates to: nothing.
+        CPU: does nothing.
+        CUDA: ``cudaHostUnregister``.
+        """
+
+    def pin_memory_alignment(self) -> int:
+        """The alignment, in bytes, that :meth:`register_host_memory` needs; 1 means any.
+
+        Delegates to: nothing.
+        CPU: 1.
+        CUDA: 1.
+        """
+        return 1
+
+    def on_accelerator(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies on this kind of device.
+
+        Delegates to: ``Tensor.device``.
+        CPU: whether it is on the host.
+        CUDA: same as ``Tensor.is_cuda``.
+        """
+        return tensor.device.type == self.device_type
+
+
+def _require_host(device: str | torch.device) -> None:
+    if torch.device(device).type != "cpu":
+        raise InvalidDeviceError(
+            f'Pinned memory is host memory, so its device can only be "cpu", not "{device}".'
+        )
+
+
+def _shape(size: tuple[int | Sequence[int], ...]) -> list[int]:
+    """``(2, 3)`` and ``([2, 3],)`` alike as ``[2, 3]``."""
+    return [length for part in size for length in ([part] if isinstance(part, int) else part)]

@@ -1,0 +1,154 @@
+"""The host's processors: every machine's accelerator of last resort.
+
+Devices are memory nodes with cores this process may use, but to torch the host is one device, so a device
+index changes nothing here. Memory is this process's resident set, as there is no allocator to ask.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from acclimate import topology
+from acclimate.accelerator import Accelerator, DeviceLike, DeviceProperties
+from acclimate.backends import process_memory
+from acclimate.backends.presence import is_installed
+from acclimate.errors import InvalidDeviceError, InvalidEnvironmentError
+
+
+class CPUAccelerator(Accelerator):
+    """A synchronous accelerator on host memory."""
+
+    device_type = "cpu"
+    visible_devices_variable = None
+    exported_variable_prefixes = ("CCL_", "FI_", "I_MPI_", "KMP_", "OMP_")
+
+    @property
+    def communication_backend(self) -> str:
+        return "ccl" if _oneccl_imports() else "gloo"
+
+    def is_synchronized_device(self) -> bool:
+        return True
+
+    # -- devices ---------------------------------------------------------------------------------
+
+    def _index(self, device: DeviceLike = None) -> int:
+        if device is not None and not isinstance(device, int) and torch.device(device).type != "cpu":
+            raise InvalidDeviceError(f'"{device}" is not a device of the cpu accelerator.')
+        return 0
+
+    def device_name(self, device_index: int | None = None) -> str:
+        return "cpu"
+
+    def current_device(self) -> int:
+        return _launched("LOCAL_RANK", minimum=0) or 0
+
+    def current_device_name(self) -> str:
+        return "cpu"
+
+    def device_count(self) -> int:
+        launched = _launched("LOCAL_WORLD_SIZE", minimum=1) or _launched("LOCAL_SIZE", minimum=1)
+        return launched or topology.usable_node_count()
+
+    def get_device_properties(self, device: DeviceLike = None) -> DeviceProperties:
+        self._index(device)
+        return DeviceProperties(
+            name=_processor_name(),
+            total_memory=topology.total_memory(),
+            multi_processor_count=len(topology.read_topology().allowed_cpus),
+        )
+
+    # -- random numbers: torch has one generator for the host ------------------------------------
+
+    def default_generator(self, device_index: DeviceLike = None) -> torch.Generator:
+        self._index(device_index)
+        return torch.default_generator
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return [self.get_rng_state()]
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def get_rss(self) -> int:
+        """The resident set of this process, in bytes."""
+        return process_memory.resident_bytes()
+
+    def memory_allocated(self, device_index: DeviceLike = None) -> int:
+        return process_memory.resident_bytes()
+
+    def max_memory_allocated(self, device_index: DeviceLike = None) -> int:
+        return process_memory.peak_resident_bytes()
+
+    def memory_reserved(self, device_index: DeviceLike = None) -> int:
+        return process_memory.resident_bytes()
+
+    def max_memory_reserved(self, device_index: DeviceLike = None) -> int:
+        return process_memory.peak_resident_bytes()
+
+    def reset_peak_memory_stats(self, device_index: DeviceLike = None) -> None:
+        process_memory.reset_peak()
+
+    def memory_stats(self, device_index: DeviceLike = None) -> dict[str, Any]:
+        current, peak = process_memory.resident_bytes(), process_memory.peak_resident_bytes()
+        pools = ("allocated_bytes.all", "reserved_bytes.all")
+        return {
+            f"{pool}.{key}": size for pool in pools for key, size in (("current", current), ("peak", peak))
+        }
+
+    def _memory_info(self, index: int) -> tuple[int, int]:
+        return topology.available_memory(), topology.total_memory()
+
+    # -- data types ------------------------------------------------------------------------------
+
+    def is_bf16_supported(self) -> bool:
+        return True
+
+    def is_fp16_supported(self) -> bool:
+        return (
+            bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+            if torch.backends.mkldnn.is_available()
+            else False
+        )
+
+    def is_fp64_supported(self) -> bool:
+        return True
+
+
+def _launched(variable: str, minimum: int) -> int | None:
+    """A number that a launcher gave this rank; None outside a launched rank."""
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    if not text.strip().isdecimal() or int(text) < minimum:
+        raise InvalidEnvironmentError(
+            f'{variable} is "{text}", but has to be a whole number from {minimum} on. '
+            "A launcher sets it for each rank; unset it to run outside a launcher."
+        )
+    return int(text)
+
+
+@functools.cache
+def _oneccl_imports() -> bool:
+    if not is_installed("oneccl_bindings_for_pytorch"):
+        return False
+    try:
+        import oneccl_bindings_for_pytorch  # type: ignore[import-not-found]  # noqa: F401
+    except Exception:  # noqa: BLE001 - built for another torch it raises anything; gloo then serves
+        return False
+    return True
+
+
+@functools.cache
+def _processor_name() -> str:
+    """What the vendor calls this processor; its architecture where the kernel does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()

@@ -1,0 +1,96 @@
+"""NVIDIA GPUs, and AMD's through a ROCm build of torch, which calls them CUDA too."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate.backends.presence import is_installed
+
+
+class CUDAAccelerator(Accelerator):
+    """torch's device conventions are CUDA's, so little is left to say."""
+
+    device_type = "cuda"
+    communication_backend = "gloo" if sys.platform == "win32" else "nccl"
+    visible_devices_variable = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
+    exported_variable_prefixes = ("NCCL",)
+    supports_nvtx_domain = True
+
+    def is_available(self) -> bool:
+        # torch.cuda.is_available() starts the driver, after which forked children cannot use CUDA.
+        return self.device_count() > 0
+
+    # -- data types ------------------------------------------------------------------------------
+
+    def is_bf16_supported(self) -> bool:
+        return not self.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
+
+    def is_fp16_supported(self) -> bool:
+        if torch.version.hip or not self.is_available():
+            return True
+        # Compute capability 6 has float16 at a fraction of float32's speed; NVIDIA deprecated it.
+        oldest = 6 if os.environ.get("DS_ALLOW_DEPRECATED_FP16") == "1" else 7
+        return self.get_device_capability()[0] >= oldest
+
+    def is_fp64_supported(self) -> bool:
+        return True
+
+    # -- graphs ----------------------------------------------------------------------------------
+
+    def create_graph(self) -> Any:
+        return torch.cuda.CUDAGraph()
+
+    def capture_to_graph(
+        self, graph: Any, pool: Any | None = None, stream: Any | None = None
+    ) -> AbstractContextManager[Any]:
+        return torch.cuda.graph(graph, pool, stream)
+
+    # -- pinned memory ---------------------------------------------------------------------------
+
+    def register_host_memory(self, address: int, num_bytes: int) -> bool:
+        torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0)))
+        return True
+
+    def unregister_host_memory(self, address: int) -> None:
+        torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(address)))
+
+    # -- profiler marks: NVTX; only the nvtx package knows domains and categories ----------------
+
+    def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> None:
+        if domain is not None and is_installed("nvtx"):
+            import nvtx
+
+            nvtx.get_domain(domain).push_range(message=msg, category=category)
+        else:
+            torch.cuda.nvtx.range_push(msg)
+
+    def range_pop(self, domain: str | None = None) -> None:
+        if domain is not None and is_installed("nvtx"):
+            import nvtx
+
+            nvtx.get_domain(domain).pop_range()
+        else:
+            torch.cuda.nvtx.range_pop()
+
+    # -- Triton ----------------------------------------------------------------------------------
+
+    def _triton_capability(self) -> tuple[int, int]:
+        """The compute capability where Triton may be used, else (0, 0).
+
+        On ROCm Triton is not even looked for: importing its package there has broken torch's device API.
+        """
+        usable = not torch.version.hip and is_installed("triton") and self.is_available()
+        return self.get_device_capability() if usable else (0, 0)
+
+    def is_triton_supported(self) -> bool:
+        return self._triton_capability() >= (8, 0)
+
+    def prefer_triton_grouped_mm(self) -> bool:
+        # torch._grouped_mm is one fused kernel from compute capability 9.0 on, and a loop before it.
+        return (8, 0) <= self._triton_capability() < (9, 0)

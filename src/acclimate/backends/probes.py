@@ -1,0 +1,145 @@
+"""Whether an accelerator can be used here, and why not.
+
+A vendor's package may raise anything at import when its hardware is absent (AttributeError, SystemExit), or
+end the process, so its presence is looked up first without importing it.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+from acclimate.backends.presence import is_installed
+
+Probe = Callable[[], "str | None"]
+
+
+def describe(error: BaseException) -> str:
+    """An exception as one line: its type and the first line of its message."""
+    message = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {message[0]}" if message else type(error).__name__
+
+
+def import_package(label: str, module: str) -> ModuleType | str:
+    """Imports a vendor's module; the reason why not, in the specification's words, when it cannot."""
+    requirement = f"{label} requires {module}"
+    if not is_installed(module.partition(".")[0]):
+        return f"{requirement}, which is not installed on this system."
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - vendors raise anything; the reason is kept
+        return f"{requirement}, which is installed but fails to import: {describe(error)}"
+
+
+def vendor_package(label: str, module: str, device_type: str) -> Probe:
+    """A probe for a device that a vendor's package adds to torch as ``torch.<device_type>``."""
+
+    def probe() -> str | None:
+        package = import_package(label, module)
+        if isinstance(package, str):
+            return package
+        import torch
+
+        places = (getattr(torch, device_type, None), getattr(package, device_type, None), package)
+        runtime = next((place for place in places if hasattr(place, "device_count")), None)
+        if runtime is None:
+            return f"{module} imports, but adds no torch.{device_type} with a device_count()."
+        return None if runtime.device_count() > 0 else f"{module} imports, but finds no device."
+
+    return probe
+
+
+def xpu_external() -> str | None:
+    """Intel GPUs through Intel Extension for DeepSpeed."""
+    package = import_package("XPU_Accelerator", "intel_extension_for_deepspeed")
+    if isinstance(package, str):
+        return package
+    return _torch_xpu_devices()
+
+
+def xpu_ipex() -> str | None:
+    """Intel GPUs through Intel Extension for PyTorch built for them."""
+    package = import_package("XPU_Accelerator", "intel_extension_for_pytorch")
+    if isinstance(package, str):
+        return package
+    if not package._C._has_xpu():
+        return "intel_extension_for_pytorch is installed, but this build of it is for CPUs only."
+    return _torch_xpu_devices()
+
+
+def xpu_native() -> str | None:
+    """Intel GPUs through torch itself (2.8 and later)."""
+    import torch
+
+    if not hasattr(torch, "xpu"):
+        return f"torch {torch.__version__} has no torch.xpu; it comes with torch 2.8 built for Intel GPUs."
+    return _torch_xpu_devices()
+
+
+def _torch_xpu_devices() -> str | None:
+    import torch
+
+    if torch.xpu.device_count() > 0:
+        return None
+    return f"torch {torch.__version__} finds no Intel GPU."
+
+
+def mps() -> str | None:
+    """Apple GPUs."""
+    import torch
+
+    try:
+        # The specification's proxy: it works on builds of torch without torch.mps.is_available().
+        torch.mps.current_allocated_memory()
+    except (AttributeError, RuntimeError):
+        return "MPS_Accelerator requires torch.mps, which is not available on this system."
+    return None
+
+
+def cuda() -> str | None:
+    """NVIDIA and AMD GPUs."""
+    import torch
+
+    if not torch.backends.cuda.is_built():
+        return f"this build of torch ({torch.__version__}) has no CUDA support."
+    # Not torch.cuda.is_available(): it starts the driver, after which forked children cannot use CUDA.
+    # device_count() asks the management library first.
+    if torch.cuda.device_count() == 0:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hidden = "" if visible is None else f' (CUDA_VISIBLE_DEVICES is "{visible}")'
+        return f"torch {torch.__version__} finds no CUDA device{hidden}."
+    return None
+
+
+def cpu() -> str | None:
+    """Always there."""
+    return None
+
+
+def device_files(pattern: str, variable: str | None = None) -> Callable[[], int]:
+    """Counts devices by their files under ``/dev``, within what a visible-devices variable allows."""
+
+    def count() -> int:
+        present = len(glob.glob(pattern))
+        visible = os.environ.get(variable) if variable else None
+        if visible is None:
+            return present
+        return min(present, len([entry for entry in visible.split(",") if entry.strip()]))
+
+    return count
+
+
+def apple_gpus() -> int:
+    """One on Apple silicon."""
+    return int(sys.platform == "darwin" and os.uname().machine == "arm64")
+
+
+def memory_nodes() -> int:
+    """Memory nodes with a core this process may use: the CPU accelerator's devices."""
+    from acclimate.topology import usable_node_count
+
+    return usable_node_count()

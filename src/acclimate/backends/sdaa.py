@@ -1,0 +1,14 @@
+"""Tecorigin SDAA accelerators, through torch_sdaa."""
+
+from __future__ import annotations
+
+from acclimate.accelerator import Accelerator
+
+
+class SDAAAccelerator(Accelerator):
+    """Follows torch's device conventions."""
+
+    device_type = "sdaa"
+    communication_backend = "tccl"
+    visible_devices_variable = "SDAA_VISIBLE_DEVICES"
+    exported_variable_prefixes = ("TCCL",)
