@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +22,30 @@ def _ranges() -> list[Any]:
         _open_ranges.stack = []
     stack: list[Any] = _open_ranges.stack
     return stack
+
+
+class Marks:
+    """Profiler marks under the names of ``torch.cuda.nvtx``, for code ported from CUDA."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def range_push(self, msg: str) -> None:
+        """Opens a named range."""
+        self._runtime.range_push(msg)
+
+    def range_pop(self) -> None:
+        """Closes the innermost range of this thread."""
+        self._runtime.range_pop()
+
+    @contextmanager
+    def range(self, msg: str) -> Iterator[None]:
+        """A named range around a block; also a decorator."""
+        self.range_push(msg)
+        try:
+            yield
+        finally:
+            self.range_pop()
 
 
 class Runtime(Devices):
@@ -89,6 +114,16 @@ class Runtime(Devices):
         """
         if _ranges():
             _ranges().pop().__exit__(None, None, None)
+
+    @property
+    def nvtx(self) -> Marks:
+        """:meth:`range_push` and :meth:`range_pop` under the names of ``torch.cuda.nvtx``.
+
+        Delegates to: :meth:`range_push`, :meth:`range_pop`.
+        CPU: in torch's profiler.
+        CUDA: NVTX.
+        """
+        return Marks(self)
 
     # -- late calls ------------------------------------------------------------------------------
 

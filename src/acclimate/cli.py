@@ -1,0 +1,42 @@
+"""``acclimate …``: parses the command line and hands over to one room.
+
+A command's module is imported only when that command is run, so that each starts fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from acclimate import __version__
+from acclimate.errors import AcclimateError
+
+COMMANDS = {
+    "info": ("what was found on this machine, what was rejected and why", "acclimate.info.command"),
+    "generate": ("make a language model write text on this accelerator", "acclimate.inference.command"),
+}
+"""Name of each command: a line of help, and the module with its ``add_arguments`` and ``run``."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code (2 for an error of the user's)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="acclimate", description="The same PyTorch LLM code on any accelerator."
+    )
+    parser.add_argument("--version", action="version", version=f"acclimate {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for name, (summary, module) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        if name == wanted:
+            import_module(module).add_arguments(command)
+    args = parser.parse_args(arguments)
+    try:
+        code: int = import_module(COMMANDS[args.command][1]).run(args)
+    except AcclimateError as error:
+        sys.stderr.write(f"acclimate {args.command}: error: {error}\n")
+        return 2
+    return code

@@ -1,0 +1,79 @@
+"""`acclimate info`: the report as a table for a person, or as JSON for a program."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from acclimate.info.report import Report, collect
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of ``acclimate info``."""
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Shows the report; returns 1 where an explicit choice of accelerator cannot be used, else 0."""
+    report = collect()
+    if args.json:
+        sys.stdout.write(json.dumps(report.as_dict(), indent=2) + "\n")
+    else:
+        Console(soft_wrap=not sys.stdout.isatty()).print(render(report))
+    return 0 if report.error is None else 1
+
+
+def render(report: Report) -> Group:
+    """The report as rich renderables."""
+    parts: list[RenderableType] = [_summary(report), Text(), _candidates(report)]
+    if report.error is not None:
+        parts.append(Text(f"\n{report.error}", style="red"))
+    return Group(*parts)
+
+
+def _summary(report: Report) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row(
+        "acclimate", f"{report.acclimate}, torch {report.torch}, Python {report.python}, {report.system}"
+    )
+    chosen, host = report.accelerator, report.host
+    if chosen is not None:
+        table.add_row(
+            "accelerator", Text(chosen.name, style="bold green").append(f"  by {chosen.chosen_by}", "dim")
+        )
+        for device in chosen.devices:
+            memory = f"{_gib(device.available_memory)} of {_gib(device.total_memory)} available"
+            table.add_row(f"  {device.name}", f"{device.product}, {memory}")
+        table.add_row("  dtypes", ", ".join(chosen.supported_dtypes))
+        table.add_row("  communication", chosen.communication_backend)
+        table.add_row("  compiler", chosen.compile_backend + (", Triton" if chosen.triton else ""))
+    quota = f", {host.processor_quota:g} of them by quota" if host.processor_quota is not None else ""
+    nodes = "memory node" if host.memory_nodes == 1 else "memory nodes"
+    table.add_row("host", f"{host.processors} processors{quota}, {host.memory_nodes} {nodes}")
+    return table
+
+
+def _candidates(report: Report) -> Table:
+    table = Table(title="In the order of detection", title_justify="left", title_style="bold")
+    table.add_column("accelerator")
+    table.add_column("found", justify="center")
+    table.add_column("why not", overflow="fold")
+    name = report.accelerator.name if report.accelerator is not None else None
+    for candidate in report.candidates:
+        usable = candidate.reason is None
+        by_name = "" if candidate.auto_detect else "only by name: ACCLIMATE_ACCELERATOR=" + candidate.name
+        note = candidate.reason or by_name
+        style = "bold green" if usable and candidate.name == name else "" if usable else "dim"
+        table.add_row(candidate.name, "yes" if usable else "no", note, style=style)
+    return table
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"

@@ -1,0 +1,137 @@
+"""What was found on this machine: the accelerator, its devices, and why the others cannot be used."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from acclimate import topology
+from acclimate.errors import AcclimateError
+from acclimate.selection import Candidate, chosen_by, detect_all, get_accelerator
+
+if TYPE_CHECKING:
+    from acclimate.accelerator import Accelerator
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of the accelerator."""
+
+    name: str
+    """As torch takes it."""
+    product: str
+    """As its vendor calls it."""
+    total_memory: int
+    """Bytes."""
+    available_memory: int
+    """Bytes."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The accelerator of this process."""
+
+    name: str
+    device_type: str
+    chosen_by: str
+    devices: list[Device]
+    supported_dtypes: list[str]
+    communication_backend: str
+    compile_backend: str
+    visible_devices_variables: list[str]
+    triton: bool
+
+
+@dataclass(frozen=True)
+class Host:
+    """What this process may use of the host."""
+
+    processors: int
+    memory_nodes: int
+    processor_quota: float | None
+    """Processors' worth of time that a cgroup allows, where it limits it."""
+    total_memory: int
+    """Bytes, within this process's cgroups."""
+    available_memory: int
+    """Bytes, within this process's cgroups."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``acclimate info`` shows."""
+
+    acclimate: str
+    torch: str
+    python: str
+    system: str
+    host: Host
+    accelerator: Chosen | None
+    """``None`` where an explicit choice cannot be used; :attr:`error` then says why."""
+    error: str | None
+    candidates: list[Candidate] = field(default_factory=list)
+    """Every way to an accelerator, in the order of detection."""
+
+    def as_dict(self) -> dict[str, object]:
+        """The same as nested dicts and lists, for JSON."""
+        return asdict(self)
+
+
+def collect() -> Report:
+    """Chooses this process's accelerator, and looks at every other."""
+    import torch
+
+    from acclimate import __version__
+
+    chosen, error = None, None
+    try:
+        chosen = _describe(get_accelerator())
+    except AcclimateError as problem:
+        error = str(problem)
+    return Report(
+        acclimate=__version__,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+        host=_host(),
+        accelerator=chosen,
+        error=error,
+        candidates=detect_all(),
+    )
+
+
+def _host() -> Host:
+    found = topology.read_topology()
+    return Host(
+        processors=len(found.allowed_cpus),
+        memory_nodes=topology.usable_node_count(),
+        processor_quota=topology.cpu_quota() if sys.platform == "linux" else None,
+        total_memory=topology.total_memory(),
+        available_memory=topology.available_memory(),
+    )
+
+
+def _describe(accelerator: Accelerator) -> Chosen:
+    # On the CPU every device is the same memory, and torch has one name for it.
+    indices = range(accelerator.device_count())
+    names = dict.fromkeys(accelerator.device_name(index) for index in indices)
+    return Chosen(
+        name=accelerator.name,
+        device_type=accelerator.device_type,
+        chosen_by=chosen_by(),
+        devices=[
+            Device(
+                name=name,
+                product=accelerator.get_device_name(name),
+                total_memory=accelerator.total_memory(name),
+                available_memory=accelerator.available_memory(name),
+            )
+            for name in names
+        ],
+        supported_dtypes=[str(dtype).removeprefix("torch.") for dtype in accelerator.supported_dtypes()],
+        communication_backend=accelerator.communication_backend_name(),
+        compile_backend=accelerator.get_compile_backend(),
+        visible_devices_variables=accelerator.visible_devices_envs(),
+        triton=accelerator.is_triton_supported(),
+    )
