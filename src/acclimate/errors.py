@@ -62,3 +62,42 @@ class GraphCaptureError(AcclimateError, RuntimeError):
 
 class TopologyError(AcclimateError, ValueError):
     """A list of processors, or a file of the kernel that describes them, says something it cannot say."""
+
+
+# -- models and text generation ------------------------------------------------------------------
+
+
+class MissingExtraError(AcclimateError, ImportError):
+    """What was asked for needs a package that an optional extra brings."""
+
+
+class ModelNotFoundError(AcclimateError, FileNotFoundError):
+    """There is no model where one was asked for: no such folder, file or hub id, or nothing in it."""
+
+
+class CorruptModelError(AcclimateError, ValueError):
+    """A model's files are truncated, unreadable or do not fit together."""
+
+
+class UnsupportedModelError(AcclimateError, ValueError):
+    """A readable model of a kind that cannot be run here."""
+
+
+class PromptError(AcclimateError, ValueError):
+    """A prompt that is empty, is not text, or is longer than the model's context."""
+
+
+class GenerationOptionError(AcclimateError, ValueError):
+    """An option of text generation holds a value it cannot hold."""
+
+
+class UnsupportedDtypeError(AcclimateError, ValueError):
+    """The accelerator does not compute in the dtype asked for."""
+
+
+class CacheWriteError(AcclimateError, OSError):
+    """The user's cache cannot be written: the disk is full, or the folder is not ours to write."""
+
+
+class DeviceMemoryError(AcclimateError, MemoryError):
+    """The model or its context does not fit into the accelerator's memory."""
