@@ -1,0 +1,98 @@
+"""Where this process sits in the kernel's control groups, version 1, 2 or both at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from acclimate.topology.kernel_files import LIVE, read, read_cpus, under
+
+# The current names in order of authority, then those of a cpuset mounted by itself (/dev/cpuset).
+_CPUSET_FILES = {
+    "cpus": ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus", "cpus"),
+    "mems": ("cpuset.mems.effective", "cpuset.effective_mems", "cpuset.mems", "mems"),
+}
+
+
+def own_groups(root: Path, controller: str) -> list[list[str]]:
+    """Folders of this process's groups that can hold a controller's files, one list a mounted hierarchy.
+
+    Each list goes from the process's own group up to the root of the mount and holds only folders
+    that are there: in a container the path in ``/proc/self/cgroup`` may not be visible under the
+    mount, whose root is then the container's own group.
+    """
+    paths = _own_paths(root)
+    chains = []
+    for mount_point, is_v2, controllers in _mounts(root):
+        if not is_v2 and controller not in controllers:
+            continue
+        path = paths.get("" if is_v2 else controller, "/")
+        names = [name for name in path.split("/") if name]
+        if ".." in names:  # the process sits outside its own cgroup namespace: nothing there is visible
+            names = []
+        folders = (os.path.join(mount_point, *names[:depth]) for depth in range(len(names), -1, -1))
+        if chain := [folder for folder in folders if os.path.isdir(folder)]:
+            chains.append(chain)
+    return chains
+
+
+def cpuset(root: Path, kind: str) -> Iterator[frozenset[int]]:
+    """What each mounted hierarchy allows this process: ``cpus``, or memory nodes with ``mems``.
+
+    The nearest group that says something counts; the kernel keeps it within its ancestors.
+    """
+    for chain in own_groups(root, "cpuset"):
+        found = (read_cpus(f"{folder}/{name}") for folder in chain for name in _CPUSET_FILES[kind])
+        if numbers := next(filter(None, found), None):
+            yield numbers
+
+
+def cpu_quota(root: Path = LIVE) -> float | None:
+    """How many processors' worth of time the control groups grant this process; ``None`` if unlimited.
+
+    The tightest of the process's group and its ancestors (v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``).
+    It can be a fraction, and more than the processors there are. A file that cannot be understood is
+    no limit.
+    """
+    quotas = [
+        quota
+        for chain in own_groups(root, "cpu")
+        for folder in chain
+        if (quota := _quota_of(folder)) is not None
+    ]
+    return min(quotas, default=None)
+
+
+def _quota_of(folder: str) -> float | None:
+    text = read(f"{folder}/cpu.max")
+    if text is None:
+        text = f"{read(f'{folder}/cpu.cfs_quota_us') or ''} {read(f'{folder}/cpu.cfs_period_us') or ''}"
+    numbers = text.split()
+    # "max" (v2) and -1 (v1) mean no limit.
+    if len(numbers) != 2 or not all(n.isdecimal() and len(n) < 19 and int(n) > 0 for n in numbers):
+        return None
+    return int(numbers[0]) / int(numbers[1])
+
+
+def _own_paths(root: Path) -> dict[str, str]:
+    """The path of this process's group by controller; the version 2 path under ``""``."""
+    paths = {}
+    for line in (read(under(root, "/proc/self/cgroup")) or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        paths.update(dict.fromkeys(controllers.split(","), path))
+    # Systems from before /proc/self/cgroup, with a cpuset mounted by itself.
+    if "cpuset" not in paths and (path_of_cpuset := read(under(root, "/proc/self/cpuset"))):
+        paths["cpuset"] = path_of_cpuset.strip()
+    return paths
+
+
+def _mounts(root: Path) -> Iterator[tuple[str, bool, set[str]]]:
+    """Every mounted hierarchy: its folder, whether it is version 2, and the controllers of version 1."""
+    for line in (read(under(root, "/proc/mounts")) or "").splitlines():
+        fields = line.split(" ")
+        if len(fields) < 4 or fields[2] not in ("cgroup", "cgroup2", "cpuset"):
+            continue
+        mount_point = under(root, fields[1].replace("\\040", " "))
+        yield mount_point, fields[2] == "cgroup2", {fields[2], *fields[3].split(",")}

@@ -1,0 +1,324 @@
+"""Processors and memory nodes of a machine, and which of them this process may use."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from acclimate.errors import TopologyError
+from acclimate.topology.control_groups import cpuset
+from acclimate.topology.kernel_files import (
+    LIVE,
+    format_cpu_list,
+    numbered_entries,
+    parse_cpus,
+    read,
+    read_cpus,
+    read_number,
+    under,
+)
+
+_CPU = "/sys/devices/system/cpu"
+_NODE = "/sys/devices/system/node"
+
+# Cores of one kind differ by a few percent (binning, favoured turbo cores): 731 and 718, 1024 and 997
+# on a GB10. Efficiency cores reach 0.45 to 0.75 of a performance core's capacity or frequency.
+_EFFICIENCY_BELOW = 0.8
+
+
+@dataclass(frozen=True)
+class Core:
+    """One physical core.
+
+    ``cpus`` are its online hardware threads, ascending. ``package`` is its socket, -1 where unknown,
+    ``node`` its memory node. ``capacity`` compares cores of this machine only: the kernel's scale,
+    where the fastest core has 1024, or else the highest frequency in kHz; 0 where neither is known.
+    ``kind`` is "efficiency" for the slower cores of a hybrid machine and "performance" for all others.
+    """
+
+    cpus: tuple[int, ...]
+    package: int
+    node: int
+    capacity: int
+    kind: Literal["performance", "efficiency"]
+
+
+@dataclass(frozen=True)
+class MemoryNode:
+    """One memory node.
+
+    ``cpus`` are its online processors, ascending. ``memory_bytes`` is 0 where it has none or does not
+    say. ``distances`` gives the firmware's distance from here to each node, itself included (10 is
+    local, 20 takes twice the time); empty where unknown.
+    """
+
+    index: int
+    cpus: tuple[int, ...]
+    memory_bytes: int
+    distances: Mapping[int, int] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """What a machine has, and what this process may use of it.
+
+    ``nodes`` ascend by index and ``cores`` by first processor; both describe the whole machine.
+    ``allowed_cpus`` are the online processors that this process may run on, ``allowed_memory_nodes``
+    the nodes that it may take memory from.
+    """
+
+    nodes: tuple[MemoryNode, ...]
+    cores: tuple[Core, ...]
+    allowed_cpus: frozenset[int]
+    allowed_memory_nodes: frozenset[int]
+
+    @property
+    def online_cpus(self) -> frozenset[int]:
+        """Every online processor; each belongs to exactly one node and one core."""
+        return frozenset(cpu for node in self.nodes for cpu in node.cpus)
+
+    @property
+    def usable_nodes(self) -> tuple[MemoryNode, ...]:
+        """The nodes with at least one allowed processor; memory without processors does not count."""
+        return tuple(node for node in self.nodes if not self.allowed_cpus.isdisjoint(node.cpus))
+
+    def usable_cores(self, node: int | None = None) -> tuple[Core, ...]:
+        """The cores, of one node or of all, that have an allowed thread; their other threads are left out."""
+        cores = (
+            replace(core, cpus=tuple(cpu for cpu in core.cpus if cpu in self.allowed_cpus))
+            for core in self.cores
+            if node is None or core.node == node
+        )
+        return tuple(core for core in cores if core.cpus)
+
+    def node(self, index: int) -> MemoryNode:
+        """The node of that index.
+
+        Raises:
+            TopologyError: there is none.
+        """
+        for node in self.nodes:
+            if node.index == index:
+                return node
+        there = format_cpu_list(node.index for node in self.nodes)
+        raise TopologyError(f"there is no memory node {index}; this machine has {there}")
+
+
+def read_topology(root: Path = LIVE, allowed: Iterable[int] | None = None) -> Topology:
+    """Reads the machine's topology from ``/sys`` and ``/proc`` under ``root``.
+
+    ``allowed`` replaces what this process may run on; numbers that are not online are left out. By
+    default that is this process's affinity, or for a recorded machine what its ``/proc/self`` says,
+    within the cpuset. Where nothing describes memory nodes (no ``/sys``, not Linux, a kernel without
+    NUMA) there is one node, 0, with every processor. A processor that no node lists joins the
+    lowest node with processors; one that two nodes list stays with the lower.
+
+    Raises:
+        TopologyError: a file is there but corrupt.
+    """
+    online = _online_cpus(root)
+    cpus_by_node = _cpus_by_node(root, online)
+    nodes = tuple(
+        MemoryNode(
+            index, tuple(sorted(cpus)), _memory_bytes(root, index), _distances(root, index, cpus_by_node)
+        )
+        for index, cpus in cpus_by_node.items()
+    )
+    return Topology(
+        nodes=nodes,
+        cores=_cores(root, nodes),
+        allowed_cpus=online.intersection(_allowed_cpus(root, online) if allowed is None else allowed),
+        allowed_memory_nodes=_within(
+            frozenset(cpus_by_node), _from_status(root, "Mems_allowed_list"), *cpuset(root, "mems")
+        ),
+    )
+
+
+def usable_node_count(root: Path = LIVE) -> int:
+    """How many memory nodes have processors that this process may run on; at least 1, and never an error.
+
+    Equal to ``len(read_topology(root).usable_nodes)`` but reads only a few small files. Where the
+    machine's description is corrupt: 1.
+    """
+    try:
+        online = _online_cpus(root)
+        allowed = _allowed_cpus(root, online)
+        nodes = _cpus_by_node(root, online).values()
+    except TopologyError:
+        return 1
+    return max(1, sum(not allowed.isdisjoint(cpus) for cpus in nodes))
+
+
+# -- processors ----------------------------------------------------------------------------------
+
+
+def _online_cpus(root: Path) -> frozenset[int]:
+    online = read_cpus(under(root, f"{_CPU}/online"))
+    if not online:
+        folder = under(root, _CPU)
+        # A processor that cannot be taken offline, often 0, has no such file.
+        online = frozenset(
+            n for n in numbered_entries(folder, "cpu") if read_number(f"{folder}/cpu{n}/online") != 0
+        )
+    if not online:
+        cpuinfo = read(under(root, "/proc/cpuinfo")) or ""
+        online = frozenset(map(int, re.findall(r"^processor\s*:\s*([0-9]{1,9})\s*$", cpuinfo, re.MULTILINE)))
+    # Some containers show fewer processors in /sys than the kernel schedules this process on.
+    online |= _affinity(root) or frozenset()
+    return online or frozenset(range(os.cpu_count() or 1))
+
+
+def _affinity(root: Path) -> frozenset[int] | None:
+    # Absent on macOS and Windows.
+    return frozenset(os.sched_getaffinity(0)) if root == LIVE and hasattr(os, "sched_getaffinity") else None
+
+
+def _allowed_cpus(root: Path, online: frozenset[int]) -> frozenset[int]:
+    # The kernel keeps the affinity of a live process within its cpuset, so there is no more to read.
+    return _affinity(root) or _within(online, _from_status(root, "Cpus_allowed_list"), *cpuset(root, "cpus"))
+
+
+def _from_status(root: Path, name: str) -> frozenset[int] | None:
+    """The set on a line of this process's status file, ``None`` where it has no such line."""
+    path = under(root, "/proc/self/status")
+    match = re.search(rf"^{name}:(.*)$", read(path) or "", re.MULTILINE)
+    return None if match is None else parse_cpus(match[1], path)
+
+
+def _within(numbers: frozenset[int], *restrictions: frozenset[int] | None) -> frozenset[int]:
+    """Narrows a set; a restriction that would leave nothing cannot be this process's and is passed over."""
+    for restriction in restrictions:
+        if restriction is not None:
+            numbers = numbers & restriction or numbers
+    return numbers
+
+
+def _cores(root: Path, nodes: tuple[MemoryNode, ...]) -> tuple[Core, ...]:
+    threads = {cpus[0]: cpus for node in nodes for cpus in _cores_of(root, node)}
+    capacities = _capacities(root, threads)
+    declared = _performance_cpus(root, frozenset(cpu for node in nodes for cpu in node.cpus))
+    enough = _EFFICIENCY_BELOW * max(capacities.values())
+    node_of = {cpu: node.index for node in nodes for cpu in node.cpus}
+    cores = []
+    for cpu, cpus in sorted(threads.items()):
+        fast = cpu in declared if declared is not None else capacities[cpu] >= enough
+        package = read_number(under(root, f"{_CPU}/cpu{cpu}/topology/physical_package_id"))
+        cores.append(
+            Core(
+                cpus=cpus,
+                package=-1 if package is None else package,
+                node=node_of[cpu],
+                capacity=capacities[cpu],
+                kind="performance" if fast else "efficiency",
+            )
+        )
+    return tuple(cores)
+
+
+def _cores_of(root: Path, node: MemoryNode) -> list[tuple[int, ...]]:
+    """The hardware threads of each core of a node.
+
+    What the kernel calls siblings is one core, as in ``lscpu``: also the two halves of an AMD compute
+    unit, which have a core_id each but share their floating-point unit. A core_id is unique only
+    within a node: the two nodes of some packages number theirs alike.
+    """
+    cores: dict[object, list[int]] = {}
+    for cpu in node.cpus:
+        cores.setdefault(_siblings(root, cpu) or _core_id(root, cpu) or cpu, []).append(cpu)
+    return [tuple(cpus) for cpus in cores.values()]
+
+
+def _siblings(root: Path, cpu: int) -> frozenset[int] | None:
+    for name in ("core_cpus", "thread_siblings"):
+        path = under(root, f"{_CPU}/cpu{cpu}/topology/{name}")
+        if siblings := read_cpus(f"{path}_list", path):
+            return siblings
+    return None
+
+
+def _core_id(root: Path, cpu: int) -> tuple[int | None, ...] | None:
+    path = under(root, f"{_CPU}/cpu{cpu}/topology")
+    core_id = read_number(f"{path}/core_id")
+    if core_id is None or core_id < 0:
+        return None
+    return read_number(f"{path}/physical_package_id"), read_number(f"{path}/die_id"), core_id
+
+
+def _capacities(root: Path, cpus: Iterable[int]) -> dict[int, int]:
+    """How fast each processor is, all from the same kind of file; zeros where no kind covers them all."""
+    for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
+        values: dict[int, int] = {}
+        for cpu in cpus:
+            value = read_number(under(root, f"{_CPU}/cpu{cpu}/{name}"))
+            if value is None:
+                break
+            values[cpu] = value
+        else:
+            return values
+    return dict.fromkeys(cpus, 0)
+
+
+def _performance_cpus(root: Path, online: frozenset[int]) -> frozenset[int] | None:
+    """The performance cores that Intel's hybrid processors declare; ``None`` on all other machines."""
+    fast = read_cpus(under(root, "/sys/devices/cpu_core/cpus"))
+    slow = read_cpus(under(root, "/sys/devices/cpu_atom/cpus"))
+    if fast:
+        return fast
+    return online - slow if slow else None
+
+
+# -- memory nodes --------------------------------------------------------------------------------
+
+
+def _cpus_by_node(root: Path, online: frozenset[int]) -> dict[int, set[int]]:
+    """The online processors of each memory node, by ascending index."""
+    left = set(online)
+    nodes: dict[int, set[int]] = {}
+    for index in _node_indices(root):
+        folder = under(root, f"{_NODE}/node{index}")
+        # Old kernels list offline processors too.
+        nodes[index] = left.intersection(read_cpus(f"{folder}/cpulist", f"{folder}/cpumap") or ())
+        left -= nodes[index]
+    if not nodes:
+        return {0: left}
+    lowest = min((index for index, cpus in nodes.items() if cpus), default=min(nodes))
+    nodes[lowest] |= left
+    return nodes
+
+
+def _node_indices(root: Path) -> list[int]:
+    there = numbered_entries(under(root, _NODE), "node")
+    online = read_cpus(under(root, f"{_NODE}/online")) or frozenset()
+    return [index for index in there if index in online] or there
+
+
+def _memory_bytes(root: Path, index: int) -> int:
+    folder = under(root, f"{_NODE}/node{index}")
+    # Where memory nodes are not described, all memory is in the one node that stands for the machine.
+    path = f"{folder}/meminfo" if os.path.isdir(folder) else under(root, "/proc/meminfo")
+    text = read(path)
+    if text is None:
+        return 0
+    match = re.search(r"^(?:Node [0-9]+ )?MemTotal:\s*(.*)$", text, re.MULTILINE)
+    if match is None:
+        return 0
+    amount = re.fullmatch(r"([0-9]{1,18}) kB", match[1].strip(), re.ASCII)
+    if amount is None:
+        raise TopologyError(f'{path} gives MemTotal as "{match[1]}" where a number of kB belongs')
+    return int(amount[1]) * 1024
+
+
+def _distances(root: Path, index: int, nodes: Iterable[int]) -> dict[int, int]:
+    path = under(root, f"{_NODE}/node{index}/distance")
+    words = (read(path) or "").split()
+    if not all(word.isdecimal() and len(word) < 10 for word in words):
+        raise TopologyError(f'{path} holds "{" ".join(words)[:80]}" where whole numbers belong')
+    # A column for each online node, which leaves out the holes in their numbering.
+    for columns in (list(nodes), numbered_entries(under(root, _NODE), "node")):
+        if len(columns) == len(words):
+            return dict(zip(columns, map(int, words), strict=True))
+    return {}
