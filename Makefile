@@ -1,0 +1,47 @@
+# Two commands matter: `make demo` runs the main job, `make test` runs the tests. Both set up .venv first.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-all bench lint docs clean
+
+demo: $(VENV)/.demo
+	$(BIN)/acclimate generate "The capital of France is" --max-new-tokens 60
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: $(VENV)/.dev $(VENV)/.demo
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(VENV)/.dev $(VENV)/.demo
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(VENV)/.dev
+	$(BIN)/python docs/make_interface.py
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone: with the pin, an index that carries a CPU build of it is used where there is one.
+$(VENV)/.torch: constraints.txt | $(VENV)/bin/python
+	$(PIP) torch
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(PIP) -e ".[dev]"
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	$(PIP) -e ".[demo]"
+	touch $@
