@@ -11,28 +11,35 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from itertools import takewhile
 from types import ModuleType
 
-from acclimate.backends.presence import is_installed
+from acclimate.backends.presence import is_bare_folder, locate
 
 Probe = Callable[[], "str | None"]
 
 
 def describe(error: BaseException) -> str:
     """An exception as one line: its type and the first line of its message."""
-    message = str(error).strip().splitlines()
+    try:
+        message = str(error).strip().splitlines()
+    except Exception:  # noqa: BLE001 - an exception of a vendor's may fail to say what it is
+        message = []
     return f"{type(error).__name__}: {message[0]}" if message else type(error).__name__
 
 
 def import_package(label: str, module: str) -> ModuleType | str:
     """Imports a vendor's module; the reason why not, in the specification's words, when it cannot."""
     requirement = f"{label} requires {module}"
-    if not is_installed(module.partition(".")[0]):
-        return f"{requirement}, which is not installed on this system."
+    absent = f"{requirement}, which is not installed on this system."
+    if locate(module.partition(".")[0]) is None:
+        return absent
     try:
-        return importlib.import_module(module)
+        package = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - vendors raise anything; the reason is kept
         return f"{requirement}, which is installed but fails to import: {describe(error)}"
+    # Only the module itself must be more than a folder: habana_frameworks is shared by several packages.
+    return absent if is_bare_folder(package.__spec__) else package
 
 
 def vendor_package(label: str, module: str, device_type: str) -> Probe:
@@ -128,7 +135,9 @@ def device_files(pattern: str, variable: str | None = None) -> Callable[[], int]
         visible = os.environ.get(variable) if variable else None
         if visible is None:
             return present
-        return min(present, len([entry for entry in visible.split(",") if entry.strip()]))
+        entries = (entry.strip() for entry in visible.split(","))
+        # Vendors read the list up to the first entry that cannot be a device: "-1" hides all of them.
+        return min(present, sum(1 for _ in takewhile(lambda entry: entry and entry[0] != "-", entries)))
 
     return count
 
