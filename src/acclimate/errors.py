@@ -30,6 +30,10 @@ class AcceleratorUnavailableError(AcclimateError, ValueError):
     """An accelerator was chosen explicitly and cannot be used on this machine."""
 
 
+class SelectionInProgressError(AcclimateError, RuntimeError):
+    """A backend's module asked for the accelerator while it was being imported to become that."""
+
+
 class InvalidBackendError(AcclimateError, TypeError):
     """An object given as an accelerator, or a plug-in's record, is not of the required type."""
 
@@ -101,3 +105,22 @@ class CacheWriteError(AcclimateError, OSError):
 
 class DeviceMemoryError(AcclimateError, MemoryError):
     """The model or its context does not fit into the accelerator's memory."""
+
+
+# -- native ops ----------------------------------------------------------------------------------
+
+
+class CompilerNotFoundError(AcclimateError, RuntimeError):
+    """No program here compiles the kind of source that an op has."""
+
+
+class OpBuildError(AcclimateError, RuntimeError):
+    """An op's native source did not compile or link, or the library made from it does not load."""
+
+
+class OpLockTimeoutError(AcclimateError, TimeoutError):
+    """Another process has been building the same op for longer than this one was willing to wait."""
+
+
+class UnknownOpError(AcclimateError, ValueError):
+    """A name that no op of this accelerator has."""

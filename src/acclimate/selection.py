@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
-from acclimate.backends import BUILTIN, GENERIC_RANK
+from acclimate.backends import BUILTIN, GENERIC_RANK, SPECIFIED
 from acclimate.backends.probes import describe
 from acclimate.backends.record import Backend
 from acclimate.errors import (
@@ -25,6 +25,7 @@ from acclimate.errors import (
     AcclimateError,
     ConflictingChoiceError,
     InvalidBackendError,
+    SelectionInProgressError,
     UnknownAcceleratorError,
 )
 
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from acclimate.accelerator import Accelerator
 
 ENTRY_POINT_GROUP = "acclimate.backends"
-# The specification's order in its message, which users know.
-_SPECIFIED = ("cuda", "cpu", "xpu", "xpu.external", "npu", "mps", "hpu", "mlu", "sdaa")
 OTHER_DEVICE = "(other)"
 """What stands for a device that torch knows and no record names, where there is none."""
 _VARIABLES = ("DS_ACCELERATOR", "ACCLIMATE_ACCELERATOR")
@@ -43,6 +42,8 @@ _lock = threading.RLock()
 _active: Accelerator | None = None
 _chosen_by = ""
 _choosing = False
+_failures: dict[str, str] = {}
+"""By a record's target, why detection could not load an accelerator that its probe had found."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ def get_accelerator() -> Accelerator:
         ConflictingChoiceError: they name different ones.
         AcceleratorUnavailableError: the one they name cannot be used here.
     """
-    return _active if _active is not None else _choose()
+    active = _active  # read once: another thread may leave use_accelerator() meanwhile
+    return active if active is not None else _choose()
 
 
 def set_accelerator(choice: Accelerator | str) -> None:
@@ -120,7 +122,7 @@ def chosen_by() -> str:
 
 def is_current_accelerator_supported() -> bool:
     """Whether the accelerator in use is one of the specification's nine."""
-    return get_accelerator().name in _SPECIFIED
+    return get_accelerator().name in SPECIFIED
 
 
 # -- choosing ----------------------------------------------------------------------------------------
@@ -132,7 +134,7 @@ def _choose() -> Accelerator:
         if _active is not None:  # another thread was first
             return _active
         if _choosing:
-            raise AcclimateError(
+            raise SelectionInProgressError(
                 "get_accelerator() was called while the accelerator is being chosen: a backend's module "
                 "must not ask for it when imported."
             )
@@ -187,27 +189,33 @@ def load_by_name(name: str, source: str) -> Accelerator:
     Raises:
         UnknownAcceleratorError: no record has that name, and torch does not know it.
         AcceleratorUnavailableError: it cannot be used here.
+        InvalidBackendError: a plug-in's record points to something that is no ``Accelerator``.
     """
     records, broken = find_backends()
     named = [record for record in records if record.name == name]
-    if name in broken:
-        raise AcceleratorUnavailableError(f'{source} is "{name}", whose plug-in failed: {broken[name]}')
     if not named:
+        if name in broken:
+            raise AcceleratorUnavailableError(f'{source} is "{name}", whose plug-in failed: {broken[name]}')
         generic = _generic(records)
-        if generic.name != name:
+        if generic.name != name or name == OTHER_DEVICE:
             raise UnknownAcceleratorError(_unknown(name, source, records))
         named = [generic]
     reasons = []
     for record in named:
         reason = probe(record)
         if reason is None:
-            return record.load()
+            try:
+                return record.load()
+            except AcclimateError:  # says by itself what is wrong
+                raise
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a vendor's code may raise anything
+                reason = f"The {name} accelerator was found, but cannot be loaded: {describe(error)}."
         reasons.append(reason)
     raise AcceleratorUnavailableError(_unavailable(name, source, reasons, named))
 
 
 def _unknown(name: str, source: str, records: list[Backend]) -> str:
-    known = [*_SPECIFIED, *(record.name for record in records if record.name not in _SPECIFIED)]
+    known = list(dict.fromkeys([*SPECIFIED, *(record.name for record in records)]))
     close = difflib.get_close_matches(name.strip().lower(), known, n=1)
     hint = f'; did you mean "{close[0]}"?' if close else "."
     return f'{source} must be one of {known}. Value "{name}" is not supported{hint}'
@@ -229,15 +237,16 @@ def _detect() -> Accelerator:
         if reason is None:
             try:
                 accelerator = record.load()
-            except Exception as error:  # noqa: BLE001 - usable by its probe and yet broken; the next one serves
-                reason = describe(error)
-            else:
-                if record.name == "cpu":
-                    _logger.warning(
-                        "Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to "
-                        "detect it; `acclimate info` says why."
-                    )
-                return accelerator
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - found, yet broken: the next serves
+                reason = _failures[record.target] = f"it was found, but cannot be loaded: {describe(error)}"
+                _logger.warning("The %s accelerator is not used: %s", record.name, reason)
+                continue
+            if record.is_fallback:
+                _logger.warning(
+                    "Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to "
+                    "detect it; `acclimate info` says why."
+                )
+            return accelerator
         _logger.debug("%s is not used: %s", record.name, reason)
     raise AcceleratorUnavailableError("No accelerator can be used here, not even the CPU.")
 
@@ -267,7 +276,11 @@ def detect_all() -> list[Candidate]:
     """
     records, broken = find_backends()
     found = [
-        Candidate(record.name, probe(record) or _preferred_over(record, records), record.auto_detect)
+        Candidate(
+            record.name,
+            probe(record) or _failures.get(record.target) or _preferred_over(record, records),
+            record.auto_detect,
+        )
         for record in _in_order(records)
     ]
     return [*found, *(Candidate(name, f"its plug-in failed: {why}") for name, why in broken.items())]
@@ -291,6 +304,8 @@ def _load_entry_point(point: EntryPoint) -> Backend:
     record = point.load()
     if not isinstance(record, Backend):
         raise InvalidBackendError(f"{point.value} is a {type(record).__name__}, not an acclimate.Backend.")
+    if not isinstance(record.name, str) or not isinstance(record.rank, int):
+        raise InvalidBackendError(f"{point.value} needs a name that is a string and a rank that is a number.")
     if any(record.name == builtin.name for builtin in BUILTIN):
         raise InvalidBackendError(f'{point.value} takes the name "{record.name}", which is built in.')
     return record

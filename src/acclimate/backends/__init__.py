@@ -10,6 +10,9 @@ __all__ = ["BUILTIN", "Backend"]
 GENERIC_RANK = 100
 """Where a device that torch knows and no record names is tried: after cuda, before cpu."""
 
+SPECIFIED = ("cuda", "cpu", "xpu", "xpu.external", "npu", "mps", "hpu", "mlu", "sdaa")
+"""The specification's names, in the order of its message, which users know."""
+
 _XPU_FILES = probes.device_files("/dev/dri/renderD*", "ZE_AFFINITY_MASK")
 
 BUILTIN: tuple[Backend, ...] = (
@@ -93,5 +96,6 @@ BUILTIN: tuple[Backend, ...] = (
         probe=probes.cpu,
         rank=1000,
         device_count=probes.memory_nodes,
+        is_fallback=True,
     ),
 )

@@ -38,6 +38,8 @@ class Backend:
     """Whether it may be chosen by detection. ``False``: only by name."""
     yields_to: tuple[str, ...] = ()
     """Names of accelerators that detection prefers over this one although they rank after it."""
+    is_fallback: bool = False
+    """Whether detection ends here when it found nothing better, which users should be told."""
     remedy: str = ""
     """What to do when it cannot be used, as the start of a sentence: "Install torch_npu (…)"."""
 
