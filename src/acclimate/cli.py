@@ -6,6 +6,7 @@ A command's module is imported only when that command is run, so that each start
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -33,10 +34,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=summary, description=summary)
         if name == wanted:
             import_module(module).add_arguments(command)
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return 2
     args = parser.parse_args(arguments)
     try:
         code: int = import_module(COMMANDS[args.command][1]).run(args)
+        sys.stdout.flush()
     except AcclimateError as error:
         sys.stderr.write(f"acclimate {args.command}: error: {error}\n")
         return 2
+    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush at exit
+        return 1
     return code

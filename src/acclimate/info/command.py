@@ -24,7 +24,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(json.dumps(report.as_dict(), indent=2) + "\n")
     else:
-        Console(soft_wrap=not sys.stdout.isatty()).print(render(report))
+        # Vendors' messages are shown as they are, brackets and colons included.
+        Console(soft_wrap=not sys.stdout.isatty(), markup=False, emoji=False).print(render(report))
     return 0 if report.error is None else 1
 
 

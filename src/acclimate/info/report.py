@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from acclimate import topology
+from acclimate.backends.probes import describe
 from acclimate.errors import AcclimateError
 from acclimate.selection import Candidate, chosen_by, detect_all, get_accelerator
 
@@ -68,7 +69,7 @@ class Report:
     system: str
     host: Host
     accelerator: Chosen | None
-    """``None`` where an explicit choice cannot be used; :attr:`error` then says why."""
+    """``None`` where it cannot be used or described; :attr:`error` then says why."""
     error: str | None
     candidates: list[Candidate] = field(default_factory=list)
     """Every way to an accelerator, in the order of detection."""
@@ -89,6 +90,8 @@ def collect() -> Report:
         chosen = _describe(get_accelerator())
     except AcclimateError as problem:
         error = str(problem)
+    except Exception as problem:  # noqa: BLE001 - a driver that fails is what this report is read for
+        error = f"The accelerator was chosen, but asking it about its devices failed: {describe(problem)}"
     return Report(
         acclimate=__version__,
         torch=torch.__version__,
