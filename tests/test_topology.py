@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import timeit
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -415,6 +416,11 @@ def test_gpu_memory_of_grace_hopper_is_never_fast_memory(tmp_path):
     assert fast_memory(write_tree(tmp_path, files)) == {0: None}
 
 
+def test_gpu_memory_is_too_far_to_be_fast_memory_whatever_its_bandwidth(tmp_path):
+    files = machine(GRACE_HOPPER, GRACE_HOPPER_DISTANCES) | bandwidths(node0=500, node1=4000)
+    assert fast_memory(write_tree(tmp_path, files)) == {0: None}
+
+
 def test_memory_of_a_generic_initiator_is_device_memory_however_near(tmp_path):
     files = machine(XEON_MAX, XEON_MAX_DISTANCES) | {"sys/devices/system/node/has_generic_initiator": "2"}
     assert fast_memory(write_tree(tmp_path, files | bandwidths(node0=300, node2=3000))) == {0: None, 1: 3}
@@ -490,9 +496,11 @@ def test_a_v1_cpuset_holds_beside_an_empty_v2_hierarchy(tmp_path):
     assert read_topology(write_tree(tmp_path, files)).allowed_cpus == {2, 3}
 
 
-def test_a_group_path_that_is_not_visible_means_the_root_of_the_mount(tmp_path):
-    files = machine({0: ("0-7", 4)}) | cgroup_files(V2, "0::/../../elsewhere")
+@pytest.mark.parametrize("path", ["/not/visible/here", "/../elsewhere"])
+def test_a_group_path_that_is_not_visible_means_the_root_of_the_mount(tmp_path, path):
+    files = machine({0: ("0-7", 4)}) | cgroup_files(V2, f"0::{path}")
     files |= {"sys/fs/cgroup/cpuset.cpus.effective": "6-7", "sys/fs/cgroup/memory.max": str(GIB)}
+    files |= {"sys/fs/elsewhere/cpuset.cpus.effective": "1", "sys/fs/elsewhere/memory.max": "1"}
     root = write_tree(tmp_path, files)
     assert read_topology(root).allowed_cpus == {6, 7}
     assert memory_limit(root) == GIB
@@ -805,6 +813,12 @@ def test_a_child_bound_to_one_cpu_sees_one_usable_core_on_one_node():
 
 
 @needs_linux
+def test_counting_the_usable_nodes_of_this_machine_takes_under_two_milliseconds():
+    seconds = sorted(timeit.repeat(usable_node_count, number=1, repeat=31))
+    assert seconds[15] < 0.002
+
+
+@needs_linux
 def test_total_memory_of_this_machine_is_psutil_s_or_the_control_group_s():
     limit = memory_limit()
     assert total_memory() == min(
@@ -820,6 +834,17 @@ def test_memory_comes_from_psutil_where_there_is_no_proc(tmp_path, monkeypatch):
     monkeypatch.setattr(topology.limits, "LIVE", tmp_path)
     assert total_memory(tmp_path) == psutil.virtual_memory().total
     assert 0 < available_memory(tmp_path) <= total_memory(tmp_path)
+
+
+@needs_linux
+def test_a_container_that_forbids_asking_for_the_affinity_still_has_its_cpus(monkeypatch):
+    def refused(pid: int) -> set[int]:
+        raise PermissionError(1, "Operation not permitted")
+
+    allowed = os.sched_getaffinity(0)
+    monkeypatch.setattr(os, "sched_getaffinity", refused)
+    assert read_topology().allowed_cpus == allowed
+    assert usable_node_count() >= 1
 
 
 def test_importing_the_topology_loads_neither_torch_nor_psutil():

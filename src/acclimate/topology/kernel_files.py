@@ -93,7 +93,7 @@ def read(path: str) -> str | None:
     try:
         # Unbuffered: half the time of Path.read_text, and memory methods are called often.
         with open(path, "rb", buffering=0) as file:
-            return file.read().decode("ascii", errors="replace")
+            return file.read().decode(errors="replace")
     except OSError:
         return None
 

@@ -173,8 +173,12 @@ def _online_cpus(root: Path) -> frozenset[int]:
 
 
 def _affinity(root: Path) -> frozenset[int] | None:
-    # Absent on macOS and Windows.
-    return frozenset(os.sched_getaffinity(0)) if root == LIVE and hasattr(os, "sched_getaffinity") else None
+    if root != LIVE or not hasattr(os, "sched_getaffinity"):  # macOS and Windows have none
+        return None
+    try:
+        return frozenset(os.sched_getaffinity(0))
+    except OSError:  # a container's system call filter
+        return None
 
 
 def _allowed_cpus(root: Path, online: frozenset[int]) -> frozenset[int]:
