@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
+from acclimate.accelerator.compilers import CXX_SUFFIXES, host_compiler
 from acclimate.accelerator.devices import Devices
+from acclimate.errors import CompilerNotFoundError
 
 
 class Ops(Devices):
@@ -59,15 +61,77 @@ class Ops(Devices):
         CUDA: as stated.
         """
         builder = self.get_op_builder(class_name)
-        return builder() if builder is not None else None
+        if builder is None:
+            return None
+        # Our builders take the accelerator they build for; those written for DeepSpeed take nothing.
+        bind = getattr(builder, "for_accelerator", None)
+        return bind(self) if bind is not None else builder()
+
+    def op_compiler(self, suffix: str = ".cpp") -> list[str]:
+        """The command that compiles native source of one kind: a program's full path, then its fixed
+        arguments.
+
+        Args:
+            suffix: of the source's file name. C++'s compiler links the library too.
+
+        Delegates to: nothing of torch's.
+        CPU: ``CXX``, else the first of ``c++``, ``g++``, ``clang++`` on ``PATH``.
+        CUDA: the same, and for ``.cu`` the toolkit's ``nvcc``.
+
+        Raises:
+            CompilerNotFoundError: there is none; the message says where it was looked for.
+        """
+        if suffix not in CXX_SUFFIXES:
+            raise CompilerNotFoundError(
+                f'the {self.name} accelerator names no compiler for "{suffix}" files. '
+                f"An op builder's C++ sources end in one of {', '.join(CXX_SUFFIXES)}"
+            )
+        return host_compiler()
+
+    def op_compile_flags(self, suffix: str = ".cpp") -> list[str]:
+        """Flags with which this accelerator's native source of one kind is compiled, after the builder's
+        common ones (optimisation, language standard, torch's headers) and before an op's own.
+
+        Args:
+            suffix: of the source's file name.
+
+        Delegates to: nothing of torch's.
+        CPU: position-independent code that exports only what is marked.
+        CUDA: the same, and for ``.cu`` the architectures to compile for: ``TORCH_CUDA_ARCH_LIST``, else
+        those of the GPUs present, else all common ones that the toolkit knows.
+        """
+        return ["-fPIC", "-fvisibility=hidden"]
+
+    def op_include_paths(self) -> list[str]:
+        """Folders of headers that native source for this accelerator needs besides torch's.
+
+        Delegates to: nothing of torch's.
+        CPU: none.
+        CUDA: the toolkit's, where one is found.
+        """
+        return []
+
+    def op_link_flags(self, suffixes: Collection[str] = (".cpp",)) -> list[str]:
+        """Flags with which a library of this accelerator's native code is linked, besides torch's host
+        library.
+
+        Args:
+            suffixes: of the sources in it.
+
+        Delegates to: nothing of torch's.
+        CPU: none.
+        CUDA: where there is ``.cu`` source, the static runtime of the toolkit, and torch's CUDA library.
+        """
+        return []
 
     def build_extension(self) -> type[Any]:
-        """The setuptools command that builds native extensions ahead of time.
+        """The setuptools command that builds native extensions ahead of time: those that an op builder's
+        ``builder()`` gives, and any other of torch's.
 
-        Delegates to: ``torch.utils.cpp_extension.BuildExtension``.
+        Delegates to: ``torch.utils.cpp_extension.BuildExtension``, which it is a kind of.
         CPU: as stated.
         CUDA: as stated.
         """
-        from torch.utils.cpp_extension import BuildExtension  # imports setuptools, which is slow
-
-        return BuildExtension
+        # Imports setuptools, which is slow.
+        command: type[Any] = importlib.import_module("acclimate.ops.ahead_of_time").BuildOps
+        return command

@@ -1,0 +1,46 @@
+"""Finds the programs that compile native source, without running them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+
+from acclimate.errors import CompilerNotFoundError
+
+CXX_SUFFIXES = (".cpp", ".cc", ".cxx")
+"""How the names of C++ source files end."""
+
+HOST_COMPILERS = ("c++", "g++", "clang++")
+"""The C++ compilers looked for on ``PATH``, in this order."""
+
+
+def host_compiler() -> list[str]:
+    """The command of the C++ compiler: ``CXX`` where it is set, else the first found on ``PATH``.
+
+    ``CXX`` may hold more than one word (``ccache g++``). The program is given by its full path.
+
+    Raises:
+        CompilerNotFoundError: there is none; the message says where it was looked for.
+    """
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    if chosen:
+        return [_program(chosen[0], f'CXX is "{os.environ["CXX"]}"'), *chosen[1:]]
+    for name in HOST_COMPILERS:
+        path = shutil.which(name)
+        if path is not None:
+            return [path]
+    raise CompilerNotFoundError(
+        f"there is no C++ compiler: none of {', '.join(HOST_COMPILERS)} is on PATH, and CXX is not set. "
+        "Install one (Debian: apt-get install g++)"
+    )
+
+
+def _program(name: str, why: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise CompilerNotFoundError(
+            f"{why}, which is no program on PATH. Correct it, or unset it to use the first of "
+            f"{', '.join(HOST_COMPILERS)}"
+        )
+    return path

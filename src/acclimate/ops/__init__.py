@@ -1,0 +1,55 @@
+"""Native operators: how they are built and cached, and the optimizers and I/O made from them.
+
+The names below are resolved when first used; importing this package imports no torch and compiles nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from acclimate.ops.adagrad import CPUAdagrad
+    from acclimate.ops.adam import CPUAdam, FusedAdam
+    from acclimate.ops.aio import AsyncIOHandle
+    from acclimate.ops.builder import OpBuilder
+    from acclimate.ops.lamb import FusedLamb
+    from acclimate.ops.lion import CPULion, FusedLion
+    from acclimate.ops.recipe import Source
+
+__all__ = [
+    "AsyncIOHandle",
+    "CPUAdagrad",
+    "CPUAdam",
+    "CPULion",
+    "FusedAdam",
+    "FusedLamb",
+    "FusedLion",
+    "OpBuilder",
+    "Source",
+]
+
+_HOMES = {
+    "AsyncIOHandle": "acclimate.ops.aio",
+    "CPUAdagrad": "acclimate.ops.adagrad",
+    "CPUAdam": "acclimate.ops.adam",
+    "CPULion": "acclimate.ops.lion",
+    "FusedAdam": "acclimate.ops.adam",
+    "FusedLamb": "acclimate.ops.lamb",
+    "FusedLion": "acclimate.ops.lion",
+    "OpBuilder": "acclimate.ops.builder",
+    "Source": "acclimate.ops.recipe",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'acclimate.ops' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value  # the next use does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,157 @@
+"""One process at a time: a lock file that the kernel frees when its holder dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+from acclimate.errors import OpLockTimeoutError
+
+try:
+    import fcntl
+except ImportError:  # no flock on this system: two builders may both work, and one result is kept
+    fcntl = None  # type: ignore[assignment]
+
+_logger = logging.getLogger("acclimate")
+_POLL_S = 0.02
+
+# A child that this process forks (a data loader's worker, from another thread) must not keep the lock of a
+# builder that was killed, so it closes what it inherited.
+_held: set[int] = set()
+
+
+def _close_inherited() -> None:
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_inherited)
+
+
+@contextlib.contextmanager
+def hold(path: Path, timeout_s: float, purpose: str) -> Iterator[None]:
+    """Holds the lock of one file; waits for whoever has it.
+
+    The file says who holds it. A network file system without locks counts as unlocked: the caller's rename
+    then decides between two builders.
+
+    Args:
+        path: of the lock's file, in a folder that exists.
+        timeout_s: the longest wait, in seconds.
+        purpose: what the holder does, for the messages of those who wait.
+
+    Raises:
+        OpLockTimeoutError: somebody else held it all the time.
+        OSError: the file cannot be made.
+    """
+    if fcntl is None:
+        yield
+        return
+    descriptor = _acquire(path, timeout_s, purpose)
+    with _held_open(descriptor):
+        yield
+
+
+def try_hold(path: Path) -> contextlib.AbstractContextManager[None] | None:
+    """The lock of one file where nobody has it; ``None`` where somebody has, or where there are no locks."""
+    if fcntl is None:
+        return None
+    try:
+        descriptor = _open(path)
+        if not _lock(descriptor, path):
+            os.close(descriptor)
+            return None
+    except OSError:
+        return None
+    return _held_open(descriptor)
+
+
+@contextlib.contextmanager
+def _held_open(descriptor: int) -> Iterator[None]:
+    _held.add(descriptor)
+    try:
+        yield
+    finally:
+        if descriptor in _held:  # not so in a child forked meanwhile
+            _held.discard(descriptor)
+            os.close(descriptor)
+
+
+def _acquire(path: Path, timeout_s: float, purpose: str) -> int:
+    deadline = time.monotonic() + timeout_s
+    descriptor = _open(path)
+    said = False
+    try:
+        while True:
+            try:
+                if _lock(descriptor, path):
+                    break
+                if not _is_current(descriptor, path):  # `acclimate ops clean` removed it meanwhile
+                    stale, descriptor = descriptor, _open(path)
+                    os.close(stale)
+                    continue
+            except OSError as error:
+                _logger.debug("no lock for %s: %s", path, error)
+                break
+            if time.monotonic() >= deadline:
+                raise OpLockTimeoutError(
+                    f"Waited {timeout_s:g} s for {_holder(path)}, which is {purpose}. Wait for it or stop it, "
+                    "or set ACCLIMATE_BUILD_TIMEOUT to a longer time in seconds."
+                )
+            if not said:
+                _logger.info("Waiting for %s, which is %s.", _holder(path), purpose)
+                said = True
+            time.sleep(_POLL_S)
+        _sign(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+
+def _lock(descriptor: int, path: Path) -> bool:
+    """Whether the lock was free and the file is still the one that others find under its name."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return _is_current(descriptor, path)
+
+
+def _is_current(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _sign(descriptor: int) -> None:
+    holder = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    with contextlib.suppress(OSError):  # a full disk: the lock holds, only its holder's name is not told
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+
+
+def _holder(path: Path) -> str:
+    try:
+        holder = json.loads(path.read_bytes())
+        return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"the holder of {path}"
