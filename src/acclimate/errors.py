@@ -124,3 +124,52 @@ class OpLockTimeoutError(AcclimateError, TimeoutError):
 
 class UnknownOpError(AcclimateError, ValueError):
     """A name that no op of this accelerator has."""
+
+
+# -- asynchronous I/O ----------------------------------------------------------------------------
+
+
+class AsyncIOError(AcclimateError, OSError):
+    """A read or a write that failed: ``errno``, ``filename`` and ``offset`` say how and where."""
+
+    offset: int | None = None
+    """In the file, of the first byte that was not moved; None where it did not come to that."""
+
+    errors: tuple[AsyncIOError, ...] = ()
+    """Where one call tells of several failed requests: all of them."""
+
+
+class AsyncIOFileNotFoundError(AsyncIOError, FileNotFoundError):
+    """There is no such file, or no such folder to make it in."""
+
+
+class AsyncIOPermissionError(AsyncIOError, PermissionError):
+    """The file is not ours to read or write."""
+
+
+class AsyncIOIsADirectoryError(AsyncIOError, IsADirectoryError):
+    """The name is a folder's."""
+
+
+class ShortFileError(AsyncIOError, EOFError):
+    """A file ended before the bytes that were asked for."""
+
+
+class BufferTooSmallError(AsyncIOError, ValueError):
+    """The rest of a file does not fit into the tensor it is read to."""
+
+
+class ClosedHandleError(AsyncIOError, ValueError):
+    """A handle was used after it was closed."""
+
+
+class InvalidBufferError(AcclimateError, ValueError):
+    """A tensor whose bytes in memory are not the tensor's elements in order."""
+
+
+class AsyncIOSettingError(AcclimateError, ValueError):
+    """A setting of an I/O handle, or an argument of a transfer, that it cannot have."""
+
+
+class AsyncIOEngineError(AcclimateError, RuntimeError):
+    """``ACCLIMATE_AIO`` names what is not an I/O engine, or one that cannot be used on this machine."""
