@@ -223,7 +223,8 @@ def _unknown(name: str, source: str, records: list[Backend]) -> str:
 
 def _unavailable(name: str, source: str, reasons: list[str], records: list[Backend]) -> str:
     remedies = list(dict.fromkeys(record.remedy for record in records if record.remedy))
-    advice = ", or ".join(remedies) or f"Repair the {name} accelerator"
+    first, *others = remedies or [f"Repair the {name} accelerator"]
+    advice = ", or ".join([first, *(other[0].lower() + other[1:] for other in others)])
     undo = f"unset {source}" if source in _VARIABLES else "call get_accelerator() without choosing"
     return f"{' '.join(dict.fromkeys(reasons))}\n{advice}, or {undo} to detect what is here."
 

@@ -1,0 +1,144 @@
+"""Runs code in fresh processes that have imported torch and nothing else, in 40 ms each instead of 2 s.
+
+One server imports torch. Each run is a fork of it with folders, environment and output of its own, so what
+a run imports, selects or breaks stays in it. Run as a script, this file is that server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Each would change which accelerator is selected, or what the CPU says of itself.
+_UNWANTED = (
+    "DS_ACCELERATOR",
+    "ACCLIMATE_ACCELERATOR",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "LOCAL_SIZE",
+    "COLUMNS",
+)
+
+
+def plain_environment() -> dict[str, str]:
+    """This process's environment without what would select an accelerator."""
+    return {name: value for name, value in os.environ.items() if name not in _UNWANTED}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    told: dict[str, Any]
+    """What the code gave to ``tell(name=value)``."""
+
+
+class FreshProcesses:
+    """The server, and the runs it is asked for."""
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=plain_environment(),
+            text=True,
+        )
+
+    def run(
+        self, code: str, path: Sequence[Path] = (), env: Mapping[str, str] | None = None, timeout_s: int = 60
+    ) -> Outcome:
+        """Runs ``code`` with the folders of ``path`` in front of ``sys.path``.
+
+        The code has a function ``tell(**values)``, whose values (of JSON's types) come back.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            request = {
+                "code": code,
+                "path": [str(entry) for entry in path],
+                "env": dict(env or {}),
+                "timeout_s": timeout_s,
+                "folder": folder,
+            }
+            assert self._server.stdin is not None
+            assert self._server.stdout is not None
+            self._server.stdin.write(json.dumps(request) + "\n")
+            self._server.stdin.flush()
+            returncode = int(self._server.stdout.readline())
+            stdout, stderr, told = (
+                (Path(folder) / name).read_text() for name in ("stdout", "stderr", "told.jsonl")
+            )
+        values: dict[str, Any] = {}
+        for line in told.splitlines():
+            values.update(json.loads(line))
+        return Outcome(returncode, stdout, stderr, values)
+
+    def check(self, code: str, **options: Any) -> Outcome:
+        """As :meth:`run`, for code that has to end well."""
+        outcome = self.run(code, **options)
+        assert outcome.returncode == 0, f"exit code {outcome.returncode}\n{outcome.stdout}\n{outcome.stderr}"
+        return outcome
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._server.communicate(timeout=30)
+
+
+def _serve() -> None:
+    import torch  # noqa: F401 - for the runs
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            _run(request)
+        _, status = os.waitpid(child, 0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+
+
+def _run(request: dict[str, Any]) -> None:
+    """Becomes the run; does not return."""
+    folder = Path(request["folder"])
+    signal.alarm(request["timeout_s"])
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), descriptor)
+    told = (folder / "told.jsonl").open("w")
+
+    def tell(**values: Any) -> None:
+        told.write(json.dumps(values) + "\n")
+        told.flush()
+
+    os.environ.update(request["env"])
+    os.chdir(folder)
+    sys.path[:] = [*request["path"], *(entry for entry in sys.path if entry != str(Path(__file__).parent))]
+    code = 1
+    try:
+        exec(compile(request["code"], "<run>", "exec"), {"__name__": "__main__", "tell": tell})
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve()
