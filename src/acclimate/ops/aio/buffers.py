@@ -1,0 +1,139 @@
+"""Tensors as memory: the bytes a transfer reads or writes, and host memory that is locked for it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import math
+import mmap
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from acclimate.errors import InvalidBufferError
+
+logger = logging.getLogger("acclimate")
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor, and host memory that holds its bytes during a transfer."""
+
+    tensor: torch.Tensor
+    memory: torch.Tensor
+    """The tensor itself where it is on the host, a page-locked copy where it is on an accelerator."""
+
+    @property
+    def length(self) -> int:
+        """In bytes."""
+        return self.tensor.numel() * self.tensor.element_size()
+
+    def deliver(self) -> None:
+        """After a read: brings the bytes to where the tensor is and tells autograd that it changed."""
+        if self.memory.device != self.tensor.device:
+            with torch.no_grad():
+                self.tensor.copy_(self.memory)
+        elif not self.tensor.is_inference():
+            torch.autograd.graph.increment_version(self.tensor)
+
+
+def lend(tensor: torch.Tensor, writes: bool) -> Buffer:
+    """The memory that a transfer moves: for a write it holds the tensor's bytes.
+
+    Raises:
+        TypeError: not a tensor.
+        InvalidBufferError: not contiguous, or not in memory as it reads (sparse, conjugated, fake).
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"The buffer of an I/O request is a tensor, not {type(tensor).__name__}.")
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise InvalidBufferError(
+            f"A {'meta' if tensor.is_meta else tensor.layout} tensor has no plain memory to move; "
+            "give a dense tensor with data."
+        )
+    if not tensor.is_contiguous():
+        raise InvalidBufferError(
+            f"A tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous, so "
+            "its bytes are not in order in memory; write tensor.contiguous(), and read into a new tensor."
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        raise InvalidBufferError(
+            "This view conjugates or negates when it is read; its memory holds other values. "
+            "Use tensor.resolve_conj() or tensor.resolve_neg()."
+        )
+    if tensor.device.type == "cpu":
+        return Buffer(tensor, tensor.detach())
+    return Buffer(tensor, _locked_copy(tensor, with_data=writes))
+
+
+def _locked_copy(tensor: torch.Tensor, with_data: bool) -> torch.Tensor:
+    from acclimate.selection import get_accelerator  # a handle that only sees host tensors chooses nothing
+
+    accelerator = get_accelerator()
+    if accelerator.on_accelerator(tensor):
+        memory = accelerator.pin_empty(tensor.shape, dtype=tensor.dtype)
+    else:
+        memory = torch.empty(tensor.shape, dtype=tensor.dtype)
+    if with_data:
+        memory.copy_(tensor.detach())  # waits, so that the write finds the data
+    return memory
+
+
+class LockedMemory:
+    """Page-aligned tensors on the host that the kernel keeps in memory.
+
+    O_DIRECT moves them without a copy. Where the process may not lock so much (``ulimit -l``), they are
+    page-aligned only.
+    """
+
+    def __init__(self) -> None:
+        self._regions: dict[int, int] = {}  # first address: bytes
+        self._mlock = _system_call("mlock")
+        self._munlock = _system_call("munlock")
+
+    def allocate(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor of ``count`` elements; its memory is freed with its last view."""
+        size = count * dtype.itemsize
+        if size == 0:
+            return torch.empty(count, dtype=dtype)
+        pages = mmap.mmap(-1, math.ceil(size / mmap.PAGESIZE) * mmap.PAGESIZE)
+        tensor = torch.frombuffer(pages, dtype=torch.uint8, count=size).view(dtype)
+        address = tensor.data_ptr()
+        self._regions[address] = size
+        weakref.finalize(pages, self._regions.pop, address, None)  # unmapping unlocks
+        if error := self._mlock(address, size):
+            logger.debug("%d bytes stay unlocked: %s", size, os.strerror(error))
+        return tensor
+
+    def release(self, tensor: torch.Tensor) -> bool:
+        """Unlocks what :meth:`allocate` gave; whether it was that."""
+        size = self._regions.pop(tensor.data_ptr(), None)
+        if size is None:
+            return False
+        self._munlock(tensor.data_ptr(), size)
+        return True
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether all of a tensor lies in memory that :meth:`allocate` gave."""
+        if tensor.device.type != "cpu":
+            return False
+        first = tensor.data_ptr()
+        end = first + tensor.numel() * tensor.element_size()
+        return any(start <= first and end <= start + size for start, size in list(self._regions.items()))
+
+
+def _system_call(name: str) -> Callable[[int, int], int]:
+    """``mlock`` or ``munlock`` of the C library: address and size to 0 or an errno."""
+    library = ctypes.CDLL(None, use_errno=True)
+    function = getattr(library, name, None)
+
+    def call(address: int, size: int) -> int:
+        if function is None:
+            return errno.ENOSYS
+        return ctypes.get_errno() if function(ctypes.c_void_p(address), ctypes.c_size_t(size)) else 0
+
+    return call

@@ -1,0 +1,119 @@
+// Requests in the order they came, cut into pieces that workers take and settle.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <unordered_map>
+
+#include "request.h"
+
+namespace acclimate_aio __attribute__((visibility("hidden"))) {
+
+enum class State : int64_t { kUnknown = -1, kPending = 0, kDone = 1 };
+
+struct Outcome {
+  State state = State::kUnknown;
+  int error = 0;
+  int64_t offset = 0;  // in the file, of the first byte that was not moved
+};
+
+class Queue {
+ public:
+  explicit Queue(int64_t block_bytes) : block_bytes_(std::min(block_bytes, kLargestBlockBytes)) {}
+
+  int64_t submit(std::unique_ptr<Request> request) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const int64_t ticket = next_ticket_++;
+    if (!request->is_done()) {
+      waiting_.push_back(request.get());
+      work_.notify_all();
+    }
+    requests_.emplace(ticket, std::move(request));
+    return ticket;
+  }
+
+  // A piece ready for the kernel. Without `may_block`, false means that there is none now; with it, that the
+  // queue was stopped and nothing is left.
+  bool take(Piece& piece, bool may_block) {
+    for (;;) {
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        for (;;) {
+          while (!waiting_.empty() && waiting_.front()->cursor == waiting_.front()->length) waiting_.pop_front();
+          if (!waiting_.empty()) break;
+          if (!may_block || stopped_) return false;
+          work_.wait(lock);
+        }
+        cut(*waiting_.front(), block_bytes_, piece);
+      }
+      if (prepare(piece)) return true;
+      complete(piece, -ENOMEM);
+    }
+  }
+
+  // Settles a piece with what the kernel answered.
+  void complete(Piece& piece, int64_t answer) {
+    int64_t moved;
+    const int error = settle(piece, answer, moved);
+    std::lock_guard<std::mutex> lock(mutex_);
+    Request& request = *piece.request;
+    if (error != 0) request.fail(error, piece.file_offset() + moved);
+    --request.outstanding;
+    if (request.is_done()) {
+      // A failed request may still stand in line, and is forgotten as soon as it is collected.
+      if (error != 0 || request.error != 0) {
+        waiting_.erase(std::remove(waiting_.begin(), waiting_.end(), &request), waiting_.end());
+      } else if (!waiting_.empty() && waiting_.front() == &request) {
+        waiting_.pop_front();
+      }
+      done_.notify_all();
+    }
+  }
+
+  // Waits for one request and forgets it when it is done.
+  Outcome wait(int64_t ticket, std::chrono::milliseconds timeout) {
+    std::unique_ptr<Request> collected;  // freed after the lock, as freeing memory may take long
+    std::unique_lock<std::mutex> lock(mutex_);
+    auto found = requests_.end();
+    // Looked up again each time: another thread may have collected it meanwhile.
+    const auto is_settled = [&] {
+      found = requests_.find(ticket);
+      return found == requests_.end() || found->second->is_done();
+    };
+    if (!done_.wait_for(lock, timeout, is_settled)) return {State::kPending, 0, 0};
+    if (found == requests_.end()) return {};
+    collected = std::move(found->second);
+    requests_.erase(found);
+    return {State::kDone, collected->error, collected->error_offset};
+  }
+
+  // Lets the workers finish what was submitted and then end.
+  void stop() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopped_ = true;
+    work_.notify_all();
+  }
+
+ private:
+  const int64_t block_bytes_;
+  std::mutex mutex_;
+  std::condition_variable work_, done_;
+  std::deque<Request*> waiting_;
+  std::unordered_map<int64_t, std::unique_ptr<Request>> requests_;
+  int64_t next_ticket_ = 1;
+  bool stopped_ = false;
+};
+
+// One way to have the kernel move pieces.
+class Worker {
+ public:
+  virtual ~Worker() = default;
+  // Takes and settles pieces until the queue is stopped and empty. Runs in a thread of its own.
+  virtual void run(Queue& queue) = 0;
+  // In a forked child: lets go of what the kernel shares with the parent.
+  virtual void abandon() {}
+};
+
+}  // namespace acclimate_aio

@@ -1,0 +1,203 @@
+"""What moves the bytes: the kernel's queues through the native library, or a pool of Python threads."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from acclimate.errors import AsyncIOEngineError
+from acclimate.ops.aio import schema
+from acclimate.ops.aio.files import OpenFile
+
+logger = logging.getLogger("acclimate")
+
+END_OF_FILE = errno.ENODATA
+"""What an outcome's error is where the file ended before the request did; no errno of a read says so."""
+
+_VARIABLE = "ACCLIMATE_AIO"
+_NATIVE = {"io_uring": 0, "aio": 1, "threads": 2}  # as async_io.cpp numbers them, best first
+_PYTHON = "python"
+# Coming back to Python this often lets a signal, such as Ctrl-C, end a wait.
+_WAIT_SLICE_MS = 100
+_LARGEST_POOL = 32
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a handle was made with; the names are DeepSpeed's."""
+
+    block_size: int
+    queue_depth: int
+    single_submit: bool
+    overlap_events: bool
+    intra_op_parallelism: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a request ended."""
+
+    error: int = 0
+    """An errno, :data:`END_OF_FILE`, or 0 where all bytes were moved."""
+    offset: int = 0
+    """In the file, of the first byte that was not moved."""
+
+
+class Engine(Protocol):
+    """Moves bytes between memory and files."""
+
+    name: str
+
+    def submit(self, memory: torch.Tensor, file: OpenFile, offset: int, writes: bool) -> int:
+        """Starts to move all bytes of a contiguous tensor on the host; returns the request's ticket."""
+
+    def wait(self, ticket: int) -> Outcome:
+        """Waits for one request; a ticket can be waited for once."""
+
+    def stop(self) -> None:
+        """Finishes what was submitted and frees what the engine holds."""
+
+    def abandon(self) -> None:
+        """In a forked child: lets go of what belongs to the parent, waiting for nothing."""
+
+
+class NativeEngine:
+    """io_uring, Linux AIO, or threads with plain calls, in the native library."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name = name
+        identity = torch.ops.acclimate.aio_start(
+            _NATIVE[name],
+            settings.block_size,
+            settings.queue_depth,
+            settings.single_submit,
+            settings.intra_op_parallelism,
+        )
+        if identity < 0:
+            raise OSError(-identity, os.strerror(-identity))
+        self._identity = identity
+
+    def submit(self, memory: torch.Tensor, file: OpenFile, offset: int, writes: bool) -> int:
+        """As :meth:`Engine.submit`."""
+        length = memory.numel() * memory.element_size()
+        ticket = torch.ops.acclimate.aio_submit(
+            self._identity, memory, length, file.fd, file.direct_fd, offset, writes
+        )
+        if ticket < 0:
+            raise OSError(-ticket, os.strerror(-ticket))
+        return int(ticket)
+
+    def wait(self, ticket: int) -> Outcome:
+        """As :meth:`Engine.wait`."""
+        # The dispatcher lets other Python threads run while the native code waits.
+        state = 0
+        while state == 0:
+            state, error, offset = torch.ops.acclimate.aio_wait(self._identity, ticket, _WAIT_SLICE_MS)
+        return Outcome(error, offset) if state > 0 else Outcome(errno.EBADF)
+
+    def stop(self) -> None:
+        """As :meth:`Engine.stop`."""
+        torch.ops.acclimate.aio_stop(self._identity)
+
+    def abandon(self) -> None:
+        """As :meth:`Engine.abandon`."""
+        torch.ops.acclimate.aio_abandon(self._identity)
+
+
+class PythonEngine:
+    """A pool of Python threads: for machines on which nothing can be compiled."""
+
+    name = _PYTHON
+
+    def __init__(self, settings: Settings) -> None:
+        threads = min(_LARGEST_POOL, settings.queue_depth * settings.intra_op_parallelism)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="acclimate-aio")
+        self._block_bytes = settings.block_size
+        self._requests: dict[int, list[Future[Outcome]]] = {}
+        self._last_ticket = 0
+
+    def submit(self, memory: torch.Tensor, file: OpenFile, offset: int, writes: bool) -> int:
+        """As :meth:`Engine.submit`."""
+        length = memory.numel() * memory.element_size()
+        view = memoryview((ctypes.c_char * length).from_address(memory.data_ptr())).cast("B")
+        blocks = (slice(start, start + self._block_bytes) for start in range(0, length, self._block_bytes))
+        futures = [
+            self._pool.submit(_move, view[block], file.fd, offset + block.start, writes) for block in blocks
+        ]
+        self._last_ticket += 1
+        self._requests[self._last_ticket] = futures
+        return self._last_ticket
+
+    def wait(self, ticket: int) -> Outcome:
+        """As :meth:`Engine.wait`."""
+        futures = self._requests[ticket]
+        outcomes = [future.result() for future in futures]
+        del self._requests[ticket]
+        return next((outcome for outcome in outcomes if outcome.error), Outcome())
+
+    def stop(self) -> None:
+        """As :meth:`Engine.stop`."""
+        self._pool.shutdown(wait=True)
+
+    def abandon(self) -> None:
+        """As :meth:`Engine.abandon`."""
+        self._requests.clear()
+
+
+def _move(memory: memoryview, fd: int, offset: int, writes: bool) -> Outcome:
+    """Moves one block by plain calls; a call may move less than it is asked to."""
+    try:
+        while memory:
+            count = os.pwritev(fd, [memory], offset) if writes else os.preadv(fd, [memory], offset)
+            if count == 0:
+                return Outcome(errno.EIO if writes else END_OF_FILE, offset)
+            memory, offset = memory[count:], offset + count
+    except OSError as error:
+        return Outcome(error.errno or errno.EIO, offset)
+    return Outcome()
+
+
+def start_engine(settings: Settings) -> Engine:
+    """The best engine that this machine allows, or the one that ``ACCLIMATE_AIO`` names.
+
+    Raises:
+        AsyncIOEngineError: ``ACCLIMATE_AIO`` is not an engine's name, or the engine it names is refused.
+    """
+    chosen = os.environ.get(_VARIABLE)
+    if chosen and chosen not in (*_NATIVE, _PYTHON):
+        names = ", ".join((*_NATIVE, _PYTHON))
+        raise AsyncIOEngineError(f'{_VARIABLE} must be one of {names}. Value "{chosen}" is not supported.')
+    if chosen == _PYTHON:
+        return PythonEngine(settings)
+    if not _load_native():
+        if chosen:
+            raise AsyncIOEngineError(
+                f'{_VARIABLE} is "{chosen}", which needs the native library of AsyncIOBuilder: '
+                f"`acclimate ops` says why it cannot be built here. Unset {_VARIABLE} to do without."
+            )
+        return PythonEngine(settings)
+    for name in [chosen] if chosen else list(_NATIVE):
+        try:
+            return NativeEngine(name, settings)
+        except OSError as error:
+            if chosen:
+                raise AsyncIOEngineError(
+                    f'{_VARIABLE} is "{chosen}", which this machine refuses ({error.strerror}); containers '
+                    f"often forbid it. Unset {_VARIABLE} to take the best that is allowed."
+                ) from error
+            logger.debug("asynchronous I/O without %s: %s", name, error.strerror)
+    return PythonEngine(settings)
+
+
+def _load_native() -> bool:
+    from acclimate.ops.aio.builder import AsyncIOBuilder  # which names this room's modules
+
+    AsyncIOBuilder().load()
+    return schema.is_native()

@@ -1,0 +1,92 @@
+"""What went wrong with a transfer, as one exception that says where."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+
+from acclimate.errors import (
+    AsyncIOError,
+    AsyncIOFileNotFoundError,
+    AsyncIOIsADirectoryError,
+    AsyncIOPermissionError,
+    BufferTooSmallError,
+    ClosedHandleError,
+    ShortFileError,
+)
+from acclimate.ops.aio.engines import END_OF_FILE, Outcome
+from acclimate.ops.aio.files import Name
+
+_TYPES: dict[int, type[AsyncIOError]] = {
+    errno.ENOENT: AsyncIOFileNotFoundError,
+    errno.EACCES: AsyncIOPermissionError,
+    errno.EPERM: AsyncIOPermissionError,
+    errno.EISDIR: AsyncIOIsADirectoryError,
+    END_OF_FILE: ShortFileError,
+}
+
+
+def failed_transfer(name: Name, outcome: Outcome, offset: int, length: int, writes: bool) -> AsyncIOError:
+    """The error for a transfer that ended with an outcome other than success."""
+    action = f"{'writing' if writes else 'reading'} {length} bytes from offset {offset} on"
+    if outcome.error == END_OF_FILE:
+        return short_file(name, outcome.offset, offset, length)
+    reason = f"{os.strerror(outcome.error)} at offset {outcome.offset}, {action}"
+    return _error(outcome.error, reason, name, outcome.offset)
+
+
+def failed_call(name: Name, error: OSError, offset: int, length: int, writes: bool) -> AsyncIOError:
+    """The error for a transfer that could not begin, or whose file could not be completed."""
+    code = error.errno or errno.EIO
+    action = f"{'writing' if writes else 'reading'} {length} bytes from offset {offset} on"
+    return _error(code, f"{error.strerror or os.strerror(code)}, {action}", name, offset)
+
+
+def short_file(name: Name, end: int, offset: int, length: int) -> AsyncIOError:
+    """The error for a file that ends at ``end``, before the bytes that were asked for do."""
+    reason = f"The file ends at offset {end}, reading {length} bytes from offset {offset} on"
+    return _error(END_OF_FILE, reason, name, end, ShortFileError)
+
+
+def buffer_too_small(name: Name, size: int, offset: int, length: int) -> AsyncIOError:
+    """The error for a tensor of ``length`` bytes that is to take a file's rest, and cannot."""
+    reason = f"The buffer has {length} bytes and the file {size - offset} from offset {offset} on"
+    return _error(errno.ENOBUFS, reason, name, offset, BufferTooSmallError)
+
+
+def bad_offset(name: Name, offset: int) -> AsyncIOError:
+    """The error for an offset that no file has."""
+    return _error(errno.EINVAL, f"{offset} is not an offset in a file", name, offset)
+
+
+def differing_data(name: Name, at: int) -> AsyncIOError:
+    """The error for data that a second look finds different."""
+    return _error(errno.EIO, f"Validation found other data in the file at offset {at}", name, at)
+
+
+def closed_handle(name: Name | None) -> AsyncIOError:
+    """The error for using a handle after ``close()``."""
+    return _error(errno.EBADF, "This I/O handle is closed", name, None, ClosedHandleError)
+
+
+def together(errors: Sequence[AsyncIOError]) -> AsyncIOError:
+    """One error for all: itself where it is the only one."""
+    if len(errors) == 1:
+        return errors[0]
+    listed = "; ".join(str(error) for error in errors)
+    first = errors[0]
+    error = AsyncIOError(first.errno, f"{len(errors)} requests failed: {listed}")
+    error.offset = first.offset
+    error.errors = tuple(errors)
+    return error
+
+
+def _error(
+    code: int, reason: str, name: Name | None, offset: int | None, kind: type[AsyncIOError] | None = None
+) -> AsyncIOError:
+    kind = kind or _TYPES.get(code, AsyncIOError)
+    error = kind(code, reason) if name is None else kind(code, reason, name)
+    error.offset = offset
+    error.errors = (error,)
+    return error
