@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from acclimate.errors import CacheWriteError
+from acclimate.errors import AcclimateError, CacheWriteError
 
 try:
     import fcntl
@@ -64,8 +64,13 @@ def publish_once(folder: Path, build: Callable[[Path], None]) -> Path:
                 _rename(private, folder)
             finally:
                 shutil.rmtree(private, ignore_errors=True)
+    except AcclimateError:
+        raise
     except OSError as error:
-        raise _explained(error, folder) from error
+        explained = _explained(error, folder)
+        if explained is None:
+            raise
+        raise explained from error
     return folder
 
 
@@ -133,9 +138,7 @@ def _rename(private: Path, folder: Path) -> None:
             os.close(descriptor)
 
 
-def _explained(error: OSError, folder: Path) -> Exception:
-    if isinstance(error, CacheWriteError):
-        return error
+def _explained(error: OSError, folder: Path) -> CacheWriteError | None:
     if error.errno in _FULL:
         return full_disk_error(folder.parent)
     if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}:
@@ -143,7 +146,7 @@ def _explained(error: OSError, folder: Path) -> Exception:
             f"the cache {folder.parent} cannot be written ({error.strerror}); "
             "set ACCLIMATE_CACHE to a folder that can"
         )
-    return error
+    return None
 
 
 def full_disk_error(folder: Path, needed_bytes: int | None = None) -> CacheWriteError:

@@ -1,0 +1,170 @@
+"""``acclimate generate``: a language model writes text in the terminal.
+
+The text goes to stdout; what is about it (the closing figures, progress, warnings) goes to stderr, so that
+``acclimate generate … > story.txt`` holds the story alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+import logging
+import os
+import stat
+import sys
+from typing import TypeVar
+
+from acclimate.errors import AcclimateError, GenerationOptionError, PromptError
+from acclimate.inference.generation import (
+    DEFAULT_MAX_NEW_TOKENS,
+    Generation,
+    GenerationInterrupted,
+    generate,
+)
+
+DEFAULT_PROMPT = "The most beautiful thing about mathematics is"
+
+_Number = TypeVar("_Number", int, float)
+
+# What a shell reports for a program that Ctrl-C or a closed pipe ended: 128 + the signal's number.
+_INTERRUPTED, _PIPE_CLOSED = 130, 141
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of ``acclimate generate``."""
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue; - reads stdin")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="a folder, a .gguf file or a hub id; default: the demo model"
+    )
+    # Numbers and names are checked with the message, and in the one line, that the library gives.
+    parser.add_argument("--max-new-tokens", metavar="N", default=str(DEFAULT_MAX_NEW_TOKENS))
+    parser.add_argument("--dtype", metavar="auto|bfloat16|float16|float32", default="auto")
+    parser.add_argument(
+        "--temperature", metavar="T", default="0", help="0 always takes the likeliest token; default 0"
+    )
+    parser.add_argument("--seed", metavar="S", help="makes drawing tokens repeatable")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of streamed text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generates as ``args`` say.
+
+    Returns:
+        0; 2 after an error of the user's; 130 after Ctrl-C; 141 when whoever read stdout is gone.
+    """
+    logger, chatty = logging.getLogger("acclimate"), logging.getLogger("acclimate.inference")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("acclimate: %(message)s"))
+    level = chatty.level
+    logger.addHandler(handler)
+    chatty.setLevel(logging.INFO)  # says that a conversion has begun, which takes a while
+    try:
+        return _run(args)
+    except AcclimateError as error:
+        sys.stderr.write(f"acclimate generate: error: {error}\n")
+        return 2
+    except GenerationInterrupted as interruption:
+        _finish(args, interruption.partial)
+        return _INTERRUPTED
+    except KeyboardInterrupt:
+        sys.stderr.write("\nacclimate generate: interrupted before the first token\n")
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes stdout at exit; it must not find the closed pipe again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+    finally:
+        logger.removeHandler(handler)
+        chatty.setLevel(level)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale that lacks a character shows "?" for it
+    prompt = _prompt(args.prompt)
+    max_new_tokens = _number(int, "max-new-tokens", args.max_new_tokens)
+    temperature = _number(float, "temperature", args.temperature)
+    seed = None if args.seed is None else _number(int, "seed", args.seed)
+    shown = [not args.json and sys.stdout.isatty()]
+
+    def show(piece: str) -> None:
+        if shown[0]:  # on a terminal the text begins with its prompt, once there is something to show
+            shown[0] = False
+            sys.stdout.write(prompt)
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    result = generate(
+        prompt,
+        model=args.model,
+        max_new_tokens=max_new_tokens,
+        dtype=args.dtype,
+        temperature=temperature,
+        seed=seed,
+        on_text=None if args.json else show,
+    )
+    _finish(args, result)
+    return 0
+
+
+def _finish(args: argparse.Namespace, result: Generation) -> None:
+    if args.json:
+        sys.stdout.write(json.dumps(dataclasses.asdict(result), ensure_ascii=False) + "\n")
+        sys.stdout.flush()
+        return
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    sys.stderr.write(closing_line(result) + "\n")
+
+
+def closing_line(result: Generation) -> str:
+    """The figures of a run in one line."""
+    first, speed = result.time_to_first_token_seconds, result.tokens_per_second
+    parts = [
+        result.accelerator
+        if result.accelerator == result.device
+        else f"{result.accelerator} ({result.device})",
+        result.dtype,
+        f"{result.parameters / 1e6:,.1f} M parameters",
+        f"loaded in {result.load_seconds:.2f} s",
+        "no token" if first is None else f"first token after {first:.2f} s",
+        f"{result.generated_tokens} tokens" + ("" if speed is None else f" at {speed:.1f} tokens/s"),
+        f"peak memory {result.peak_memory_bytes / 1e9:.2f} GB",
+    ]
+    if result.finish_reason == "interrupted":
+        parts.append("interrupted")
+    return "[" + " | ".join(parts) + "]"
+
+
+def _prompt(argument: str | None) -> str:
+    """The prompt of the command line, else what is piped in, else one that suits a first try."""
+    if argument is None and not _is_piped():
+        return DEFAULT_PROMPT
+    if argument is not None and argument != "-":
+        return argument
+    if sys.stdin is None:
+        raise PromptError("there is no stdin to read the prompt from")
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PromptError("the prompt on stdin is not valid UTF-8") from error
+    return text.removesuffix("\n").removesuffix("\r")  # of `echo`; a model would take it for a paragraph
+
+
+def _is_piped() -> bool:
+    """Whether stdin holds a text for us; a terminal, ``/dev/null`` or a closed stdin does not."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def _number(kind: type[_Number], name: str, text: str) -> _Number:
+    try:
+        return kind(text)
+    except ValueError as error:
+        noun = "a whole number" if kind is int else "a number"
+        raise GenerationOptionError(f"--{name} must be {noun}; it is {text!r}") from error

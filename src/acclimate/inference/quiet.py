@@ -1,0 +1,28 @@
+"""Keeps transformers' own bars and hints off the user's terminal while acclimate drives it."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Shows only transformers' errors inside the block; what was set before is set again after it.
+
+    What its warnings would say is checked by the caller: parameters without weights are an error here.
+    """
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="transformers")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
