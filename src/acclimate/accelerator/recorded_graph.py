@@ -1,24 +1,27 @@
 """A graph for devices without one of their own: torch operators are recorded, and run again on replay.
 
 It keeps the contract of CUDA graphs. Work in the capture runs once, on the tensors it names; a replay runs
-the same operators on the same tensors, so that results appear where they appeared during the capture, from
-whatever the input tensors hold now. What cannot be replayed right is refused during the capture: a value
-read back to the host (Python may have branched on it), and compiled code that torch's dispatcher does not
-see.
+the same operators on the same memory, so that results appear where they appeared during the capture, from
+whatever the input tensors hold now. What cannot be replayed right is refused: a value read back to the host
+(Python may have branched on it), a random generator that is set in the middle, a shape that depends on data.
+
+Recorded is what passes torch's dispatcher in the capturing thread. Work of other threads, and of native code
+that takes the address of a tensor and computes by itself, is not seen and not replayed.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
+from acclimate.accelerator import unreplayable
 from acclimate.errors import GraphCaptureError
 
 _capturing = threading.local()
@@ -29,14 +32,43 @@ def is_recording() -> bool:
     return getattr(_capturing, "graph", None) is not None
 
 
+# -- replay ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A tensor that an operator returned during the capture."""
+
+    position: int  # among what the operator returns
+    tensor: torch.Tensor
+    is_fresh: bool  # in memory of its own, to be refilled; not in that of an argument
+
+    def take(self, result: torch.Tensor, operator: Any) -> None:
+        """Puts what the operator returned now where it was during the capture."""
+        then = self.tensor
+        if result.shape != then.shape or result.dtype != then.dtype:
+            raise _changed(operator, f"shape {tuple(then.shape)}", tuple(result.shape))
+        if self.is_fresh:
+            then.copy_(result)
+        elif result.layout is torch.strided and _place(result) != _place(then):
+            # A view, or an output that the caller gave: the caller looks where it lay.
+            raise _changed(operator, f"strides and offset {_place(then)}", _place(result))
+
+
 @dataclass(frozen=True)
 class _Call:
-    """One operator of a graph, with the tensors it read and the new tensors it made."""
+    """One operator of a graph, what it was given and what came of it."""
 
-    operator: Callable[..., Any]
+    operator: Any  # an OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    results: tuple[tuple[int, torch.Tensor], ...]  # position among the results, and the tensor to refill
+    results: tuple[_Result, ...]
+
+    def run(self) -> None:
+        returned = tree_leaves(self.operator(*self.args, **self.kwargs))
+        _wait(self.operator, returned)
+        for result in self.results:
+            result.take(returned[result.position], self.operator)
 
 
 class RecordedGraph:
@@ -54,26 +86,40 @@ class RecordedGraph:
         """
         if self._calls is None:
             raise GraphCaptureError("This graph holds no capture. Use `with acc.capture_to_graph(graph):`.")
-        with torch.no_grad():
+        # The capture stands below autograd and autocast: what they added was recorded. Inference mode, as
+        # tensors that were made in it can be written to in no other.
+        with torch.inference_mode(), torch._C._DisableAutocast():
             for call in self._calls:
-                _run_again(call)
+                call.run()
 
     def reset(self) -> None:
         """Forgets the capture and releases its tensors."""
         self._calls = None
 
 
-def _run_again(call: _Call) -> None:
-    returned = tree_leaves(call.operator(*call.args, **call.kwargs))
-    for position, captured in call.results:
-        result = returned[position]
-        if result.shape != captured.shape or result.dtype != captured.dtype:
-            raise GraphCaptureError(
-                f"{call.operator} gave shape {tuple(captured.shape)} during the capture and "
-                f"{tuple(result.shape)} now. A graph replays fixed shapes: keep data-dependent "
-                "operators out of it."
-            )
-        captured.copy_(result)
+def _wait(operator: Any, returned: Iterable[Any]) -> None:
+    """A collective returns before its work is done; in the capture, the caller waited."""
+    if operator.namespace == "c10d":
+        for leaf in returned:
+            if isinstance(leaf, torch.ScriptObject):
+                leaf.wait()
+    elif operator.namespace == "_c10d_functional":
+        for leaf in returned:
+            torch.ops._c10d_functional.wait_tensor(leaf)
+
+
+def _place(tensor: torch.Tensor) -> tuple[tuple[int, ...], int]:
+    return tensor.stride(), tensor.storage_offset()
+
+
+def _changed(operator: Any, then: str, now: object) -> GraphCaptureError:
+    return GraphCaptureError(
+        f"{operator} gave {then} during the capture and {now} now. A graph replays fixed shapes: "
+        "keep operators whose shape depends on data out of it."
+    )
+
+
+# -- capture ---------------------------------------------------------------------------------------
 
 
 class RecordedCapture(TorchDispatchMode):
@@ -87,41 +133,51 @@ class RecordedCapture(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._graph = graph
         self._calls: list[_Call] = []
+        self._python_calls = unreplayable.PythonCalls()
+        self._random = unreplayable.RandomNumbers()
 
     def __torch_dispatch__(
         self,
-        func: Callable[..., Any],
+        func: Any,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Runs one operator and records it."""
         kwargs = kwargs or {}
-        if func in _READS_TO_HOST:
-            raise GraphCaptureError(
-                f"{func} reads a value back to the host during a graph capture. A replay could not follow "
-                "what Python does with it; keep .item(), print and comparisons of tensors out of the capture."
-            )
-        # Which storages exist before the call, since an operator that returns an input (in place, out=) or
-        # a view of one needs no refill: replaying it writes to, or looks at, the same memory.
-        known = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-        # An argument is kept by reference, and a list of them copied, as the caller may change its list.
-        leaves, spec = tree_flatten((args, kwargs))
+        inputs = tree_leaves((args, kwargs))
+        unreplayable.refuse_reading(func, inputs)
+        self._random.before(inputs)
+        # Which memory there was before the call: an operator that returns an argument (in place, out=) or
+        # a view of one needs no refill, as replaying it writes to, or looks at, the same memory.
+        known = {_storage(leaf) for leaf in inputs if isinstance(leaf, torch.Tensor)}
+        kept_args, kept_kwargs = tree_map(_alias, (args, kwargs))
         result = func(*args, **kwargs)
-        fresh = tuple(
-            (position, leaf)
-            for position, leaf in enumerate(tree_leaves(result))
-            if isinstance(leaf, torch.Tensor) and _storage(leaf) not in known
-        )
-        kept_args, kept_kwargs = tree_unflatten(leaves, spec)
-        self._calls.append(_Call(func, kept_args, kept_kwargs, fresh))
+        self._random.after(func)
+        if func is torch.ops.aten.lift_fresh.default and result.untyped_storage().resizable():
+            # torch.tensor(data): work of the capture may change it, so each replay starts from the data.
+            # (Memory that is not resizable belongs to another library, such as numpy: an input.)
+            constant = (result.detach().clone(),)
+            self._calls.append(
+                _Call(torch.ops.aten.clone.default, constant, {}, (_Result(0, _alias(result), True),))
+            )
+        elif torch.Tag.inplace_view not in func.tags and func.namespace != "profiler":
+            # Of those two, the first (t_, resize_, set_) change the tensor's own shape or memory and no
+            # data, which each call's aliases stand for; the second are marks.
+            results = tuple(
+                _Result(position, _alias(leaf), is_fresh=_storage(leaf) not in known)
+                for position, leaf in enumerate(tree_leaves(result))
+                if isinstance(leaf, torch.Tensor)
+            )
+            self._calls.append(_Call(func, kept_args, kept_kwargs, results))
         return result
 
     def __enter__(self) -> RecordedCapture:
         if is_recording():
             raise GraphCaptureError("A graph capture is already under way in this thread.")
+        self._calls, self._random = [], unreplayable.RandomNumbers()
         _capturing.graph = self._graph
-        self._calls = []
+        self._python_calls.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -132,16 +188,19 @@ class RecordedCapture(TorchDispatchMode):
         traceback: TracebackType | None,
     ) -> None:
         super().__exit__(exc_type, exc_value, traceback)  # type: ignore[no-untyped-call]
+        self._python_calls.__exit__(exc_type, exc_value, traceback)  # type: ignore[no-untyped-call]
         _capturing.graph = None
         if exc_type is None:
+            self._random.before(())
             self._graph._calls = self._calls
 
 
-_READS_TO_HOST = {
-    torch.ops.aten._local_scalar_dense.default,
-    torch.ops.aten.is_nonzero.default,
-    torch.ops.aten.equal.default,
-}
+def _alias(value: Any) -> Any:
+    """A tensor's memory under a shape of its own: what t_(), set_() or ``.data =`` do later to the tensor,
+    they do not do to a call that was recorded before."""
+    if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
+        return value.detach()
+    return value
 
 
 def _storage(tensor: torch.Tensor) -> int:
