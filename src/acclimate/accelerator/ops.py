@@ -14,12 +14,18 @@ from acclimate.errors import CompilerNotFoundError
 class Ops(Devices):
     """Op builders and what they build with."""
 
-    op_builders: ClassVar[Mapping[str, str]] = {}
+    op_builders: ClassVar[Mapping[str, str]] = {
+        "AsyncIOBuilder": "acclimate.ops.aio.builder:AsyncIOBuilder",
+        "CPUAdagradBuilder": "acclimate.ops.adagrad.builder:CPUAdagradBuilder",
+        "CPUAdamBuilder": "acclimate.ops.adam.builder:CPUAdamBuilder",
+        "CPULionBuilder": "acclimate.ops.lion.builder:CPULionBuilder",
+    }
     """Where this accelerator's op builders are: builder name to ``"module:Class"``, imported when asked
-    for. A backend adds its own to those it shares with others.
+    for. These run on the host, which every accelerator has; a backend adds its own:
+    ``{**Accelerator.op_builders, "MyBuilder": "my_package.my_op:MyBuilder"}``.
 
-    CPU: the host's ops.
-    CUDA: the host's and the GPU's.
+    CPU: the host's, and fused optimizers.
+    CUDA: the host's, and fused optimizers in the GPU's own code.
     """
 
     op_builder_package: ClassVar[str] = "acclimate.ops"
@@ -88,12 +94,14 @@ class Ops(Devices):
             )
         return host_compiler()
 
-    def op_compile_flags(self, suffix: str = ".cpp") -> list[str]:
+    def op_compile_flags(self, suffix: str = ".cpp", portable: bool = False) -> list[str]:
         """Flags with which this accelerator's native source of one kind is compiled, after the builder's
         common ones (optimisation, language standard, torch's headers) and before an op's own.
 
         Args:
             suffix: of the source's file name.
+            portable: for all devices of this kind, not only for those present. A library made so, where
+                there was no device, is used where there is one.
 
         Delegates to: nothing of torch's.
         CPU: position-independent code that exports only what is marked.

@@ -27,6 +27,11 @@ class CPUAccelerator(Accelerator):
     device_type = "cpu"
     visible_devices_variable = None
     exported_variable_prefixes = ("CCL_", "FI_", "I_MPI_", "KMP_", "OMP_")
+    op_builders = {  # noqa: RUF012 - a ClassVar by the interface
+        **Accelerator.op_builders,
+        "FusedAdamBuilder": "acclimate.ops.adam.builder:FusedAdamBuilder",
+        "FusedLionBuilder": "acclimate.ops.lion.builder:FusedLionBuilder",
+    }
 
     @property
     def communication_backend(self) -> str:

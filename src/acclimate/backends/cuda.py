@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from acclimate.accelerator import Accelerator
+from acclimate.backends import cuda_toolkit
 from acclimate.backends.presence import is_installed
 
 
@@ -21,6 +24,12 @@ class CUDAAccelerator(Accelerator):
     visible_devices_variable = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
     exported_variable_prefixes = ("NCCL",)
     supports_nvtx_domain = True
+    op_builders = {  # noqa: RUF012 - a ClassVar by the interface
+        **Accelerator.op_builders,
+        "FusedAdamBuilder": "acclimate.ops.adam.builder:CUDAFusedAdamBuilder",
+        "FusedLambBuilder": "acclimate.ops.lamb.builder:FusedLambBuilder",
+        "FusedLionBuilder": "acclimate.ops.lion.builder:CUDAFusedLionBuilder",
+    }
 
     def is_available(self) -> bool:
         # torch.cuda.is_available() starts the driver, after which forked children cannot use CUDA.
@@ -59,6 +68,44 @@ class CUDAAccelerator(Accelerator):
 
     def unregister_host_memory(self, address: int) -> None:
         torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(address)))
+
+    # -- native ops ------------------------------------------------------------------------------
+
+    def op_compiler(self, suffix: str = ".cpp") -> list[str]:
+        if suffix != ".cu":
+            return super().op_compiler(suffix)
+        return [cuda_toolkit.nvcc()]
+
+    def op_compile_flags(self, suffix: str = ".cpp", portable: bool = False) -> list[str]:
+        flags = super().op_compile_flags(suffix, portable)
+        if suffix != ".cu":
+            return flags
+        devices = 0 if portable else self.device_count()
+        capabilities = [self.get_device_capability(index) for index in range(devices)]
+        host = [f"-Xcompiler={flag}" for flag in flags]
+        # Without USE_CUDA torch's stable headers leave out the stream and the error check.
+        return [
+            *host,
+            "-DUSE_CUDA",
+            "--expt-relaxed-constexpr",
+            "--threads=0",
+            *cuda_toolkit.architecture_flags(capabilities),
+        ]
+
+    def op_include_paths(self) -> list[str]:
+        home = cuda_toolkit.home()
+        return [str(home / "include")] if home is not None else []
+
+    def op_link_flags(self, suffixes: Collection[str] = (".cpp",)) -> list[str]:
+        if ".cu" not in suffixes:
+            return []
+        home = cuda_toolkit.home()
+        folder = cuda_toolkit.runtime_folder(home) if home is not None else None
+        # Static, so that the library does not depend on which minor release of the runtime torch brings.
+        flags = [f"-L{folder}"] if folder is not None else []
+        flags += ["-lcudart_static", "-ldl", "-lrt", "-lpthread"]
+        built_with_cuda = (Path(torch.__file__).parent / "lib" / "libtorch_cuda.so").is_file()
+        return [*flags, "-ltorch_cuda"] if built_with_cuda else flags
 
     # -- profiler marks: NVTX; only the nvtx package knows domains and categories ----------------
 

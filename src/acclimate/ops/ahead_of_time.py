@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from acclimate.ops.builder import OpBuilder
 
 
-class OpExtension(Extension):  # type: ignore[misc]  # setuptools' types are not installed everywhere
+class OpExtension(Extension):  # type: ignore[misc]
     """A library of one op, installed beside the module of its builder.
 
     Its name has the key of its source, so ``load()`` takes it only as long as the source is the same.
@@ -29,7 +29,7 @@ class OpExtension(Extension):  # type: ignore[misc]  # setuptools' types are not
         )
 
 
-class BuildOps(BuildExtension):  # type: ignore[misc]
+class BuildOps(BuildExtension):
     """torch's ``build_ext`` command, which also builds :class:`OpExtension`."""
 
     def build_extension(self, ext: Any) -> None:

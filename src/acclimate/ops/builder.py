@@ -149,7 +149,8 @@ class OpBuilder:
 
         Raises:
             CompilerNotFoundError: there is no compiler, and no library that was built before.
-            OpBuildError: it does not compile; the message has the compiler's, the command and the log's place.
+            OpBuildError: it does not compile; the message has the compiler's, the command and the log's
+                place.
             OpLockTimeoutError: another process was building it for too long.
         """
         if not self.sources():
@@ -207,8 +208,11 @@ class OpBuilder:
 
     # -- how it is got ---------------------------------------------------------------------------
 
-    def recipe(self) -> Recipe:
+    def recipe(self, portable: bool = False) -> Recipe:
         """What the library is made of and how; a compiler that is not there is left empty.
+
+        Args:
+            portable: for all devices of the accelerator's kind, not only for those present.
 
         Raises:
             OpBuildError: a source or a folder of headers is not where it should be.
@@ -217,7 +221,7 @@ class OpBuilder:
         return Recipe(
             name=self.name,
             base=self._folders()[0],
-            units=tuple(self._unit(source) for source in self._sources()),
+            units=tuple(self._unit(source, portable) for source in self._sources()),
             include_paths=tuple(self._found(path) for path in self.include_paths()),
             system_paths=tuple(accelerator.op_include_paths()),
             linker=self._compiler(".cpp"),
@@ -228,11 +232,21 @@ class OpBuilder:
     def _find(self) -> tuple[Path | None, Recipe, str | None]:
         """The library if there is one, what it is made of, and where one can be built, its key."""
         recipe = self.recipe()
-        key = store.current_key(recipe) if self.incompatibility() is None else None
-        library = self._built_ahead(recipe)
+        versions = store.versions(recipe) if self.incompatibility() is None else None
+        key = recipe.key(versions) if versions is not None else None
+        library = self._built(recipe, versions)
         if library is None:
-            library = store.find(recipe, key) if key is not None else store.find_built_elsewhere(recipe)
+            # One for all devices of a kind was made where there was none: while an image was built.
+            library = self._built(self.recipe(portable=True), versions)
         return library, recipe, key
+
+    def _built(self, recipe: Recipe, versions: list[str] | None) -> Path | None:
+        library = self._built_ahead(recipe)
+        if library is None and versions is not None:
+            library = store.find(recipe, recipe.key(versions))
+        elif library is None:
+            library = store.find_built_elsewhere(recipe)
+        return library
 
     def _built_ahead(self, recipe: Recipe) -> Path | None:
         """The library that :meth:`builder` installed beside the builder, if it is of this very source."""
@@ -264,14 +278,14 @@ class OpBuilder:
         except CompilerNotFoundError:
             return ()
 
-    def _unit(self, source: Source) -> Unit:
+    def _unit(self, source: Source, portable: bool) -> Unit:
         suffix = Path(source.path).suffix
         own = self.cxx_args() if suffix in CXX_SUFFIXES else []
         return Unit(
             label=source.path,
             path=self._found(source.path),
             compiler=self._compiler(suffix),
-            flags=(*self.accelerator.op_compile_flags(suffix), *own, *source.flags),
+            flags=(*self.accelerator.op_compile_flags(suffix, portable), *own, *source.flags),
         )
 
     def _sources(self) -> list[Source]:

@@ -104,8 +104,8 @@ def _acquire(path: Path, timeout_s: float, purpose: str) -> int:
                 break
             if time.monotonic() >= deadline:
                 raise OpLockTimeoutError(
-                    f"Waited {timeout_s:g} s for {_holder(path)}, which is {purpose}. Wait for it or stop it, "
-                    "or set ACCLIMATE_BUILD_TIMEOUT to a longer time in seconds."
+                    f"Waited {timeout_s:g} s for {_holder(path)}, which is {purpose}. Wait for it or "
+                    "stop it, or set ACCLIMATE_BUILD_TIMEOUT to a longer time in seconds."
                 )
             if not said:
                 _logger.info("Waiting for %s, which is %s.", _holder(path), purpose)

@@ -50,13 +50,13 @@ def ops_folder() -> Path:
     return cache_root() / "ops"
 
 
-def current_key(recipe: Recipe) -> str:
-    """The cache key of what would be built here and now.
+def versions(recipe: Recipe) -> list[str]:
+    """What the compilers of a recipe say of themselves, for its cache key.
 
     Raises:
         OpBuildError: a compiler cannot be run.
     """
-    return recipe.key(compiler_versions(recipe.compilers, ops_folder() / "compilers.json"))
+    return compiler_versions(recipe.compilers, ops_folder() / "compilers.json")
 
 
 def find(recipe: Recipe, key: str) -> Path | None:
