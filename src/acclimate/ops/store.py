@@ -285,6 +285,8 @@ def clean(names: list[str] | None = None) -> tuple[list[Path], list[Path]]:
                 _lock_file(parent, key).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty: a build is in progress
             parent.rmdir()
+    if names is None:
+        (root / "compilers.json").unlink(missing_ok=True)
     return removed, busy
 
 

@@ -1,0 +1,228 @@
+"""`acclimate ops`: lists the native ops of an accelerator, builds them ahead, and cleans the cache."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from acclimate.errors import AcclimateError, UnknownOpError
+from acclimate.ops import store
+from acclimate.ops.survey import (
+    BUILDABLE,
+    BUILT,
+    IMPOSSIBLE,
+    OpState,
+    accelerator_to_build_for,
+    select,
+    survey,
+)
+
+_STYLES = {BUILT: "green", BUILDABLE: "", IMPOSSIBLE: "yellow"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of ``acclimate ops``."""
+    _add_common(parser, accelerator=None, as_json=False)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    # What is given before the action must not be overwritten by the action's own defaults.
+    quiet = argparse.SUPPRESS
+    build = actions.add_parser("build", help="build ops ahead, so that no load() has to")
+    build.add_argument("names", nargs="*", metavar="NAME", help="CPUAdamBuilder or cpu_adam; default: all")
+    _add_common(build, accelerator=quiet, as_json=quiet)
+    clean = actions.add_parser("clean", help="remove built ops from the cache")
+    clean.add_argument("names", nargs="*", metavar="NAME", help="default: everything in the cache")
+    _add_common(clean, accelerator=quiet, as_json=quiet)
+
+
+def _add_common(parser: argparse.ArgumentParser, accelerator: str | None, as_json: bool | str) -> None:
+    parser.add_argument(
+        "--accelerator",
+        metavar="NAME",
+        default=accelerator,
+        help="another than the one of this machine; it need not be present",
+    )
+    parser.add_argument("--json", action="store_true", default=as_json, help="JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Lists, builds or cleans; returns 1 where an op that was asked for could not be built, else 0."""
+    actions = {None: _list, "build": _build, "clean": _clean}
+    return actions[args.action](args)
+
+
+# -- list --------------------------------------------------------------------------------------------
+
+
+def _list(args: argparse.Namespace) -> int:
+    accelerator = accelerator_to_build_for(args.accelerator)
+    states = survey(accelerator)
+    if args.json:
+        _write_json(accelerator.name, ops=[_as_dict(state) for state in states])
+    else:
+        table = _table(accelerator.name)
+        for state in states:
+            table.add_row(state.builder_name, state.state, _note(state), style=_STYLES.get(state.state, ""))
+        _console().print(table)
+    return 0
+
+
+def _table(accelerator_name: str) -> Table:
+    table = Table(
+        title=f"Ops of the {accelerator_name} accelerator",
+        title_justify="left",
+        title_style="bold",
+        caption=f"libraries are in {store.ops_folder()}",
+        caption_justify="left",
+    )
+    table.add_column("op", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("library, or why not", overflow="fold")
+    return table
+
+
+def _note(state: OpState) -> str:
+    if state.library is not None:
+        return _describe(state.library)
+    return state.reason or ""
+
+
+def _as_dict(state: OpState) -> dict[str, Any]:
+    return {
+        "builder": state.builder_name,
+        "op": state.op,
+        "state": state.state,
+        "reason": state.reason,
+        "library": str(state.library) if state.library is not None else None,
+    }
+
+
+# -- build -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Result:
+    state: OpState
+    outcome: str
+    seconds: float = 0.0
+    library: Path | None = None
+    error: str | None = None
+
+
+def _build(args: argparse.Namespace) -> int:
+    accelerator = accelerator_to_build_for(args.accelerator)
+    states = select(survey(accelerator), args.names, accelerator.name)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("[dim]{task.fields[step]}"),
+        console=Console(stderr=True),
+        transient=True,
+    ) as progress:
+        results = [_build_one(state, progress) for state in states]
+    if args.json:
+        _write_json(accelerator.name, ops=[_result_as_dict(result) for result in results])
+    else:
+        table = _table(accelerator.name)
+        for result in results:
+            style = "green" if result.library is not None else "red" if result.error else ""
+            note = _describe(result.library) if result.library is not None else result.error
+            table.add_row(result.state.builder_name, result.outcome, note or "", style=style)
+        _console().print(table)
+    # Asked for all, it builds all it can; asked for one by name, it has to build that one.
+    failed = [result for result in results if result.error and (args.names or result.outcome == "failed")]
+    return 1 if failed else 0
+
+
+def _build_one(state: OpState, progress: Progress) -> _Result:
+    if state.state == IMPOSSIBLE:
+        return _Result(state, IMPOSSIBLE, error=state.reason)
+    if state.library is not None:
+        return _Result(state, "was built", library=state.library)
+    if state.builder is None or state.state != BUILDABLE:
+        return _Result(state, state.state)
+    steps = len(state.builder.sources()) + 1
+    task = progress.add_task(state.op, total=steps, step="")
+    started = time.monotonic()
+
+    def show(done: int, total: int, step: str) -> None:
+        progress.update(task, completed=done, total=total, step=step)
+
+    try:
+        library = state.builder.build(show)
+    except AcclimateError as error:
+        return _Result(state, "failed", error=str(error))
+    seconds = time.monotonic() - started
+    return _Result(state, f"built in {seconds:.1f} s", seconds, library)
+
+
+def _result_as_dict(result: _Result) -> dict[str, Any]:
+    library = str(result.library) if result.library is not None else None
+    return {
+        **_as_dict(result.state),
+        "state": BUILT if result.library is not None else result.outcome,
+        "library": library,
+        "reason": result.error,
+        "seconds": round(result.seconds, 2),
+    }
+
+
+# -- clean -------------------------------------------------------------------------------------------
+
+
+def _clean(args: argparse.Namespace) -> int:
+    names = _cached_names(args) if args.names else None
+    removed, busy = store.clean(names)
+    folder = store.ops_folder()
+    if args.json:
+        text = json.dumps({"cache": str(folder), "removed": [*map(str, removed)], "busy": [*map(str, busy)]})
+        sys.stdout.write(text + "\n")
+        return 0
+    libraries = "library" if len(removed) == 1 else "libraries"
+    sys.stdout.write(f"Removed {len(removed)} {libraries} from {folder}\n")
+    for lock in busy:
+        sys.stdout.write(f"Left what is being built: {lock.parent.name}\n")
+    return 0
+
+
+def _cached_names(args: argparse.Namespace) -> list[str]:
+    """The folders in the cache of the ops asked for, which may be another accelerator's."""
+    folder = store.ops_folder()
+    cached = {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
+    others = [name for name in args.names if name not in cached]
+    if not others:
+        return list(args.names)
+    accelerator = accelerator_to_build_for(args.accelerator)
+    try:
+        states = select(survey(accelerator), others, accelerator.name)
+    except UnknownOpError as error:
+        raise UnknownOpError(f"{error} In the cache are: {', '.join(sorted(cached)) or 'none'}.") from None
+    return [*(name for name in args.names if name in cached), *(state.op for state in states)]
+
+
+# -- showing -----------------------------------------------------------------------------------------
+
+
+def _write_json(accelerator_name: str, **content: Any) -> None:
+    report = {"accelerator": accelerator_name, "cache": str(store.ops_folder()), **content}
+    sys.stdout.write(json.dumps(report, indent=2) + "\n")
+
+
+def _console() -> Console:
+    return Console(soft_wrap=not sys.stdout.isatty())
+
+
+def _describe(library: Path) -> str:
+    folder = store.ops_folder()
+    place = library.relative_to(folder) if library.is_relative_to(folder) else library
+    return f"{place}, {library.stat().st_size / 1024:.0f} KiB"

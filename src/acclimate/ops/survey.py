@@ -1,0 +1,114 @@
+"""Every op of one accelerator, and whether it is built, can be built, or cannot and why."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from acclimate.backends.probes import describe
+from acclimate.errors import AcceleratorUnavailableError, AcclimateError, UnknownOpError
+from acclimate.ops.builder import OpBuilder
+from acclimate.selection import find_backends, get_accelerator, load_by_name
+
+if TYPE_CHECKING:
+    from acclimate.accelerator import Accelerator
+
+BUILT = "built"
+BUILDABLE = "can be built"
+IMPOSSIBLE = "cannot be built"
+PURE = "needs no building"
+
+
+@dataclass(frozen=True)
+class OpState:
+    """One op of an accelerator."""
+
+    builder_name: str
+    """What ``create_op_builder()`` takes."""
+    op: str
+    """The op's own name; empty where its builder could not be imported."""
+    state: str
+    """One of :data:`BUILT`, :data:`BUILDABLE`, :data:`IMPOSSIBLE`, :data:`PURE`."""
+    reason: str | None = None
+    """Why it cannot be built here; also of one that was built elsewhere."""
+    library: Path | None = None
+    """Of one that is built."""
+    builder: OpBuilder | None = None
+
+
+def accelerator_to_build_for(name: str | None) -> Accelerator:
+    """The accelerator of a name, whether or not this machine has one; this process's where ``None``.
+
+    Raises:
+        UnknownAcceleratorError: no accelerator has that name.
+        AcceleratorUnavailableError: its module cannot be imported here.
+    """
+    if name is None:
+        return get_accelerator()
+    records, _ = find_backends()
+    named = [record for record in records if record.name == name]
+    if not named:
+        return load_by_name(name, "--accelerator")
+    try:
+        return named[0].load()  # without its probe: there need not be a device
+    except Exception as error:
+        raise AcceleratorUnavailableError(
+            f'--accelerator is "{name}", which cannot be imported here: {describe(error)}'
+        ) from error
+
+
+def survey(accelerator: Accelerator) -> list[OpState]:
+    """Every op that the accelerator names, in alphabetical order."""
+    return [_state(accelerator, name) for name in sorted(accelerator.op_builders)]
+
+
+def select(states: Sequence[OpState], names: Sequence[str], accelerator_name: str) -> list[OpState]:
+    """The ops of the given names; all where there are none.
+
+    Args:
+        states: of every op of the accelerator.
+        names: of builders (``CPUAdamBuilder``) or ops (``cpu_adam``).
+        accelerator_name: for the message.
+
+    Raises:
+        UnknownOpError: there is no such op.
+    """
+    if not names:
+        return list(states)
+    known = {name: state for state in states for name in (state.op, state.builder_name) if name}
+    chosen: dict[str, OpState] = {}
+    for name in names:
+        if name not in known:
+            raise UnknownOpError(_unknown(name, list(known), accelerator_name))
+        chosen[known[name].builder_name] = known[name]
+    return list(chosen.values())
+
+
+def _unknown(name: str, known: list[str], accelerator_name: str) -> str:
+    folded = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(name.lower(), folded, n=1)
+    hint = f'; did you mean "{folded[close[0]]}"?' if close else ". `acclimate ops` lists them."
+    return f'The {accelerator_name} accelerator has no op "{name}"{hint}'
+
+
+def _state(accelerator: Accelerator, name: str) -> OpState:
+    try:
+        builder = accelerator.create_op_builder(name)
+    except Exception as error:  # noqa: BLE001 - one broken builder must not hide the others
+        return OpState(name, "", IMPOSSIBLE, f"its builder failed: {describe(error)}")
+    if not isinstance(builder, OpBuilder):
+        return OpState(name, "", IMPOSSIBLE, f"{type(builder).__name__} is not an acclimate OpBuilder")
+    if not builder.sources():
+        return OpState(name, builder.name, PURE, builder=builder)
+    reason = builder.incompatibility()
+    try:
+        library = builder.built_library()
+    except AcclimateError as error:
+        return OpState(name, builder.name, IMPOSSIBLE, str(error), builder=builder)
+    if library is not None:
+        return OpState(name, builder.name, BUILT, reason, library, builder)
+    state = BUILDABLE if reason is None else IMPOSSIBLE
+    return OpState(name, builder.name, state, reason, builder=builder)
