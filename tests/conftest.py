@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from fake_vendors import machine as machine
 from fresh_process import FreshProcesses
 

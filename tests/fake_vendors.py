@@ -1,4 +1,4 @@
-"""Vendors' packages that stand for hardware no machine has all of: what each adds to torch, and how each fails.
+"""Fake vendors' packages: what each adds to torch where its hardware is present, and how each fails.
 
 Only the border is faked: the vendor's module at import, and what torch answers about devices.
 """

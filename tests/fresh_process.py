@@ -6,6 +6,7 @@ a run imports, selects or breaks stays in it. Run as a script, this file is that
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -98,6 +99,8 @@ class FreshProcesses:
 
 def _serve() -> None:
     import torch  # noqa: F401 - for the runs
+
+    gc.freeze()  # else every run would copy the pages that its garbage collector marks
 
     for line in sys.stdin:
         request = json.loads(line)

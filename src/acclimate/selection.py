@@ -153,6 +153,16 @@ def _choose() -> Accelerator:
         return accelerator
 
 
+def _start_over_in_child() -> None:
+    """In a forked child: lets go of what another thread of the parent held, which does not exist here."""
+    global _lock, _choosing
+    _lock, _choosing = threading.RLock(), False
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_start_over_in_child)
+
+
 def requested() -> tuple[str, str] | None:
     """The variable that names an accelerator, and the name; ``None`` where detection decides.
 

@@ -6,6 +6,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+
 from fake_vendors import BREAKAGES, BY_WAY, IN_ORDER, WITH_PACKAGE, FakeMachine, FakeVendor
 from fresh_process import FreshProcesses
 

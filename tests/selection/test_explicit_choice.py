@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from fake_vendors import BREAKAGES, BY_WAY, IN_ORDER, WITH_PACKAGE, FakeMachine, FakeVendor
 from fresh_process import FreshProcesses
 
