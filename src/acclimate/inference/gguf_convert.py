@@ -130,7 +130,7 @@ def _convert_directly(header: GGUFHeader, target: Path, dtype: torch.dtype, scra
     config = _config(header, scratch)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    placements = place_tensors(header, model, tied=bool(config.tie_word_embeddings))
+    placements = place_tensors(header, model)
     total = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
     if shutil.disk_usage(target).free < total:
         raise full_disk_error(target.parent, total)

@@ -82,7 +82,7 @@ def read_gguf_header(path: Path) -> GGUFHeader:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _parse(path, content)
-    except (struct.error, IndexError) as error:
+    except (struct.error, IndexError, OverflowError) as error:
         raise CorruptModelError(f"{path} is truncated: it ends within its header") from error
     except ValueError as error:  # an empty file cannot be mapped; CorruptModelError is one too
         if isinstance(error, CorruptModelError):

@@ -81,7 +81,7 @@ def check_size(header: GGUFHeader, file_bytes: int) -> None:
         raise CorruptModelError(f"{header.path} holds no tensors")
 
 
-def place_tensors(header: GGUFHeader, model: torch.nn.Module, tied: bool) -> list[Placement]:
+def place_tensors(header: GGUFHeader, model: torch.nn.Module) -> list[Placement]:
     """Says for each parameter of a model (which may be on the meta device) which tensor fills it.
 
     Raises:
@@ -91,12 +91,10 @@ def place_tensors(header: GGUFHeader, model: torch.nn.Module, tied: bool) -> lis
     names = get_tensor_name_map(architectures[header.architecture], _layers(header))
     available = {tensor.name: tensor for tensor in header.tensors}
     placements = []
-    for parameter, value in model.state_dict().items():
+    for parameter, value in model.named_parameters():  # names tied ones once
         name = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
         source = available.pop(name, None) if name is not None else None
         if source is None:
-            if tied and name == "output.weight":  # the same tensor as the embedding
-                continue
             raise CorruptModelError(f"{header.path} lacks {name or parameter!r}, which its model needs")
         shape = tuple(value.shape)
         if source.shape != shape:

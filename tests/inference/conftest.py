@@ -1,0 +1,66 @@
+"""Tiny models with random weights, made here: nothing is downloaded and no extra is needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the extra `llm` is not installed")
+pytest.importorskip("gguf", reason="the extra `llm` is not installed")
+
+from tiny_models import save_tiny_model, write_tiny_gguf
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, for this process and those it starts."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(folder))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("ACCLIMATE_ACCELERATOR", "cpu")
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama in transformers' own layout. Not to be changed: copy it first."""
+    return save_tiny_model("llama", tmp_path_factory.mktemp("tiny-llama"))
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Gemma 3 as a GGUF file with a SentencePiece vocabulary."""
+    return write_tiny_gguf("gemma3", tmp_path_factory.mktemp("gguf") / "tiny-gemma3.gguf")
+
+
+@pytest.fixture
+def acclimate() -> Run:
+    """Runs ``acclimate generate …`` in a process of its own."""
+
+    def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+        settings: dict[str, object] = {"capture_output": True, "text": True, "timeout": 120}
+        if "input" not in options:
+            settings["stdin"] = subprocess.DEVNULL
+        return subprocess.run(command(*arguments), **(settings | options))  # type: ignore[call-overload]
+
+    return run
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "acclimate", "generate", *arguments]
+
+
+@pytest.fixture(autouse=True)
+def few_threads() -> None:
+    """Tiny models gain nothing from threads, and lose much when the machine is busy."""
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
