@@ -173,3 +173,18 @@ class AsyncIOSettingError(AcclimateError, ValueError):
 
 class AsyncIOEngineError(AcclimateError, RuntimeError):
     """``ACCLIMATE_AIO`` names what is not an I/O engine, or one that cannot be used on this machine."""
+
+
+# -- optimizers ----------------------------------------------------------------------------------
+
+
+class InvalidOptimizerArgumentError(AcclimateError, ValueError):
+    """A setting of an optimizer, or an argument of its step, that it cannot have."""
+
+
+class UnsupportedParameterError(AcclimateError, TypeError):
+    """A parameter or gradient of a dtype, layout or device that an optimizer does not take."""
+
+
+class InstructionSetError(AcclimateError, ValueError):
+    """``ACCLIMATE_CPU_ISA`` names no instruction set, or one that this machine lacks."""
