@@ -1,0 +1,19 @@
+"""The emulated accelerator, as acclimate sees it."""
+
+from __future__ import annotations
+
+from acclimate import Accelerator
+from acclimate_sim import collectives, profile
+from acclimate_sim.device import DEVICE_TYPE, make_device
+
+
+class SimAccelerator(Accelerator):
+    """Follows torch's device conventions throughout: the device itself is in ``csrc``."""
+
+    device_type = DEVICE_TYPE
+    communication_backend = collectives.NAME
+    visible_devices_variable = profile.VISIBLE_DEVICES
+    exported_variable_prefixes = (profile.VARIABLE,)
+
+    def __init__(self) -> None:
+        make_device(self)

@@ -1,0 +1,224 @@
+#include "fallback.h"
+
+#include "devices.h"
+#include "generator.h"
+#include "host_alias.h"
+#include "tensor_uses.h"
+
+#include <memory>
+#include <unordered_map>
+
+namespace sim {
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+enum class Use : uint8_t { kRead, kWrite, kView };
+
+// What the fallback has to know of an operator, found once.
+struct Operator {
+  explicit Operator(const c10::OperatorHandle& op);
+
+  std::string name;               // with its overload
+  std::vector<Use> uses;          // by argument
+  int generator = -1;             // the argument that is a generator
+  bool draws_random = false;
+  int host_argument = -1;         // an argument that is on the host by definition
+  int host_result = -1;           // and such a result
+  bool (*special)(const Operator&, Stack*) = nullptr;  // runs in place of the host's kernel
+};
+
+// -- operators that are not simply the host's kernel ---------------------------------------------
+
+void call(const char* name, Stack* stack) {
+  c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
+}
+
+// torch picks these two for every device from outside; the host has no kernel under these names.
+bool convolution(const Operator&, Stack* stack) {
+  call("aten::convolution", stack);
+  return true;
+}
+
+bool convolution_backward(const Operator&, Stack* stack) {
+  // convolution_backward has one argument more, the sizes of the bias: one per output channel.
+  const auto first = stack->end() - 10;
+  const at::Tensor weight = first[2].toTensor();
+  const bool transposed = first[6].toBool();
+  const int64_t channels = transposed ? weight.size(1) * first[8].toInt() : weight.size(0);
+  stack->insert(first + 3, IValue(std::vector<int64_t>{channels}));
+  call("aten::convolution_backward", stack);
+  return true;
+}
+
+Operator::Operator(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  name = toString(op.operator_name());
+  for (const auto& argument : schema.arguments()) {
+    const auto* alias = argument.alias_info();
+    uses.push_back(!alias ? Use::kRead : alias->isWrite() ? Use::kWrite : Use::kView);
+    if (argument.name() == "generator") generator = static_cast<int>(uses.size()) - 1;
+  }
+  draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
+  if (name == "aten::convolution_overrideable") special = convolution;
+  if (name == "aten::convolution_backward_overrideable") special = convolution_backward;
+  if (name == "aten::_pack_padded_sequence") {
+    host_argument = 1;  // lengths
+    host_result = 1;    // batch sizes
+  }
+  if (name == "aten::_ctc_loss.Tensor" || name == "aten::_ctc_loss_backward.Tensor") host_argument = -2;
+}
+
+const Operator& find(const c10::OperatorHandle& op) {
+  // By the address of the schema, which is stable while the operator exists; the name is compared as another
+  // operator may take its place.
+  thread_local std::unordered_map<const void*, std::unique_ptr<Operator>> known;
+  auto& found = known[&op.schema()];
+  const auto& identity = op.operator_name();
+  const auto matches = [&] {
+    const auto& name = found->name;
+    const size_t plain = identity.name.size();
+    return name.compare(0, plain, identity.name) == 0 &&
+        (identity.overload_name.empty() ? name.size() == plain
+                                        : name.compare(plain + 1, std::string::npos, identity.overload_name) == 0);
+  };
+  if (!found || !matches()) found = std::make_unique<Operator>(op);
+  return *found;
+}
+
+// -- the device that an operator runs on -----------------------------------------------------------
+
+// Tensors of one operator have to be on one device, as on CUDA. A host tensor without dimensions counts as a
+// number, unless it is written to.
+class DeviceCheck {
+ public:
+  explicit DeviceCheck(const Operator& op) : op_(op) {}
+
+  void see(const at::Tensor& tensor, Use use) {
+    if (!tensor.defined()) return;
+    const auto device = tensor.device();
+    if (device.type() == kSim) {
+      if (!device_) device_ = device;
+      else if (*device_ != device) other_ = device;
+    } else if (tensor.dim() > 0 || use == Use::kWrite) {
+      other_ = device;
+    }
+  }
+
+  c10::Device device() const {
+    TORCH_CHECK(
+        !device_ || !other_, "Expected all tensors to be on the same device, but found at least two devices, ",
+        *device_, " and ", *other_, "! (when checking arguments of ", op_.name, ")");
+    return device_.value_or(c10::Device(kSim, current_device()));
+  }
+
+ private:
+  const Operator& op_;
+  std::optional<c10::Device> device_, other_;
+};
+
+c10::Device check_devices(const Operator& op, at::ArrayRef<IValue> arguments) {
+  DeviceCheck check(op);
+  std::optional<c10::Device> wanted;
+  for (size_t i = 0; i < arguments.size(); i++) {
+    const IValue& value = arguments[i];
+    const bool on_host = op.host_argument == static_cast<int>(i) || op.host_argument == -2;
+    if (value.isTensor()) {
+      if (!on_host || on_sim(value.toTensor())) check.see(value.toTensor(), op.uses[i]);
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) check.see(tensor, op.uses[i]);
+    } else if (value.isOptionalTensorList()) {  // the indices of index and index_put, which may be the host's
+      for (std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
+        if (tensor && on_sim(*tensor)) check.see(*tensor, op.uses[i]);
+      }
+    } else if (value.isDevice() && value.toDevice().type() == kSim) {
+      wanted = value.toDevice();
+    }
+  }
+  auto device = wanted && wanted->has_index() ? *wanted : wanted ? c10::Device(kSim, current_device()) : check.device();
+  check_index(device.index());
+  return device;
+}
+
+// -- arguments to the host and results back ----------------------------------------------------------
+
+void note(const TensorUses& uses, const at::Tensor& tensor, Use use) {
+  if (use == Use::kRead) uses.reads(tensor);
+  if (use == Use::kWrite) uses.writes(tensor);  // a view is not a use
+}
+
+IValue to_host(const IValue& value, Use use, HostAliases& aliases, const TensorUses& uses) {
+  const auto convert = [&](const at::Tensor& tensor) {
+    if (!on_sim(tensor)) return tensor;
+    note(uses, tensor, use);
+    return aliases.to_host(tensor);
+  };
+  if (value.isTensor()) return convert(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> tensors;
+    for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(convert(tensor));
+    return tensors;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> tensors;
+    for (std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
+      tensors.push_back(tensor ? std::optional(convert(*tensor)) : tensor);
+    }
+    return tensors;
+  }
+  if (value.isDevice() && value.toDevice().type() == kSim) return c10::Device(c10::DeviceType::CPU);
+  if (value.isGenerator()) return host_generator(value.toGenerator());
+  return value;
+}
+
+IValue to_device(IValue value, c10::DeviceIndex device, HostAliases& aliases, const TensorUses& uses) {
+  const auto convert = [&](const at::Tensor& tensor) {
+    at::Tensor made = aliases.to_device(tensor, device);
+    uses.writes(made);
+    return made;
+  };
+  if (value.isTensor()) return convert(std::move(value).toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> tensors;
+    for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(convert(tensor));
+    return tensors;
+  }
+  return value;
+}
+
+}  // namespace
+
+void run_on_host(const c10::OperatorHandle& handle, Stack* stack) {
+  const Operator& op = find(handle);
+  const size_t count = op.uses.size();
+  const auto device = check_devices(op, at::ArrayRef<IValue>(stack->data() + stack->size() - count, count)).index();
+  HostAliases aliases;
+  const TensorUses uses(device, op.name);
+  for (size_t i = 0; i < count; i++) {
+    IValue& value = (*stack)[stack->size() - count + i];
+    value = to_host(value, op.uses[i], aliases, uses);
+  }
+  std::optional<HostGeneratorLoan> loan;
+  if (op.draws_random) {
+    if (op.generator < 0) loan.emplace(device);
+    else if (IValue& value = (*stack)[stack->size() - count + op.generator]; value.isNone()) {
+      value = host_generator(default_generator(device));
+    }
+  }
+  if (!op.special || !op.special(op, stack)) {
+    handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  }
+  loan.reset();
+  const size_t results = handle.schema().returns().size();
+  for (size_t i = 0; i < results; i++) {
+    if (static_cast<int>(i) == op.host_result) continue;
+    IValue& value = (*stack)[stack->size() - results + i];
+    // What aliases an argument is no new use of its bytes.
+    const bool aliases_argument = handle.schema().returns()[i].alias_info() != nullptr;
+    value = to_device(std::move(value), device, aliases, aliases_argument ? TensorUses() : uses);
+  }
+  aliases.write_back();
+}
+
+}  // namespace sim

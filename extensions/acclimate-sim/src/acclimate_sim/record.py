@@ -1,0 +1,25 @@
+"""What acclimate knows of this accelerator before it is chosen. Imports no torch."""
+
+from __future__ import annotations
+
+from acclimate import AcclimateError, Backend
+from acclimate_sim.profile import read_profile
+
+
+def _why_not() -> str | None:
+    try:
+        read_profile()
+    except AcclimateError as error:
+        return str(error)
+    return None
+
+
+BACKEND = Backend(
+    name="sim",
+    target="acclimate_sim.accelerator:SimAccelerator",
+    probe=_why_not,
+    rank=900,
+    device_count=lambda: read_profile().devices,
+    auto_detect=False,  # an emulator must never be what a program finds by itself
+    remedy="Correct ACCLIMATE_SIM",
+)

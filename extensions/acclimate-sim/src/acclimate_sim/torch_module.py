@@ -1,0 +1,158 @@
+"""``torch.sim``: what torch looks for in the module of a device type.
+
+The device's own functions come from ``torch.accelerator``, which serves any device type whose library
+registers a device guard and hooks; the rest is what torch's random numbers, autocast and checkpoints ask for.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.accelerator import (
+    current_device_index as current_device,
+)
+from torch.accelerator import (
+    current_stream,
+    empty_cache,
+    max_memory_allocated,
+    max_memory_reserved,
+    memory_allocated,
+    memory_reserved,
+    memory_stats,
+    reset_accumulated_memory_stats,
+    reset_peak_memory_stats,
+    set_stream,
+    synchronize,
+)
+from torch.accelerator import (
+    get_memory_info as mem_get_info,
+)
+from torch.accelerator import (
+    set_device_index as set_device,
+)
+
+Stream = torch.Stream
+Event = torch.Event
+
+__all__ = [
+    "Event",
+    "Stream",
+    "current_device",
+    "current_stream",
+    "default_generator",
+    "device",
+    "device_count",
+    "empty_cache",
+    "get_amp_supported_dtype",
+    "get_device_name",
+    "get_rng_state",
+    "initial_seed",
+    "is_available",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "set_device",
+    "set_rng_state",
+    "set_stream",
+    "stream",
+    "synchronize",
+]
+
+
+def _index(device: int | str | torch.device | None) -> int:
+    if isinstance(device, int):
+        return device
+    index = None if device is None else torch.device(device).index
+    return current_device() if index is None else index
+
+
+class device(torch.accelerator.device_index):  # noqa: N801 - torch's name for it
+    """A context manager within which a device is the current one; takes an index or a ``torch.device``."""
+
+    def __init__(self, device: int | str | torch.device | None) -> None:
+        super().__init__(None if device is None else _index(device))
+
+
+def device_count() -> int:
+    """How many devices there are."""
+    return int(torch.ops.sim.device_count())
+
+
+def is_available() -> bool:
+    """Whether there is a device: since this module is there, yes."""
+    return True
+
+
+def is_initialized() -> bool:
+    """Whether the device exists: since this module does."""
+    return True
+
+
+def _is_in_bad_fork() -> bool:
+    return False  # host memory and no threads: a forked child has a device as good as its parent's
+
+
+def stream(stream: torch.Stream | None) -> AbstractContextManager[Any]:
+    """A context manager within which work is queued on ``stream``; ``None`` changes nothing."""
+    from contextlib import nullcontext
+
+    return nullcontext() if stream is None else stream
+
+
+# -- random numbers ----------------------------------------------------------------------------------
+
+
+def default_generator(device: int | str | torch.device | None = None) -> torch.Generator:
+    """The generator that operations on a device draw from when given none."""
+    generator: torch.Generator = torch.ops.sim.default_generator(_index(device))
+    return generator
+
+
+def manual_seed(seed: int) -> None:
+    """Seeds the current device's generator."""
+    default_generator().manual_seed(seed)
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seeds every device's generator."""
+    for index in range(device_count()):
+        default_generator(index).manual_seed(seed)
+
+
+def initial_seed() -> int:
+    """What the current device's generator was seeded with."""
+    return default_generator().initial_seed()
+
+
+def get_rng_state(device: int | str | torch.device = "sim") -> torch.Tensor:
+    """The state of a device's generator, on the host."""
+    return default_generator(device).get_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: int | str | torch.device = "sim") -> None:
+    """Restores what :func:`get_rng_state` returned."""
+    default_generator(device).set_state(new_state)
+
+
+# -- what it is ----------------------------------------------------------------------------------
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """The dtypes that autocast may compute in here."""
+    has: Any = torch.accelerator.get_device_capability(0)
+    return [dtype for dtype in (torch.float16, torch.bfloat16) if dtype in has["supported_dtypes"]]
+
+
+def get_device_name(device: int | str | torch.device | None = None) -> str:
+    """What the device is called."""
+    return "acclimate's emulated accelerator"
