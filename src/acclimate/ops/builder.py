@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -68,7 +69,7 @@ class OpBuilder:
 
     # -- what a subclass says --------------------------------------------------------------------
 
-    def sources(self) -> list[str | Source]:
+    def sources(self) -> Sequence[str | Source]:
         """The native source files; none for an op that needs no native code.
 
         A :class:`Source` has flags of its own, such as ``-mavx512f`` for the file whose functions are only

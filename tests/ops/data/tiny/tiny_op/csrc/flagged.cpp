@@ -1,0 +1,1 @@
+int flagged() { return TINY_FLAG; }
