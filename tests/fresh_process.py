@@ -7,6 +7,7 @@ a run imports, selects or breaks stays in it. Run as a script, this file is that
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import json
 import os
 import signal
@@ -126,6 +127,7 @@ def _run(request: dict[str, Any]) -> None:
         told.write(json.dumps(values) + "\n")
         told.flush()
 
+    _hide_installed_plug_ins(request["path"])
     os.environ.update(request["env"])
     os.chdir(folder)
     sys.path[:] = [*request["path"], *(entry for entry in sys.path if entry != str(Path(__file__).parent))]
@@ -141,6 +143,20 @@ def _run(request: dict[str, Any]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _hide_installed_plug_ins(path: Sequence[str]) -> None:
+    """Leaves only the backends that the run's own folders hold, whatever is installed beside acclimate."""
+    find = importlib.metadata.entry_points
+
+    def entry_points(**selection: Any) -> Any:
+        return importlib.metadata.EntryPoints(
+            point
+            for point in find(**selection)
+            if point.group != "acclimate.backends" or str(point.dist.locate_file("")) in path
+        )
+
+    importlib.metadata.entry_points = entry_points
 
 
 if __name__ == "__main__":

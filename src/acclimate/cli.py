@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 
 from acclimate import __version__
 from acclimate.errors import AcclimateError
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     args = parser.parse_args(arguments)
+    if isinstance(sys.stdout, TextIOWrapper):  # a letter that the terminal cannot show must not end a command
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code: int = import_module(COMMANDS[args.command][1]).run(args)
         sys.stdout.flush()

@@ -22,7 +22,7 @@ DEVICE_FILES = {
     "mlu": ("/dev/cambricon_dev{}", ["/dev/cambricon_ctl"], "MLU_VISIBLE_DEVICES"),
     "cuda": (
         "/dev/nvidia{}",
-        ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-caps"],
+        ["/dev/nvidiactl", "/dev/nvidia-uvm"],
         "CUDA_VISIBLE_DEVICES",
     ),
 }
