@@ -19,9 +19,10 @@ class Ops(Devices):
         "CPUAdagradBuilder": "acclimate.ops.adagrad.builder:CPUAdagradBuilder",
         "CPUAdamBuilder": "acclimate.ops.adam.builder:CPUAdamBuilder",
         "CPULionBuilder": "acclimate.ops.lion.builder:CPULionBuilder",
+        "FusedAdamBuilder": "acclimate.ops.adam.builder:TorchFusedAdamBuilder",
     }
     """Where this accelerator's op builders are: builder name to ``"module:Class"``, imported when asked
-    for. These run on the host, which every accelerator has; a backend adds its own:
+    for. The first four run on the host, which every accelerator has; a backend adds its own:
     ``{**Accelerator.op_builders, "MyBuilder": "my_package.my_op:MyBuilder"}``.
 
     CPU: the host's, and fused optimizers.
