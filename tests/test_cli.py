@@ -1,0 +1,144 @@
+"""The command line, as real processes: what is printed where, exit codes, and readers that leave early."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import acclimate
+from acclimate.cli import COMMANDS
+from fake_vendors import FakeMachine
+from fresh_process import plain_environment
+
+INSTALLED = [str(Path(sys.executable).parent / "acclimate")]
+AS_MODULE = [sys.executable, "-m", "acclimate"]
+
+
+def run(
+    command: list[str], *arguments: str, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, *arguments],
+        capture_output=True,
+        text=True,
+        env={**plain_environment(), **(env or {})},
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("command", [INSTALLED, AS_MODULE], ids=["installed", "module"])
+def test_the_version_is_the_packages(command: list[str]) -> None:
+    ended = run(command, "--version")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"acclimate {acclimate.__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", [INSTALLED, AS_MODULE], ids=["installed", "module"])
+def test_info_works_however_it_is_started(command: list[str]) -> None:
+    ended = run(command, "info", "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["acclimate"] == acclimate.__version__
+    assert "Traceback" not in ended.stderr
+
+
+def test_without_a_command_every_command_is_listed_and_the_exit_code_is_2() -> None:
+    ended = run(AS_MODULE)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    for name, (summary, _) in COMMANDS.items():
+        assert f"{name} " in ended.stderr
+        assert summary.split(",")[0] in ended.stderr
+
+
+def test_help_goes_to_stdout_and_lists_every_command() -> None:
+    ended = run(AS_MODULE, "--help")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert all(name in ended.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["infos"], "invalid choice: 'infos'"),
+        (["--no-such-option"], "required: COMMAND"),
+        (["info", "--no-such-option"], "unrecognized arguments: --no-such-option"),
+        (["info", "surplus"], "unrecognized arguments: surplus"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_refused_with_exit_code_2(
+    arguments: list[str], complaint: str
+) -> None:
+    ended = run(AS_MODULE, *arguments)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert complaint in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str) -> None:
+    ended = run(AS_MODULE, name, "--help")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith(f"usage: acclimate {name}")
+
+
+def test_parsing_imports_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from acclimate.cli import main\n"
+        "sys.argv = ['acclimate', '--version']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_choice_that_cannot_be_used_is_one_message_and_exit_code_1() -> None:
+    ended = run(INSTALLED, "info", env={"DS_ACCELERATOR": "hpu"})
+    assert ended.returncode == 1
+    assert "HPU_Accelerator requires habana_frameworks.torch.hpu" in ended.stdout
+    assert "unset DS_ACCELERATOR to detect what is here." in ended.stdout
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_installed_plug_in_is_found_by_the_command(machine: FakeMachine) -> None:
+    machine.write(
+        "visitor",
+        "from acclimate import Backend\n"
+        "RECORD = Backend('visitor', 'x:Y', lambda: 'the visitor is not at home.', 5)\n",
+    )
+    machine.add_entry_points([("visitor", "visitor:RECORD")])
+    ended = run(INSTALLED, "info", "--json", env={"PYTHONPATH": str(machine.folder)})
+    assert {"name": "visitor", "reason": "the visitor is not at home.", "auto_detect": True} in json.loads(
+        ended.stdout
+    )["candidates"]
+
+
+@pytest.mark.parametrize("option", [[], ["--json"]], ids=["table", "json"])
+def test_a_reader_that_leaves_early_causes_no_traceback(option: list[str]) -> None:
+    command = subprocess.Popen(
+        [*INSTALLED, "info", *option],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**plain_environment(), "DS_ACCELERATOR": "cpu"},
+    )
+    assert command.stdout is not None
+    assert command.stderr is not None
+    command.stdout.close()  # gone before the first line is written
+    complaint = command.stderr.read()
+    command.stderr.close()
+    assert (command.wait(timeout=120), complaint) == (1, "")
+
+
+def test_head_shows_the_first_line_and_nothing_else() -> None:
+    shown = subprocess.run(
+        ["/bin/sh", "-c", '"$0" info | head -n 1', *INSTALLED],
+        capture_output=True,
+        text=True,
+        env={**plain_environment(), "DS_ACCELERATOR": "cpu", "COLUMNS": "60"},
+        timeout=120,
+    )
+    assert shown.stdout.startswith("acclimate")
+    assert (shown.stdout.count("\n"), shown.stderr) == (1, "")
