@@ -105,13 +105,8 @@ class Devices(ABC):
         if isinstance(device, int):
             index = device
         else:
-            wanted = torch.device(device)
-            if wanted.type != self.device_type:
-                raise InvalidDeviceError(
-                    f'"{wanted}" is not a device of the {self.name} accelerator; '
-                    f'its devices are named like "{self.device_name(0)}".'
-                )
-            index = self.current_device() if wanted.index is None else wanted.index
+            named = self._named_device(device)
+            index = self.current_device() if named.index is None else named.index
         count = self.device_count()
         if not 0 <= index < count:
             known = f"0 to {count - 1}" if count > 1 else "only 0" if count else "none"
@@ -119,6 +114,23 @@ class Devices(ABC):
                 f"The {self.name} accelerator has no device {index}; devices that exist here: {known}."
             )
         return index
+
+    def _named_device(self, device: str | torch.device) -> torch.device:
+        """The device of this accelerator that a name means.
+
+        Raises:
+            InvalidDeviceError: it is no device's name, or another device type's.
+        """
+        try:
+            named = torch.device(device)
+        except RuntimeError:  # torch knows no such type
+            named = None
+        if named is None or named.type != self.device_type:
+            raise InvalidDeviceError(
+                f'"{device}" is not a device of the {self.name} accelerator; '
+                f'its devices are named like "{self.device_name(0)}".'
+            )
+        return named
 
     # -- the interface ---------------------------------------------------------------------------
 

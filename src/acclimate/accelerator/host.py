@@ -30,7 +30,6 @@ class HostStream:
         self.device = torch.device(device) if named else torch.device("cpu")  # type: ignore[arg-type]
         self.priority = priority
         self.stream_id = next(self._ids)
-        self._outer: list[HostStream] = []
 
     def query(self) -> bool:
         """Whether all work is done: always."""
@@ -52,14 +51,14 @@ class HostStream:
         return event
 
     def __enter__(self) -> HostStream:
-        self._outer.append(current_host_stream())
+        _thread.outer.append(_thread.current)
         _thread.current = self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _thread.current = self._outer.pop()
+        _thread.current = _thread.outer.pop()
 
     def __repr__(self) -> str:
         return f"HostStream(device={self.device}, stream_id={self.stream_id})"
@@ -75,10 +74,15 @@ class HostEvent:
         enable_timing: whether :meth:`elapsed_time` may be asked.
         blocking: without effect.
         interprocess: without effect.
+        external: without effect.
     """
 
     def __init__(
-        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+        self,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
     ) -> None:
         self.enable_timing = enable_timing
         self._recorded_ns: int | None = None
@@ -114,7 +118,11 @@ _default_stream = HostStream()
 
 
 class _Thread(threading.local):
-    current: HostStream = _default_stream
+    """What is current in one thread, and what was around each ``with`` that it is in."""
+
+    def __init__(self) -> None:
+        self.current = _default_stream
+        self.outer: list[HostStream] = []
 
 
 _thread = _Thread()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -32,10 +33,25 @@ class Memory(Devices):
     CUDA: same as ``torch.cuda.OutOfMemoryError``.
     """
 
+    def _offered_by_allocator(self, name: str, generic_name: str | None = None) -> Callable[..., Any] | None:
+        """As :meth:`_offered`, less ``torch.accelerator`` where it cannot ask the device's allocator.
+
+        A device may register an allocator of its own that keeps no statistics (torch_tpu's does);
+        ``torch.accelerator``'s functions then fail on an assertion.
+        """
+        function = getattr(self.torch_module, name, None)
+        if function is None and self._is_torch_accelerator():
+            try:
+                torch.accelerator.memory_stats()
+            except RuntimeError:
+                return None
+            function = self._offered(name, generic_name)
+        return function
+
     def _figure(self, name: str, statistic: str, device_index: DeviceLike) -> int:
         """A figure from torch's function ``name``, else from the statistics, else 0."""
         index = self._index(device_index)
-        figure = self._offered(name)
+        figure = self._offered_by_allocator(name)
         if figure is not None:
             return int(figure(index))
         return int(self.memory_stats(index).get(statistic, 0))
@@ -47,7 +63,7 @@ class Memory(Devices):
         CPU: does nothing; torch's host allocator keeps no cache.
         CUDA: ``torch.cuda.empty_cache``.
         """
-        release = self._offered("empty_cache")
+        release = self._offered_by_allocator("empty_cache")
         if release is not None:
             release()
 
@@ -161,7 +177,7 @@ class Memory(Devices):
             InvalidDeviceError: there is no such device.
         """
         index = self._index(device_index)
-        reset = self._offered("reset_peak_memory_stats")
+        reset = self._offered_by_allocator("reset_peak_memory_stats")
         if reset is not None:
             reset(index)
 
@@ -176,7 +192,7 @@ class Memory(Devices):
             InvalidDeviceError: there is no such device.
         """
         index = self._index(device_index)
-        reset = self._offered("reset_accumulated_memory_stats")
+        reset = self._offered_by_allocator("reset_accumulated_memory_stats")
         if reset is not None:
             reset(index)
 
@@ -191,7 +207,7 @@ class Memory(Devices):
             InvalidDeviceError: there is no such device.
         """
         index = self._index(device_index)
-        statistics = self._offered("memory_stats")
+        statistics = self._offered_by_allocator("memory_stats")
         return dict(statistics(index)) if statistics is not None else {}
 
     def memory_summary(self, device: DeviceLike = None, abbreviated: bool = False) -> str:
@@ -220,7 +236,7 @@ class Memory(Devices):
         return "\n".join([f"Memory of {self.device_name(index)}", *rows])
 
     def _memory_info(self, index: int) -> tuple[int, int]:
-        info = self._offered("mem_get_info", "get_memory_info")
+        info = self._offered_by_allocator("mem_get_info", "get_memory_info")
         if info is not None:
             free, total = info(index)
             return int(free), int(total)

@@ -15,7 +15,13 @@ class Pinning(Devices):
 
     def _pins_host_memory(self) -> bool:
         """Whether torch can page-lock host memory for this device."""
-        return self._is_torch_accelerator() and self.is_available()
+        if not (self._is_torch_accelerator() and self.is_available()):
+            return False
+        try:
+            torch.empty(1, pin_memory=True)
+        except NotImplementedError:  # the device has registered no allocator for it
+            return False
+        return True
 
     def pin_memory(
         self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True

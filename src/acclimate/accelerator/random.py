@@ -121,11 +121,14 @@ class RandomNumbers(Devices):
     def manual_seed(self, seed: int) -> None:
         """Seeds the current device's generator.
 
-        Delegates to: ``torch.<device>.manual_seed``, else the default generator's ``manual_seed``.
+        Delegates to: ``torch.<device>.manual_seed``, else ``manual_seed_all`` where there is one device,
+            else the default generator's ``manual_seed``.
         CPU: torch's host generator, and no other device's.
         CUDA: ``torch.cuda.manual_seed``.
         """
         apply = self._offered("manual_seed")
+        if apply is None and self.device_count() == 1:
+            apply = self._offered("manual_seed_all")  # torch.manual_seed needs it, so every device has it
         if apply is None:
             self.default_generator().manual_seed(seed)
         else:

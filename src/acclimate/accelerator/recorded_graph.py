@@ -102,13 +102,13 @@ def _wait(operator: Any, returned: Iterable[Any]) -> None:
     if operator.namespace == "c10d":
         for leaf in returned:
             if isinstance(leaf, torch.ScriptObject):
-                leaf.wait()
+                leaf.wait()  # type: ignore[attr-defined]  # a torch.classes.c10d.Work
     elif operator.namespace == "_c10d_functional":
         for leaf in returned:
             torch.ops._c10d_functional.wait_tensor(leaf)
 
 
-def _place(tensor: torch.Tensor) -> tuple[tuple[int, ...], int]:
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.stride(), tensor.storage_offset()
 
 

@@ -83,8 +83,8 @@ class RandomNumbers:
             )
         if any(isinstance(leaf, torch.Generator) and leaf is not torch.default_generator for leaf in inputs):
             raise GraphCaptureError(
-                "A generator other than the default is used during a graph capture, which cannot tell where its "
-                "numbers start. Draw from the default one."
+                "A generator other than the default one is used during a graph capture, which cannot tell "
+                "where its numbers start. Draw from the default one."
             )
 
     def after(self, func: Any) -> None:

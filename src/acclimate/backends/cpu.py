@@ -18,7 +18,7 @@ from acclimate import topology
 from acclimate.accelerator import Accelerator, DeviceLike, DeviceProperties
 from acclimate.backends import process_memory
 from acclimate.backends.presence import is_installed
-from acclimate.errors import InvalidDeviceError, InvalidEnvironmentError
+from acclimate.errors import InvalidEnvironmentError
 
 
 class CPUAccelerator(Accelerator):
@@ -43,8 +43,8 @@ class CPUAccelerator(Accelerator):
     # -- devices ---------------------------------------------------------------------------------
 
     def _index(self, device: DeviceLike = None) -> int:
-        if device is not None and not isinstance(device, int) and torch.device(device).type != "cpu":
-            raise InvalidDeviceError(f'"{device}" is not a device of the cpu accelerator.')
+        if device is not None and not isinstance(device, int):
+            self._named_device(device)
         return 0
 
     def device_name(self, device_index: int | None = None) -> str:
@@ -84,21 +84,27 @@ class CPUAccelerator(Accelerator):
         return process_memory.resident_bytes()
 
     def memory_allocated(self, device_index: DeviceLike = None) -> int:
+        self._index(device_index)
         return process_memory.resident_bytes()
 
     def max_memory_allocated(self, device_index: DeviceLike = None) -> int:
+        self._index(device_index)
         return process_memory.peak_resident_bytes()
 
     def memory_reserved(self, device_index: DeviceLike = None) -> int:
+        self._index(device_index)
         return process_memory.resident_bytes()
 
     def max_memory_reserved(self, device_index: DeviceLike = None) -> int:
+        self._index(device_index)
         return process_memory.peak_resident_bytes()
 
     def reset_peak_memory_stats(self, device_index: DeviceLike = None) -> None:
+        self._index(device_index)
         process_memory.reset_peak()
 
     def memory_stats(self, device_index: DeviceLike = None) -> dict[str, Any]:
+        self._index(device_index)
         current, peak = process_memory.resident_bytes(), process_memory.peak_resident_bytes()
         pools = ("allocated_bytes.all", "reserved_bytes.all")
         return {

@@ -1,0 +1,239 @@
+"""Code written with streams and events runs on every accelerator; on the host they keep their contract."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from acclimate.accelerator import Accelerator, HostEvent, HostStream
+from acclimate.backends.cpu import CPUAccelerator
+from acclimate.errors import UnsupportedError
+
+
+@pytest.fixture(autouse=True)
+def _default_stream_again(acc: Accelerator) -> Iterator[None]:
+    yield
+    acc.set_stream(acc.default_stream())
+
+
+def test_a_stream_made_is_an_object_of_its_class(acc: Accelerator) -> None:
+    assert isinstance(acc.Stream, type)
+    assert isinstance(acc.Stream(), acc.Stream)
+    assert isinstance(acc.current_stream(), acc.Stream)
+    assert isinstance(acc.default_stream(0), acc.Stream)
+
+
+def test_an_event_made_is_an_object_of_its_class(acc: Accelerator) -> None:
+    assert isinstance(acc.Event, type)
+    assert isinstance(acc.Event(enable_timing=True), acc.Event)
+
+
+def test_the_default_stream_is_current_at_first(acc: Accelerator) -> None:
+    assert acc.current_stream() == acc.default_stream()
+
+
+def test_work_on_a_stream_is_done(acc: Accelerator) -> None:
+    stream = acc.Stream()
+    with acc.stream(stream):
+        total = torch.ones(4, device=acc.device_name()).sum()
+    acc.current_stream().wait_stream(stream)
+    assert total.item() == 4
+
+
+def test_a_stream_that_is_none_changes_nothing(acc: Accelerator) -> None:
+    before = acc.current_stream()
+    with acc.stream(None):
+        assert acc.current_stream() == before
+    acc.set_stream(None)
+    assert acc.current_stream() == before
+
+
+def test_an_event_orders_two_streams(acc: Accelerator) -> None:
+    event = acc.Event()
+    event.record(acc.current_stream())
+    acc.Stream().wait_event(event)
+    assert acc.current_stream().query() in (True, False)
+
+
+def test_a_module_without_set_stream_says_what_to_use(
+    bare: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = bare.current_stream()
+    with monkeypatch.context() as context:
+        context.delattr(torch.accelerator, "set_stream")
+        with pytest.raises(UnsupportedError, match="with accelerator.stream"):
+            bare.set_stream(stream)
+
+
+def test_a_module_with_streams_of_its_own_is_asked(
+    whole: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stream(torch.Stream):
+        pass
+
+    entered = []
+    monkeypatch.setattr(whole.torch_module, "Stream", Stream, raising=False)
+    monkeypatch.setattr(whole.torch_module, "stream", lambda s: entered.append(s) or s, raising=False)
+    monkeypatch.setattr(whole.torch_module, "default_stream", lambda index: f"default {index}", raising=False)
+    assert whole.Stream is Stream
+    stream = whole.Stream()
+    with whole.stream(stream):
+        pass
+    assert entered == [stream]
+    assert whole.default_stream(1) == "default 1"
+
+
+# -- on the host -------------------------------------------------------------------------------------
+
+
+def test_within_a_stream_it_is_current(cpu: CPUAccelerator) -> None:
+    outer, inner = cpu.Stream(), cpu.Stream()
+    with cpu.stream(outer):
+        assert cpu.current_stream() is outer
+        with inner:
+            assert cpu.current_stream() is inner
+            with outer:
+                assert cpu.current_stream() is outer
+            assert cpu.current_stream() is inner
+        assert cpu.current_stream() is outer
+    assert cpu.current_stream() is cpu.default_stream()
+
+
+def test_entering_a_stream_gives_it(cpu: CPUAccelerator) -> None:
+    stream = cpu.Stream()
+    with cpu.stream(stream) as entered:
+        assert entered is stream
+
+
+def test_an_error_within_a_stream_leaves_it(cpu: CPUAccelerator) -> None:
+    with pytest.raises(KeyError), cpu.stream(cpu.Stream()):
+        raise KeyError
+    assert cpu.current_stream() is cpu.default_stream()
+
+
+def test_a_stream_set_stays_current(cpu: CPUAccelerator) -> None:
+    stream = cpu.Stream()
+    cpu.set_stream(stream)
+    assert cpu.current_stream() is stream
+    with cpu.stream(cpu.Stream()):
+        pass
+    assert cpu.current_stream() is stream
+
+
+def test_each_thread_has_its_own_current_stream(cpu: CPUAccelerator) -> None:
+    seen = []
+    with cpu.stream(cpu.Stream()):
+        thread = threading.Thread(target=lambda: seen.append(cpu.current_stream()))
+        thread.start()
+        thread.join()
+    assert seen == [cpu.default_stream()]
+
+
+def test_two_threads_in_one_stream_each_come_out_where_they_were(cpu: CPUAccelerator) -> None:
+    shared, theirs = cpu.Stream(), cpu.Stream()
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with theirs, shared:
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    with shared:
+        thread.start()
+        assert inside.wait(10)
+    try:
+        assert cpu.current_stream() is cpu.default_stream()
+    finally:
+        leave.set()
+        thread.join()
+
+
+def test_streams_differ_and_keep_what_they_were_made_with(cpu: CPUAccelerator) -> None:
+    first, second = cpu.Stream(priority=-1), cpu.Stream(device=1)
+    assert first != second
+    assert first.stream_id != second.stream_id
+    assert first.priority == -1
+    assert first.device == second.device == torch.device("cpu")
+
+
+def test_a_stream_has_done_its_work(cpu: CPUAccelerator) -> None:
+    stream = cpu.Stream()
+    stream.synchronize()
+    stream.wait_stream(cpu.default_stream())
+    event = stream.record_event()
+    stream.wait_event(event)
+    event.wait(stream)
+    event.synchronize()
+    assert stream.query() is event.query() is True
+
+
+def test_elapsed_time_is_at_least_what_was_slept(cpu: CPUAccelerator) -> None:
+    start, end = cpu.Event(enable_timing=True), cpu.Event(enable_timing=True)
+    start.record()
+    before = time.perf_counter()
+    time.sleep(0.02)
+    slept_ms = (time.perf_counter() - before) * 1000
+    end.record()
+    elapsed = start.elapsed_time(end)
+    assert type(elapsed) is float
+    assert 20 <= slept_ms <= elapsed < 10_000
+
+
+def test_events_recorded_by_a_stream_measure_time(cpu: CPUAccelerator) -> None:
+    stream = cpu.Stream()
+    start, end = stream.record_event(), stream.record_event()
+    assert 0 <= start.elapsed_time(end) < 10_000
+    assert end.elapsed_time(start) <= 0
+
+
+def test_an_event_recorded_again_counts_from_then(cpu: CPUAccelerator) -> None:
+    start, end = cpu.Event(enable_timing=True), cpu.Event(enable_timing=True)
+    start.record()
+    time.sleep(0.02)
+    start.record()
+    end.record()
+    assert start.elapsed_time(end) < 20
+
+
+@pytest.mark.parametrize("timed", [(True, False), (False, True), (False, False)])
+def test_an_event_made_without_timing_has_no_elapsed_time(
+    cpu: CPUAccelerator, timed: tuple[bool, bool]
+) -> None:
+    start, end = (cpu.Event(enable_timing=flag) for flag in timed)
+    start.record()
+    end.record()
+    with pytest.raises(RuntimeError, match="enable_timing=True"):
+        start.elapsed_time(end)
+
+
+@pytest.mark.parametrize("recorded", [0, 1])
+def test_an_event_not_recorded_has_no_elapsed_time(cpu: CPUAccelerator, recorded: int) -> None:
+    events = [cpu.Event(enable_timing=True) for _ in range(2)]
+    events[recorded].record()
+    with pytest.raises(RuntimeError, match="recorded before"):
+        events[0].elapsed_time(events[1])
+
+
+def test_host_events_take_what_cudas_take() -> None:
+    theirs = dict(inspect.signature(torch.cuda.Event.__new__).parameters)
+    del theirs["cls"]
+    ours = inspect.signature(HostEvent).parameters
+    assert {name: parameter.default for name, parameter in theirs.items()} == {
+        name: parameter.default for name, parameter in ours.items()
+    }
+    assert list(theirs) == list(ours)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(HostStream, torch.Stream), (HostEvent, torch.Event)])
+def test_host_streams_and_events_do_what_torchs_do(ours: type, theirs: type) -> None:
+    theirs_alone = {"event_id", "device_index", "device_type", "native_handle", "is_capturing"}
+    between_processes = {"ipc_handle", "from_ipc_handle"}
+    wanted = {name for name in dir(theirs) if not name.startswith("_")} - theirs_alone - between_processes
+    has = set(dir(ours())) | {"device"}
+    assert wanted <= has, wanted - has
