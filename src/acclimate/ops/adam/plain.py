@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
+from acclimate.ops.rounding import square_root
+
 
 def adam_(
     params: list[Tensor],
@@ -56,7 +58,7 @@ def adam_(
         weight = torch.tensor(1.0 - beta1, dtype=torch.float32)
         m = m + (g - m) * (1.0 - beta1) if weight < 0.5 else g - (g - m) * (1.0 - weight).item()
         v = v * beta2 + (g * (1.0 - beta2)) * g
-        denominator = v.sqrt() * (1.0 / math.sqrt(correction2)) + eps
+        denominator = square_root(v) * (1.0 / math.sqrt(correction2)) + eps
         p = p + (m * (-lr / correction1)) / denominator
         param.copy_(p)
         exp_avgs[i].copy_(m)

@@ -48,6 +48,7 @@ void lion_(StableIValue* stack, uint64_t, uint64_t) {
   const TensorList parameters(arguments.list());
   const TensorList gradients(arguments.list());
   const TensorList momenta(arguments.list());
+  const TensorList steps(arguments.list());
   const TensorList outputs(arguments.list());
   const double lr = arguments.scalar<double>();
   const double beta1 = arguments.scalar<double>();
@@ -58,6 +59,10 @@ void lion_(StableIValue* stack, uint64_t, uint64_t) {
   const Isa isa = choose_isa(arguments.scalar<int64_t>());
 
   Group group(parameters, gradients, {{momenta, "exp_avg"}}, outputs);
+  STD_TORCH_CHECK(steps.size() == group.size(), "Expected a step for each parameter.");
+  for (size_t i = 0; i < group.size(); ++i) {
+    count_step(steps[i]);
+  }
   const LionCoefficients coefficients{
       static_cast<float>(maximize ? -gradient_scale : gradient_scale),
       static_cast<float>(1.0 - lr * weight_decay),

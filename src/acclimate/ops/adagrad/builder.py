@@ -1,0 +1,35 @@
+"""Builder of the Adagrad op."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import ClassVar
+
+from acclimate.ops.adam.builder import HOST_FLAGS
+from acclimate.ops.builder import OpBuilder
+
+
+class CPUAdagradBuilder(OpBuilder):
+    """Adagrad on the host; ``load()`` gives DeepSpeed's ``create_adagrad``, ``adagrad_update``, …"""
+
+    name: ClassVar[str] = "cpu_adagrad"
+
+    def sources(self) -> list[str]:
+        """The host's kernels, all instruction sets in one file."""
+        return ["csrc/adagrad.cpp"]
+
+    def cxx_args(self) -> list[str]:
+        """What keeps every instruction set to the same bits."""
+        return list(HOST_FLAGS)
+
+    def define(self) -> None:
+        """Defines ``acclimate::adagrad_``."""
+        from acclimate.ops.adagrad import schema
+
+        schema.define()
+
+    def module(self) -> ModuleType:
+        """DeepSpeed's functions of its op of this name."""
+        from acclimate.ops.adagrad import cpu_module
+
+        return cpu_module
