@@ -186,8 +186,7 @@ class DataTypes(Devices):
 
     def _tensor_type(self, name: str, dtype: torch.dtype) -> Any:
         # torch's own classes also work as an argument of Tensor.type(), as old code uses them.
-        place = torch if self.device_type == "cpu" else self.torch_module
-        offered = getattr(place, name, None)
+        offered = getattr(self.torch_module, name, None)
         return offered if offered is not None else TensorType(dtype, self.device_type)
 
     @property

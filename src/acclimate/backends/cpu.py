@@ -129,6 +129,9 @@ class CPUAccelerator(Accelerator):
     def is_fp64_supported(self) -> bool:
         return True
 
+    def _tensor_type(self, name: str, dtype: torch.dtype) -> Any:
+        return getattr(torch, name)  # the host's are in torch itself, not in torch.cpu
+
 
 def _launched(variable: str, minimum: int) -> int | None:
     """A number that a launcher gave this rank; None outside a launched rank."""
