@@ -66,7 +66,7 @@ def test_a_module_without_set_stream_says_what_to_use(
     stream = bare.current_stream()
     with monkeypatch.context() as context:
         context.delattr(torch.accelerator, "set_stream")
-        with pytest.raises(UnsupportedError, match="with accelerator.stream"):
+        with pytest.raises(UnsupportedError, match=r"with accelerator\.stream"):
             bare.set_stream(stream)
 
 

@@ -132,7 +132,11 @@ class Pinning(Devices):
 
 
 def _require_host(device: str | torch.device) -> None:
-    if torch.device(device).type != "cpu":
+    try:
+        is_host = torch.device(device).type == "cpu"
+    except RuntimeError:  # torch knows no such type
+        is_host = False
+    if not is_host:
         raise InvalidDeviceError(
             f'Pinned memory is host memory, so its device can only be "cpu", not "{device}".'
         )
