@@ -1,0 +1,423 @@
+"""The rules of the house, which reviewers would otherwise have to remember (docs/architecture.md).
+
+Everything is read from the source's syntax tree, so comments and docstrings may name what they like.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from acclimate import errors
+from fresh_process import plain_environment
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "acclimate"
+
+ROOMS = (
+    "cli",
+    "info",
+    "compat",
+    "port",
+    "conformance",
+    "inference",
+    "parallel",
+    "launch",
+    "comm",
+    "ops",
+    "selection",
+    "backends",
+    "accelerator",
+    "topology",
+    "cache",
+    "errors",
+)
+"""From the top of the house to its foundation: a room imports only rooms that come after it."""
+
+HARDWARE_ROOMS = ("backends", "port", "compat")
+"""Besides each op's own folder, the only places that may name a vendor's hardware."""
+
+VENDORS = {"cuda", "hip", "xpu", "npu", "sdaa", "mps", "hpu", "mlu", "mtia", "musa"}
+LIBRARIES = {"nccl", "rccl", "hccl", "lccl", "cncl", "tccl", "xccl", "eccl"}
+VENDOR_PACKAGES = {
+    *(f"torch_{vendor}" for vendor in VENDORS),
+    "habana_frameworks",
+    "intel_extension_for_pytorch",
+    "intel_extension_for_deepspeed",
+}
+HARDWARE = VENDORS | LIBRARIES | {"xpu.external"}
+
+LONGEST_FILE = 500
+LONGER_FILES: dict[str, str] = {}
+"""Files that may be longer, each with the reason."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One module of the package; its path is relative to that."""
+
+    path: Path
+    tree: ast.Module
+
+    @property
+    def name(self) -> str:
+        return self.path.as_posix()
+
+    @property
+    def room(self) -> str:
+        return self.name.partition("/")[0].removesuffix(".py")
+
+    def at(self, node: ast.AST) -> str:
+        return f"src/acclimate/{self.name}:{getattr(node, 'lineno', 1)}"
+
+
+Rule: TypeAlias = Callable[[Source], Iterator[str]]
+"""Tells what breaks it in one module."""
+
+
+@cache
+def sources() -> tuple[Source, ...]:
+    found = sorted(PACKAGE.rglob("*.py"))
+    return tuple(
+        Source(path.relative_to(PACKAGE), ast.parse(path.read_text(encoding="utf-8"))) for path in found
+    )
+
+
+def may_name_hardware(source: Source) -> bool:
+    in_an_op = source.room == "ops" and source.name.count("/") > 1
+    return in_an_op or source.room in HARDWARE_ROOMS
+
+
+def docstrings(tree: ast.AST) -> set[ast.AST]:
+    """The string statements of a tree: docstrings, also those below an attribute."""
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+
+
+def texts(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Every string in a tree that is no docstring."""
+    ignored = docstrings(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in ignored:
+            yield node
+
+
+# -- 1: hardware is named only where it belongs ------------------------------------------------------
+
+
+def hardware_names(source: Source) -> Iterator[str]:
+    if may_name_hardware(source):
+        return
+    for node in ast.walk(source.tree):
+        if dotted(node).rpartition(".")[0] in ("torch", "torch.backends") and last_name(node) in VENDORS:
+            yield f"{source.at(node)} uses {dotted(node)}"
+        for module in imported_modules(source, node):
+            top, *rest = module.split(".")
+            if top in VENDOR_PACKAGES or (top == "torch" and VENDORS & set(rest)):
+                yield f"{source.at(node)} imports {module}"
+    for text in texts(source.tree):
+        if text.value.partition(":")[0] in HARDWARE:
+            yield f'{source.at(text)} has "{text.value}"'
+
+
+def test_hardware_is_named_only_in_backends_ops_port_and_compat() -> None:
+    assert collect(hardware_names) == []
+
+
+# -- 2: each room imports only rooms below it --------------------------------------------------------
+
+
+def imported_modules(source: Source, node: ast.AST) -> list[str]:
+    """The modules that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    assert node.level == 0, f"{source.at(node)} imports relatively"
+    module = node.module or ""
+    # A name imported from these may be a module of theirs.
+    is_package = module in ("acclimate", "torch")
+    return [f"{module}.{alias.name}" if is_package else module for alias in node.names]
+
+
+def upward_imports(source: Source) -> Iterator[str]:
+    """Imports in functions and for type checkers count too: they tie rooms together as much as others."""
+    if source.room in ("__init__", "__main__"):
+        return
+    for node in ast.walk(source.tree):
+        for module in imported_modules(source, node):
+            top, _, rest = module.partition(".")
+            room = rest.partition(".")[0]
+            if top != "acclimate" or room == "__version__" or room == source.room:
+                continue
+            if room not in ROOMS:
+                yield f"{source.at(node)} imports {module}: name the room that {room or 'it'} lives in"
+            elif ROOMS.index(room) < ROOMS.index(source.room):
+                yield f"{source.at(node)} imports {module}, which is above {source.room}"
+
+
+def test_every_module_is_in_a_room_of_the_house() -> None:
+    outside = {source.room for source in sources()} - set(ROOMS) - {"__init__", "__main__"}
+    assert outside == set()
+
+
+def test_each_room_imports_only_rooms_below_it() -> None:
+    assert collect(upward_imports) == []
+
+
+# -- 3: no code outside backends/ compares accelerator names -----------------------------------------
+
+NAMING = {"name", "device_type", "device_name", "current_device_name", "communication_backend_name"}
+NAMING |= {"communication_backend", "_name"}
+
+
+def name_comparisons(source: Source) -> Iterator[str]:
+    if may_name_hardware(source):
+        return
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+        elif isinstance(node, ast.Match):
+            sides = [node.subject, *(inner for case in node.cases for inner in ast.walk(case.pattern))]
+        elif isinstance(node, ast.Call) and last_name(node) == "startswith":
+            sides = [*ast.walk(node.func), *node.args]
+        else:
+            continue
+        literals = {
+            inner.value.partition(":")[0]
+            for side in sides
+            for inner in ast.walk(side)
+            if isinstance(inner, ast.Constant) and isinstance(inner.value, str)
+        }
+        # The host is also a place: `tensor.device.type == "cpu"` asks where a tensor lies.
+        asked = {last_name(side) for side in sides}
+        if literals & HARDWARE or ("cpu" in literals and asked & NAMING):
+            yield f"{source.at(node)} compares {ast.unparse(node)[:80]}"
+
+
+def last_name(node: ast.AST) -> str:
+    """``name`` for ``accelerator.name`` and ``name()``."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def dotted(node: ast.AST) -> str:
+    """``torch.cuda`` for that expression; empty for anything but names and attributes."""
+    if isinstance(node, ast.Attribute):
+        inner = dotted(node.value)
+        return f"{inner}.{node.attr}" if inner else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def test_no_code_outside_the_backends_compares_accelerator_names() -> None:
+    assert collect(name_comparisons) == []
+
+
+# -- 4: importing acclimate is cheap -----------------------------------------------------------------
+
+
+def test_importing_acclimate_imports_neither_torch_nor_a_vendors_package_nor_rich() -> None:
+    code = """
+import sys
+before = set(sys.modules)
+import acclimate
+imported = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(sorted(imported - {"acclimate", "__future__"} - set(sys.stdlib_module_names)))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=plain_environment(), timeout=60
+    )
+    assert (ended.stdout, ended.stderr) == ("[]\n", "")
+
+
+def test_torch_comes_with_the_first_accelerator_and_prints_nothing() -> None:
+    code = """
+import sys
+import acclimate.selection, acclimate.backends, acclimate.topology, acclimate.cli
+assert "torch" not in sys.modules and "rich" not in sys.modules
+acclimate.get_accelerator()
+assert "torch" in sys.modules and "rich" not in sys.modules
+"""
+    environment = {**plain_environment(), "DS_ACCELERATOR": "cpu"}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+# -- 5: no print, no bare except, no assert ----------------------------------------------------------
+
+
+def careless_statements(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and dotted(node.func) == "print":
+            yield f"{source.at(node)} prints; log through logging.getLogger('acclimate')"
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            yield f"{source.at(node)} catches everything, KeyboardInterrupt too"
+        if isinstance(node, ast.Assert):
+            yield f"{source.at(node)} asserts; python -O takes that away"
+
+
+def test_library_code_has_no_print_no_bare_except_and_no_assert() -> None:
+    assert collect(careless_statements) == []
+
+
+# -- 6: a file holds one idea ------------------------------------------------------------------------
+
+
+def test_no_file_is_too_long_without_a_reason() -> None:
+    lengths = {
+        source.name: len((PACKAGE / source.path).read_text(encoding="utf-8").splitlines())
+        for source in sources()
+    }
+    too_long = {name: length for name, length in lengths.items() if length > LONGEST_FILE}
+    assert set(too_long) == set(LONGER_FILES), too_long
+
+
+# -- 7: nothing tells of the machine it was written on -----------------------------------------------
+
+OF_ONE_MACHINE = re.compile(r"(?<![\w./:~-])/(?:home|Users|root|work|workspace)/[\w.+-]+")
+
+
+def test_no_tracked_file_holds_a_path_of_one_machine() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    found = []
+    for name in filter(None, listed.stdout.split("\0")):
+        try:
+            text = (ROOT / name).read_text(encoding="utf-8")
+        except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
+            continue  # binary, or just removed
+        found += [f"{name}: {match[0]}" for match in OF_ONE_MACHINE.finditer(text)]
+    assert found == []
+
+
+# -- 8: every error says what it is ------------------------------------------------------------------
+
+
+def error_classes() -> list[type[BaseException]]:
+    declared = vars(errors).values()
+    return [each for each in declared if isinstance(each, type) and issubclass(each, BaseException)]
+
+
+@pytest.mark.parametrize("error", error_classes(), ids=lambda error: error.__name__)
+def test_an_error_is_ours_and_a_built_in_type(error: type[BaseException]) -> None:
+    assert issubclass(error, errors.AcclimateError)
+    assert error.__doc__
+    if error is not errors.AcclimateError:
+        built_in = [base for base in error.__mro__ if base.__module__ == "builtins"]
+        assert built_in[0] not in (Exception, BaseException, object)
+
+
+def stray_errors(source: Source) -> Iterator[str]:
+    """Errors declared elsewhere than in errors.py, or raised under a name that tells nothing.
+
+    A plain Exception may be declared anywhere: it carries control within one room and never reaches a user.
+    """
+    telling = {error.__name__ for error in error_classes()} | {
+        name for name, value in vars(builtins).items() if isinstance(value, type) and name.endswith("Error")
+    }
+    for node in ast.walk(source.tree):
+        bases = {last_name(base) for base in node.bases} if isinstance(node, ast.ClassDef) else set()
+        if bases & telling and source.room != "errors":
+            yield f"{source.at(node)} declares {node.name}; errors live in errors.py"
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            raised = dotted(node.exc.func if isinstance(node.exc, ast.Call) else node.exc)
+            if raised in ("AcclimateError", "Exception", "BaseException"):
+                yield f"{source.at(node)} raises {raised}; it needs a type of its own"
+
+
+def test_errors_are_declared_in_one_place_and_raised_under_their_own_type() -> None:
+    assert collect(stray_errors) == []
+
+
+# -- the public names --------------------------------------------------------------------------------
+
+
+def test_every_public_name_resolves_to_what_its_home_holds() -> None:
+    package = importlib.import_module("acclimate")
+    for name in package.__all__:
+        assert getattr(package, name) is getattr(importlib.import_module(package._HOMES[name]), name)
+    assert set(package._HOMES) == set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        package.no_such_name  # noqa: B018
+
+
+# -- the rules themselves ----------------------------------------------------------------------------
+
+BREACHES = [
+    (hardware_names, "selection.py", "import torch\nx = torch.cuda.device_count()"),
+    (hardware_names, "comm/shm.py", "from torch import cuda"),
+    (hardware_names, "comm/shm.py", "import torch.cuda.nvtx"),
+    (hardware_names, "inference/a.py", "def f():\n    import torch_npu"),
+    (hardware_names, "ops/builder.py", "backend = 'nccl'"),
+    (hardware_names, "launch/a.py", "device = f'cuda:{rank}'"),
+    (upward_imports, "backends/cpu.py", "from acclimate.selection import get_accelerator"),
+    (upward_imports, "accelerator/ops.py", "def f():\n    import acclimate.ops.builder"),
+    (upward_imports, "topology/a.py", "if TYPE_CHECKING:\n    from acclimate.accelerator import Accelerator"),
+    (upward_imports, "errors.py", "from acclimate import topology"),
+    (upward_imports, "ops/builder.py", "from acclimate import get_accelerator"),
+    (name_comparisons, "inference/a.py", "if accelerator.name == 'cpu': pass"),
+    (name_comparisons, "inference/a.py", "if 'cuda' == acc.device_name(): pass"),
+    (name_comparisons, "inference/a.py", "fast = acc.device_type in ('cuda', 'xpu')"),
+    (name_comparisons, "inference/a.py", "match acc.name:\n    case 'npu' | 'mlu': pass"),
+    (name_comparisons, "inference/a.py", "if acc.current_device_name().startswith('cuda'): pass"),
+    (careless_statements, "cli.py", "print('hello')"),
+    (careless_statements, "cli.py", "try:\n    f()\nexcept:\n    pass"),
+    (careless_statements, "cli.py", "assert isinstance(x, int), 'x'"),
+    (stray_errors, "ops/builder.py", "class OpError(RuntimeError): pass"),
+    (stray_errors, "ops/builder.py", "class OpError(errors.OpBuildError): pass"),
+    (stray_errors, "ops/builder.py", "raise AcclimateError('no')"),
+]
+ALLOWED = [
+    (hardware_names, "backends/cuda.py", "x = torch.cuda.device_count() or 'nccl'"),
+    (hardware_names, "ops/adam/builder.py", "import torch.cuda"),
+    (hardware_names, "cli.py", "def f():\n    'Like torch.cuda.'\n    # cuda\n    return acc.cuda, 'CUDA'"),
+    (upward_imports, "info/report.py", "from acclimate import __version__, topology"),
+    (upward_imports, "selection.py", "from acclimate.backends import BUILTIN"),
+    (name_comparisons, "inference/a.py", "if tensor.device.type == 'cpu': pass"),
+    (name_comparisons, "backends/cuda.py", "if self.name == 'cuda': pass"),
+    (stray_errors, "conformance/a.py", "class Signal(Exception): pass"),
+]
+
+
+@pytest.mark.parametrize(("rule", "name", "code"), BREACHES)
+def test_a_rule_finds_its_breach(rule: Rule, name: str, code: str) -> None:
+    assert list(rule(Source(Path(name), ast.parse(code))))
+
+
+@pytest.mark.parametrize(("rule", "name", "code"), ALLOWED)
+def test_a_rule_leaves_the_rest_alone(rule: Rule, name: str, code: str) -> None:
+    assert list(rule(Source(Path(name), ast.parse(code)))) == []
+
+
+# Written with bars, as this file is tracked too.
+@pytest.mark.parametrize("text", ["see |home|ann", "'|work|main'", "(|root|.cache)", "=|Users|ann"])
+def test_a_path_of_one_machine_is_recognised(text: str) -> None:
+    assert OF_ONE_MACHINE.search(text.replace("|", "/"))
+
+
+@pytest.mark.parametrize("text", ["https://example.org/home/ann", "src/work/x", "~/work/x", "/dev/dri"])
+def test_other_paths_are_not(text: str) -> None:
+    assert not OF_ONE_MACHINE.search(text)
+
+
+def collect(rule: Rule) -> list[str]:
+    """What breaks a rule anywhere in the package."""
+    return [breach for source in sources() for breach in rule(source)]
