@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import io
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ pytest.importorskip("transformers", reason="the extra `llm` is not installed")
 pytest.importorskip("gguf", reason="the extra `llm` is not installed")
 
 from tiny_models import save_tiny_model, write_tiny_gguf
+
+from acclimate.cli import main
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -43,7 +45,22 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def acclimate() -> Run:
+def acclimate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs ``acclimate generate …`` in this process: the imports that cost seconds are made once."""
+
+    def run(*arguments: str, input: bytes | None = None) -> subprocess.CompletedProcess[str]:
+        if input is not None:
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(input)))
+        capsys.readouterr()
+        code = main(["generate", *arguments])
+        output = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, output.out, output.err)
+
+    return run
+
+
+@pytest.fixture
+def process() -> Run:
     """Runs ``acclimate generate …`` in a process of its own."""
 
     def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -60,7 +77,10 @@ def command(*arguments: str) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def few_threads() -> None:
+def few_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tiny models gain nothing from threads, and lose much when the machine is busy."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    yield
+    torch.set_num_threads(before)

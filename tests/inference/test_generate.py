@@ -123,7 +123,7 @@ def test_auto_takes_bfloat16_then_float16_then_float32() -> None:
     assert auto(torch.float32, torch.float16, torch.bfloat16) is torch.bfloat16
     assert auto(torch.float32, torch.float16) is torch.float16
     assert auto(torch.float32) is torch.float32
-    with pytest.raises(UnsupportedDtypeError, match="float16.*float32"):
+    with pytest.raises(UnsupportedDtypeError, match=r"float16.*float32"):
         choose_dtype(Device(torch.float32), "float16")  # type: ignore[arg-type]
 
 

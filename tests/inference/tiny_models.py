@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 def sentencepiece_vocabulary() -> tuple[list[str], list[float], list[int]]:
     """Tokens, scores and types as llama.cpp writes them, complete under merging."""
-    pieces = list("▁abcdefghijklmnopqrstuvwxyzTPF.,é日") + ["  "]
+    pieces = [*"▁abcdefghijklmnopqrstuvwxyzTPF.,é日", "  "]
     pieces += [
         "▁c",
         "ap",
@@ -138,7 +139,7 @@ def write_tiny_gguf(
         names = byte_level.convert_ids_to_tokens(range(len(byte_level)))
         writer.add_token_list(names)
         writer.add_token_types([3, 3] + [1] * (len(names) - 2))
-        merges = __import__("json").loads(byte_level.backend_tokenizer.to_str())["model"]["merges"]
+        merges = json.loads(byte_level.backend_tokenizer.to_str())["model"]["merges"]
         writer.add_token_merges([" ".join(merge) for merge in merges])
         writer.add_bos_token_id(0)
         tokens = names

@@ -14,15 +14,12 @@ import logging
 import os
 import stat
 import sys
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from acclimate.errors import AcclimateError, GenerationOptionError, PromptError
-from acclimate.inference.generation import (
-    DEFAULT_MAX_NEW_TOKENS,
-    Generation,
-    GenerationInterrupted,
-    generate,
-)
+
+if TYPE_CHECKING:
+    from acclimate.inference.generation import Generation
 
 DEFAULT_PROMPT = "The most beautiful thing about mathematics is"
 
@@ -39,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="MODEL", help="a folder, a .gguf file or a hub id; default: the demo model"
     )
     # Numbers and names are checked with the message, and in the one line, that the library gives.
-    parser.add_argument("--max-new-tokens", metavar="N", default=str(DEFAULT_MAX_NEW_TOKENS))
+    parser.add_argument("--max-new-tokens", metavar="N", default="100")
     parser.add_argument("--dtype", metavar="auto|bfloat16|float16|float32", default="auto")
     parser.add_argument(
         "--temperature", metavar="T", default="0", help="0 always takes the likeliest token; default 0"
@@ -65,11 +62,12 @@ def run(args: argparse.Namespace) -> int:
     except AcclimateError as error:
         sys.stderr.write(f"acclimate generate: error: {error}\n")
         return 2
-    except GenerationInterrupted as interruption:
-        _finish(args, interruption.partial)
-        return _INTERRUPTED
-    except KeyboardInterrupt:
-        sys.stderr.write("\nacclimate generate: interrupted before the first token\n")
+    except KeyboardInterrupt as interruption:
+        partial = getattr(interruption, "partial", None)  # of a GenerationInterrupted
+        if partial is None:
+            sys.stderr.write("\nacclimate generate: interrupted before the first token\n")
+        else:
+            _finish(args, partial)
         return _INTERRUPTED
     except BrokenPipeError:
         # The interpreter flushes stdout at exit; it must not find the closed pipe again.
@@ -81,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from acclimate.inference.generation import generate  # here, so that Ctrl-C is handled from the start
+
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale that lacks a character shows "?" for it
     prompt = _prompt(args.prompt)

@@ -132,8 +132,7 @@ def _convert_directly(header: GGUFHeader, target: Path, dtype: torch.dtype, scra
         model = AutoModelForCausalLM.from_config(config)
     placements = place_tensors(header, model)
     total = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
-    if shutil.disk_usage(target).free < total:
-        raise full_disk_error(target.parent, total)
+    _check_space(target, total)
     heads = {"query": config.num_attention_heads, "key": config.num_key_value_heads}
     with progress_bar(f"converting {header.path.name}", total) as advance:
         write_safetensors(header, placements, heads, dtype, target / "model.safetensors", advance)
@@ -148,6 +147,11 @@ def _convert_directly(header: GGUFHeader, target: Path, dtype: torch.dtype, scra
     # same result, would build the tokenizer again from its vocabulary at each start (3 s instead of 1 s).
     source = header.path
     PreTrainedTokenizerFast.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(target)
+
+
+def _check_space(target: Path, needed_bytes: int) -> None:
+    if shutil.disk_usage(target).free < needed_bytes:
+        raise full_disk_error(target.parent, needed_bytes)
 
 
 def _end_tokens(header: GGUFHeader) -> list[int]:

@@ -79,6 +79,7 @@ def load_model(model: str | os.PathLike[str] | None = None, *, dtype: str = "aut
     start = time.perf_counter()
     if dtype not in ("auto", *DTYPES):
         raise UnsupportedDtypeError(f"dtype must be one of auto, {', '.join(DTYPES)}; it is {dtype!r}")
+    _require_transformers()
     accelerator = get_accelerator()
     chosen = choose_dtype(accelerator, dtype)
     accelerator.reset_peak_memory_stats()
@@ -123,6 +124,16 @@ def memory_errors(accelerator: Accelerator, what: str) -> Iterator[None]:
         ) from error
 
 
+def _require_transformers() -> None:
+    try:
+        import safetensors
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            f'a language model needs {error.name}: pip install "acclimate[llm]"'
+        ) from error
+
+
 def _start_loading_tokenizer(folder: Path, worker: ThreadPoolExecutor) -> Future[Tokenizer] | None:
     """Loads the tokenizer beside the model, where that needs nothing of transformers.
 
@@ -146,13 +157,9 @@ def _hub_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _load_module(folder: Path, dtype: torch.dtype) -> Any:
-    try:
-        from safetensors import SafetensorError
-        from transformers import AutoModelForCausalLM
-    except ImportError as error:
-        raise MissingExtraError(
-            'a language model needs transformers: pip install "acclimate[llm]"'
-        ) from error
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
     with quiet_transformers():
         try:
             module, report = AutoModelForCausalLM.from_pretrained(

