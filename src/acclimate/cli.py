@@ -19,6 +19,10 @@ COMMANDS = {
     "info": ("what was found on this machine, what was rejected and why", "acclimate.info.command"),
     "generate": ("make a language model write text on this accelerator", "acclimate.inference.command"),
     "ops": ("list the native ops of this accelerator, build them ahead, clean them", "acclimate.ops.command"),
+    "conformance": (
+        "check that an accelerator keeps every promise of the interface",
+        "acclimate.conformance.command",
+    ),
 }
 """Name of each command: a line of help, and the module with its ``add_arguments`` and ``run``."""
 

@@ -188,3 +188,10 @@ class UnsupportedParameterError(AcclimateError, TypeError):
 
 class InstructionSetError(AcclimateError, ValueError):
     """``ACCLIMATE_CPU_ISA`` names no instruction set, or one that this machine lacks."""
+
+
+# -- conformance ---------------------------------------------------------------------------------
+
+
+class ConformanceError(AcclimateError, RuntimeError):
+    """An accelerator cannot be checked: it does not load, or what was asked for is no check."""

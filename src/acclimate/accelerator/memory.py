@@ -33,6 +33,18 @@ class Memory(Devices):
     CUDA: same as ``torch.cuda.OutOfMemoryError``.
     """
 
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether an exception means that a device, or the host for this accelerator, is full.
+
+        ``except acc.OutOfMemoryError`` misses hosts, whose allocator raises a type that means anything; code
+        that then tries a smaller batch asks this instead.
+
+        Delegates to: :attr:`OutOfMemoryError`.
+        CPU: also what torch's host allocator raises, told by its message.
+        CUDA: as stated.
+        """
+        return isinstance(error, self.OutOfMemoryError)
+
     def _offered_by_allocator(self, name: str, generic_name: str | None = None) -> Callable[..., Any] | None:
         """As :meth:`_offered`, less ``torch.accelerator`` where it cannot ask the device's allocator.
 

@@ -111,6 +111,12 @@ class CPUAccelerator(Accelerator):
             f"{pool}.{key}": size for pool in pools for key, size in (("current", current), ("peak", peak))
         }
 
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        # c10's CPUAllocator raises nothing more specific than RuntimeError.
+        return super().is_out_of_memory(error) or (
+            isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        )
+
     def _memory_info(self, index: int) -> tuple[int, int]:
         return topology.available_memory(), topology.total_memory()
 

@@ -1,0 +1,109 @@
+"""`acclimate conformance`: the report as tables for a person, as JSON and as JUnit XML for programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from acclimate.conformance import junit, session
+from acclimate.conformance.result import Report, Result, Tally
+from acclimate.errors import ConformanceError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of ``acclimate conformance``."""
+    parser.add_argument(
+        "--accelerator",
+        metavar="NAME",
+        default="",
+        help='name of the accelerator, or "module:Class" of one that is not registered; '
+        "default: the one that this process would use",
+    )
+    parser.add_argument(
+        "--only", metavar="CHECK", action="append", default=[],
+        help="a category or category/check; may be given more than once",
+    )  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the results as JSON")
+    parser.add_argument("--junit", metavar="FILE", type=Path, help="also write the results as JUnit XML")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks the accelerator and shows the report; returns 1 where a check failed, else 0."""
+    # What a vendor's messages say is shown as it is, brackets and colons included.
+    console = Console(soft_wrap=not sys.stdout.isatty(), markup=False, emoji=False)
+    waiting = Console(stderr=True, markup=False, emoji=False)
+    with waiting.status("loading the accelerator") as status:
+        report = session.run(args.accelerator, args.only, lambda check: status.update(check.id))
+    console.print(render(report))
+    try:
+        if args.json is not None:
+            args.json.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
+        if args.junit is not None:
+            junit.write(report, args.junit)
+    except OSError as error:
+        raise ConformanceError(f"The results cannot be written: {error}") from error
+    return 1 if report.total.failed else 0
+
+
+def render(report: Report) -> Group:
+    """The report as rich renderables."""
+    about = report.about
+    parts: list[RenderableType] = [
+        Text(f"{about.accelerator}  ", style="bold").append(about.implementation, "dim"),
+        *(Text(f"  {device}") for device in about.devices),
+        Text(f"  acclimate {about.acclimate}, torch {about.torch}, Python {about.python}, {about.system}"),
+        _tallies(report),
+    ]
+    for title, outcome, style in (("failed", "failed", "red"), ("not offered", "not offered", "dim")):
+        found = [result for result in report.results if result.outcome == outcome]
+        if found:
+            parts += [Text(f"\n{title}", style=f"bold {style}"), *(_explained(result) for result in found)]
+    noted = [result for result in report.with_outcome("passed") if result.reason]
+    if noted:
+        parts += [Text("\npassed, with a note", style="bold dim"), *(_line(result) for result in noted)]
+    return Group(*parts)
+
+
+def _tallies(report: Report) -> Table:
+    total = report.total
+    table = Table(show_footer=True)
+    table.add_column("category", footer=f"all, in {report.seconds:.0f} s")
+    table.add_column("passed", justify="right", footer=str(total.passed))
+    table.add_column("failed", justify="right", footer=str(total.failed))
+    table.add_column("not offered", justify="right", footer=str(total.not_offered))
+    table.add_column("score", justify="right", footer=_score(total))
+    for tally in report.tallies:
+        table.add_row(
+            tally.category,
+            str(tally.passed),
+            str(tally.failed),
+            str(tally.not_offered),
+            _score(tally),
+            style="red" if tally.failed else "",
+        )
+    return table
+
+
+def _score(tally: Tally) -> str:
+    """Rounded down, so that 100 % means all."""
+    return "-" if tally.score is None else f"{int(tally.score * 100)} %"
+
+
+def _line(result: Result) -> Text:
+    return Text(f"  {result.check}: ").append(result.reason)
+
+
+def _explained(result: Result) -> Text:
+    """A result with its reason, and for a failure with what was promised and the interface's words."""
+    line = _line(result)
+    if result.outcome == "failed":
+        line.append(f"\n    promised: {result.promise}")
+        for rule in result.rules[:3] if result.check.endswith("/signatures") else result.rules:
+            line.append(f"\n    {rule}", "dim")
+    return line

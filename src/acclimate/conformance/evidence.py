@@ -1,0 +1,137 @@
+"""What checks observe with: requirements, refusals, comparisons, and work that takes a while."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate.backends.probes import describe
+from acclimate.errors import UnsupportedError
+
+MIB = 2**20
+_T = TypeVar("_T")
+
+# How far a result may be from float64's, relative to the largest element; a few units in the last place of
+# each type, with room for any order of summation and for devices that round float32 products to 10 bits.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 4e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+class BrokenPromiseError(Exception):
+    """A promise was not kept; the message says what was seen."""
+
+
+class NotOfferedError(Exception):
+    """The device does not have what the promise is about, and does not claim to; the message says what."""
+
+
+def require(condition: bool, seen: str) -> None:
+    """Fails the check unless ``condition`` holds; ``seen`` says what was seen instead."""
+    if not condition:
+        raise BrokenPromiseError(seen)
+
+
+def exactly(value: object, kind: type[_T], what: str) -> _T:
+    """``value``, which has to be of exactly that type, as a ``bool`` is no size and a ``str`` no index."""
+    if type(value) is not kind:
+        raise BrokenPromiseError(
+            f"{what} is {value!r}, of type {type(value).__name__}, and not of {kind.__name__}"
+        )
+    return value
+
+
+@contextmanager
+def refused(what: str, *kinds: type[BaseException]) -> Iterator[None]:
+    """A block that has to raise one of ``kinds``."""
+    names = " or ".join(kind.__name__ for kind in kinds)
+    try:
+        yield
+    except kinds:
+        return
+    except Exception as error:
+        raise BrokenPromiseError(f"{what} raises {describe(error)}, which is no {names}") from error
+    raise BrokenPromiseError(f"{what} is accepted; it has to raise {names}")
+
+
+@contextmanager
+def offered_or_not(what: str) -> Iterator[None]:
+    """A block in which the interface's own "unsupported" means that the device does not offer ``what``."""
+    try:
+        yield
+    except UnsupportedError as error:
+        raise NotOfferedError(f"{what}: {error}") from error
+
+
+def equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether two tensors, on whatever devices, hold the same numbers."""
+    return torch.equal(actual.detach().cpu(), expected.detach().cpu())
+
+
+def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, relative to the largest expected element; infinite for what is no number."""
+    found, wanted = actual.detach().cpu().double(), expected.detach().cpu().double()
+    if found.shape != wanted.shape:
+        raise BrokenPromiseError(f"the shape is {tuple(found.shape)} instead of {tuple(wanted.shape)}")
+    if not bool(torch.isfinite(found).all()):
+        return float("inf")
+    return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-12))
+
+
+def require_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, what: str) -> None:
+    """Fails the check where a result is further from ``expected`` than computing in ``dtype`` explains."""
+    apart, allowed = distance(actual, expected), TOLERANCE[dtype]
+    require(apart <= allowed, f"{what} in {short(dtype)} is off by {apart:.1e}; {allowed:.0e} is allowed")
+
+
+def short(dtype: torch.dtype) -> str:
+    """``bfloat16`` for ``torch.bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def device_names(accelerator: Accelerator) -> list[str]:
+    """The devices that are different to torch, by index; on a host all indices are one."""
+    indices = range(accelerator.device_count())
+    return list(dict.fromkeys(accelerator.device_name(index) for index in indices))
+
+
+def several_devices(accelerator: Accelerator) -> list[str]:
+    """The devices, of which there have to be two or more for the check to see anything."""
+    names = device_names(accelerator)
+    if len(names) < 2:
+        raise NotOfferedError("there is one device here")
+    return names
+
+
+class Work:
+    """Matrix products one after the other, enough of them to keep a device busy for a while.
+
+    Args:
+        accelerator: that computes.
+        at_least_ms: how long it should take, in milliseconds of the host's clock.
+    """
+
+    _SIZE = 384
+
+    def __init__(self, accelerator: Accelerator, at_least_ms: float = 30.0) -> None:
+        self._matrix = torch.eye(self._SIZE, device=accelerator.current_device_name())
+        self._repeats = 4
+        self.queue()  # the first product sets up libraries
+        accelerator.synchronize()
+        while self._repeats < 2**14:
+            start = time.perf_counter()
+            self.queue()
+            accelerator.synchronize()
+            if time.perf_counter() - start >= at_least_ms / 1000:
+                return
+            self._repeats *= 2
+
+    def queue(self) -> torch.Tensor:
+        """Queues the work on the current stream; the result is a matrix of which the diagonal is 1."""
+        result = self._matrix
+        for _ in range(self._repeats):
+            result = result @ self._matrix
+        return result

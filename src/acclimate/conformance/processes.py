@@ -1,0 +1,37 @@
+"""Small things about processes that both the worker and a check's children need; imports no torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import IO, TextIO
+
+
+def own_channel() -> TextIO:
+    """Standard output for this program alone: what others print from now on goes to standard error."""
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return channel
+
+
+def ending(returncode: int) -> str:
+    """How a process ended, to follow "a process …"."""
+    if returncode >= 0:
+        return f"ended with exit code {returncode}"
+    try:
+        return f"was ended by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was ended by signal {-returncode}"
+
+
+def tail(file: IO[bytes], lines: int) -> str:
+    """The last lines that were written to a file."""
+    file.seek(0, os.SEEK_END)
+    file.seek(max(0, file.tell() - 8192))
+    return "\n".join(file.read().decode(errors="replace").strip().splitlines()[-lines:])
+
+
+def inherited_path() -> str:
+    """A ``PYTHONPATH`` on which a child finds all modules that this process finds."""
+    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)

@@ -1,0 +1,68 @@
+"""The accelerator that is checked, and how another process gets the same one."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from acclimate.accelerator import Accelerator
+from acclimate.errors import InvalidBackendError
+from acclimate.selection import get_accelerator, load_by_name, set_accelerator
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An accelerator under examination."""
+
+    accelerator: Accelerator
+    source: str
+    """What :func:`load` makes it from in a child process."""
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """A block after which the current device is what it was, and nothing is queued or kept by it."""
+        accelerator = self.accelerator
+        device = accelerator.current_device()
+        try:
+            yield
+        finally:
+            gc.collect()
+            if accelerator.current_device() != device:
+                accelerator.set_device(device)
+            accelerator.synchronize()
+
+
+def load(source: str) -> Subject:
+    """Loads an accelerator and makes it this process's.
+
+    Args:
+        source: the name of a record, or ``"module:Class"`` for an accelerator that no record names yet; the
+            one that selection gives where empty.
+
+    Raises:
+        UnknownAcceleratorError: no accelerator has that name.
+        AcceleratorUnavailableError: it cannot be used here.
+        InvalidBackendError: the class is not there, or is not an ``Accelerator``.
+    """
+    if not source:
+        return Subject(get_accelerator(), source)
+    accelerator = _from_class(source) if ":" in source else load_by_name(source, "--accelerator")
+    set_accelerator(accelerator)
+    return Subject(accelerator, source)
+
+
+def _from_class(target: str) -> Accelerator:
+    module, _, attribute = target.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError) as error:
+        raise InvalidBackendError(f'--accelerator is "{target}", which cannot be loaded: {error}') from error
+    if not isinstance(found, Accelerator):
+        raise InvalidBackendError(
+            f'--accelerator is "{target}", which gives a {type(found).__name__}; '
+            "it has to be a subclass of acclimate.Accelerator."
+        )
+    return found
