@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from acclimate.ops.adam.builder import HOST_FLAGS
 from acclimate.ops.builder import OpBuilder
+from acclimate.ops.recipe import Source
 
 
 class CPUAdagradBuilder(OpBuilder):
@@ -14,7 +15,7 @@ class CPUAdagradBuilder(OpBuilder):
 
     name: ClassVar[str] = "cpu_adagrad"
 
-    def sources(self) -> list[str]:
+    def sources(self) -> list[str | Source]:
         """The host's kernels, all instruction sets in one file."""
         return ["csrc/adagrad.cpp"]
 

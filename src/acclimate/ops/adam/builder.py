@@ -6,10 +6,13 @@ from types import ModuleType
 from typing import ClassVar
 
 from acclimate.ops.builder import OpBuilder
+from acclimate.ops.recipe import Source
 
 # Contraction to fused multiply-add would give each instruction set its own last bit; -fno-math-errno lets
 # a square root be one instruction; hidden symbols keep two libraries in one process apart.
 HOST_FLAGS = ("-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden")
+# The same for CUDA, where products and sums are contracted unless told.
+CUDA_FLAGS = ("-fmad=false",)
 
 
 class CPUAdamBuilder(OpBuilder):
@@ -17,7 +20,7 @@ class CPUAdamBuilder(OpBuilder):
 
     name: ClassVar[str] = "cpu_adam"
 
-    def sources(self) -> list[str]:
+    def sources(self) -> list[str | Source]:
         """The host's kernels, all instruction sets in one file."""
         return ["csrc/adam.cpp"]
 
@@ -53,9 +56,9 @@ class FusedAdamBuilder(OpBuilder):
 
     name: ClassVar[str] = "fused_adam"
 
-    def sources(self) -> list[str]:
+    def sources(self) -> list[str | Source]:
         """One kernel, launched once for a whole parameter group."""
-        return ["csrc/adam.cu"]
+        return [Source("csrc/adam.cu", flags=CUDA_FLAGS)]
 
     def define(self) -> None:
         """Defines ``acclimate::adam_``."""
@@ -73,6 +76,6 @@ class FusedAdamBuilder(OpBuilder):
 class TorchFusedAdamBuilder(FusedAdamBuilder):
     """Adam on any other device: torch's own fused kernel where it has one, else plain torch."""
 
-    def sources(self) -> list[str]:
+    def sources(self) -> list[str | Source]:
         """None: nothing to build."""
         return []

@@ -74,6 +74,15 @@ inline Dtype dtype(AtenTensorHandle tensor, const char* role) {
   return type == f32 ? Dtype::f32 : type == bf16 ? Dtype::bf16 : Dtype::f16;
 }
 
+// The type and index of a tensor's device; the host has index -1.
+inline std::pair<int32_t, int32_t> device(AtenTensorHandle tensor) {
+  static const int32_t host = aoti_torch_device_type_cpu();
+  int32_t type = 0, index = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &type));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor, &index));
+  return {type, type == host ? -1 : index};
+}
+
 inline bool is_contiguous(AtenTensorHandle tensor) {
   bool result = false;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_is_contiguous(tensor, &result));

@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import ClassVar
 
+from acclimate.ops.adam.builder import CUDA_FLAGS
 from acclimate.ops.builder import OpBuilder
+from acclimate.ops.recipe import Source
 
 
 class FusedLambBuilder(OpBuilder):
@@ -13,9 +15,9 @@ class FusedLambBuilder(OpBuilder):
 
     name: ClassVar[str] = "fused_lamb"
 
-    def sources(self) -> list[str]:
+    def sources(self) -> list[str | Source]:
         """Three kernels, each launched once for a whole parameter group."""
-        return ["csrc/lamb.cu"]
+        return [Source("csrc/lamb.cu", flags=CUDA_FLAGS)]
 
     def define(self) -> None:
         """Defines ``acclimate::lamb_``."""

@@ -39,7 +39,7 @@ class FusedLamb(GroupOptimizer):
         eps: added to the denominator.
         eps_inside_sqrt: added to the second moment before its root is taken, instead.
         weight_decay: joins the update.
-        max_grad_norm: gradients are scaled down to this norm, over all parameters; 0: they are not.
+        max_grad_norm: gradients of a group are scaled down to this norm; 0: they are not.
         max_coeff: the greatest trust ratio.
         min_coeff: the least.
         amsgrad: only ``False``.

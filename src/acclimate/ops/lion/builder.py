@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import ClassVar
 
-from acclimate.ops.adam.builder import HOST_FLAGS
+from acclimate.ops.adam.builder import CUDA_FLAGS, HOST_FLAGS
 from acclimate.ops.builder import OpBuilder
+from acclimate.ops.recipe import Source
 
 
 class CPULionBuilder(OpBuilder):
@@ -14,7 +15,7 @@ class CPULionBuilder(OpBuilder):
 
     name: ClassVar[str] = "cpu_lion"
 
-    def sources(self) -> list[str]:
+    def sources(self) -> list[str | Source]:
         """The host's kernels, all instruction sets in one file."""
         return ["csrc/lion.cpp"]
 
@@ -50,9 +51,9 @@ class FusedLionBuilder(OpBuilder):
 
     name: ClassVar[str] = "fused_lion"
 
-    def sources(self) -> list[str]:
+    def sources(self) -> list[str | Source]:
         """One kernel, launched once for a whole parameter group."""
-        return ["csrc/lion.cu"]
+        return [Source("csrc/lion.cu", flags=CUDA_FLAGS)]
 
     def define(self) -> None:
         """Defines ``acclimate::lion_``."""

@@ -91,7 +91,7 @@ def lion_update(
             f"There is no Lion optimizer number {optimizer_id}. Call create_lion({optimizer_id}, …) first."
         )
     done = torch.tensor(float(step - 1))
-    define()([params], [grads], [exp_avg], [done], [], lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay,
-             isa=chosen_isa())  # fmt: skip
+    define()([params], [grads], [exp_avg], [done], [], lr=lr, beta1=beta1, beta2=beta2,
+             weight_decay=weight_decay, isa=chosen_isa())  # fmt: skip
     torch.autograd.graph.increment_version(params)
     return 0

@@ -1,0 +1,143 @@
+// The tensors of a whole parameter group, checked and laid flat; what host and device kernels share.
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+
+#include "step.h"
+#include "tensor_list.h"
+
+namespace acclimate {
+
+// Outputs at least this large are written past the cache: they would only push out what is still needed.
+constexpr int64_t streamed_output_bytes = 4 << 20;
+
+struct StateList {
+  const TensorList& tensors;
+  const char* role;
+};
+
+// The rows of a group, and which block of the whole group each row starts at.
+class Group {
+ public:
+  Group(const TensorList& parameters, const TensorList& gradients, std::initializer_list<StateList> states,
+        const TensorList& outputs) {
+    const size_t count = parameters.size();
+    check_count(gradients.size(), count, "gradients");
+    STD_TORCH_CHECK(outputs.size() == 0 || outputs.size() == count,
+                    "Expected no outputs or one for each of the ", count, " parameters, got ", outputs.size(), ".");
+    for (const StateList& state : states) {
+      check_count(state.tensors.size(), count, state.role);
+    }
+    if (count > 0) {
+      device_ = device(parameters[0]);
+    }
+    rows_.resize(count);
+    first_blocks_.reserve(count + 1);
+    int64_t blocks = 0;
+    for (size_t i = 0; i < count; ++i) {
+      Row& row = rows_[i];
+      row.elements = numel(parameters[i]);
+      RowTensors tensors;
+      add(tensors, row, row.parameter, parameters[i], "parameter", true);
+      add(tensors, row, row.gradient, gradients[i], "gradient", false);
+      int s = 0;
+      for (const StateList& state : states) {
+        add(tensors, row, row.state[s++], state.tensors[i], state.role, true);
+      }
+      if (outputs.size() != 0) {
+        add(tensors, row, row.output, outputs[i], "output", true);
+      }
+      tensors.flatten(written_back_);
+      if (row.output.data == row.parameter.data) {
+        row.output.data = nullptr;  // the parameter is its own output: a float32 one among 16-bit ones
+      }
+      const Stream& out = row.output;
+      row.is_aligned = true;
+      for (const Stream* stream : {&row.parameter, &row.gradient, &row.state[0], &row.state[1], &row.output}) {
+        row.is_aligned = row.is_aligned && reinterpret_cast<uintptr_t>(stream->data) % 16 == 0;
+      }
+      row.stream_output = out.data != nullptr && out.dtype != Dtype::f32 &&
+          row.elements * size_of(out.dtype) >= streamed_output_bytes &&
+          reinterpret_cast<uintptr_t>(out.data) % 64 == 0;
+      first_blocks_.push_back(blocks);
+      blocks += (row.elements + block_elements - 1) / block_elements;
+    }
+    first_blocks_.push_back(blocks);
+  }
+
+  size_t size() const { return rows_.size(); }
+
+  const std::vector<Row>& rows() const { return rows_; }
+  // Where each row starts, in blocks of block_elements, and where the last one ends.
+  const std::vector<int64_t>& first_blocks() const { return first_blocks_; }
+  int32_t device_index() const { return device_.second; }
+
+  // Copies the results for tensors that were stepped through a copy back to them; call it after the step.
+  void write_back() {
+    for (auto& [original, copy] : written_back_) {
+      if (original.get() != copy.get()) {
+        torch::stable::copy_(original, copy);
+      }
+    }
+  }
+
+ private:
+  static void check_count(size_t actual, size_t expected, const char* what) {
+    STD_TORCH_CHECK(actual == expected, "Expected one of the ", what, " for each of the ", expected,
+                    " parameters, got ", actual, ".");
+  }
+
+  void add(RowTensors& tensors, const Row& row, Stream& stream, AtenTensorHandle tensor, const char* role,
+           bool is_written) const {
+    STD_TORCH_CHECK(device(tensor) == device_, "A ", role, " is on another device than the first parameter.");
+    STD_TORCH_CHECK(numel(tensor) == row.elements, "A ", role, " has ", numel(tensor),
+                    " elements, its parameter ", row.elements, ".");
+    tensors.add(stream, tensor, role, is_written);
+  }
+
+  std::pair<int32_t, int32_t> device_{0, -1};
+  std::vector<Row> rows_;
+  std::vector<int64_t> first_blocks_;
+  // Each copy with the tensor it came from, or with itself where nothing is to be written back.
+  std::vector<std::pair<torch::stable::Tensor, torch::stable::Tensor>> written_back_;
+};
+
+// Adds one to each step counter (float32 scalars on the host), and makes the coefficients that follow from
+// its count; just one set of them where all counts are the same.
+template <class Make>
+auto count_steps(const TensorList& steps, size_t expected, const Make& make) {
+  STD_TORCH_CHECK(steps.size() == expected, "Expected one step for each of the ", expected, " parameters, got ",
+                  steps.size(), ".");
+  std::vector<float> counts(expected);
+  for (size_t i = 0; i < expected; ++i) {
+    STD_TORCH_CHECK(
+        numel(steps[i]) == 1 && dtype(steps[i], "step") == Dtype::f32 && device(steps[i]).second < 0,
+        "A step is not one float32 number on the host.");
+    float* const step = reinterpret_cast<float*>(data(steps[i]));
+    counts[i] = *step += 1.0f;
+  }
+  const bool are_equal = std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
+  std::vector<decltype(make(1.0))> coefficients;
+  for (size_t i = 0; i < (are_equal ? std::min<size_t>(expected, 1) : expected); ++i) {
+    coefficients.push_back(i > 0 && counts[i] == counts[i - 1] ? coefficients.back()
+                                                               : make(static_cast<double>(counts[i])));
+  }
+  return coefficients;
+}
+
+// The arguments of a boxed kernel, in the order of the schema.
+class Arguments {
+ public:
+  explicit Arguments(StableIValue* stack) : next_(stack) {}
+  StableIValue list() { return *next_++; }
+  template <class T>
+  T scalar() {
+    return torch::stable::detail::to<T>(*next_++);
+  }
+
+ private:
+  StableIValue* next_;
+};
+
+}  // namespace acclimate

@@ -1,0 +1,23 @@
+// acclimate::lion_ on CUDA: one launch for a whole parameter group.
+#include "../../csrc/device_group.cuh"
+#include "lion_call.h"
+
+#include "../../csrc/simd/cuda.h"
+#include "lion_rule.h"
+#include "../../csrc/step_kernel.cuh"
+#include "../../csrc/simd/end.h"
+
+namespace acclimate {
+namespace {
+
+void lion_(StableIValue* stack, uint64_t, uint64_t) {
+  LionCall call{Arguments(stack)};
+  cuda::step_group<cuda::LionRule>(call.group, call.coefficients);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(acclimate, CUDA, m) {
+  m.impl("lion_", &lion_);
+}
+
+}  // namespace
+}  // namespace acclimate
