@@ -189,28 +189,6 @@ tell(after=get_accelerator().name)
     assert told == {"inside": "cpu", "after": "npu"}
 
 
-def test_a_thread_never_gets_none_while_another_leaves_use_accelerator(fresh: FreshProcesses) -> None:
-    told = fresh.check("""
-import sys, threading
-from acclimate import get_accelerator, use_accelerator
-from acclimate.backends.cpu import CPUAccelerator
-sys.setswitchinterval(1e-6)
-mine, stop, wrong = CPUAccelerator(), threading.Event(), []
-def ask():
-    while not stop.is_set():
-        if get_accelerator() is None: wrong.append(1)
-with use_accelerator(mine):
-    thread = threading.Thread(target=ask)
-    thread.start()
-    for _ in range(2000):
-        with use_accelerator("cpu"): pass
-    stop.set()
-    thread.join()
-tell(wrong=len(wrong))
-""").told
-    assert told == {"wrong": 0}
-
-
 @pytest.mark.parametrize(("name", "supported"), [("cpu", True), ("xpu.external", True), ("generic", False)])
 def test_only_the_specifications_nine_count_as_supported(
     name: str, supported: bool, machine: FakeMachine, fresh: FreshProcesses
