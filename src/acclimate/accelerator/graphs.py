@@ -37,6 +37,9 @@ class Graphs(Devices):
     ) -> AbstractContextManager[Any]:
         """A context manager within which work is captured into ``graph``.
 
+        Run the work once before: what a first run makes, such as an optimizer's state, each replay would
+        make anew. Capture a backward pass together with its forward pass.
+
         Args:
             graph: what :meth:`create_graph` returned.
             pool: of another graph, to share its memory; the host has no use for it.

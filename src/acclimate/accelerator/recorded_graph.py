@@ -198,9 +198,12 @@ class RecordedCapture(TorchDispatchMode):
 def _alias(value: Any) -> Any:
     """A tensor's memory under a shape of its own: what t_(), set_() or ``.data =`` do later to the tensor,
     they do not do to a call that was recorded before."""
-    if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+        return value
+    # Below autograd a view counts its changes apart. With this key it shares its base's count, so that a
+    # backward pass that saved the base before a replay fails instead of using what the replay wrote.
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return value.detach()
-    return value
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -81,7 +81,8 @@ class RandomNumbers:
                 "(manual_seed, fork_rng, or activation checkpointing with dropout). Set it before the "
                 "capture or before a replay."
             )
-        if any(isinstance(leaf, torch.Generator) and leaf is not torch.default_generator for leaf in inputs):
+        generators = {_identity(leaf) for leaf in inputs if isinstance(leaf, torch.Generator)}
+        if generators - {_identity(torch.default_generator)}:
             raise GraphCaptureError(
                 "A generator other than the default one is used during a graph capture, which cannot tell "
                 "where its numbers start. Draw from the default one."
@@ -94,6 +95,11 @@ class RandomNumbers:
         if torch.Tag.nondeterministic_seeded in func.tags or func.namespace != "aten":
             self._drawn |= not torch.equal(self._state, state)
         self._state = state
+
+
+def _identity(generator: torch.Generator) -> int:
+    # What an operator is given is another Python object over the same generator.
+    return int(generator._cdata)  # type: ignore[attr-defined]
 
 
 class PythonCalls(TorchFunctionMode):
