@@ -11,7 +11,7 @@ from torch.utils.backend_registration import (
     rename_privateuse1_backend,
 )
 
-from acclimate_sim import collectives, compiling, torch_module
+from acclimate_sim import collectives, compiling, safetensors_names, torch_module
 from acclimate_sim.errors import DeviceInUseError
 from acclimate_sim.library import open_device_library
 from acclimate_sim.profile import Profile, read_profile
@@ -53,6 +53,7 @@ def make_device(accelerator: Accelerator) -> None:
         generate_methods_for_privateuse1_backend(for_storage=True)
         collectives.register()
         compiling.register()
+        safetensors_names.register()
         _made = True
 
 

@@ -7,6 +7,7 @@ registers a device guard and hooks; the rest is what torch's random numbers, aut
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ __all__ = [
     "device_count",
     "empty_cache",
     "get_amp_supported_dtype",
-    "get_device_name",
+    "get_device_properties",
     "get_rng_state",
     "initial_seed",
     "is_available",
@@ -153,6 +154,18 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
     return [dtype for dtype in (torch.float16, torch.bfloat16) if dtype in has["supported_dtypes"]]
 
 
-def get_device_name(device: int | str | torch.device | None = None) -> str:
-    """What the device is called."""
-    return "acclimate's emulated accelerator"
+@dataclass(frozen=True)
+class Properties:
+    """What there is to know of a device."""
+
+    name: str
+    total_memory: int
+    """Bytes."""
+    multi_processor_count: int = 1
+    major: int = 0
+    minor: int = 0
+
+
+def get_device_properties(device: int | str | torch.device | None = None) -> Properties:
+    """What there is to know of a device."""
+    return Properties("acclimate's emulated accelerator", mem_get_info(_index(device))[1])

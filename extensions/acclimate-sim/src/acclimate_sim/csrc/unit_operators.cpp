@@ -3,4 +3,8 @@
 #include "tensor_uses.cpp"
 #include "fallback.cpp"
 #include "tensors.cpp"
+#include "attention.cpp"
+#include "recurrent.cpp"
+#include "autocast.cpp"
+#include "collectives.cpp"
 #include "control.cpp"

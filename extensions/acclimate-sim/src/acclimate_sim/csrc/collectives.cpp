@@ -1,0 +1,69 @@
+// Collectives: every operator of torch.distributed runs on the group's host backend, over the same bytes.
+#include "devices.h"
+#include "host_alias.h"
+#include "tensor_uses.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+namespace sim {
+namespace {
+
+using c10::IValue;
+
+// Tensors come alone, in lists and in lists of lists.
+template <class Convert>
+IValue map_tensors(const IValue& value, const Convert& convert) {
+  if (value.isTensor()) return convert(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> tensors;
+    for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(convert(tensor));
+    return tensors;
+  }
+  if (value.isList() && value.toList().elementType()->kind() == c10::TypeKind::ListType) {
+    const auto lists = value.toList();
+    c10::impl::GenericList mapped(lists.elementType());
+    for (size_t i = 0; i < lists.size(); i++) mapped.push_back(map_tensors(lists.get(i), convert));
+    return mapped;
+  }
+  return value;
+}
+
+void on_host_backend(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  HostAliases aliases;
+  auto device = current_device();
+  const auto count = op.schema().arguments().size(), results = op.schema().returns().size();
+  for (size_t i = stack->size() - count; i < stack->size(); i++) {
+    (*stack)[i] = map_tensors((*stack)[i], [&](const at::Tensor& tensor) {
+      if (!on_sim(tensor)) return tensor;
+      device = tensor.device().index();
+      TensorUses(device, op.schema().name()).writes(tensor);
+      return aliases.to_host(tensor);
+    });
+  }
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  for (size_t i = stack->size() - results; i < stack->size(); i++) {
+    (*stack)[i] =
+        map_tensors((*stack)[i], [&](const at::Tensor& tensor) { return aliases.to_device(tensor, device); });
+  }
+}
+
+struct Quiet final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+// torch has kernels of its own for devices from outside, which these replace on purpose and not with a warning.
+torch::Library g_collectives(torch::Library::IMPL, "c10d", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+const bool g_collectives_registered = [] {
+  Quiet quiet;
+  c10::WarningUtils::WarningHandlerGuard without_warnings(&quiet);
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.name.rfind("c10d::", 0) != 0) continue;
+    g_collectives.impl(
+        toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&on_host_backend>());
+  }
+  return true;
+}();
+
+}  // namespace
+}  // namespace sim

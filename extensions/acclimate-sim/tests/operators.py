@@ -1,0 +1,158 @@
+"""torch's own operator tests, run on sim and on the host: how many operators give the same results.
+
+    ACCLIMATE_ACCELERATOR=sim python tests/operators.py [--samples N] [NAME…]
+
+The operators and their inputs are those of ``torch.testing._internal.common_methods_invocations.op_db``,
+which torch tests its own devices with. Results have to be on sim, and equal to the host's within torch's
+tolerances.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_leaves, tree_map
+
+from acclimate import get_accelerator
+
+SIM = "sim:0"
+
+
+@dataclass
+class Tally:
+    """How many operators passed one direction, and why the others did not."""
+
+    passed: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return self.passed + len(self.failed)
+
+    def add(self, name: str, reason: str | None) -> None:
+        if reason is None:
+            self.passed += 1
+        else:
+            self.failed[name] = reason
+
+
+def full_name(op: Any) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+def compare(op: Any, samples: int, backward: bool) -> str | None:
+    """Why an operator's results differ from the host's, or None."""
+    dtypes = op.supported_dtypes("cpu")
+    dtype = next(d for d in (torch.float32, torch.complex64, torch.int64, torch.bool, *dtypes) if d in dtypes)
+    reset()
+    try:
+        for sample in itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=backward), samples):
+            expected, found = (run(op, sample, device, backward) for device in ("cpu", SIM))
+            if reason := difference(expected, found):
+                return reason
+    except Exception as error:  # an operator may fail in any way, and the others are to be run
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
+    return None
+
+
+def run(op: Any, sample: Any, device: str, backward: bool) -> list[Any]:
+    """An operator's results on a device; with ``backward``, the gradients of its inputs as well."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            copy = value.detach().clone().to(device)
+            return copy.requires_grad_(value.requires_grad)
+        if isinstance(value, torch.device) or value == "cpu":
+            return torch.device(device)
+        return value
+
+    reset()
+    inputs, args, kwargs = (tree_map(moved, part) for part in (sample.input, sample.args, sample.kwargs))
+    results = tree_leaves(op(inputs, *args, **kwargs))
+    if not backward:
+        return results
+    if sample.output_process_fn_grad is not None:
+        results = tree_leaves(sample.output_process_fn_grad(results[0] if len(results) == 1 else results))
+    wanted = [leaf for leaf in tree_leaves((inputs, args, kwargs)) if needs_grad(leaf)]
+    outputs = [leaf for leaf in results if needs_grad(leaf)]
+    if not wanted or not outputs:
+        return results
+    grads = [torch.ones_like(output) for output in outputs]
+    return [*results, *torch.autograd.grad(outputs, wanted, grads, allow_unused=True)]
+
+
+def needs_grad(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
+
+
+def difference(expected: list[Any], found: list[Any]) -> str | None:
+    if len(expected) != len(found):
+        return f"{len(found)} results instead of {len(expected)}"
+    for host, device in zip(expected, found, strict=True):
+        if not isinstance(host, torch.Tensor):
+            if host != device and not (isinstance(host, torch.device) or host != host):
+                return f"{device} instead of {host}"
+            continue
+        if str(device.device) != SIM:
+            return f"a result is on {device.device}"
+        try:
+            torch.testing.assert_close(device.cpu(), host, equal_nan=True)
+        except AssertionError as error:
+            return str(error).splitlines()[0]
+    return None
+
+
+def reset() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+
+
+def tally(names: list[str], samples: int) -> tuple[Tally, Tally]:
+    """Runs all operators, or those of the given names: forward, and backward where torch has one."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    forward, backward = Tally(), Tally()
+    for op in chosen(names):
+        forward.add(full_name(op), compare(op, samples, backward=False))
+        if op.supports_autograd and torch.float32 in op.supported_dtypes("cpu"):
+            backward.add(full_name(op), compare(op, samples, backward=True))
+    return forward, backward
+
+
+def chosen(names: list[str]) -> Iterator[Any]:
+    """The operators that the host has; a few are for one vendor's GPUs."""
+    named = (op for op in op_db if not names or full_name(op) in names or op.name in names)
+    return (op for op in named if op.supported_dtypes("cpu"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Runs torch's operator tests on sim.")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--samples", type=int, default=8, help="inputs tried of each operator")
+    options = parser.parse_args()
+    assert get_accelerator().name == "sim", "Set ACCLIMATE_ACCELERATOR=sim."
+    start = time.monotonic()
+    forward, backward = tally(options.names, options.samples)
+    for direction, result in (("forward", forward), ("backward", backward)):
+        for name, reason in result.failed.items():
+            sys.stdout.write(f"{direction} {name}: {reason}\n")
+    sys.stdout.write(
+        f"torch {torch.__version__}: forward {forward.passed} of {forward.total} operators equal to the "
+        f"host's, backward {backward.passed} of {backward.total}; {time.monotonic() - start:.0f} s\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
