@@ -5,6 +5,7 @@
 #include "tensors.cpp"
 #include "attention.cpp"
 #include "recurrent.cpp"
+#include "host_kernels.cpp"  // after the operators that have kernels of their own
 #include "autocast.cpp"
 #include "collectives.cpp"
 #include "control.cpp"
