@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
-from building import COMPILER, Workshop, set_up
+from building import COMPILER, Workshop, python_environment, set_up
 
 from fresh_process import FreshProcesses
 
@@ -312,6 +314,22 @@ tell(here=here, there=keys())
     here, there = outcome.told["here"], outcome.told["there"]
     assert here[0] == there[0]
     assert here[1] != there[1]
+
+
+def test_a_library_built_with_one_torch_runs_with_another(workshop: Workshop) -> None:
+    other = os.environ.get("ACCLIMATE_OTHER_TORCH_PYTHON")
+    if not other:
+        pytest.skip("ACCLIMATE_OTHER_TORCH_PYTHON names no Python with another torch (2.10 or later)")
+    assert workshop.run(LOAD_SCALE, env=ACME).told["plain"] == 0
+    tell = "def tell(**values): print(values)\n"
+    run = subprocess.run(
+        [other, "-c", tell + LOAD_SCALE],
+        env=python_environment(workshop) | ACME,
+        capture_output=True,
+        text=True,
+    )
+    assert run.stdout == "{'result': [0.0, 3.0, 6.0, 9.0, 12.0], 'plain': 0}\n", run.stderr
+    assert len(workshop.compiled()) == 1
 
 
 def test_loading_a_cached_op_takes_less_than_50_ms_of_a_fresh_process(workshop: Workshop) -> None:
