@@ -158,7 +158,7 @@ def _oneccl_imports() -> bool:
         return False
     try:
         import oneccl_bindings_for_pytorch  # type: ignore[import-not-found]  # noqa: F401
-    except Exception:  # noqa: BLE001 - built for another torch it raises anything; gloo then serves
+    except (Exception, SystemExit):  # noqa: BLE001 - built for another torch it raises anything; gloo serves
         return False
     return True
 

@@ -113,7 +113,7 @@ class CUDAAccelerator(Accelerator):
         if domain is not None and is_installed("nvtx"):
             import nvtx
 
-            nvtx.get_domain(domain).push_range(message=msg, category=category)
+            nvtx.push_range(msg, domain=domain, category=category)
         else:
             torch.cuda.nvtx.range_push(msg)
 
@@ -121,7 +121,7 @@ class CUDAAccelerator(Accelerator):
         if domain is not None and is_installed("nvtx"):
             import nvtx
 
-            nvtx.get_domain(domain).pop_range()
+            nvtx.pop_range(domain)
         else:
             torch.cuda.nvtx.range_pop()
 

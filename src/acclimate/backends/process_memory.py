@@ -64,6 +64,9 @@ class _Statm:
 
 _sampled = _Sampled()
 _statm = _Statm()
+if hasattr(os, "register_at_fork"):
+    # A child's peak is its own, and a lock that another thread held at the fork would never open.
+    os.register_at_fork(after_in_child=lambda: globals().update(_sampled=_Sampled()))
 
 
 def resident_bytes() -> int:
@@ -91,6 +94,7 @@ def reset_peak() -> None:
     try:
         with open("/proc/self/clear_refs", "wb", buffering=0) as clear_refs:
             clear_refs.write(_RESET_PEAK)
+        _kernel_peak_is_reset = True
     except OSError:  # no /proc, or a sandbox forbids it: from here on the samples are the peak
         _kernel_peak_is_reset = False
     resident_bytes()
@@ -105,7 +109,7 @@ def _kernel_peak() -> int | None:
         return None
     try:
         with open("/proc/self/status", "rb", buffering=0) as status:
-            text = status.read(4096)
+            text = status.read()
     except OSError:
         return None
     _, mark, rest = text.partition(b"VmHWM:")
