@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils._pytree import tree_leaves
+from torch.testing._internal.opinfo.core import SampleInput
+from torch.utils._pytree import tree_leaves, tree_map
 
 from acclimate import get_accelerator
 
@@ -53,24 +54,39 @@ def full_name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
-def compare(op: Any, samples: int, backward: bool) -> str | None:
+def compare(op: Any, count: int, backward: bool) -> str | None:
     """Why an operator's results differ from the host's, or None."""
-    dtype = main_dtype(op)
+    reset()
     try:
-        pairs = zip(*(inputs(op, device, dtype, backward) for device in (HOST, SIM)), strict=True)
-        for on_host, on_sim in itertools.islice(pairs, samples):
-            expected, found = (run(op, sample, backward) for sample in (on_host, on_sim))
-            if reason := difference(expected, found, values=op.name not in UNINITIALISED):
+        samples_on_sim = op.sample_inputs(SIM, main_dtype(op), requires_grad=backward)
+        for on_sim in itertools.islice(samples_on_sim, count):
+            value, args, kwargs = (
+                tree_map(to_host, part) for part in (on_sim.input, on_sim.args, on_sim.kwargs)
+            )
+            on_host = SampleInput(value, args=args, kwargs=kwargs)
+            expected, found = (
+                run(op, sample, on_sim.output_process_fn_grad if backward else None)
+                for sample in (on_host, on_sim)
+            )
+            wants_host = on_sim.kwargs.get("device") == HOST  # some make a host tensor like a device's
+            device = HOST if wants_host else SIM
+            if reason := difference(expected, found, device, values=op.name not in UNINITIALISED):
                 return reason
     except Exception as error:  # an operator may fail in any way, and the others are to be run
         return f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
     return None
 
 
-def inputs(op: Any, device: str, dtype: torch.dtype, backward: bool) -> list[Any]:
-    """torch's inputs for an operator; the same on each device, as the same seed gives the same numbers."""
-    reset()
-    return list(op.sample_inputs(device, dtype, requires_grad=backward))
+def to_host(value: Any) -> Any:
+    """The same on the host: a tensor with its strides and all of its storage, or a device's name."""
+    if not isinstance(value, torch.Tensor):
+        return HOST if str(value) == SIM else value
+    if value.device.type == "cpu" or value.layout != torch.strided:
+        return value.detach().cpu().requires_grad_(value.requires_grad)
+    host = torch.empty(0, dtype=value.dtype)
+    host.set_(value.untyped_storage().cpu(), value.storage_offset(), value.shape, value.stride())
+    host = host.conj() if value.is_conj() else host
+    return host.requires_grad_(value.requires_grad)
 
 
 def main_dtype(op: Any) -> torch.dtype:
@@ -79,14 +95,13 @@ def main_dtype(op: Any) -> torch.dtype:
     return next(dtype for dtype in preferred if dtype in dtypes)
 
 
-def run(op: Any, sample: Any, backward: bool) -> list[Any]:
-    """An operator's results; with ``backward``, the gradients of its inputs as well."""
+def run(op: Any, sample: Any, choose: Any | None) -> list[Any]:
+    """An operator's results; where ``choose`` says which of them have gradients, the inputs' gradients too."""
     reset()
-    results = tree_leaves(op(sample.input, *sample.args, **sample.kwargs))
-    if not backward:
-        return results
-    if sample.output_process_fn_grad is not None:
-        results = tree_leaves(sample.output_process_fn_grad(results[0] if len(results) == 1 else results))
+    results = op(sample.input, *sample.args, **sample.kwargs)
+    if choose is None:
+        return tree_leaves(results)
+    results = tree_leaves(choose(results))
     wanted = [leaf for leaf in tree_leaves((sample.input, sample.args, sample.kwargs)) if needs_grad(leaf)]
     outputs = [leaf for leaf in results if needs_grad(leaf)]
     if not wanted or not outputs:
@@ -99,7 +114,7 @@ def needs_grad(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.requires_grad
 
 
-def difference(expected: list[Any], found: list[Any], values: bool) -> str | None:
+def difference(expected: list[Any], found: list[Any], where: str, values: bool) -> str | None:
     if len(expected) != len(found):
         return f"{len(found)} results instead of {len(expected)}"
     for host, device in zip(expected, found, strict=True):
@@ -107,7 +122,7 @@ def difference(expected: list[Any], found: list[Any], values: bool) -> str | Non
             if host != device and not (isinstance(host, torch.device) or host != host):
                 return f"{device} instead of {host}"
             continue
-        if str(device.device) != SIM:
+        if str(device.device) != where:
             return f"a result is on {device.device}"
         if (device.shape, device.stride(), device.dtype) != (host.shape, host.stride(), host.dtype):
             return f"{device.dtype} {tuple(device.shape)} {device.stride()} instead of the host's"

@@ -14,6 +14,11 @@ class SimAccelerator(Accelerator):
     communication_backend = collectives.NAME
     visible_devices_variable = profile.VISIBLE_DEVICES
     exported_variable_prefixes = (profile.VARIABLE,)
+    op_builder_package = "acclimate_sim.ops"
+    op_builders = {  # noqa: RUF012 - a ClassVar by the interface
+        **Accelerator.op_builders,
+        "RMSNormBuilder": "acclimate_sim.ops.rms_norm:RMSNormBuilder",
+    }
 
     def __init__(self) -> None:
         make_device(self)

@@ -1,0 +1,1 @@
+"""This accelerator's own native ops: a builder, a Python side and native source each, as acclimate's are."""
