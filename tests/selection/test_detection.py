@@ -142,7 +142,9 @@ class Hook:
             raise RuntimeError("a hook of somebody else's")
 sys.meta_path.insert(0, Hook())
 """
-    assert fresh.check(hook + SELECT, path=machine.path).told["name"] == "cpu"
+    found = fresh.check(hook + SELECT, path=machine.path).told
+    assert found["name"] == "cpu"
+    assert "which is not installed" in reasons(found, "npu")[0]
 
 
 def test_every_reason_is_kept(fresh: FreshProcesses) -> None:
