@@ -254,6 +254,13 @@ allowed = allowed and libc.mount(b"none", CACHE, None, BIND | REMOUNT | READ_ONL
     assert "cannot be written" not in outcome.stderr
 
 
+def test_a_cache_and_a_compiler_given_by_relative_paths_are_found_from_anywhere(workshop: Workshop) -> None:
+    env = {"ACCLIMATE_CACHE": "cache", "CXX": "./watched-c++"}
+    outcome = workshop.run(f"import os\nos.chdir({str(workshop.folder)!r})\n{LOAD_TINY}", env=env)
+    assert outcome.told == {"answers": [42]}
+    assert len(workshop.libraries()) == 1
+
+
 # -- where libraries come from -----------------------------------------------------------------------
 
 
@@ -345,3 +352,35 @@ tell(seconds=time.process_time() - start)
     env = {"CXX": str(COMPILER)}
     workshop.run(timed, env=env)
     assert min(workshop.run(timed, env=env).told["seconds"] for _ in range(3)) < 0.05
+
+
+@pytest.mark.slow
+def test_source_that_includes_all_of_torch_becomes_a_python_module(workshop: Workshop) -> None:
+    (workshop.folder / "whole.py").write_text("""
+import sys
+from acclimate.ops import OpBuilder
+
+class WholeBuilder(OpBuilder):
+    name = "whole"
+    stable_abi = False
+
+    def sources(self):
+        return ["whole.cpp"]
+
+    def open_library(self, path):
+        self.native = self.import_library(path)
+
+    def module(self):
+        return self.native
+""")
+    (workshop.folder / "whole.cpp").write_text("""
+#include <torch/extension.h>
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("twice", [](at::Tensor x) { return x * 2; }); }
+""")
+    outcome = workshop.fresh.check(
+        "import torch, whole\ntell(result=whole.WholeBuilder().load().twice(torch.arange(3.0)).tolist())",
+        path=[workshop.folder],
+        env=workshop.env,
+        timeout_s=280,
+    )
+    assert outcome.told == {"result": [0, 2, 4]}

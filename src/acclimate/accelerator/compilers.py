@@ -29,7 +29,7 @@ def host_compiler() -> list[str]:
     for name in HOST_COMPILERS:
         path = shutil.which(name)
         if path is not None:
-            return [path]
+            return [os.path.abspath(path)]
     raise CompilerNotFoundError(
         f"there is no C++ compiler: none of {', '.join(HOST_COMPILERS)} is on PATH, and CXX is not set. "
         "Install one (Debian: apt-get install g++)"
@@ -43,4 +43,4 @@ def _program(name: str, why: str) -> str:
             f"{why}, which is no program on PATH. Correct it, or unset it to use the first of "
             f"{', '.join(HOST_COMPILERS)}"
         )
-    return path
+    return os.path.abspath(path)

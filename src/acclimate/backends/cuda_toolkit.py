@@ -33,7 +33,7 @@ def nvcc() -> str:
             "there is no nvcc: not in CUDA_HOME, not on PATH, not in /usr/local/cuda. "
             "Install the CUDA toolkit, or set CUDA_HOME to where it is"
         )
-    return path
+    return os.path.abspath(path)
 
 
 def home() -> Path | None:

@@ -6,6 +6,8 @@ import logging
 import sys
 import threading
 from collections.abc import Sequence
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -104,11 +106,19 @@ class OpBuilder:
     def open_library(self, path: Path) -> None:
         """Loads the built library into this process, where its initialisers register its kernels.
 
-        Called once per library and process.
+        Called once per library and process. A library that is a Python module (``PYBIND11_MODULE`` with
+        ``TORCH_EXTENSION_NAME``) calls :meth:`import_library` here instead.
         """
         import torch
 
         torch.ops.load_library(str(path))
+
+    def import_library(self, path: Path) -> ModuleType:
+        """The built library as a Python module, where its source makes it one."""
+        loader = ExtensionFileLoader(self.name, str(path))
+        module = module_from_spec(ModuleSpec(self.name, loader, origin=str(path)))
+        loader.exec_module(module)
+        return module
 
     # -- what can be asked -----------------------------------------------------------------------
 

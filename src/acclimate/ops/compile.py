@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from acclimate import topology
 from acclimate.errors import OpBuildError
 from acclimate.ops.recipe import Recipe
 
@@ -71,7 +72,9 @@ def build_library(recipe: Recipe, folder: Path, progress: Progress | None = None
             if progress is not None:
                 progress(done, steps, unit.label)
 
-    with ThreadPoolExecutor(max_workers=min(len(objects), _usable_processors())) as pool:
+    with ThreadPoolExecutor(
+        max_workers=min(len(objects), len(topology.read_topology().allowed_cpus))
+    ) as pool:
         for result in [pool.submit(compile_one, index) for index in range(len(objects))]:
             result.result()
     library = folder / f"{recipe.name}.so"
@@ -109,12 +112,6 @@ def _run(recipe: Recipe, command: list[str], product: str, log: _Log) -> None:
         f'The op "{recipe.name}" was not built: {product} failed ({ending}).\n{result.stdout.rstrip()}\n'
         f"Command: {shlex.join(command)}"
     )
-
-
-def _usable_processors() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 # -- what a compiler says of itself ------------------------------------------------------------------

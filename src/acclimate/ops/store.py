@@ -47,7 +47,8 @@ _private_root: tuple[int, Path] | None = None
 
 def ops_folder() -> Path:
     """Where built libraries are; not created here."""
-    return cache_root() / "ops"
+    # Absolute, since compilers run in another folder than this process.
+    return cache_root().absolute() / "ops"
 
 
 def versions(recipe: Recipe) -> list[str]:
