@@ -127,8 +127,8 @@ def memory_errors(accelerator: Accelerator, what: str) -> Iterator[None]:
 
 def _require_transformers() -> None:
     try:
-        import safetensors
-        import transformers  # noqa: F401
+        for package in ("safetensors", "transformers"):
+            import_module(package)
     except ImportError as error:
         raise MissingExtraError(
             f'a language model needs {error.name}: pip install "acclimate[llm]"'
