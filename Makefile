@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 .PHONY: demo test test-all bench lint docs clean
 
 demo: $(VENV)/.demo
-	$(BIN)/acclimate generate "The capital of France is" --max-new-tokens 60
+	$(BIN)/acclimate generate "The capital of France" --max-new-tokens 60
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)

@@ -26,6 +26,9 @@ COMMANDS = {
 }
 """Name of each command: a line of help, and the module with its ``add_arguments`` and ``run``."""
 
+INTERRUPTED = 130
+"""What a shell reports for a program that Ctrl-C ended: 128 + the signal's number."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code (2 for an error of the user's)."""
@@ -52,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AcclimateError as error:
         sys.stderr.write(f"acclimate {args.command}: error: {error}\n")
         return 2
+    except KeyboardInterrupt:  # while a command's module is imported, or where it has nothing to add
+        return INTERRUPTED
     except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush at exit
         return 1
