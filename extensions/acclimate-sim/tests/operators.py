@@ -60,14 +60,11 @@ def compare(op: Any, count: int, backward: bool) -> str | None:
     try:
         samples_on_sim = op.sample_inputs(SIM, main_dtype(op), requires_grad=backward)
         for on_sim in itertools.islice(samples_on_sim, count):
-            value, args, kwargs = (
-                tree_map(to_host, part) for part in (on_sim.input, on_sim.args, on_sim.kwargs)
-            )
+            parts = (on_sim.input, on_sim.args, on_sim.kwargs)
+            value, args, kwargs = (tree_map(to_host, part) for part in parts)
             on_host = SampleInput(value, args=args, kwargs=kwargs)
-            expected, found = (
-                run(op, sample, on_sim.output_process_fn_grad if backward else None)
-                for sample in (on_host, on_sim)
-            )
+            choose = on_sim.output_process_fn_grad if backward else None
+            expected, found = (run(op, sample, choose) for sample in (on_host, on_sim))
             wants_host = on_sim.kwargs.get("device") == HOST  # some make a host tensor like a device's
             device = HOST if wants_host else SIM
             if reason := difference(expected, found, device, values=op.name not in UNINITIALISED):
@@ -96,7 +93,7 @@ def main_dtype(op: Any) -> torch.dtype:
 
 
 def run(op: Any, sample: Any, choose: Any | None) -> list[Any]:
-    """An operator's results; where ``choose`` says which of them have gradients, the inputs' gradients too."""
+    """An operator's results; with ``choose``, which says which have gradients, the inputs' gradients too."""
     reset()
     results = op(sample.input, *sample.args, **sample.kwargs)
     if choose is None:

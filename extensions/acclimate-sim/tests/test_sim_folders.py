@@ -1,0 +1,19 @@
+"""Runs the tests that need sim, each folder in one process of its own."""
+
+from __future__ import annotations
+
+import pytest
+from sim_process import run_folder
+
+
+@pytest.mark.parametrize(
+    ("folder", "profile"),
+    [
+        ("on_sim", ""),
+        ("on_sim", "hpu-like"),
+        ("on_sim", "devices=2,sync=check"),
+        ("with_sync_check", "sync=check"),
+    ],
+)
+def test_folder_passes_on_sim(folder: str, profile: str) -> None:
+    run_folder(folder, profile)
