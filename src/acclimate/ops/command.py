@@ -155,7 +155,11 @@ def _build_one(state: OpState, progress: Progress) -> _Result:
     task = progress.add_task(state.op, total=steps, step="")
     started = time.monotonic()
 
+    compiled = False
+
     def show(done: int, total: int, step: str) -> None:
+        nonlocal compiled
+        compiled = True
         progress.update(task, completed=done, total=total, step=step)
 
     try:
@@ -163,6 +167,8 @@ def _build_one(state: OpState, progress: Progress) -> _Result:
     except AcclimateError as error:
         return _Result(state, "failed", error=str(error))
     seconds = time.monotonic() - started
+    if not compiled:  # another op has the same library, or another process was faster
+        return _Result(state, "was built", library=library)
     return _Result(state, f"built in {seconds:.1f} s", seconds, library)
 
 

@@ -78,7 +78,11 @@ def select(states: Sequence[OpState], names: Sequence[str], accelerator_name: st
     """
     if not names:
         return list(states)
-    known = {name: state for state in states for name in (state.op, state.builder_name) if name}
+    known: dict[str, OpState] = {}
+    for state in states:
+        known[state.builder_name] = state
+        if state.op:
+            known.setdefault(state.op, state)  # two builders can share one library
     chosen: dict[str, OpState] = {}
     for name in names:
         if name not in known:
