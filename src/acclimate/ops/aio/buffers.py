@@ -16,6 +16,8 @@ import torch
 
 from acclimate.errors import InvalidBufferError
 
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
 logger = logging.getLogger("acclimate")
 
 
@@ -34,7 +36,7 @@ class Buffer:
 
     def deliver(self) -> None:
         """After a read: brings the bytes to where the tensor is and tells autograd that it changed."""
-        if self.memory.device != self.tensor.device:
+        if not _is_on_host(self.tensor):
             with torch.no_grad():
                 self.tensor.copy_(self.memory)
         elif not self.tensor.is_inference():
@@ -65,9 +67,13 @@ def lend(tensor: torch.Tensor, writes: bool) -> Buffer:
             "This view conjugates or negates when it is read; its memory holds other values. "
             "Use tensor.resolve_conj() or tensor.resolve_neg()."
         )
-    if tensor.device.type == "cpu":
+    if _is_on_host(tensor):
         return Buffer(tensor, tensor.detach())
     return Buffer(tensor, _locked_copy(tensor, with_data=writes))
+
+
+def _is_on_host(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def _locked_copy(tensor: torch.Tensor, with_data: bool) -> torch.Tensor:
@@ -100,7 +106,8 @@ class LockedMemory:
         size = count * dtype.itemsize
         if size == 0:
             return torch.empty(count, dtype=dtype)
-        pages = mmap.mmap(-1, math.ceil(size / mmap.PAGESIZE) * mmap.PAGESIZE)
+        # Private: the pages of shared memory are a file's to the kernel, and slower to hand to a device.
+        pages = mmap.mmap(-1, math.ceil(size / mmap.PAGESIZE) * mmap.PAGESIZE, flags=_PRIVATE)
         tensor = torch.frombuffer(pages, dtype=torch.uint8, count=size).view(dtype)
         address = tensor.data_ptr()
         self._regions[address] = size
@@ -119,7 +126,7 @@ class LockedMemory:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether all of a tensor lies in memory that :meth:`allocate` gave."""
-        if tensor.device.type != "cpu":
+        if not _is_on_host(tensor):
             return False
         first = tensor.data_ptr()
         end = first + tensor.numel() * tensor.element_size()

@@ -7,6 +7,7 @@ from types import ModuleType
 
 from acclimate.ops.aio import functions, schema
 from acclimate.ops.builder import OpBuilder
+from acclimate.ops.recipe import Source
 
 
 class AsyncIOBuilder(OpBuilder):
@@ -18,7 +19,7 @@ class AsyncIOBuilder(OpBuilder):
 
     name = "async_io"
 
-    def sources(self) -> list[str]:  # type: ignore[override]
+    def sources(self) -> list[str | Source]:
         """One file; the rest are its headers."""
         return ["csrc/async_io.cpp"]
 

@@ -34,6 +34,9 @@ class OpenFile:
 
     def __post_init__(self) -> None:
         self.status = os.fstat(self.fd)
+        if not _is_disk(self.status):
+            # Raises ESPIPE where there are no offsets: a read of a pipe would wait for its other end.
+            os.lseek(self.fd, 0, os.SEEK_CUR)
 
     def close(self) -> None:
         """Closes both descriptors; a second call does nothing."""
@@ -77,17 +80,22 @@ def _own(fd: int, flags: int) -> int:
 
 
 def _with_direct(name: Name, fd: int, flags: int, length: int) -> OpenFile:
-    file = OpenFile(name, fd)
-    mode = file.status.st_mode
-    if stat.S_ISDIR(mode):
-        file.close()
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    has_direct = _DIRECT and (stat.S_ISREG(mode) or stat.S_ISBLK(mode))
-    if has_direct and length >= _SMALLEST_DIRECT_BYTES:
+    try:
+        file = OpenFile(name, fd)
+        if stat.S_ISDIR(file.status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    except OSError:
+        os.close(fd)
+        raise
+    if _DIRECT and _is_disk(file.status) and length >= _SMALLEST_DIRECT_BYTES:
         # Through /proc, so that it is the same file even when the name has been given to another since.
         with contextlib.suppress(OSError):
             file.direct_fd = os.open(f"/proc/self/fd/{fd}", flags | _DIRECT | os.O_CLOEXEC)
     return file
+
+
+def _is_disk(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) or stat.S_ISBLK(status.st_mode)
 
 
 def open_for_validation(file: OpenFile) -> int:

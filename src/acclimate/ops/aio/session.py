@@ -115,7 +115,7 @@ class Session:
             AsyncIOError: of each transfer that failed. The others have ended well.
         """
         with self._lock:
-            wanted = self._pending.values() if transfers is None else transfers
+            wanted = list(self._pending.values()) if transfers is None else transfers
             taken = [t for t in wanted if self._pending.pop(t.ticket, None) is not None]
         errors: list[AsyncIOError] = []
         count = len(taken)
