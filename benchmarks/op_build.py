@@ -64,6 +64,9 @@ def load(python: Path | str, package: str, op: str, cache: str) -> Cost | None:
     # The peer's builder runs ninja, which is beside its Python.
     path = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])
     env = {**os.environ, "DS_ACCELERATOR": "cpu", "PATH": path, **dict.fromkeys(names, cache)}
+    env.pop(
+        "PYTHONDONTWRITEBYTECODE", None
+    )  # a warm load finds compiled modules, as an installed package has
     code = LOAD.format(package=package, op=op)
     run = subprocess.run([python, "-c", code], env=env, capture_output=True, text=True, check=False)
     if run.returncode != 0:
