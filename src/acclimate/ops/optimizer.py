@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameterError
+from acclimate.ops import huge_pages
 from acclimate.ops.simd import chosen_isa
 
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -198,7 +199,7 @@ class GroupOptimizer(torch.optim.Optimizer):
                 written.append(parameter)
             else:
                 if MASTER not in state:
-                    state[MASTER] = parameter.detach().to(torch.float32, copy=True)
+                    state[MASTER] = huge_pages.empty_like(parameter, torch.float32).copy_(parameter)
                 params.append(state[MASTER])
                 written.append(parameter)
             found.append(grad)
@@ -219,12 +220,8 @@ class GroupOptimizer(torch.optim.Optimizer):
     def _make_state(self, group: Mapping[str, Any], parameter: Tensor, state: dict[str, Any]) -> None:
         state["step"] = torch.tensor(0.0, dtype=torch.float32)
         for name in self.state_names:
-            state[name] = torch.full_like(
-                parameter,
-                self.initial_state(name, group),
-                dtype=self.state_dtype or parameter.dtype,
-                memory_format=torch.preserve_format,
-            )
+            memory = huge_pages.empty_like(parameter, self.state_dtype or parameter.dtype)
+            state[name] = memory.fill_(self.initial_state(name, group))
 
     def initial_state(self, name: str, group: Mapping[str, Any]) -> float:
         """What a state tensor holds before the first step."""
@@ -232,6 +229,7 @@ class GroupOptimizer(torch.optim.Optimizer):
 
     # -- saving and loading ----------------------------------------------------------------------
 
+    @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what ``state_dict()`` of this optimizer, or of torch's of the same algorithm, returned.
 
@@ -248,7 +246,7 @@ class GroupOptimizer(torch.optim.Optimizer):
             state["step"] = torch.tensor(float(saved.get("step", 0)), dtype=torch.float32)
             for name, dtype in self._state_dtypes(parameter):
                 if name in saved:
-                    state[name] = saved[name].detach().to(parameter.device, dtype, copy=True)
+                    state[name] = huge_pages.empty_like(parameter, dtype).copy_(saved[name])
 
     def _state_dtypes(self, parameter: Tensor) -> Iterator[tuple[str, torch.dtype]]:
         for name in self.state_names:
