@@ -39,7 +39,7 @@ $(VENV)/.torch: constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	$(PIP) -e ".[dev]" -e extensions/acclimate-sim
+	$(PIP) -e ".[dev]" -e "extensions/acclimate-sim[test]"
 	touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml

@@ -47,18 +47,16 @@ def open_device_library(accelerator: Accelerator) -> None:
 
 
 def _build(builder: DeviceLibraryBuilder) -> Path:
+    import torch
     from rich.console import Console
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, soft_wrap=True)
+    doing = f"Building the emulated device for torch {torch.__version__}, once (about 30 s)…"
     start = time.monotonic()
-    with console.status(
-        "Building the emulated device, once for this version of torch (about half a minute)…"
-    ):
+    with console.status(doing):  # a terminal shows it while it lasts
         if not console.is_terminal:
-            console.print(
-                "Building the emulated device, once for this version of torch (about half a minute)…"
-            )
+            console.print(doing)
         library = builder.build()
     console.print(f"Built in {time.monotonic() - start:.0f} s.")
-    assert library is not None
+    assert library is not None  # None is for an op without native source
     return library

@@ -5,7 +5,6 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
-#include <map>
 #include <mutex>
 
 namespace sim {
@@ -23,8 +22,9 @@ struct Pool {
 };
 Pool g_pools[kMaxDevices];
 
-std::mutex g_addresses_lock;
-std::map<uintptr_t, Block*> g_addresses;  // for getDeviceFromPtr
+// All blocks, for getDeviceFromPtr: a list, as that is asked seldom and every operator makes and frees blocks.
+std::mutex g_blocks_lock;
+Block* g_blocks = nullptr;
 
 // Counts an allocation, or refuses it. What was freed stays reserved until empty_cache(), so that reserved
 // memory behaves as with a caching allocator; the cache is given up when memory runs short, as there.
@@ -66,8 +66,9 @@ void count_out(c10::DeviceIndex device, size_t bytes) {
 void release(void* context) {
   auto* block = static_cast<Block*>(context);
   {
-    std::lock_guard<std::mutex> hold(g_addresses_lock);
-    g_addresses.erase(reinterpret_cast<uintptr_t>(block->host.get()));
+    std::lock_guard<std::mutex> hold(g_blocks_lock);
+    (block->before ? block->before->after : g_blocks) = block->after;
+    if (block->after) block->after->before = block->before;
   }
   count_out(block->device, block->bytes);
   delete block;
@@ -77,8 +78,10 @@ c10::DataPtr own(c10::DataPtr host, size_t bytes, c10::DeviceIndex device) {
   void* address = host.get();
   auto* block = new Block{std::move(host), bytes, device, {}};
   {
-    std::lock_guard<std::mutex> hold(g_addresses_lock);
-    g_addresses[reinterpret_cast<uintptr_t>(address)] = block;
+    std::lock_guard<std::mutex> hold(g_blocks_lock);
+    block->after = g_blocks;
+    if (g_blocks) g_blocks->before = block;
+    g_blocks = block;
   }
   return {address, block, &release, c10::Device(kSim, device)};
 }
@@ -159,12 +162,12 @@ Block* block_of(const c10::DataPtr& pointer) noexcept {
 }
 
 c10::DeviceIndex device_of(const void* address) {
-  const auto wanted = reinterpret_cast<uintptr_t>(address);
-  std::lock_guard<std::mutex> hold(g_addresses_lock);
-  auto after = g_addresses.upper_bound(wanted);
-  if (after == g_addresses.begin()) return -1;
-  const auto& [begin, block] = *std::prev(after);
-  return wanted < begin + block->bytes ? block->device : -1;
+  std::lock_guard<std::mutex> hold(g_blocks_lock);
+  for (const Block* block = g_blocks; block; block = block->after) {
+    const auto* begin = static_cast<const char*>(block->host.get());
+    if (begin <= address && address < begin + block->bytes) return block->device;
+  }
+  return -1;
 }
 
 }  // namespace sim

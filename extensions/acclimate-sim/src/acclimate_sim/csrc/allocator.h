@@ -12,6 +12,7 @@ struct Block {
   size_t bytes;
   c10::DeviceIndex device;
   AccessLog uses;  // empty unless sync=check
+  Block *before = nullptr, *after = nullptr;  // in the list of all blocks
 };
 
 c10::Allocator* device_allocator();

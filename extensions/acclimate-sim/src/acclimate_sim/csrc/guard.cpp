@@ -52,7 +52,7 @@ struct DeviceGuardImpl final : public c10::impl::DeviceGuardImplInterface {
     set_current_stream(stream);
     return before;
   }
-  void* getStreamNativeHandle(const c10::Stream stream) const override {
+  void* getStreamNativeHandle(const c10::Stream stream) const {  // virtual on some torch releases only
     return reinterpret_cast<void*>(static_cast<intptr_t>(stream.id()));
   }
   // Work is done when its call returns. Who asks and hears "done" may rely on it, as if having waited.
@@ -134,6 +134,11 @@ struct Hooks final : public at::PrivateUse1HooksInterface {
     TORCH_CHECK(device >= 0, "sim: ", data, " is not an address of sim memory");
     return {kSim, device};
   }
+  // Asked in place of the operator _has_compatible_shallow_copy_type by later releases than 2.13; see tensors.cpp.
+  bool hasCompatibleShallowCopyType(c10::DispatchKeySet self, c10::DispatchKeySet from) const {
+    return self == from || !settings().replaces_parameters;
+  }
+
   bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
   at::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
 
