@@ -8,28 +8,10 @@ from sim_process import TESTS, run_python
 pytest.importorskip("expecttest", reason="torch's operator tests import it")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(900)
 def test_at_least_690_operators_equal_the_hosts_and_their_gradients() -> None:
-    result = run_python(str(TESTS / "operators.py"), timeout_s=1400)
+    result = run_python(str(TESTS / "operators.py"), timeout_s=850)
     counts = re.search(r"forward (\d+) of \d+ .* backward (\d+) of (\d+)", result.stdout)
     assert counts is not None, result.stdout + result.stderr
     assert int(counts[1]) >= 690, result.stdout
-    assert int(counts[3]) - int(counts[2]) <= 3, result.stdout  # sparse tensors
-
-
-def test_common_operators_equal_the_hosts_and_their_gradients() -> None:
-    names = [
-        "add",
-        "matmul",
-        "nn.functional.layer_norm",
-        "softmax",
-        "cat",
-        "index_put",
-        "nn.functional.conv2d",
-    ]
-    result = run_python(str(TESTS / "operators.py"), *names)
-    counts = re.search(r"forward (\d+) of (\d+) .* backward (\d+) of (\d+)", result.stdout)
-    assert counts is not None, result.stdout + result.stderr
-    assert counts[1] == counts[2], result.stdout
-    assert counts[3] == counts[4], result.stdout
+    assert int(counts[3]) - int(counts[2]) <= 3, result.stdout  # those that make sparse tensors
