@@ -1,0 +1,38 @@
+"""Runs every benchmark, one after another: what `make bench` does.
+
+python benchmarks/run.py             all of them
+python benchmarks/run.py core ops    some of them
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+ALL = ("core", "generate", "op_build", "ops", "aio", "sim")
+"""One at a time: each wants the machine for itself."""
+
+
+def main() -> int:
+    """Runs the benchmarks; returns 1 where one of them missed a goal or failed."""
+    parser = argparse.ArgumentParser(description="Benchmarks, each beside its peer in one run.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ALL)}; default: all")
+    names = parser.parse_args().names or ALL
+    unknown = [name for name in names if name not in ALL]
+    if unknown:
+        parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(ALL)}")
+    missed = []
+    for name in names:
+        print(f"\n== {name} ==", flush=True)
+        if subprocess.run([sys.executable, FOLDER / f"{name}.py"]).returncode != 0:
+            missed.append(name)
+    if missed:
+        print(f"\nmissed a goal or failed: {', '.join(missed)}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
