@@ -27,7 +27,7 @@ def main() -> int:
     missed = []
     for name in names:
         print(f"\n== {name} ==", flush=True)
-        if subprocess.run([sys.executable, FOLDER / f"{name}.py"]).returncode != 0:
+        if subprocess.run([sys.executable, FOLDER / f"{name}.py"], check=False).returncode != 0:
             missed.append(name)
     if missed:
         print(f"\nmissed a goal or failed: {', '.join(missed)}")
