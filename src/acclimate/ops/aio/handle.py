@@ -14,6 +14,7 @@ from acclimate.ops.aio import failures
 from acclimate.ops.aio.buffers import LockedMemory, lend
 from acclimate.ops.aio.engines import Settings
 from acclimate.ops.aio.files import Name, Replacement, open_file, path_of
+from acclimate.ops.aio.graphs import outside_graphs
 from acclimate.ops.aio.session import Session, Transfer
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -51,6 +52,7 @@ class AsyncIOHandle:
         AsyncIOEngineError: ``ACCLIMATE_AIO`` names no engine, or one that is refused here.
     """
 
+    @outside_graphs
     def __init__(
         self,
         block_size: int = 1024 * 1024,
@@ -242,6 +244,7 @@ class AsyncIOHandle:
         self._start(buffer, path_of(fd if filename is None else filename), file_offset, True, False)
         return 0
 
+    @outside_graphs
     def wait(self) -> int:
         """Waits for all requests that were not waited for yet; returns how many there were.
 
@@ -252,6 +255,7 @@ class AsyncIOHandle:
         """
         return self._current_session(None).wait()
 
+    @outside_graphs
     def close(self) -> None:
         """Waits for all requests and frees the engine. A handle that is not closed is when it is freed.
 
@@ -313,6 +317,7 @@ class AsyncIOHandle:
             self._open_session()
         return self._session
 
+    @outside_graphs
     def _start(
         self,
         buffer: torch.Tensor,
@@ -343,6 +348,7 @@ class AsyncIOHandle:
             transfer.discard()
             raise
 
+    @outside_graphs
     def _finish(self, transfer: Transfer) -> int:
         session = self._session
         errors: list[AsyncIOError] = []
