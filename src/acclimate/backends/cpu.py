@@ -56,9 +56,14 @@ class CPUAccelerator(Accelerator):
     def current_device_name(self) -> str:
         return "cpu"
 
+    @functools.cached_property
+    def _usable_nodes(self) -> int:
+        # Counted once: OpenMP may bind this thread to one core later, which hides the other nodes.
+        return topology.usable_node_count()
+
     def device_count(self) -> int:
         launched = _launched("LOCAL_WORLD_SIZE", minimum=1) or _launched("LOCAL_SIZE", minimum=1)
-        return launched or topology.usable_node_count()
+        return launched or self._usable_nodes
 
     def get_device_properties(self, device: DeviceLike = None) -> DeviceProperties:
         self._index(device)
