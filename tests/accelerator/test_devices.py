@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import pytest
@@ -213,3 +214,15 @@ def test_a_device_type_that_torch_has_no_module_for_has_an_empty_one() -> None:
         device_type = "unheard_of"
 
     assert not [name for name in vars(Unheard().torch_module) if not name.startswith("__")]
+
+
+def test_properties_take_the_vendors_name_where_torchs_module_tells_only_that() -> None:
+    module = types.ModuleType("torch.named")
+    module.device_count = lambda: 1
+    module.get_device_name = lambda index: "Vendor's best"
+
+    class Named(Accelerator):
+        device_type, communication_backend, visible_devices_variable = "named", "gloo", None
+        torch_module = module
+
+    assert Named().get_device_properties(0).name == Named().get_device_name(0) == "Vendor's best"

@@ -308,8 +308,9 @@ class Devices(ABC):
             return found
         known = found if isinstance(found, dict) else {k: getattr(found, k) for k in dir(found)}
         capability = self.get_device_capability(index)
+        name = self._offered("get_device_name")
         return DeviceProperties(
-            name=str(known.get("name", self.device_name(index))),
+            name=str(known.get("name", name(index) if name is not None else self.device_name(index))),
             total_memory=int(known.get("total_memory", self._memory_info(index)[1])),
             multi_processor_count=int(known.get("multi_processor_count", 1)),
             major=int(known.get("major", capability[0])),

@@ -98,6 +98,15 @@ def _grad_scaler(device_type: str) -> type[torch.amp.GradScaler]:
         ) -> None:
             super().__init__(device_type, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
 
+        def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
+            # torch inverts the scale in float64, and knows of one device without that type. On any such
+            # device the scale is kept on the host, whose copies torch's scaler makes by itself.
+            try:
+                torch.zeros(1, dtype=torch.float64, device=dev)
+            except (RuntimeError, TypeError):
+                dev = torch.device("cpu")
+            super()._lazy_init_scale_growth_tracker(dev)
+
     return GradScaler
 
 
