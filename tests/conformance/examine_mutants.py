@@ -1,0 +1,42 @@
+"""Examines planted faults, all in this one process, and writes what the checks say as JSON.
+
+python examine_mutants.py MODULE [PROFILE]
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+from acclimate.accelerator import Accelerator
+from acclimate.conformance.catalog import checks
+from acclimate.conformance.check import Check, examine
+from acclimate.conformance.subject import Subject
+from acclimate.selection import use_accelerator
+
+
+def main(module: str, profile: str | None = None) -> None:
+    """Writes a name, check and outcome for each."""
+    table = importlib.import_module(module).CAUGHT_BY
+    table = table if profile is None else table[profile]
+    catalog = {check.id: check for check in checks()}
+    found = [one(mutant, check, catalog[check]) for mutant, check in table.items()]
+    sys.stdout.write(json.dumps(found))
+
+
+def one(accelerator_class: type[Accelerator], check: str, examined: Check) -> dict[str, str]:
+    """What one check says of one accelerator."""
+    with use_accelerator(accelerator_class()) as accelerator:
+        subject = Subject(accelerator, f"{accelerator_class.__module__}:{accelerator_class.__qualname__}")
+        result = examine(examined, subject)
+    return {
+        "name": accelerator_class.__name__,
+        "check": check,
+        "outcome": result.outcome,
+        "reason": result.reason,
+    }
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

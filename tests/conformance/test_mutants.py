@@ -1,0 +1,95 @@
+"""Every planted fault is found by the check that is about it (mutants.py, sim_mutants.py)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acclimate.conformance.session import Session
+from fresh_process import plain_environment
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import mutants  # noqa: E402
+
+SIM_PROFILES = ("", "sync=check", "mps-like")
+
+
+@cache
+def examined(module: str, *profile: str) -> dict[str, dict[str, Any]]:
+    """What the checks say of all faults of a module, which share a process."""
+    environment = {**plain_environment(), "ACCLIMATE_SIM": "".join(profile)}
+    if profile:
+        environment["ACCLIMATE_ACCELERATOR"] = "sim"
+    run = subprocess.run(
+        [sys.executable, "examine_mutants.py", module, *profile],
+        cwd=HERE,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return {result["name"]: result for result in json.loads(run.stdout)}
+
+
+def require_found(result: dict[str, Any], fault: str | None) -> None:
+    assert result["outcome"] == "failed", f"{result['check']} {result['outcome']} although {fault}"
+    assert result["reason"], f"{result['check']} does not say what it saw"
+
+
+@pytest.mark.parametrize("mutant", mutants.CAUGHT_BY, ids=lambda mutant: mutant.__name__)
+def test_the_check_finds_the_fault_in_the_cpu(mutant: type) -> None:
+    require_found(examined("mutants")[mutant.__name__], mutant.__doc__)
+
+
+@pytest.mark.parametrize("profile", SIM_PROFILES)
+def test_the_checks_find_the_faults_in_the_emulated_device(profile: str) -> None:
+    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    results = examined("sim_mutants", profile)
+    assert results
+    for result in results.values():
+        require_found(result, result["name"])
+
+
+@pytest.mark.parametrize(
+    ("mutant", "timeout_s", "reason"),
+    [
+        (mutants.CrashesAtDtypes, 60.0, "was ended by SIGSEGV"),
+        (mutants.NeverReturns, 3.0, "did not finish within 3 s"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_a_fault_that_ends_its_process_fails_its_check_and_not_the_next(
+    mutant: type, timeout_s: float, reason: str
+) -> None:
+    with Session(f"mutants:{mutant.__name__}", timeout_s) as session:
+        checks = {check.id: check for check in session.checks}
+        result = session.run(checks[mutants.ENDS_THE_WORKER[mutant]])
+        assert result.outcome == "failed"
+        assert reason in result.reason
+        assert mutant.__name__ in result.detail or "mutants.py" in result.detail, "it does not say where"
+        session._timeout_s = None
+        assert session.run(checks["devices/counts"]).outcome == "passed"
+
+
+def test_faults_are_planted_in_every_category() -> None:
+    categories = {check.partition("/")[0] for check in mutants.CAUGHT_BY.values()}
+    assert categories == {path.stem for path in _category_modules()}
+    assert all(mutant.__doc__ for mutant in mutants.CAUGHT_BY)
+
+
+def _category_modules() -> list[Path]:
+    import acclimate.conformance.catalog as catalog
+
+    return [Path(str(module.__file__)) for module in catalog.MODULES]
+
+
