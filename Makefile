@@ -26,6 +26,7 @@ lint: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/make_interface.py
+	$(BIN)/python docs/make_conformance.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

@@ -7,6 +7,7 @@ this module.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
@@ -505,6 +506,14 @@ class NeverReturns(CPUAccelerator):
             torch.ones(1).sum()
 
 
+class NeverMeets(CPUAccelerator):
+    """A rank that asks for the communication backend waits for ever."""
+
+    def communication_backend_name(self) -> str:
+        while True:
+            time.sleep(1)
+
+
 CAUGHT_BY: dict[type[Accelerator], str] = {
     TextualCurrentDevice: "devices/counts",
     NoDeviceContext: "devices/device_context",
@@ -565,5 +574,6 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
 ENDS_THE_WORKER: dict[type[Accelerator], str] = {
     CrashesAtDtypes: "dtypes/list_of_dtypes",
     NeverReturns: "memory/allocation_shows",
+    NeverMeets: "communication/collectives",
 }
 """Faults that end or block the process of the check that meets them."""

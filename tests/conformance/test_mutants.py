@@ -91,5 +91,3 @@ def _category_modules() -> list[Path]:
     import acclimate.conformance.catalog as catalog
 
     return [Path(str(module.__file__)) for module in catalog.MODULES]
-
-
