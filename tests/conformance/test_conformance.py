@@ -71,6 +71,13 @@ def test_the_cpu_keeps_every_promise(tmp_path: Path) -> None:
     assert all(result["reason"] for result in report["results"] if result["outcome"] == "not offered")
 
 
+def test_the_accelerator_of_this_machine_keeps_every_promise() -> None:
+    found = json.loads(python("-m", "acclimate", "info", "--json").stdout)["accelerator"]["name"]
+    if found == "cpu":
+        pytest.skip("this machine has no accelerator but its processors")
+    require_no_failure(conformance("--accelerator", found))
+
+
 @pytest.mark.usefixtures("sim")
 def test_the_emulated_accelerator_keeps_every_promise() -> None:
     require_no_failure(conformance("--accelerator", "sim"))
