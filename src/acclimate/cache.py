@@ -60,7 +60,7 @@ def publish_once(folder: Path, build: Callable[[Path], None]) -> Path:
             private.mkdir()
             try:
                 build(private)
-                _flush(private)
+                flush(private)
                 _rename(private, folder)
             finally:
                 shutil.rmtree(private, ignore_errors=True)
@@ -110,17 +110,22 @@ def _remove_leftovers(parent: Path, held: str) -> None:
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _flush(folder: Path) -> None:
+def flush(folder: Path) -> None:
     """Makes every file of a folder reach the disk, so that a power cut after the rename loses nothing."""
     for path in [*folder.rglob("*"), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # some file systems cannot sync a folder
-                raise
-        finally:
-            os.close(descriptor)
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    """Makes a file, or the entries of a folder, reach the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems cannot sync a folder
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _rename(private: Path, folder: Path) -> None:
@@ -131,11 +136,7 @@ def _rename(private: Path, folder: Path) -> None:
             raise
         return  # without locks another process can be first; its result is as good
     with contextlib.suppress(OSError):
-        descriptor = os.open(folder.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(folder.parent)
 
 
 def _explained(error: OSError, folder: Path) -> CacheWriteError | None:

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from acclimate.cache import cache_root
+from acclimate.cache import cache_root, flush, sync
 from acclimate.errors import InvalidEnvironmentError, OpBuildError
 from acclimate.ops.compile import LOG_NAME, Progress, build_library, compiler_versions
 from acclimate.ops.lock import hold, try_hold
@@ -111,7 +111,7 @@ def _build_once(root: Path, recipe: Recipe, key: str, progress: Progress | None)
             except OpBuildError as error:
                 raise OpBuildError(f"{error}\nLog: {_keep_log(private, folder)}") from error.__cause__
             _record(built, recipe, time.monotonic() - started)
-            _flush(private)
+            flush(private)
             if folder.exists():  # truncated, or overwritten: nobody can have it in use as it is
                 shutil.rmtree(folder)
             _rename(private, folder)
@@ -198,23 +198,6 @@ def _keep_log(private: Path, folder: Path) -> Path:
     return (private / LOG_NAME).replace(folder.with_name(f"{folder.name}.log"))
 
 
-def _flush(folder: Path) -> None:
-    """Makes the files of a folder reach the disk, so that a power cut after the rename loses nothing."""
-    for path in [*folder.iterdir(), folder]:
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some file systems cannot sync a folder
-            raise
-    finally:
-        os.close(descriptor)
-
-
 def _rename(private: Path, folder: Path) -> None:
     try:
         private.rename(folder)
@@ -222,7 +205,7 @@ def _rename(private: Path, folder: Path) -> None:
         if not folder.is_dir():
             raise
         return  # on a file system without locks another process was first; its result is as good
-    _sync(folder.parent)
+    sync(folder.parent)
 
 
 def _lock_file(parent: Path, key: str) -> Path:
