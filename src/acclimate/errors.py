@@ -190,6 +190,13 @@ class InstructionSetError(AcclimateError, ValueError):
     """``ACCLIMATE_CPU_ISA`` names no instruction set, or one that this machine lacks."""
 
 
+# -- the launcher --------------------------------------------------------------------------------
+
+
+class BindingError(AcclimateError, ValueError):
+    """Ranks cannot be bound to cores as asked: a bad core list, too few cores, a conflicting variable."""
+
+
 # -- conformance ---------------------------------------------------------------------------------
 
 
