@@ -197,6 +197,34 @@ class BindingError(AcclimateError, ValueError):
     """Ranks cannot be bound to cores as asked: a bad core list, too few cores, a conflicting variable."""
 
 
+class HostfileError(AcclimateError, ValueError):
+    """A line of a hostfile cannot be understood, names a host again, or there is no host in it."""
+
+
+class HostfileNotFoundError(AcclimateError, FileNotFoundError):
+    """There is no hostfile where one was asked for, or it cannot be read."""
+
+
+class HostFilterError(AcclimateError, ValueError):
+    """``--include``, ``--exclude`` or a limit names a host or slot that is not there, or leaves none."""
+
+
+class UnknownEngineError(AcclimateError, ValueError):
+    """``--launcher`` names no engine."""
+
+
+class EngineNotFoundError(AcclimateError, FileNotFoundError):
+    """The program of an engine for many hosts is not installed here."""
+
+
+class HostUnreachableError(AcclimateError, ConnectionError):
+    """A host cannot be reached, or cannot run an agent: nothing was started on any."""
+
+
+class LaunchProtocolError(AcclimateError, ValueError):
+    """What the launcher and an agent tell each other cannot be understood."""
+
+
 # -- conformance ---------------------------------------------------------------------------------
 
 

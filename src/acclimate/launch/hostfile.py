@@ -1,0 +1,249 @@
+"""Which hosts a job runs on, and which slots of each: the hostfile and what narrows it down."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from acclimate.errors import HostfileError, HostfileNotFoundError, HostFilterError
+
+_LARGEST_PORT = 65535
+_EXAMPLE = "a line reads: host slots=N, host:port slots=N or [IPv6 address]:port slots=N"
+
+
+@dataclass(frozen=True)
+class Host:
+    """One line of a hostfile."""
+
+    name: str
+    """As ssh is asked for it; an IPv6 address without its brackets."""
+    slots: int
+    """How many ranks it has room for."""
+    port: int | None = None
+    """ssh's port there, where the hostfile says one."""
+
+    @property
+    def label(self) -> str:
+        """The name as a hostfile or a filter has it: an IPv6 address in brackets."""
+        return f"[{self.name}]" if ":" in self.name else self.name
+
+    def __str__(self) -> str:
+        """The line of a hostfile that means this host."""
+        port = "" if self.port is None else f":{self.port}"
+        return f"{self.label}{port} slots={self.slots}"
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """What is used of one host."""
+
+    name: str
+    slots: tuple[int, ...]
+    """Indices of its slots, ascending: those of the accelerator's devices."""
+    port: int | None = None
+
+    @property
+    def label(self) -> str:
+        """The name as a hostfile or a filter has it: an IPv6 address in brackets."""
+        return f"[{self.name}]" if ":" in self.name else self.name
+
+
+def read_hostfile(path: Path) -> tuple[Host, ...]:
+    """The hosts of a hostfile, in its order.
+
+    Raises:
+        HostfileNotFoundError: there is no such file, or it cannot be read.
+        HostfileError: a line cannot be understood, a host comes twice, or there is none.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise HostfileError(f"{path} is not text ({error.reason} at byte {error.start}).") from error
+    except OSError as error:
+        raise HostfileNotFoundError(
+            f"The hostfile {path} cannot be read: {error.strerror}. Give the path of a text file in which "
+            f"{_EXAMPLE}."
+        ) from error
+    return parse_hostfile(text, str(path))
+
+
+def parse_hostfile(text: str, source: str = "hostfile") -> tuple[Host, ...]:
+    """The hosts that the text of a hostfile names; ``source`` is what errors call it.
+
+    Raises:
+        HostfileError: a line cannot be understood, a host comes twice, or there is none.
+    """
+    hosts: list[Host] = []
+    lines: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            host = _host(words)
+        except ValueError as error:
+            raise HostfileError(f"{source}:{number}: {error}") from None
+        first = lines.setdefault(host.name.lower(), number)
+        if first != number:
+            raise HostfileError(
+                f'{source}:{number}: host "{host.name}" is already on line {first}. Put all its slots on one '
+                "line; for two machines behind one name, give each a name of its own in ssh's configuration."
+            )
+        hosts.append(host)
+    if not hosts:
+        raise HostfileError(f"{source}:1: no host in it; {_EXAMPLE}.")
+    return tuple(hosts)
+
+
+def _host(words: Sequence[str]) -> Host:
+    """One line's host; raises ValueError with what is wrong."""
+    name, port = _address(words[0])
+    slots: int | None = None
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        if key != "slots" or not equals:
+            raise ValueError(f'"{word}" is not known here; {_EXAMPLE}.')
+        if slots is not None:
+            raise ValueError(f'"{word}" comes after slots={slots}; say it once.')
+        slots = _number(value)
+        if not slots:
+            raise ValueError(f'slots="{value}" has to be a whole number from 1 up.')
+    if slots is None:
+        raise ValueError(f'host "{name}" has no slots; write "{words[0]} slots=N", N for its ranks.')
+    return Host(name, slots, port)
+
+
+def _address(word: str) -> tuple[str, int | None]:
+    """Name and port of ``host``, ``host:port``, ``[address]`` or ``[address]:port``."""
+    if "@" in word:
+        raise ValueError(
+            f'"{word}" names a user; name the host alone and set User for it in ssh\'s configuration.'
+        )
+    if word.startswith("["):
+        name, closed, rest = word[1:].partition("]")
+        if not closed or (rest and not rest.startswith(":")):
+            raise ValueError(f'"{word}" should read [address] or [address]:port.')
+        try:
+            ipaddress.IPv6Address(name)
+        except ValueError:
+            raise ValueError(f'"{name}" in brackets is not an IPv6 address.') from None
+        return name, _port(rest[1:], word) if rest else None
+    if word.count(":") > 1:
+        raise ValueError(
+            f'"{word}" looks like an IPv6 address; put it in brackets: [{word}] or [address]:port.'
+        )
+    name, colon, rest = word.partition(":")
+    if not name or name.startswith("-") or set(name) & set("=,[]%"):
+        raise ValueError(f'"{name or word}" is not the name of a host; {_EXAMPLE}.')
+    return name, _port(rest, word) if colon else None
+
+
+def _port(text: str, word: str) -> int:
+    port = _number(text)
+    if port is None or not 1 <= port <= _LARGEST_PORT:
+        raise ValueError(f'"{text}" in "{word}" is not a port; ports are 1 to {_LARGEST_PORT}.')
+    return port
+
+
+def _number(text: str) -> int | None:
+    """A whole number in plain digits; None for everything else that int() would take too."""
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def choose_slots(
+    hosts: Sequence[Host],
+    *,
+    include: str | None = None,
+    exclude: str | None = None,
+    num_nodes: int | None = None,
+    num_accelerators: int | None = None,
+) -> tuple[HostPlan, ...]:
+    """What is used of the hosts, in the hostfile's order.
+
+    Args:
+        hosts: as :func:`read_hostfile` gives them.
+        include: all that is used, as ``host1:0,2@host2``: slots 0 and 2 of host1, and all of host2.
+        exclude: what is not used, written likewise.
+        num_nodes: the first so many of the hosts that are left.
+        num_accelerators: the first so many of the slots that are left on each host.
+
+    Raises:
+        HostFilterError: both filters at once, an unknown host or slot, or too few hosts or slots.
+    """
+    if include and exclude:
+        raise HostFilterError(
+            "--include and --exclude cannot be used together; keep the one that is shorter."
+        )
+    chosen = [HostPlan(host.name, tuple(range(host.slots)), host.port) for host in hosts]
+    if include:
+        wanted = _parse_filter(include, hosts, "--include")
+        chosen = [replace(plan, slots=wanted.get(plan.name, ())) for plan in chosen]
+    elif exclude:
+        unwanted = _parse_filter(exclude, hosts, "--exclude")
+        chosen = [replace(plan, slots=_without(plan.slots, unwanted.get(plan.name, ()))) for plan in chosen]
+    chosen = [plan for plan in chosen if plan.slots]
+    if not chosen:
+        raise HostFilterError(f'--exclude "{exclude}" leaves no slot on any host.')
+    if num_nodes is not None:
+        chosen = chosen[: _at_most(num_nodes, len(chosen), "--num_nodes", "hosts are left to use")]
+    if num_accelerators is not None:
+        chosen = [
+            replace(plan, slots=plan.slots[: _at_most(num_accelerators, len(plan.slots), *_of_host(plan))])
+            for plan in chosen
+        ]
+    return tuple(chosen)
+
+
+def _of_host(plan: HostPlan) -> tuple[str, str]:
+    return "--num_accelerators", f'slots are left to use on host "{plan.name}"'
+
+
+def _at_most(wanted: int, there: int, option: str, of_what: str) -> int:
+    if not 1 <= wanted <= there:
+        raise HostFilterError(f"{option} {wanted} has to be between 1 and {there}: so many {of_what}.")
+    return wanted
+
+
+def _without(slots: Iterable[int], unwanted: Iterable[int]) -> tuple[int, ...]:
+    gone = set(unwanted)
+    return tuple(slot for slot in slots if slot not in gone)
+
+
+def _parse_filter(text: str, hosts: Sequence[Host], option: str) -> dict[str, tuple[int, ...]]:
+    """Slots of each host that a filter names."""
+    known = {host.name.lower(): host for host in hosts}
+    named: dict[str, tuple[int, ...]] = {}
+    for part in text.split("@"):
+        name, slots = _filter_part(part.strip(), option)
+        host = known.get(name.lower())
+        if host is None:
+            there = ", ".join(each.label for each in hosts)
+            raise HostFilterError(f'{option}: there is no host "{name}" in the hostfile; its hosts: {there}.')
+        if host.name in named:
+            raise HostFilterError(f'{option}: host "{host.name}" comes twice; list all its slots at once.')
+        missing = [slot for slot in slots or () if slot >= host.slots]
+        if missing:
+            raise HostFilterError(
+                f'{option}: host "{host.name}" has no slot {missing[0]}; it has {host.slots}, from 0 up.'
+            )
+        named[host.name] = tuple(range(host.slots)) if slots is None else slots
+    return named
+
+
+def _filter_part(part: str, option: str) -> tuple[str, tuple[int, ...] | None]:
+    """Host and slots of ``host`` (no slots: all), ``host:0,2`` or ``[address]:0,2``."""
+    if part.startswith("["):
+        name, closed, rest = part[1:].partition("]")
+        malformed = not closed or bool(rest and not rest.startswith(":"))
+    else:
+        name, colon, rest = part.partition(":")
+        rest, malformed = colon + rest, False
+    numbers = [_number(word.strip()) for word in rest[1:].split(",")] if rest else []
+    slots = [number for number in numbers if number is not None]
+    if malformed or not name or len(slots) < len(numbers):
+        raise HostFilterError(
+            f'{option}: "{part}" should read host (all its slots) or host:0,2; hosts are joined by @.'
+        )
+    return name, tuple(sorted(set(slots))) if rest else None
