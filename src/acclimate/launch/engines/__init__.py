@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from acclimate.errors import EngineNotFoundError, UnknownEngineError
 
 if TYPE_CHECKING:
-    from acclimate.launch.job import JobPlan
     from acclimate.launch.outcome import Outcome
+
+    from acclimate.launch.job import JobPlan
 
 AUTO = "auto"
 
@@ -24,7 +25,7 @@ class Engine:
     name: str
     """What ``--launcher`` says."""
     module: str
-    """Has ``find(environ)``, the engine's program or None, and ``launch(job, program)``; imported when used."""
+    """Has ``find(environ)``, the program or None, and ``launch(job, program)``; imported when it is used."""
     remedy: str
     """What to install where the program is missing."""
 
