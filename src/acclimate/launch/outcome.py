@@ -1,0 +1,88 @@
+"""How a job ended, and the words that tell a person."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+KEPT_LINES = 20
+"""How many of a failed rank's last lines are shown."""
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """The rank that failed first."""
+
+    rank: int
+    host: str
+    pid: int | None
+    """``None`` where it did not come to be."""
+    exit_code: int | None
+    """``None`` where a signal ended it."""
+    signal: int | None = None
+    last_lines: tuple[str, ...] = ()
+    """Of what it wrote to both streams, at most :data:`KEPT_LINES`; empty where a terminal has shown it."""
+    cause: str | None = None
+    """A sentence on what probably ended it."""
+
+    @property
+    def shell_code(self) -> int:
+        """What a shell would report: its own exit code, or 128 + the signal's number."""
+        return 128 + self.signal if self.signal is not None else self.exit_code or 1
+
+    def describe(self) -> str:
+        """Which rank, where, and how it ended, in one sentence; then the cause, where one is known."""
+        pid = f", pid {self.pid}" if self.pid is not None else ""
+        if self.signal is not None:
+            how = f"was killed by {signal_name(self.signal)} (signal {self.signal})"
+        else:
+            how = f"ended with exit code {self.exit_code}"
+        sentence = f"rank {self.rank} (host {self.host}{pid}) {how}."
+        return f"{sentence} {self.cause}" if self.cause else sentence
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended."""
+
+    exit_code: int
+    """What the launcher exits with: 0, the failed rank's own, or 128 + the signal's number."""
+    failed: RankFailure | None = None
+    reason: str | None = None
+    """Why it was ended where no rank failed by itself: a signal to the launcher, a lost host; a sentence."""
+
+    def report(self) -> str:
+        """What a user is told at the end, newline included; empty where all went well."""
+        lines = []
+        if self.failed is not None:
+            if self.failed.last_lines:
+                shown = len(self.failed.last_lines)
+                last = f"the last {shown} lines" if shown > 1 else "the last line"
+                lines.append(f"acclimate run: {last} of rank {self.failed.rank}:")
+                lines += [f"    {line}" for line in self.failed.last_lines]
+            lines.append(f"acclimate run: {self.failed.describe()}")
+        if self.reason is not None:
+            lines.append(f"acclimate run: {self.reason}")
+        return "".join(f"{line}\n" for line in lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Of JSON's types; :meth:`from_dict` makes an equal outcome of it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Outcome:
+        """The outcome that :meth:`to_dict` told."""
+        failed = values["failed"]
+        if failed is not None:
+            failed = RankFailure(**{**failed, "last_lines": tuple(failed["last_lines"])})
+        return cls(values["exit_code"], failed, values["reason"])
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9; the number for one without a name, as realtime signals are."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
