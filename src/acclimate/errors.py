@@ -197,6 +197,18 @@ class BindingError(AcclimateError, ValueError):
     """Ranks cannot be bound to cores as asked: a bad core list, too few cores, a conflicting variable."""
 
 
+class LaunchOptionError(AcclimateError, ValueError):
+    """An option of ``acclimate run`` holds what it cannot hold, or goes with no other that was given."""
+
+
+class ScriptNotFoundError(AcclimateError, FileNotFoundError):
+    """There is no script, module or program of the name that ranks were to run."""
+
+
+class RankStartError(AcclimateError, OSError):
+    """The system refused a process, a pipe or a log file that a rank needs; no rank is left running."""
+
+
 class HostfileError(AcclimateError, ValueError):
     """A line of a hostfile cannot be understood, names a host again, or there is no host in it."""
 
