@@ -14,10 +14,10 @@ import torch.distributed as dist
 NAME = "simccl"
 
 
-def register() -> None:
-    """Makes ``simccl`` known to ``torch.distributed``, for tensors on sim and on the host."""
+def register(name: str, device_type: str) -> None:
+    """Makes the backend known to ``torch.distributed`` by a name, for tensors on the device and the host."""
     if dist.is_available() and dist.is_gloo_available():
-        dist.Backend.register_backend(NAME, _create, devices=["sim", "cpu"])
+        dist.Backend.register_backend(name, _create, devices=[device_type, "cpu"])
 
 
 def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

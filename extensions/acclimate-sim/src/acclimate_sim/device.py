@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +15,7 @@ from torch.utils.backend_registration import (
 
 from acclimate_sim import collectives, compiling, safetensors_names, torch_module
 from acclimate_sim.errors import DeviceInUseError
-from acclimate_sim.library import open_device_library
+from acclimate_sim.library import NAMED_SLOTS, open_device_library
 from acclimate_sim.profile import Profile, read_profile
 
 if TYPE_CHECKING:
@@ -25,11 +27,22 @@ _lock = threading.Lock()
 _made = False
 
 
-def make_device(accelerator: Accelerator) -> None:
+def make_device(
+    accelerator: Accelerator,
+    device_type: str = DEVICE_TYPE,
+    module: ModuleType = torch_module,
+    communication_backend: str = collectives.NAME,
+) -> None:
     """Gives this process the device type ``sim``; the first call does it, later ones return at once.
+
+    Under another name it stands in for a vendor's device, which shows what code for that one does.
 
     Args:
         accelerator: whose compiler builds the library where it was not built yet.
+        device_type: torch's name for the device. One that torch knows already is taken over, on a torch
+            without support for that hardware, where nothing asked for it before.
+        module: what becomes ``torch.<device_type>``.
+        communication_backend: its name for ``torch.distributed``.
 
     Raises:
         ProfileError: ``ACCLIMATE_SIM`` says something it cannot say.
@@ -46,14 +59,18 @@ def make_device(accelerator: Accelerator) -> None:
                 f'torch has one device type from outside per process, and it is "{taken}" here. '
                 "Use sim in a process that does not import that package."
             )
-        open_device_library(accelerator)
+        open_device_library(accelerator, device_type)
         _configure(profile)
-        rename_privateuse1_backend(DEVICE_TYPE)
-        torch._register_device_module(DEVICE_TYPE, torch_module)
-        generate_methods_for_privateuse1_backend(for_storage=True)
-        collectives.register()
-        compiling.register()
-        safetensors_names.register()
+        if device_type in NAMED_SLOTS:
+            setattr(torch, device_type, module)
+            sys.modules[f"torch.{device_type}"] = module
+        else:
+            rename_privateuse1_backend(device_type)
+            torch._register_device_module(device_type, module)
+            generate_methods_for_privateuse1_backend(for_storage=True)
+        collectives.register(communication_backend, device_type)
+        compiling.register(device_type)
+        safetensors_names.register(device_type)
         _made = True
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 
-def register() -> None:
+def register(device_type: str) -> None:
     """Makes ``safe_open(…, device="sim:1")`` and what is built on it work, where safetensors is installed."""
     try:
         import safetensors
@@ -24,7 +24,7 @@ def register() -> None:
 
     @functools.wraps(original)
     def safe_open(filename: Any, framework: str, device: Any = "cpu", **options: Any) -> Any:
-        return original(filename, framework=framework, device=_index_of_ours(device), **options)
+        return original(filename, framework=framework, device=_index_of_ours(device, device_type), **options)
 
     # Modules that imported it by name before now have it under that name.
     for module in list(sys.modules.values()):
@@ -33,10 +33,10 @@ def register() -> None:
             names["safe_open"] = safe_open
 
 
-def _index_of_ours(device: Any) -> Any:
+def _index_of_ours(device: Any, device_type: str) -> Any:
     if isinstance(device, int):
         return device
     wanted = torch.device(device)
-    if wanted.type != "sim":
+    if wanted.type != device_type:
         return device
     return torch.accelerator.current_device_index() if wanted.index is None else wanted.index

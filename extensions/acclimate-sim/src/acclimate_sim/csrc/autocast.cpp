@@ -19,6 +19,7 @@ namespace {
 
 using c10::IValue;
 using torch::jit::Stack;
+constexpr auto kAutocastKey = c10::DispatchKey::SIM_JOIN(Autocast, SIM_SLOT);
 using Boxed = void(const c10::OperatorHandle&, c10::DispatchKeySet, Stack*);
 
 bool is_eligible(const at::Tensor& tensor) {
@@ -54,18 +55,18 @@ void call_with_casts(const c10::OperatorHandle& op, Stack* stack, at::ScalarType
 }
 
 void in_lower_precision(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
-  c10::impl::ExcludeDispatchKeyGuard off(c10::DispatchKey::AutocastPrivateUse1);
+  c10::impl::ExcludeDispatchKeyGuard off(kAutocastKey);
   call_with_casts(op, stack, at::autocast::get_autocast_dtype(kSim));
 }
 
 void in_float32(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
-  c10::impl::ExcludeDispatchKeyGuard off(c10::DispatchKey::AutocastPrivateUse1);
+  c10::impl::ExcludeDispatchKeyGuard off(kAutocastKey);
   call_with_casts(op, stack, at::kFloat);
 }
 
 // Operators with a dtype argument compute in float32 when it is not given.
 void with_float32_result(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
-  c10::impl::ExcludeDispatchKeyGuard off(c10::DispatchKey::AutocastPrivateUse1);
+  c10::impl::ExcludeDispatchKeyGuard off(kAutocastKey);
   const auto& arguments = op.schema().arguments();
   const size_t first = stack->size() - arguments.size();
   if ((*stack)[first].isTensor() && is_eligible((*stack)[first].toTensor())) {
@@ -79,7 +80,7 @@ void with_float32_result(const c10::OperatorHandle& op, c10::DispatchKeySet, Sta
 
 // Operators on several tensors compute in float32 if any of them is float32.
 void in_widest(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
-  c10::impl::ExcludeDispatchKeyGuard off(c10::DispatchKey::AutocastPrivateUse1);
+  c10::impl::ExcludeDispatchKeyGuard off(kAutocastKey);
   auto widest = at::autocast::get_autocast_dtype(kSim);
   for_each_tensor(op, *stack, [&](const at::Tensor& tensor) {
     if (is_eligible(tensor) && tensor.scalar_type() == at::kFloat) widest = at::kFloat;
@@ -99,8 +100,8 @@ void register_all(torch::Library& m, std::initializer_list<const char*> names) {
   for (const char* name : names) m.impl(name, torch::CppFunction::makeFromBoxedFunction<function>());
 }
 
-TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
-TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+SIM_LIBRARY_IMPL(_, SIM_JOIN(Autocast, SIM_SLOT), m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+SIM_LIBRARY_IMPL(aten, SIM_JOIN(Autocast, SIM_SLOT), m) {
   register_all<in_lower_precision>(m, {
       "_convolution", "_convolution.deprecated", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
       "conv_transpose2d.input", "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul",

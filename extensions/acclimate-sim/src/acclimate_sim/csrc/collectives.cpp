@@ -53,7 +53,7 @@ struct Quiet final : c10::WarningHandler {
 };
 
 // torch has kernels of its own for devices from outside, which these replace on purpose and not with a warning.
-torch::Library g_collectives(torch::Library::IMPL, "c10d", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+torch::Library g_collectives(torch::Library::IMPL, "c10d", kSimKey, __FILE__, __LINE__);
 const bool g_collectives_registered = [] {
   Quiet quiet;
   c10::WarningUtils::WarningHandlerGuard without_warnings(&quiet);

@@ -38,7 +38,7 @@ TORCH_LIBRARY(sim, m) {
   m.def("dtype_number(ScalarType dtype) -> int", number_of_dtype);
   m.def("host_view(Tensor(a) tensor) -> Tensor(a)");
 }
-TORCH_LIBRARY_IMPL(sim, PrivateUse1, m) { m.impl("host_view", host_view); }
+SIM_LIBRARY_IMPL(sim, SIM_SLOT, m) { m.impl("host_view", host_view); }
 
 }  // namespace
 }  // namespace sim

@@ -1,15 +1,18 @@
 // What every other part needs to know: which devices there are, which one is current, what they refuse.
 #pragma once
 
+#include "slot.h"
+
 #include <c10/core/Device.h>
+#include <c10/core/DispatchKey.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
 
 namespace sim {
 
-// The slot that torch keeps for a device type from outside; Python renames it to "sim".
-constexpr auto kSim = c10::DeviceType::PrivateUse1;
+constexpr auto kSim = c10::DeviceType::SIM_SLOT;
+constexpr auto kSimKey = c10::DispatchKey::SIM_SLOT;
 constexpr int kMaxDevices = 16;
 
 // The profile (ACCLIMATE_SIM), parsed by Python and set once, before the first tensor.

@@ -21,7 +21,7 @@ Generator::Generator(c10::DeviceIndex device)
   host.set_current_seed(c10::default_rng_seed_val);  // as every generator of torch starts
 }
 Generator::Generator(c10::DeviceIndex device, at::Generator wrapped)
-    : GeneratorImpl(c10::Device(kSim, device), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
+    : GeneratorImpl(c10::Device(kSim, device), c10::DispatchKeySet(kSimKey)),
       host(std::move(wrapped)) {}
 
 void Generator::set_current_seed(uint64_t seed) { host.set_current_seed(seed); }

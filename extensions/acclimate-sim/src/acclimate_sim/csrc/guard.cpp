@@ -7,6 +7,12 @@
 #include "streams.h"
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#ifdef SIM_IN_A_NAMED_SLOT
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/detail/HPUHooksInterface.h>
+#include <ATen/detail/MPSHooksInterface.h>
+#include <ATen/detail/XPUHooksInterface.h>
+#endif
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -99,7 +105,13 @@ struct DeviceGuardImpl final : public c10::impl::DeviceGuardImplInterface {
   }
 };
 
-struct Hooks final : public at::PrivateUse1HooksInterface {
+struct Hooks final : public at::SIM_JOIN(SIM_SLOT, HooksInterface) {
+#ifdef SIM_IN_A_NAMED_SLOT
+  Hooks() = default;
+  explicit Hooks(const at::SIM_JOIN(SIM_SLOT, HooksArgs)&) {}  // which some of torch's registries pass
+  bool SIM_JOIN(has, SIM_SLOT)() const override { return true; }
+#endif
+
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
@@ -142,6 +154,7 @@ struct Hooks final : public at::PrivateUse1HooksInterface {
   bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
   at::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
 
+#ifndef SIM_IN_A_NAMED_SLOT  // torch resizes storages of the devices that it names by itself, where it can
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     auto* impl = storage.unsafeGetStorageImpl();
     c10::DeviceGuard on(storage.device());
@@ -150,10 +163,12 @@ struct Hooks final : public at::PrivateUse1HooksInterface {
     impl->set_data_ptr_noswap(std::move(data));
     impl->set_nbytes(bytes);
   }
+#endif
 };
 
-C10_REGISTER_GUARD_IMPL(PrivateUse1, DeviceGuardImpl);
-const bool g_hooks_registered = (at::RegisterPrivateUse1HooksInterface(new Hooks), true);
+using namespace at;  // where the registry of a named slot's hooks is
+SIM_REGISTER_GUARD(SIM_SLOT, DeviceGuardImpl);
+SIM_REGISTER_HOOKS(SIM_SLOT, Hooks);
 
 }  // namespace
 }  // namespace sim

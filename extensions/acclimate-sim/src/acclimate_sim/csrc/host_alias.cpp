@@ -53,7 +53,7 @@ c10::intrusive_ptr<c10::StorageImpl> take_over(const at::Tensor& host_tensor, c1
 
 }  // namespace
 
-c10::DispatchKeySet sim_keys() { return c10::DispatchKeySet(c10::DispatchKey::PrivateUse1); }
+c10::DispatchKeySet sim_keys() { return c10::DispatchKeySet(kSimKey); }
 
 at::Tensor HostAliases::to_host(const at::Tensor& device_tensor) {
   for (const auto& pair : tensors_) {

@@ -1,13 +1,15 @@
 // Host tensors over the bytes of a device's tensors, for the time of one operator.
 #pragma once
 
+#include "devices.h"
+
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
 namespace sim {
 
 inline bool on_sim(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
+  return tensor.defined() && tensor.device().type() == kSim;
 }
 
 class HostAliases {

@@ -11,7 +11,7 @@
 namespace sim {
 namespace {
 
-torch::Library g_host_kernels(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+torch::Library g_host_kernels(torch::Library::IMPL, "aten", kSimKey, __FILE__, __LINE__);
 
 const bool g_host_kernels_registered = [] {
   using c10::DispatchKey;
@@ -21,7 +21,7 @@ const bool g_host_kernels_registered = [] {
     if (name.name.rfind("aten::", 0) != 0 || !op || !op->hasSchema()) continue;
     const bool composed = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
         op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
-    const bool ours = op->hasKernelForDispatchKey(DispatchKey::PrivateUse1);
+    const bool ours = op->hasKernelForDispatchKey(kSimKey);
     if (composed && !ours && op->hasKernelForDispatchKey(DispatchKey::CPU)) {
       g_host_kernels.impl(toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
     }

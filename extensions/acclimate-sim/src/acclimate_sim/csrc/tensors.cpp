@@ -140,6 +140,12 @@ Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
   return copy_from(from, to, false);
 }
 
+// torch copies to and from a device that it names by that one's own kernel, and not through _copy_from.
+Tensor& copy_over(Tensor& to, const Tensor& from, bool non_blocking) {
+  copy_from(from, to, non_blocking);
+  return to;
+}
+
 at::Scalar read_value(const Tensor& tensor) {
   const auto device = tensor.device().index();
   const TensorUses uses(device, "aten::item");
@@ -179,13 +185,16 @@ bool takes_over(const Tensor& self, const Tensor& from) {
 
 void record_stream(Tensor&, c10::Stream) {}
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+SIM_LIBRARY_IMPL(aten, SIM_SLOT, m) {
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
   m.impl("_efficientzerotensor", zeros_without_storage);
   m.impl("resize_", resize_);
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
+#ifdef SIM_IN_A_NAMED_SLOT
+  m.impl("copy_", copy_over);
+#endif
   m.impl("_local_scalar_dense", read_value);
   m.impl("as_strided", as_strided);
   m.impl("view", view);
@@ -203,13 +212,15 @@ TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction
 TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
 // Everything else. The two convolutions have kernels for all devices, which only raise, so they are named.
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>()); }
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+SIM_LIBRARY_IMPL(_, SIM_SLOT, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>()); }
+SIM_LIBRARY_IMPL(aten, SIM_SLOT, m) {
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
   m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 }
+#ifndef SIM_IN_A_NAMED_SLOT
 // Autograd has nothing of its own for this device. torch 2.9 did not say so itself.
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+#endif
 
 }  // namespace
 }  // namespace sim

@@ -6,6 +6,8 @@
 #include "attention.cpp"
 #include "recurrent.cpp"
 #include "host_kernels.cpp"  // after the operators that have kernels of their own
+#ifdef SIM_AUTOCAST
 #include "autocast.cpp"
+#endif
 #include "collectives.cpp"
 #include "control.cpp"
