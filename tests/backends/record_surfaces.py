@@ -40,12 +40,19 @@ MODULES: dict[str, dict[str, str]] = {
 CLONES = {
     "torch_mlu": ("https://github.com/Cambricon/torch_mlu", ""),
     "habana_frameworks": ("https://github.com/HabanaAI/gaudi-pytorch-bridge", "python_packages/"),
-    "intel_extension_for_pytorch": ("https://github.com/intel/intel-extension-for-pytorch", ""),
+    "torch_sdaa": ("https://github.com/deepspeedai/DeepSpeed", "accelerator/sdaa_accelerator.py"),
 }
-"""Packages read from their public repository: its address, and the folder in it that holds the package."""
+"""Packages read from a public repository: its address, and the folder in it that holds the package.
 
-PRIVATE = {"_lazy_call", "_is_in_bad_fork"}
-"""Names with an underscore that torch itself asks of every device module."""
+torch_sdaa is published nowhere. What is known of it is what its vendor's own code for another project calls;
+there the second entry is that file.
+"""
+
+USED = {"torch_sdaa": "torch.sdaa"}
+"""Packages known only by their use, and the module whose uses are recorded."""
+
+PRIVATE = {"_lazy_call", "_is_in_bad_fork", "_get_default_mps_generator"}
+"""Names with an underscore that are recorded too: torch itself asks for them, or nothing public does it."""
 
 SUBMODULES = {"nvtx", "mstx", "cnpx", "itt", "profiler", "amp", "random"}
 """Modules within a device module that are recorded with it."""
@@ -170,9 +177,18 @@ class Module:
         found = {
             name: self.package.follow(self.entries.get(name, Entry("reexport"))) for name in own | listed
         }
+        for name in self._below():
+            if name not in found or found[name].kind == "reexport":
+                found[name] = Entry("module", target=f"{self.name}.{name}")
         return {
             name: found[name] for name in sorted(found) if name in listed or found[name].kind != "reexport"
         }
+
+    def _below(self) -> Iterator[str]:
+        """The modules below a package, of those worth recording: importing them makes them its attributes."""
+        for name in SUBMODULES:
+            if self.is_package and self.package.module(f"{self.name}.{name}") is not None:
+                yield name
 
     def _bind(self, node: ast.stmt, found: dict[str, Entry]) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -340,7 +356,8 @@ def open_clone(name: str, folder: Path) -> Package:
         return ended.stdout if ended.returncode == 0 else None
 
     revision, date = (git("log", "-1", "--format=%H %cd", "--date=format:%Y.%m.%d") or "").split()
-    source = f"{address} at {revision}, read without importing it"
+    how = f"the uses of it in {prefix}" if name in USED else "read without importing it"
+    source = f"{address} at {revision}, {how}"
     return Package(name, date, source, lambda path: git("show", f"HEAD:{prefix}{path}"))
 
 
@@ -354,12 +371,27 @@ def download(requirement: str, folder: Path) -> Path:
     raise SystemExit(f"{requirement}: the package index has no wheel of it for this machine.")
 
 
+def names_used(tree: ast.Module, module: str) -> Names:
+    """What a file uses of a module; its arguments are not known."""
+    names: Names = {}
+    called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == module:
+            is_call = ast.unparse(node) in called
+            names[node.attr] = {"kind": "function" if is_call else "reexport", "signature": None}
+    return dict(sorted(names.items()))
+
+
 def record(package: Package) -> Iterator[Path]:
     """Writes the data files of a package."""
-    for inside, outside in MODULES[package.name].items():
-        module = package.module(inside)
-        if module is None:
-            continue  # an older torch has no torch.accelerator
+    for inside, outside in MODULES.get(package.name, {package.name: USED.get(package.name, "")}).items():
+        if package.name in USED:
+            names = names_used(ast.parse(package.read("") or ""), outside)
+        else:
+            module = package.module(inside)
+            if module is None:
+                continue  # an older torch has no torch.accelerator
+            names = names_of(module)
         surface = {
             "package": package.name,
             "version": package.version,
@@ -367,7 +399,7 @@ def record(package: Package) -> Iterator[Path]:
             "module": outside,
         }
         head = "".join(f"{json.dumps(key)}: {json.dumps(value)},\n" for key, value in surface.items())
-        lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in names_of(module).items()]
+        lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in names.items()]
         stem = inside if package.name == "torch" else package.name
         path = SURFACES / f"{stem}-{package.version}.json"
         path.write_text(f'{{\n{head}"names": {{\n' + ",\n".join(lines) + "\n}}\n", encoding="utf-8")
