@@ -1,0 +1,137 @@
+"""What a run shows and keeps of itself: a progress bar or lines, metrics.jsonl, and the curve of the loss."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+Row = dict[str, Any]
+
+
+class Metrics:
+    """``metrics.jsonl``: one JSON object a step, which any tool can read while the run goes on."""
+
+    def __init__(self, path: Path, last_step: int = 0) -> None:
+        """Goes on after ``last_step``: what a killed run wrote beyond its checkpoint is dropped."""
+        self.path = path
+        self.rows = [row for row in read_metrics(path) if row["step"] <= last_step]
+        self._file: TextIO | None = None
+
+    def add(self, row: Row) -> str | None:
+        """Appends the figures of a step; returns why they could not be written, if so."""
+        self.rows.append(row)
+        try:
+            if self._file is None:
+                partial = self.path.with_suffix(".partial")
+                partial.write_text("".join(f"{json.dumps(each)}\n" for each in self.rows), encoding="utf-8")
+                partial.replace(self.path)
+                self._file = self.path.open("a", encoding="utf-8")
+            else:
+                self._file.write(f"{json.dumps(row)}\n")
+                self._file.flush()
+        except OSError as error:
+            self._file = None  # half a line may be there, so the next row comes with the whole file
+            return error.strerror
+        return None
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """The rows of a file, none where there is no file. A last line that a kill cut short is left out."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+class Display:
+    """A progress bar where the console is a terminal, lines elsewhere."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console = console
+        self._bar = Progress(
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=steps)
+        self._steps = steps
+
+    def __enter__(self) -> Display:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, row: Row, keep: bool) -> None:
+        """Shows the figures of a step; ``keep`` leaves them standing as a line."""
+        figures = (
+            f"loss {row['loss']:.3f} | {row['tokens_per_s']:,.0f} tokens/s | {row['memory'] / 1e6:,.0f} MB"
+        )
+        self._bar.update(self._task, completed=row["step"], description=figures)
+        if "validation_loss" in row:
+            figures += f" | validation {row['validation_loss']:.3f}"
+        if keep:
+            self.say(f"step {row['step']:>{len(str(self._steps))}}/{self._steps} | {figures}")
+
+    def say(self, line: str) -> None:
+        """Prints one line, above the bar if there is one."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def summary(rows: list[Row]) -> str:
+    """How far the loss fell."""
+    checked = [row["validation_loss"] for row in rows if "validation_loss" in row]
+    fell = " -> ".join(f"{row['loss']:.3f} (step {row['step']})" for row in (rows[0], rows[-1]))
+    return f"loss {fell}" + (f", on validation text {checked[-1]:.3f}" if checked else "")
+
+
+def draw_curve(rows: list[Row], path: Path, title: str) -> str:
+    """Draws the loss over the steps as a picture; returns a line that says where it is, or why it is not."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return "no curve is drawn without matplotlib: pip install 'acclimate[examples]'"
+    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    steps, losses = [row["step"] for row in rows], [row["loss"] for row in rows]
+    axes.plot(steps, losses, color="C0", alpha=0.3, linewidth=0.8)
+    axes.plot(steps, running_mean(losses), color="C0", label="training")
+    checked = [row for row in rows if "validation_loss" in row]
+    axes.plot(
+        [row["step"] for row in checked],
+        [row["validation_loss"] for row in checked],
+        "o-",
+        color="C1",
+        markersize=4,
+        label="validation",
+    )
+    axes.set(title=title, xlabel="step", ylabel="loss (nats a byte)")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        return f"{path} cannot be written ({error.strerror})"
+    return f"curve: {path}"
+
+
+def running_mean(values: list[float]) -> list[float]:
+    """Each value as an exponential mean over about the last fiftieth of all, unbiased at the beginning."""
+    decay = 1 - 1 / max(1, len(values) // 50)
+    means, total, weight = [], 0.0, 0.0
+    for value in values:
+        total, weight = decay * total + value, decay * weight + 1
+        means.append(total / weight)
+    return means

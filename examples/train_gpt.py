@@ -1,0 +1,379 @@
+"""Trains a small GPT on text, on whatever accelerator this machine has.
+
+    python examples/train_gpt.py                                # on the source of Python's standard library
+    python examples/train_gpt.py --data my_texts/ --steps 5000 --dtype float16
+    torchrun --nproc-per-node 2 examples/train_gpt.py --parallel fsdp2 --resume
+
+No line names hardware: what differs comes from ``get_accelerator()``. Ctrl-C and SIGTERM end it after
+the step that is under way, with a checkpoint; ``--resume`` goes on from the last one, on the same curve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import signal
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from acclimate import Accelerator, AcclimateError, get_accelerator
+from acclimate.ops import CPUAdam, FusedAdam
+from checkpoint import CheckpointError, Checkpoints, State, collect, restore
+from corpus import VOCABULARY, TextError, Windows, read_text, split
+from gpt import GPT, GPTConfig
+from progress import Display, Metrics, Row, draw_curve, summary
+from ranks import (
+    RANK,
+    WORLD_SIZE,
+    any_rank,
+    from_rank_0,
+    gradient_sync,
+    join_ranks,
+    leave_ranks,
+    mean_over_ranks,
+    spread,
+)
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "fused_adam": FusedAdam,
+    "cpu_adam": CPUAdam,
+}
+
+
+class TrainingError(RuntimeError):
+    """The run cannot begin, or cannot go on."""
+
+
+class Trainer:
+    """One run: the model, what it reads, and how far it has come."""
+
+    def __init__(self, args: argparse.Namespace, acc: Accelerator) -> None:
+        self.args = args
+        self.acc = acc
+        self.dtype = choose_dtype(acc, args.dtype)
+        text = read_text(args.data)
+        self.training, self.validation = split(text, args.context, args.seed)
+        self.config = GPTConfig(args.layers, args.heads, args.width, args.context, VOCABULARY, args.dropout)
+        # What the curve depends on besides the shape of the model; a resumed run tells what has changed.
+        names = ("steps", "batch", "lr", "warmup", "weight_decay", "clip", "seed", "optimizer")
+        self.settings = {name: getattr(args, name) for name in names}
+        self.settings |= {"dtype": str(self.dtype), "text": f"{len(text)} bytes, crc {zlib.crc32(text):08x}"}
+
+        torch.manual_seed(args.seed)  # the same weights on all ranks, whatever their accelerator
+        self.model = spread(GPT(self.config).to(acc.current_device_name()), acc, args.parallel)
+        torch.manual_seed(args.seed + RANK)  # dropout differs
+        acc.manual_seed(args.seed + RANK)
+        matrices = [p for p in self.model.parameters() if p.dim() > 1]
+        vectors = [p for p in self.model.parameters() if p.dim() <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": args.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self.optimizer = OPTIMIZERS[args.optimizer](groups, lr=args.lr, betas=(0.9, 0.95))
+        self.scaler = acc.amp.GradScaler(enabled=self.dtype == torch.float16)
+        self.checkpoints = Checkpoints(args.out / "checkpoints", args.keep)
+        self.steps_done = 0
+
+    # -- a step ----------------------------------------------------------------------------------
+
+    def step(self) -> Row:
+        """Trains on one batch; returns its figures.
+
+        Raises:
+            TrainingError: the loss or the gradient is not a number. The weights are those before the step.
+        """
+        args, number = self.args, self.steps_done + 1
+        began = time.perf_counter()
+        rate = learning_rate(self.steps_done, args)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.model.train()
+        share = args.batch // (WORLD_SIZE * args.accumulate)
+        total = torch.zeros((), device=self.acc.current_device_name())
+        for part in range(args.accumulate):
+            first = self.steps_done * args.batch + (part * WORLD_SIZE + RANK) * share
+            # Gradients cross between ranks once a step, with the last part.
+            with gradient_sync(self.model, part == args.accumulate - 1):
+                loss = self.loss(self.training, first, share) / args.accumulate
+                self.scaler.scale(loss).backward()
+            total += loss.detach()
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), args.clip)
+        norm_value = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+        loss_value = mean_over_ranks(total)
+        if not math.isfinite(loss_value):
+            raise TrainingError(self.diverged(f"The loss of step {number} is {loss_value}"))
+        if math.isfinite(norm_value):
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        elif self.scaler.is_enabled() and self.scaler.get_scale() > 1.0:
+            # Too large for float16. All ranks know the norm, so all leave this step out, sharded or not.
+            self.scaler.update(self.scaler.get_scale() / 2)
+        else:
+            raise TrainingError(self.diverged(f"The gradient of step {number} has a norm of {norm_value}"))
+        self.optimizer.zero_grad()
+        self.steps_done = number
+        return {
+            "step": number,
+            "loss": loss_value,
+            "norm": norm_value,
+            "lr": rate,
+            "tokens_per_s": args.batch * args.context / (time.perf_counter() - began),
+            "memory": self.acc.max_memory_allocated(),
+        }
+
+    def loss(self, windows: Windows, first: int, count: int) -> Tensor:
+        """Mean cross-entropy over some samples, in nats a token."""
+        device = self.acc.current_device_name()
+        tokens, targets = (
+            self.acc.pin_memory(each).to(device, non_blocking=True) for each in windows.batch(first, count)
+        )
+        with self.acc.amp.autocast(enabled=self.dtype != torch.float32, dtype=self.dtype):
+            logits = self.model(tokens)
+        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """Mean loss over the first windows of the text that is not trained on; the same ones each time."""
+        self.model.eval()
+        share = self.args.batch // (WORLD_SIZE * self.args.accumulate)
+        count = self.args.validation_batches * self.args.accumulate
+        losses = [
+            self.loss(self.validation, (part * WORLD_SIZE + RANK) * share, share) for part in range(count)
+        ]
+        return mean_over_ranks(torch.stack(losses).mean())
+
+    def diverged(self, what: str) -> str:
+        """An error's text, with what to do about it."""
+        left = self.checkpoints.newest_first()
+        return (
+            f"{what}: the run has diverged. Try a smaller --lr than {self.args.lr:g}, a longer --warmup, or "
+            "--dtype float32" + (f"; --resume goes on from {left[0].name}." if left else ".")
+        )
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Writes a checkpoint; all ranks have to call it.
+
+        Raises:
+            CheckpointError: on rank 0, it cannot be written. The run can go on.
+        """
+        state = collect(self.acc, self.model, self.optimizer)
+        state |= {
+            "step": self.steps_done,
+            "scaler": self.scaler.state_dict(),
+            "config": asdict(self.config),
+            "settings": self.settings,
+        }
+        if RANK == 0:
+            self.checkpoints.save(self.steps_done, state)
+
+    def resume(self, say: Callable[[str], None]) -> None:
+        """Goes on from the last good checkpoint, which rank 0 finds; from the beginning where there is none.
+
+        Raises:
+            CheckpointError: all are damaged, or it is of another model.
+        """
+        weights: State = {}
+
+        def find() -> State | None:
+            found = self.checkpoints.load_newest(say)
+            if found is None:
+                return None
+            path, state = found
+            weights.update(model=state.pop("model"), optimizer=state.pop("optimizer"))
+            return {"path": str(path), **state}
+
+        state = from_rank_0(find)
+        if state is None:
+            say(f"no checkpoint in {self.checkpoints.folder} yet: beginning at step 0")
+            return
+        shape = {name: value for name, value in asdict(self.config).items() if name != "dropout"}
+        other = {name: state["config"][name] for name in shape if state["config"][name] != shape[name]}
+        if other:
+            raise CheckpointError(
+                f"{state['path']} is of a model with "
+                + ", ".join(f"{name} {value} (here {shape[name]})" for name, value in other.items())
+                + ". Give this run the same, or another --out."
+            )
+        same_ranks = restore(self.acc, self.model, self.optimizer, {**state, **weights})
+        if self.scaler.is_enabled() and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+        self.steps_done = state["step"]
+        say(f"resuming from {state['path']}, step {self.steps_done}")
+        changed = [
+            f"{name} {state['settings'][name]} -> {value}"
+            for name, value in self.settings.items()
+            if state["settings"][name] != value
+        ]
+        if not same_ranks:
+            changed.append(f"ranks {len(state['random'])} -> {WORLD_SIZE}, so random numbers start anew")
+        if changed:
+            say(f"not the same as before, so the curve may differ: {'; '.join(changed)}")
+
+
+def choose_dtype(acc: Accelerator, name: str) -> torch.dtype:
+    """What to compute in: what was asked for, else the best the accelerator has.
+
+    Raises:
+        TrainingError: the accelerator does not compute in it.
+    """
+    offered = acc.supported_dtypes()
+    if name == "auto":
+        return next(dtype for dtype in DTYPES.values() if dtype in offered)
+    if DTYPES[name] not in offered:
+        names = ", ".join(each for each, dtype in DTYPES.items() if dtype in offered)
+        raise TrainingError(
+            f"{acc.get_device_name()} does not compute in {name}. --dtype can be {names} here."
+        )
+    return DTYPES[name]
+
+
+def learning_rate(step: int, args: argparse.Namespace) -> float:
+    """Linear warm-up, then a cosine down to a tenth."""
+    warm = min(1.0, (step + 1) / max(1, args.warmup))
+    done = max(0, step - args.warmup) / max(1, args.steps - args.warmup)
+    return float(args.lr * warm * (0.55 + 0.45 * math.cos(math.pi * min(1.0, done))))
+
+
+# -- the run -----------------------------------------------------------------------------------------
+
+
+def train(args: argparse.Namespace, acc: Accelerator, display: Display) -> int:
+    """Trains as ``args`` say.
+
+    Returns:
+        0, or 128 + the number of the signal that ended the run early.
+    """
+    received = catch_signals()
+    trainer = Trainer(args, acc)
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    dtype = str(trainer.dtype).removeprefix("torch.")
+    display.say(
+        f"{acc.name}: {acc.get_device_name()} | {dtype} | "
+        f"{parameters / 1e6:.1f} M parameters | {len(trainer.training.tokens) / 1e6:.1f} MB of text | "
+        + (f"{WORLD_SIZE} ranks, {args.parallel}" if WORLD_SIZE > 1 else "1 rank")
+    )
+    if args.resume:
+        trainer.resume(display.say)
+    elif from_rank_0(lambda: bool(trainer.checkpoints.newest_first())):
+        raise TrainingError(f"{args.out} holds a run. --resume goes on with it; or give another --out.")
+    args.out.mkdir(parents=True, exist_ok=True)
+    metrics = Metrics(args.out / "metrics.jsonl", trainer.steps_done)
+    ended_by, unsaved = 0, None
+    with display:
+        while trainer.steps_done < args.steps and not ended_by:
+            row = trainer.step()
+            done, is_last = trainer.steps_done, trainer.steps_done == args.steps
+            if done % args.validate_every == 0 or is_last:
+                row["validation_loss"] = trainer.validate()
+            keep = done % args.log_every == 0 or done == 1 or is_last
+            display.show(row, keep)
+            if RANK == 0 and (trouble := metrics.add(row)) and keep:
+                display.say(f"{metrics.path} cannot be written ({trouble}); its rows are kept in memory.")
+            ended_by = any_rank(received[-1] if received else 0, acc.current_device_name())
+            if done % args.checkpoint_every == 0 or is_last or ended_by:
+                try:
+                    trainer.save()
+                    unsaved = None
+                except CheckpointError as error:
+                    unsaved = error
+                    display.say(f"{error} The run goes on, and tries again later.")
+    if RANK == 0 and metrics.rows:
+        display.say(summary(metrics.rows))
+        title = f"{parameters / 1e6:.1f} M parameters on {acc.get_device_name()}, {dtype}"
+        display.say(draw_curve(metrics.rows, args.out / "loss.png", title))
+    if unsaved is not None:
+        raise unsaved
+    if ended_by:
+        name = signal.Signals(ended_by).name
+        display.say(f"{name}: checkpoint of step {trainer.steps_done} written; --resume goes on from it.")
+    return 128 + ended_by if ended_by else 0
+
+
+def catch_signals() -> list[int]:
+    """A list into which SIGTERM and SIGINT put their number, where they would end the process at once."""
+    received: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: received.append(number))
+    return received
+
+
+def main() -> int:
+    """Runs from the command line."""
+    args = parse(sys.argv[1:])
+    display = Display(Console(quiet=RANK != 0), args.steps)
+    try:
+        acc = get_accelerator()
+        join_ranks(acc)
+        status = train(args, acc, display)
+    except (AcclimateError, CheckpointError, TextError, TrainingError) as error:
+        sys.stderr.write(f"train_gpt.py: {f'rank {RANK}: ' if WORLD_SIZE > 1 else ''}{error}\n")
+        return 1
+    leave_ranks()
+    return status
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Reads the command line; ends the process where it cannot be."""
+    parser = argparse.ArgumentParser(
+        description="Trains a small GPT on text, on whatever accelerator this machine has.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--data", type=Path, help="a text file, or a folder of them; none: Python's standard library")
+    add("--out", type=Path, default=Path("runs/train_gpt"), help="folder of checkpoints, metrics and curve")
+    add("--resume", action="store_true", help="go on from the last checkpoint in --out, if there is one")
+    add("--dtype", choices=["auto", *DTYPES], default="auto", help="what to compute in")
+    add("--parallel", choices=["ddp", "fsdp2"], default="ddp", help="whether ranks hold the model or shards")
+    add("--optimizer", choices=OPTIMIZERS, default="adamw", help="torch's, or one of acclimate.ops")
+    add("--layers", type=positive, default=6)
+    add("--heads", type=positive, default=6)
+    add("--width", type=positive, default=192)
+    add("--context", type=positive, default=256, help="tokens (bytes) of a sample")
+    add("--dropout", type=float, default=0.0)
+    add("--steps", type=positive, default=400)
+    add("--batch", type=positive, default=16, help="samples of a step, over all ranks together")
+    add("--accumulate", type=positive, default=1, help="parts in which a rank works through its batch")
+    add("--lr", type=float, default=2e-3)
+    add("--warmup", type=positive, default=40, help="steps")
+    add("--weight-decay", type=float, default=0.1)
+    add("--clip", type=float, default=1.0, help="largest norm of the gradient")
+    add("--seed", type=int, default=0)
+    add("--validate-every", type=positive, default=50, help="steps")
+    add("--validation-batches", type=positive, default=4)
+    add("--checkpoint-every", type=positive, default=100, help="steps")
+    add("--keep", type=positive, default=2, help="how many checkpoints to keep")
+    add("--log-every", type=positive, default=10, help="steps")
+    args = parser.parse_args(arguments)
+    if args.width % (2 * args.heads) != 0:
+        parser.error(f"--width {args.width} has to be a multiple of twice --heads {args.heads}")
+    if args.batch % (WORLD_SIZE * args.accumulate) != 0:
+        parser.error(
+            f"--batch {args.batch} cannot be dealt evenly to {WORLD_SIZE} ranks in {args.accumulate} parts"
+        )
+    return args
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
