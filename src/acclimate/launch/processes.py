@@ -1,0 +1,113 @@
+"""What the kernel is asked about processes: who dies with whom, who adopts orphans, whose they are."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Container
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
+
+# Loaded here and not when needed: a guard must not have to allocate much on a machine without memory.
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def adopt_orphans(adopt: bool = True) -> bool:
+    """Makes this process the parent of descendants whose own parent dies; returns whether it was before.
+
+    Only Linux can. Elsewhere orphans go to init, and a rank's process group is all that can be ended.
+    """
+    if _libc is None:
+        return False
+    before = ctypes.c_int(0)
+    _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
+    return bool(before.value)
+
+
+def die_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when ``parent``, which forked it, ends; Linux only."""
+    if _libc is None:
+        return
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the kernel knew
+        os._exit(128 + signal.SIGKILL)
+
+
+def name_process(name: str) -> None:
+    """What ``ps`` and ``top`` call this process; at most 15 letters, Linux only."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def children(parent: int) -> list[int]:
+    """Ids of a process's children, zombies too; empty without ``/proc``."""
+    try:
+        tasks = os.listdir(f"/proc/{parent}/task")
+        found = []
+        for task in tasks:
+            with open(f"/proc/{parent}/task/{task}/children", "rb", buffering=0) as file:
+                found += [int(pid) for pid in file.read().split()]
+    except OSError:  # kernels built without CONFIG_PROC_CHILDREN
+        return [pid for pid, its_parent in _parents() if its_parent == parent]
+    return found
+
+
+def descendants(ancestor: int, without: Container[int] = ()) -> list[int]:
+    """Ids of a process's children, their children and so on, the nearest first; empty without ``/proc``.
+
+    Those in ``without`` and their own descendants are left out.
+    """
+    by_parent: dict[int, list[int]] = {}
+    for pid, parent in _parents():
+        if pid not in without:
+            by_parent.setdefault(parent, []).append(pid)
+    found = list(by_parent.get(ancestor, ()))
+    for pid in found:  # grows while it is walked
+        found += by_parent.get(pid, ())
+    return found
+
+
+def _parents() -> list[tuple[int, int]]:
+    """Every process with its parent; zombies too."""
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
+                stat = file.read(512)
+        except OSError:  # it ended meanwhile
+            continue
+        # "pid (name) state parent …", where the name may hold anything, parentheses included.
+        fields = stat.rpartition(b")")[2].split(maxsplit=2)
+        if len(fields) == 3:
+            found.append((int(name), int(fields[1])))
+    return found
+
+
+def send(pid: int, number: int) -> bool:
+    """Sends a signal to a process; whether there was one that could be sent to."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def send_to_group(group: int, number: int) -> bool:
+    """Sends a signal to a process group; whether there was one that could be sent to."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

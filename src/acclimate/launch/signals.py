@@ -1,0 +1,67 @@
+"""Signals to the launcher, as something that a loop can wait for beside its pipes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+
+class SignalInbox:
+    """While entered, keeps signals for :meth:`read` instead of letting them end this process.
+
+    Only in the main thread. Signals that this process ignored stay ignored, as nohup and a shell's background
+    jobs want it: they are in ``ignored``.
+    """
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._numbers = tuple(numbers)
+        self._before: dict[int, Any] = {}
+        self.ignored: frozenset[int] = frozenset()
+        self.descriptor, self._writing = os.pipe()
+        """Readable when a signal came."""
+        for descriptor in (self.descriptor, self._writing):
+            os.set_blocking(descriptor, False)
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """Both ends, for processes that must not keep them open."""
+        return self.descriptor, self._writing
+
+    def __enter__(self) -> SignalInbox:
+        self.ignored = frozenset(
+            number for number in self._numbers if signal.getsignal(number) == signal.SIG_IGN
+        )
+        self._wakeup_before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        for number in self._numbers:
+            if number not in self.ignored:
+                self._before[number] = signal.signal(number, _keep)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self.descriptor)
+        os.close(self._writing)
+
+    def read(self) -> list[int]:
+        """The numbers of the signals that came since the last call, in their order."""
+        with suppress(BlockingIOError):
+            return list(os.read(self.descriptor, 512))
+        return []
+
+    def take_default(self, number: int) -> None:
+        """Has this process do what the system does with a signal, as with SIGTSTP: stops until continued."""
+        if number not in self._before:
+            return
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        signal.signal(number, _keep)
+
+
+def _keep(number: int, frame: FrameType | None) -> None:
+    """Python has written the number to the wake-up descriptor by now."""
