@@ -8,6 +8,7 @@ import pytest
 
 from fake_vendors import machine as machine
 from fresh_process import FreshProcesses
+from machine_trees import recorded as recorded
 
 
 @pytest.fixture(scope="session")

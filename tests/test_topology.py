@@ -6,9 +6,8 @@ import contextlib
 import os
 import subprocess
 import sys
-import tarfile
 import timeit
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -30,75 +29,27 @@ from acclimate.topology import (
     usable_node_count,
 )
 from acclimate.topology.control_groups import own_groups
+from machine_trees import (
+    GIB,
+    GRACE_HOPPER,
+    GRACE_HOPPER_DISTANCES,
+    KNL,
+    KNL_CPUINFO,
+    MEMINFO,
+    V1,
+    V2,
+    XEON_MAX,
+    XEON_MAX_DISTANCES,
+    cgroup_files,
+    machine,
+    write_tree,
+)
 
-RECORDED = Path(__file__).parents[1].parent / "shared" / "numa"
 SRC = Path(topology.__file__).parents[2]
-GIB = 1 << 30
 UNLIMITED_V1 = "9223372036854771712"
 
 needs_linux = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="reads the live /sys and /proc of Linux"
-)
-
-
-@pytest.fixture(scope="session")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Unpacks a recorded machine and gives the root to read it from."""
-    folder = tmp_path_factory.mktemp("numa")
-
-    def unpack(name: str) -> Path:
-        archive = RECORDED / f"{name}.tar.gz"
-        if not archive.exists():
-            pytest.skip(f"the recorded machine {archive.name} is not beside this checkout")
-        if not (folder / name).exists():
-            with tarfile.open(archive) as tar:
-                tar.extractall(folder, filter="data")
-        return folder / name
-
-    return unpack
-
-
-def write_tree(root: Path, files: Mapping[str, str]) -> Path:
-    for path, text in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text + "\n")
-    return root
-
-
-def machine(
-    nodes: Mapping[int, tuple[str, float]],
-    distances: list[str] | None = None,
-    siblings: Mapping[int, str] | None = None,
-    **more: str,
-) -> dict[str, str]:
-    """Files of a machine with ``{node: (cpulist, GiB)}``; ``more`` are further files, by path."""
-    cpus = [cpu for text, _ in nodes.values() for cpu in parse_cpu_list(text)]
-    files = {
-        "sys/devices/system/cpu/online": format_cpu_list(cpus),
-        "sys/devices/system/node/online": format_cpu_list(nodes),
-    }
-    for row, (node, (cpulist, gib)) in enumerate(nodes.items()):
-        folder = f"sys/devices/system/node/node{node}"
-        files[f"{folder}/cpulist"] = cpulist
-        files[f"{folder}/meminfo"] = f"Node {node} MemTotal:  {int(gib * GIB) // 1024} kB"
-        if distances:
-            files[f"{folder}/distance"] = distances[row]
-    for cpu in cpus:
-        folder = f"sys/devices/system/cpu/cpu{cpu}/topology"
-        files[f"{folder}/thread_siblings_list"] = (siblings or {}).get(cpu, str(cpu))
-        files[f"{folder}/physical_package_id"] = "0"
-    return files | more
-
-
-def cgroup_files(mounts: str, own: str, **more: str) -> dict[str, str]:
-    return {"proc/mounts": mounts, "proc/self/cgroup": own, "proc/meminfo": MEMINFO, **more}
-
-
-MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB"
-V2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid,nodev,noexec,relatime,nsdelegate 0 0"
-V1 = "\n".join(
-    f"cgroup /sys/fs/cgroup/{name} cgroup rw,nosuid,relatime,{name} 0 0"
-    for name in ("memory", "cpu,cpuacct", "cpuset")
 )
 
 
@@ -376,15 +327,6 @@ def test_an_explicit_allowed_set_keeps_only_online_cpus(tmp_path):
 
 
 # -- memory without cores ------------------------------------------------------------------------
-
-XEON_MAX = {0: ("0-55", 256), 1: ("56-111", 256), 2: ("", 64), 3: ("", 64)}
-XEON_MAX_DISTANCES = ["10 21 13 23", "21 10 23 13", "13 23 10 23", "23 13 23 10"]
-KNL = {0: ("0-63", 96), 1: ("", 16)}
-KNL_CPUINFO = "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 87\nmodel name\t: 0000"
-GRACE_HOPPER = {0: ("0-71", 480), 1: ("", 96)} | dict.fromkeys(range(2, 9), ("", 0))
-GRACE_HOPPER_DISTANCES = ["10" + " 80" * 8] + [
-    " ".join("10" if n == m else "80" for m in range(9)) for n in range(1, 9)
-]
 
 
 def fast_memory(root: Path) -> dict[int, int | None]:
