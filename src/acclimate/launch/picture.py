@@ -21,14 +21,14 @@ from acclimate.topology import Core, MemoryNode, Topology, format_cpu_list
 
 # Okabe and Ito's, which the colour-blind can tell apart, each with the colour of writing that stands out.
 _COLOURS = (
-    "black on #56b4e9",
-    "black on #e69f00",
-    "white on #006e50",
-    "black on #f0e442",
-    "white on #005c91",
-    "black on #e08152",
-    "black on #d795b9",
-    "black on #bbbbbb",
+    "#000000 on #56b4e9",
+    "#000000 on #e69f00",
+    "#ffffff on #006e50",
+    "#000000 on #f0e442",
+    "#ffffff on #005c91",
+    "#000000 on #e08152",
+    "#000000 on #d795b9",
+    "#000000 on #bbbbbb",
 )
 _UNUSED, _FORBIDDEN = ".", "x"
 _BLOCK = 8  # cells between gaps, to count by
@@ -64,8 +64,8 @@ def show_binding(topology: Topology, bindings: Sequence[RankBinding], console: C
         verb = "has" if across == 1 else "have"
         console.print(
             Text(
-                f"{across} of {len(bindings)} ranks {verb} cores of more than one memory node: ranks get the"
-                " same number of cores, give or take one, from as few memory nodes as that allows."
+                f"\n{across} of {len(bindings)} ranks {verb} cores of more than one memory node: ranks get"
+                " the same number of cores, give or take one, from as few memory nodes as that allows."
             )
         )
 
@@ -163,7 +163,7 @@ def _legend(topology: Topology, bindings: Sequence[RankBinding]) -> Table:
     table.add_column("rank", justify="right", no_wrap=True)
     table.add_column("cores", justify="right", no_wrap=True)
     table.add_column("processors", overflow="fold")
-    table.add_column("of node", overflow="fold")
+    table.add_column("node", overflow="fold")
     table.add_column("memory", overflow="fold")
     for rank, binding in enumerate(bindings):
         nodes = _nodes_of(topology, binding)
