@@ -1,4 +1,4 @@
-"""Runs the ranks of this host to their end: shows their output, passes signals on, ends all when one fails."""
+"""Runs the ranks of this host to their end: shows their output, passes signals on, ends all with one."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def supervise(
     """
     _open_standard_streams()
     tagged = len(ranks) > 1 if tagged is None else tagged
-    # A terminal's keys signal the group in front, and only that may read: a rank that is to have the terminal has
-    # to be in the launcher's own group.
+    # A terminal's keys signal the group in front, and only that may read: a rank that is to have the terminal
+    # has to be in the launcher's own group.
     shares_terminal = len(ranks) == 1 and not tagged and any(map(os.isatty, range(3)))
     numbers = (*ENDING, *PLAIN) if shares_terminal else (*ENDING, *PLAIN, signal.SIGTSTP)
     adopted_before = processes.adopt_orphans()
@@ -251,10 +251,8 @@ class _Supervisor:
         if rank.log is not None and rank.log.error is None:
             rank.log.write(data)
             if rank.log.error is not None:
-                self._note(
-                    logging.WARNING,
-                    f"the log of rank {rank.plan.rank} ends here: {rank.log.path}: {rank.log.error.strerror}.",
-                )
+                why = f"{rank.log.path}: {rank.log.error.strerror}"
+                self._note(logging.WARNING, f"the log of rank {rank.plan.rank} ends here: {why}.")
         self.views[stream].feed(source, data)
 
     def _close(self, reading: int) -> None:
@@ -299,8 +297,8 @@ class _Supervisor:
             elif word == "stuck":
                 self._note(
                     logging.ERROR,
-                    f"rank {rank.plan.rank} left processes that do not die when killed, as those waiting for a "
-                    f"device or a file server: {', '.join(map(str, values[0]))}.",
+                    f"rank {rank.plan.rank} left processes that do not die when killed, as those waiting for "
+                    f"a device or a file server: {', '.join(map(str, values[0]))}.",
                 )
 
     def _judge(self) -> None:
@@ -317,9 +315,9 @@ class _Supervisor:
                 self.ended_by = signal.SIGPIPE
                 self._end(signal.SIGTERM)
             elif writer.error is not None and not writer.is_abandoned:
+                why = writer.error.strerror
                 self._note(
-                    logging.WARNING,
-                    f"standard {_NAMES[stream]} cannot be written ({writer.error.strerror}); the ranks go on.",
+                    logging.WARNING, f"standard {_NAMES[stream]} cannot be written ({why}); the ranks go on."
                 )
 
     def _end(self, number: int) -> None:
