@@ -29,7 +29,10 @@ from typing import Any
 SURFACES = Path(__file__).parent / "surfaces"
 
 MODULES: dict[str, dict[str, str]] = {
-    "torch": {name: name for name in ("torch.cuda", "torch.xpu", "torch.mps", "torch.accelerator")},
+    "torch": {
+        **{name: name for name in ("torch.cuda", "torch.xpu", "torch.mps", "torch.accelerator")},
+        "torch._C": "torch",
+    },
     "torch_npu": {"torch_npu.npu": "torch.npu"},
     "intel_extension_for_pytorch": {"intel_extension_for_pytorch.xpu": "torch.xpu"},
     "torch_mlu": {"torch_mlu.mlu": "torch.mlu"},
@@ -56,6 +59,9 @@ PRIVATE = {"_lazy_call", "_is_in_bad_fork", "_get_default_mps_generator"}
 
 SUBMODULES = {"nvtx", "mstx", "cnpx", "itt", "profiler", "amp", "random"}
 """Modules within a device module that are recorded with it."""
+
+OF_TORCH = {"Stream", "Event", "Generator"}
+"""What is recorded of ``torch`` itself: what stands in where a device module has no class of its own."""
 
 Names = dict[str, dict[str, Any]]
 
@@ -256,7 +262,12 @@ class Module:
             entry.signature = meant.signature
         constructors: dict[str, str | None] = {}
         for inner in statements(node.body):
-            if not isinstance(inner, ast.FunctionDef) or is_overload(inner):
+            if isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name):
+                entry.methods[inner.target.id] = None  # a field
+            if not isinstance(inner, ast.FunctionDef):
+                continue
+            if is_overload(inner):  # which of them is meant cannot be told from one signature
+                entry.signature = None if inner.name in ("__init__", "__new__") else entry.signature
                 continue
             if inner.name in ("__init__", "__new__"):
                 constructors[inner.name] = signature(inner.args, bound=True)
@@ -392,6 +403,8 @@ def record(package: Package) -> Iterator[Path]:
             if module is None:
                 continue  # an older torch has no torch.accelerator
             names = names_of(module)
+            if outside == "torch":
+                names = {name: data for name, data in names.items() if name in OF_TORCH}
         surface = {
             "package": package.name,
             "version": package.version,
@@ -400,7 +413,7 @@ def record(package: Package) -> Iterator[Path]:
         }
         head = "".join(f"{json.dumps(key)}: {json.dumps(value)},\n" for key, value in surface.items())
         lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in names.items()]
-        stem = inside if package.name == "torch" else package.name
+        stem = outside if package.name == "torch" else package.name
         path = SURFACES / f"{stem}-{package.version}.json"
         path.write_text(f'{{\n{head}"names": {{\n' + ",\n".join(lines) + "\n}}\n", encoding="utf-8")
         yield path
