@@ -52,6 +52,11 @@ class JobPlan:
         """Rank of the first slot of a host."""
         return sum(len(host.slots) for host in self.hosts[:node_rank])
 
+    def node_of(self, rank: int) -> int:
+        """Node rank of the host that a rank runs on."""
+        nodes = [node for node, host in enumerate(self.hosts) for _ in host.slots]
+        return nodes[rank]
+
     def to_json(self) -> str:
         """One line of JSON, from which :meth:`from_json` makes an equal plan."""
         return json.dumps({**asdict(self), "environment": dict(self.environment)})

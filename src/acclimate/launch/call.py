@@ -1,0 +1,69 @@
+"""How a slot or an agent finds the launcher where its engine passes no input on: it calls it over TCP."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from acclimate.errors import HostUnreachableError
+from acclimate.launch.link import SocketLink
+
+ADDRESSES_VARIABLE = "ACCLIMATE_LAUNCHER"
+"""The launcher's addresses, best first, and its port: ``10.0.0.1,127.0.0.1:4242``."""
+KEY_VARIABLE = "ACCLIMATE_LAUNCHER_KEY"
+"""What the launcher knows its own by."""
+_CONNECT_S = 5.0
+
+
+def call_launcher(where: str, hello: Mapping[str, Any]) -> SocketLink:
+    """Connects to the first of the launcher's addresses that answers, and says who calls.
+
+    Raises:
+        HostUnreachableError: none does.
+    """
+    addresses, _, port = where.rpartition(":")
+    reasons = []
+    for address in addresses.split(","):
+        try:
+            connection = socket.create_connection((address, int(port)), timeout=_CONNECT_S)
+        except OSError as error:
+            reasons.append(f"{address}: {error.strerror or error}")
+            continue
+        if connection.getsockname() == connection.getpeername():
+            connection.close()  # on loopback a free port may connect to itself
+            reasons.append(f"{address}: nobody listens")
+            continue
+        link = SocketLink(connection)
+        link.send({"hello": dict(hello)})
+        return link
+    raise HostUnreachableError(
+        f"{socket.gethostname()} cannot reach the launcher on port {port} ({'; '.join(reasons)}). Let hosts "
+        "connect to the machine that starts the job, start it on one of them, or use --launcher ssh."
+    )
+
+
+def own_addresses(hosts: list[str]) -> list[str]:
+    """Addresses of this machine by which others may reach it, best first.
+
+    Those with which it would itself connect to the hosts come first, those of its name next, loopback (for
+    ranks on this machine) last.
+    """
+    found: list[str] = []
+    for host in hosts:
+        with suppress(OSError):
+            for family, kind, protocol, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.connect(address)  # sends nothing; asks the kernel for the route
+                    found.append(str(probe.getsockname()[0]))
+                break
+    with suppress(OSError):
+        found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)]
+    outside = [address for address in dict.fromkeys(found) if not is_loopback(address)]
+    return [*outside, "127.0.0.1"]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only the host itself can use this address."""
+    return address.startswith("127.") or address == "::1"

@@ -1,0 +1,86 @@
+"""Which variables of the launcher's own its ranks on other hosts get: a list, and what the user adds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from acclimate.errors import LaunchOptionError
+
+CARRIED = (
+    # where programs and modules are found
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "CONDA_DEFAULT_ENV",
+    # how text is read and written
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TERM",
+    "NO_COLOR",
+    "FORCE_COLOR",
+    # which accelerator
+    "DS_ACCELERATOR",
+    # where models are kept
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+    "HF_DATASETS_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+    "TOKENIZERS_PARALLELISM",
+    "XDG_CACHE_HOME",
+)
+"""Always carried where they are set."""
+
+CARRIED_PREFIXES = (
+    "PYTHON",
+    "ACCLIMATE_",
+    "TORCH",
+    "PYTORCH_",
+    "GLOO_",
+    "TP_",
+    "OMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "UCX_",
+    "FI_",
+    "LD_BIND_",
+    "MALLOC_",
+)
+"""Settings of what ranks are made of, carried too; the accelerator's record names more."""
+
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(^|_)(API_?)?KEY($|_)", re.IGNORECASE)
+"""What a variable that holds a secret is called; such a one is carried only when the user names it."""
+
+
+def carried_environment(
+    environ: Mapping[str, str], named: Sequence[str] = (), prefixes: Iterable[str] = ()
+) -> dict[str, str]:
+    """The variables that ranks on other hosts get.
+
+    Args:
+        environ: the launcher's.
+        named: what the user gave with ``--env``: ``NAME`` for its value here, or ``NAME=VALUE``.
+        prefixes: of the accelerator's own variables.
+
+    Raises:
+        LaunchOptionError: ``--env`` names a variable that is not set, or none at all.
+    """
+    wanted = (*CARRIED_PREFIXES, *prefixes)
+    carried = {
+        name: value
+        for name, value in environ.items()
+        if name in CARRIED or (name.startswith(wanted) and not _SECRET.search(name))
+    }
+    for entry in named:
+        name, equals, value = entry.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise LaunchOptionError(f'--env "{entry}" has to read NAME or NAME=VALUE.')
+        if not equals and name not in environ:
+            raise LaunchOptionError(f"--env {name}: it is not set here. Write --env {name}=VALUE.")
+        carried[name] = value if equals else environ[name]
+    return carried

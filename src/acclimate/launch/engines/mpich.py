@@ -1,0 +1,33 @@
+"""One process per slot, started by MPICH's ``mpiexec``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from acclimate.launch.engines import hydra
+from acclimate.launch.engines.mpi import SSH_OPTIONS, launch_slots
+from acclimate.launch.engines.programs import find_program
+from acclimate.launch.job import JobPlan
+
+if TYPE_CHECKING:
+    from acclimate.launch.outcome import Outcome
+
+
+def find(environ: Mapping[str, str]) -> str | None:
+    """Path of MPICH's mpiexec; None where it is not installed."""
+    return find_program(("mpiexec.hydra", "mpiexec", "mpiexec.mpich"), "HYDRA build details", environ)
+
+
+def launch(job: JobPlan, program: str) -> Outcome:
+    """Runs the job to its end.
+
+    Raises:
+        HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
+    """
+
+    def arguments(hostfile: Path, carried: Sequence[str]) -> list[str]:
+        return [*hydra.arguments(hostfile, carried, job.world_size), "-bind-to", "none"]
+
+    return launch_slots(job, program, arguments, hydra.host_line, {"HYDRA_LAUNCHER_EXTRA_ARGS": SSH_OPTIONS})

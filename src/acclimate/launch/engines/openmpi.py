@@ -1,0 +1,49 @@
+"""One process per slot, started by Open MPI's ``mpirun``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from acclimate.launch.engines.mpi import SSH_OPTIONS, launch_slots
+from acclimate.launch.engines.programs import find_program
+from acclimate.launch.hostfile import HostPlan
+from acclimate.launch.job import JobPlan
+
+if TYPE_CHECKING:
+    from acclimate.launch.outcome import Outcome
+
+
+def find(environ: Mapping[str, str]) -> str | None:
+    """Path of Open MPI's mpirun; None where it is not installed."""
+    return find_program(("mpirun", "mpirun.openmpi"), "Open MPI", environ)
+
+
+def launch(job: JobPlan, program: str) -> Outcome:
+    """Runs the job to its end.
+
+    Raises:
+        HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
+    """
+
+    def arguments(hostfile: Path, carried: Sequence[str]) -> list[str]:
+        placed = [
+            "--hostfile",
+            str(hostfile),
+            "-np",
+            str(job.world_size),
+            "--map-by",
+            "slot",
+            "--bind-to",
+            "none",
+        ]
+        return [*placed, *(word for name in carried for word in ("-x", name))]
+
+    # Under both names: up to release 4 the starter is part of Open MPI, from 5 on it is PRRTE.
+    settings = {"PRTE_MCA_plm_ssh_args": SSH_OPTIONS, "OMPI_MCA_plm_rsh_args": SSH_OPTIONS}
+    return launch_slots(job, program, arguments, _host_line, settings)
+
+
+def _host_line(host: HostPlan) -> str:
+    return f"{host.name} slots={len(host.slots)}"

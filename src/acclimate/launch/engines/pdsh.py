@@ -1,0 +1,112 @@
+"""One agent on each host, over ``pdsh`` with its ssh module.
+
+pdsh passes no input on, so the agents call the launcher, which has to be reachable from the hosts. What they
+call it with stands on their command line, where other users of the hosts can see it while the job starts:
+with a secret in ``--env``, take ssh.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from acclimate.errors import LaunchOptionError
+from acclimate.launch.call import ADDRESSES_VARIABLE, KEY_VARIABLE
+from acclimate.launch.engines import ssh
+from acclimate.launch.engines.switchboard import Switchboard
+from acclimate.launch.job import JobPlan
+from acclimate.launch.link import Lines
+
+if TYPE_CHECKING:
+    from acclimate.launch.outcome import Outcome
+
+_HOST_ENDED = re.compile(rb"^pdsh@[^:]*: ([^:]+): \S+ exited with exit code (\d+)$")
+_CONNECT_S = 8
+
+
+def find(environ: Mapping[str, str]) -> str | None:
+    """Path of pdsh; None where it is not installed."""
+    return shutil.which("pdsh", path=environ.get("PATH"))
+
+
+def launch(job: JobPlan, program: str) -> Outcome:
+    """Runs the job to its end.
+
+    Raises:
+        HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
+        LaunchOptionError: a host's name or port is nothing that pdsh takes.
+    """
+    port = _one_port(job)
+
+    def command(where: Mapping[str, str]) -> list[str]:
+        agent = ssh.remote_command(
+            job, "--launcher", where[ADDRESSES_VARIABLE], "--key", where[KEY_VARIABLE], "--host", "pdsh-host"
+        )
+        # %h is pdsh's word for the host; a percent sign of our own is written twice.
+        agent = agent.replace("%", "%%").replace("pdsh-host", "%h")
+        fan_out = [
+            "-f",
+            str(len(job.hosts)),
+            "-t",
+            str(_CONNECT_S),
+            "-w",
+            ",".join(host.name for host in job.hosts),
+        ]
+        return [program, "-R", "ssh", "-N", *fan_out, *job.launcher_args, agent]
+
+    # pdsh's own default names the user too, and that would hide what ssh's configuration says.
+    arguments = os.environ.get("PDSH_SSH_ARGS", "-a -x %h")
+    more = [
+        os.environ.get("PDSH_SSH_ARGS_APPEND", ""),
+        *ssh.OPTIONS,
+        *([] if port is None else [f"-p{port}"]),
+    ]
+    environment = {"PDSH_SSH_ARGS": arguments, "PDSH_SSH_ARGS_APPEND": " ".join(more).strip()}
+    return Switchboard(job, command, each_rank=False, environment=environment, on_stderr=_Listener()).run()
+
+
+def _one_port(job: JobPlan) -> int | None:
+    """ssh's port on all hosts."""
+    ports = {host.port or job.ssh_port for host in job.hosts}
+    if len(ports) > 1:
+        raise LaunchOptionError(
+            "pdsh takes one port for all hosts. Give all the same one, or use --launcher ssh."
+        )
+    odd = next((host for host in job.hosts if ":" in host.name), None)
+    if odd is not None:
+        raise LaunchOptionError(
+            f"pdsh does not take the IPv6 address {odd.label}. Use --launcher ssh, or a name."
+        )
+    return ports.pop()
+
+
+class _Listener:
+    """Reads from pdsh's standard error which host's ssh ended, and with which words; shows the rest."""
+
+    def __init__(self) -> None:
+        self._lines = Lines()
+        self._words: list[str] = []
+
+    def __call__(self, switchboard: Switchboard, data: bytes) -> None:
+        for line in self._lines.feed(data):
+            ended = _HOST_ENDED.match(line)
+            if ended is None:
+                self._words.append(line.decode(errors="backslashreplace"))
+                if switchboard.conductor.started:
+                    sys.stderr.write(self._words.pop() + "\n")
+                continue
+            host, code = ended[1].decode(), int(ended[2])
+            peer = switchboard.peers.get(host)
+            if peer is not None:
+                switchboard.conductor.lost(peer, self._about(host, code))
+
+    def _about(self, host: str, code: int) -> str:
+        """What was said that names the host, else the last that was said at all."""
+        naming = [words for words in self._words if host in words] or self._words[-1:]
+        if code == ssh.FAILED:
+            return "; ".join(naming) or f"ssh ended with exit code {code}"
+        return f"its agent ended with exit code {code}: {'; '.join(naming) or 'it said nothing'}"

@@ -1,0 +1,83 @@
+"""One process per slot, started by Slurm's ``srun``: inside an allocation, or making one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from acclimate.errors import HostfileError
+from acclimate.launch.engines.mpi import SLOT
+from acclimate.launch.engines.switchboard import Switchboard
+from acclimate.launch.hostfile import Host
+from acclimate.launch.job import JobPlan
+
+if TYPE_CHECKING:
+    from acclimate.launch.outcome import Outcome
+
+_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def find(environ: Mapping[str, str]) -> str | None:
+    """Path of srun; None where it is not installed."""
+    return shutil.which("srun", path=environ.get("PATH"))
+
+
+def allocated_hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
+    """The hosts of the Slurm allocation that this process is in, with its tasks as slots; () outside of one.
+
+    Raises:
+        HostfileError: Slurm does not tell which hosts they are.
+    """
+    names = environ.get("SLURM_JOB_NODELIST", "")
+    if "SLURM_JOB_ID" not in environ or not names:
+        return ()
+    command = ["scontrol", "show", "hostnames", names]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(environ))
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise HostfileError(
+            f"Slurm's allocation {names} cannot be read with {' '.join(command)} ({error}). Give a hostfile."
+        ) from error
+    hosts = asked.stdout.split()
+    slots = _each_nodes_tasks(environ.get("SLURM_TASKS_PER_NODE", ""))
+    return tuple(Host(name, count) for name, count in zip(hosts, [*slots, *[1] * len(hosts)], strict=False))
+
+
+def _each_nodes_tasks(text: str) -> list[int]:
+    """``2(x3),1`` as 2, 2, 2, 1."""
+    return [int(count) for count, times in _REPEATED.findall(text) for _ in range(int(times or 1))]
+
+
+def launch(job: JobPlan, program: str) -> Outcome:
+    """Runs the job to its end.
+
+    Raises:
+        HostUnreachableError: Slurm does not start the ranks; none was.
+    """
+    with tempfile.TemporaryDirectory(prefix="acclimate-") as folder:
+        # One line for each task: the only way to give hosts different numbers of them, in this order.
+        hostfile = Path(folder) / "hosts"
+        hostfile.write_text("".join(f"{host.name}\n" for host in job.hosts for _ in host.slots))
+
+        def command(where: Mapping[str, str]) -> list[str]:
+            return [
+                program,
+                f"--nodes={len(job.hosts)}",
+                f"--ntasks={job.world_size}",
+                "--distribution=arbitrary",
+                "--cpu-bind=none",
+                "--kill-on-bad-exit=0",  # the launcher ends the others itself, after the grace
+                "--unbuffered",
+                f"--export={','.join(sorted({*job.environment, *where}))}",
+                *job.launcher_args,
+                *SLOT,
+            ]
+
+        environment = {"SLURM_HOSTFILE": str(hostfile)}
+        # A job may have to wait for its turn, for as long as it takes.
+        return Switchboard(job, command, each_rank=True, environment=environment, answer_s=float("inf")).run()

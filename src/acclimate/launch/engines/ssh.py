@@ -1,0 +1,194 @@
+"""One agent on each host, over the system's ``ssh``.
+
+The plan goes to the agent's standard input: nothing of it is seen in a list of processes, or needs quoting.
+Host keys, users and jump hosts are ssh's business: what ``ssh HOST`` does for the user it does here.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from acclimate.launch.engines.conductor import Conductor, Peer
+from acclimate.launch.engines.streams import HeldLines, Streams
+from acclimate.launch.hostfile import HostPlan
+from acclimate.launch.job import JobPlan
+from acclimate.launch.link import Message, StreamLink, decode
+
+if TYPE_CHECKING:
+    from acclimate.launch.outcome import Outcome
+
+# The user's own options come before these, and the first of a kind holds in ssh.
+OPTIONS = (
+    "-T",
+    "-oBatchMode=yes",
+    "-oConnectTimeout=8",
+    "-oServerAliveInterval=5",
+    "-oServerAliveCountMax=3",
+)
+_NAME = "ssh"
+FAILED = 255
+"""ssh's exit code for its own failures; any other is the remote command's."""
+_READ_BYTES = 1 << 16
+_LAST_WORDS = 500
+
+
+def find(environ: Mapping[str, str]) -> str | None:
+    """Path of ssh's client; None where it is not installed."""
+    return shutil.which("ssh", path=environ.get("PATH"))
+
+
+def launch(job: JobPlan, program: str) -> Outcome:
+    """Runs the job to its end.
+
+    Raises:
+        HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
+    """
+    fleet = SshFleet(job, program)
+    return Conductor(job, list(fleet.connections)).run(fleet)
+
+
+def remote_command(job: JobPlan, *arguments: str) -> str:
+    """What a login shell of whatever kind has to run there to become an agent."""
+    words = [sys.executable, "-m", "acclimate.launch.agent", *arguments]
+    if "PYTHONPATH" in job.environment:  # an agent needs it before it has the plan
+        words = ["env", f"PYTHONPATH={job.environment['PYTHONPATH']}", *words]
+    return "exec " + shlex.join(words)
+
+
+class Connection(Peer):
+    """One host's ssh."""
+
+    def __init__(self, node_rank: int, plan: HostPlan, mark: bytes) -> None:
+        super().__init__(plan.name)
+        self.node_rank, self.plan = node_rank, plan
+        self.process: subprocess.Popen[bytes] | None = None
+        self.spoken = Spoken(mark)
+        self.lines = {1: HeldLines(), 2: HeldLines()}
+        self.last_words = b""
+        self.open_streams = 0
+
+    def why_it_ended(self, code: int) -> str:
+        """ssh's own words where it failed, else the remote command's."""
+        words = self.last_words.decode(errors="backslashreplace").strip()
+        if code == FAILED:
+            return words or f"{_NAME} ended with exit code {code} and said nothing"
+        return f"its agent ended with exit code {code}: {words or 'it said nothing'}"
+
+
+class Spoken:
+    """Tells what an agent says from what its ranks write to the same stream."""
+
+    def __init__(self, mark: bytes) -> None:
+        self._mark = mark
+        self._rest = b""
+
+    def feed(self, data: bytes) -> tuple[bytes, list[Message]]:
+        """The ranks' part of what has come, and the agent's messages in it."""
+        data = self._rest + data
+        written, messages = b"", list[Message]()
+        while True:
+            before, mark, after = data.partition(self._mark)
+            line, end, rest = after.partition(b"\n")
+            written += before
+            if not mark:
+                self._rest = b""
+                break
+            if not end:
+                self._rest = mark + after
+                return written, messages
+            messages.append(decode(line))
+            data = rest
+        # What may be the beginning of a mark waits for the rest of it.
+        for length in range(min(len(self._mark) - 1, len(written)), 0, -1):
+            if self._mark.startswith(written[-length:]):
+                self._rest = written[-length:]
+                return written[:-length], messages
+        return written, messages
+
+
+class SshFleet:
+    """All hosts' connections."""
+
+    def __init__(self, job: JobPlan, program: str) -> None:
+        self._job, self._program = job, program
+        # Ranks write to the same stream as their agent; what it says begins with what no rank knows.
+        self._mark = f"\x1e{secrets.token_hex(8)}"
+        self.connections = [
+            Connection(node_rank, plan, self._mark.encode()) for node_rank, plan in enumerate(job.hosts)
+        ]
+
+    def open(self, conductor: Conductor) -> None:
+        """Connects to all hosts at once, and tells each agent its part."""
+        self._conductor, self._streams = conductor, Streams(conductor)
+        for connection in self.connections:
+            self._connect(connection)
+
+    @property
+    def running(self) -> bool:
+        """Whether a connection is open, or something is left to show."""
+        return self._streams.waiting or any(connection.open_streams for connection in self.connections)
+
+    def kill(self) -> None:
+        """Ends all connections; an agent without one ends its ranks."""
+        for connection in self.connections:
+            if connection.process is not None:
+                with connection.process as process:  # closes its pipes
+                    process.kill()
+
+    def _connect(self, connection: Connection) -> None:
+        port = connection.plan.port or self._job.ssh_port
+        process = subprocess.Popen(
+            [
+                self._program,
+                *self._job.launcher_args,
+                *OPTIONS,
+                *(["-p", str(port)] if port is not None else []),
+                "--",
+                connection.plan.name,
+                remote_command(self._job),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the ranks, to which the agents pass it on
+        )
+        connection.process = process
+        if process.stdin is None or process.stdout is None or process.stderr is None:
+            return
+        connection.link = StreamLink(process.stdout.fileno(), process.stdin.fileno())
+        for stream, pipe in ((1, process.stdout), (2, process.stderr)):
+            connection.open_streams += 1
+            self._streams.read_from(pipe.fileno(), partial(self._read, connection, stream, pipe.fileno()))
+        part = {"job": self._job.to_json(), "node_rank": connection.node_rank, "mark": self._mark}
+        connection.link.send(part)
+
+    def _read(self, connection: Connection, stream: int, descriptor: int) -> None:
+        data = os.read(descriptor, _READ_BYTES)
+        if not data:
+            self._streams.write(stream, connection.lines[stream].end())
+            self._streams.forget(descriptor)
+            connection.open_streams -= 1
+            if not connection.open_streams:
+                self._ended(connection)
+            return
+        if stream == 1:
+            data, messages = connection.spoken.feed(data)
+            for message in messages:
+                self._conductor.heard(connection, message)
+        else:
+            connection.last_words = (connection.last_words + data)[-_LAST_WORDS:]
+            if not self._conductor.started:
+                return  # shown as the reason where the host cannot be used
+        self._streams.write(stream, connection.lines[stream].feed(data))
+
+    def _ended(self, connection: Connection) -> None:
+        if connection.process is not None:
+            self._conductor.lost(connection, connection.why_it_ended(connection.process.wait()))

@@ -1,0 +1,182 @@
+"""Hosts for tests: namespaces of this machine with an address, a name and a real sshd each.
+
+Three machines on one Ethernet bridge that exists nowhere else: ``head``, where the launcher runs, and the
+hosts. All files of a host (keys, configuration, the list of host names) lie in a folder of the test; nothing
+of the machine's or its user's is read or written. Everything is gone when the process that made it is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SRC = Path(__file__).parents[2] / "src"
+NETWORK = "10.213.77."
+PROGRAMS = ("unshare", "nsenter", "ip", "ssh", "ssh-keygen", "/usr/sbin/sshd")
+# A host's own name must not come from the machine's /etc/hosts, and sshd wants /run/sshd.
+_BECOME_A_MACHINE = """
+set -e
+mount --make-rprivate /
+hostname {name}
+mount --bind {folder}/hosts /etc/hosts
+mount -t tmpfs none /run
+mkdir /run/sshd
+ip link set lo up
+echo up
+read go
+{then}
+echo ready
+exec cat
+"""
+_SSHD = "ip link set net0 up; /usr/sbin/sshd -f {folder}/sshd_config -E {folder}/sshd-{name}.log"
+
+
+def why_not() -> str | None:
+    """Why there can be no hosts here; None where there can."""
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing:
+        return f"not installed: {', '.join(missing)} (.ci/install-packages)"
+    if os.geteuid() != 0:
+        return "only root may make network namespaces"
+    asked = subprocess.run(
+        ["unshare", "-n", "-m", "-u", "-p", "-f", "ip", "link", "add", "b0", "type", "bridge"],
+        capture_output=True,
+        text=True,
+    )
+    return f"the kernel refuses: {asked.stderr.strip()}" if asked.returncode else None
+
+
+class Machine:
+    """One of the machines; its first process ends when the test's process does."""
+
+    def __init__(self, name: str, address: str, folder: Path, *, own_processes: bool, then: str = "") -> None:
+        self.name, self.address = name, address
+        script = _BECOME_A_MACHINE.format(name=name, folder=folder, then=then.format(name=name, folder=folder))
+        process_namespace = ["--pid", "--mount-proc"] if own_processes else []
+        self._first = subprocess.Popen(
+            ["unshare", "--net", "--mount", "--uts", "--fork", "--kill-child", *process_namespace, "sh", "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._wait_for("up")
+        children = Path(f"/proc/{self._first.pid}/task/{self._first.pid}/children")
+        self.pid = int(children.read_text())
+        self._enter = ["nsenter", f"--target={self.pid}", "--net", "--mount", "--uts"]
+        if own_processes:
+            self._enter.append("--pid")
+
+    def _wait_for(self, word: str) -> None:
+        assert self._first.stdout is not None
+        line = self._first.stdout.readline().strip()
+        assert line == word, f"{self.name} did not come up"
+
+    def start(self) -> None:
+        """Goes on after the cables are in."""
+        assert self._first.stdin is not None
+        self._first.stdin.write("\n")
+        self._first.stdin.flush()
+        self._wait_for("ready")
+
+    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """Starts a program there."""
+        return subprocess.Popen([*self._enter, *command], text=True, **options)
+
+    def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        """Runs a program there to its end."""
+        options = {"capture_output": True, "text": True, "timeout": 120, **options}
+        return subprocess.run([*self._enter, *command], **options)
+
+    def processes(self) -> dict[int, str]:
+        """Command lines of what runs there, by process id here: all but the first process and sshd's."""
+        namespace = os.readlink(f"/proc/{self.pid}/ns/uts")
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if os.readlink(folder / "ns/uts") != namespace:
+                    continue
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue  # just ended
+            if command and not command.startswith(("sshd", "/usr/sbin/sshd", "cat", "unshare")):
+                found[int(folder.name)] = command
+        return found
+
+    def pull_the_plug(self) -> None:
+        """All of its processes end at once; its connections are reset."""
+        os.kill(self.pid, signal.SIGKILL)
+        self._first.wait()
+
+    def close(self) -> None:
+        """Ends it; all its processes end with its first."""
+        if self._first.poll() is None:
+            self._first.kill()
+            self._first.wait()
+        for stream in (self._first.stdin, self._first.stdout):
+            if stream is not None:
+                stream.close()
+
+
+class Hosts:
+    """The machines, their cables and what ssh has to know of them."""
+
+    def __init__(self, folder: Path, names: Sequence[str] = ("alpha", "beta")) -> None:
+        self.folder = folder
+        addresses = {name: f"{NETWORK}{number}" for number, name in enumerate(("head", *names), 1)}
+        self._write_files(addresses)
+        self.head = Machine("head", addresses["head"], folder, own_processes=False)
+        self.hosts = [
+            Machine(name, addresses[name], folder, own_processes=True, then=_SSHD) for name in names
+        ]
+        self._cable()
+        for machine in (self.head, *self.hosts):
+            machine.start()
+        self.ssh_args = ["-F", str(folder / "ssh_config")]
+
+    def _write_files(self, addresses: Mapping[str, str]) -> None:
+        folder = self.folder
+        (folder / "hosts").write_text(
+            "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in addresses.items())
+        )
+        for key in ("host_key", "user_key"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
+        host_key = (folder / "host_key.pub").read_text()
+        (folder / "known_hosts").write_text(f"* {host_key}[*]:2222 {host_key}")
+        (folder / "sshd_config").write_text(
+            f"HostKey {folder}/host_key\nAuthorizedKeysFile {folder}/user_key.pub\nPidFile none\n"
+            "PermitRootLogin yes\nStrictModes no\nUsePAM no\nPort 22\nPort 2222\n"
+        )
+        (folder / "ssh_config").write_text(
+            f"IdentityFile {folder}/user_key\nIdentitiesOnly yes\nUserKnownHostsFile {folder}/known_hosts\n"
+            "GlobalKnownHostsFile none\nCheckHostIP no\n"
+        )
+
+    def _cable(self) -> None:
+        script = ["set -e", "ip link add bridge type bridge", "ip link set bridge up"]
+        script.append(f"ip address add {self.head.address}/24 dev bridge")
+        for number, host in enumerate(self.hosts):
+            script += [
+                f"ip link add port{number} type veth peer name net0 netns {host.pid}",
+                f"ip link set port{number} master bridge up",
+                f"nsenter --target={host.pid} --net ip address add {host.address}/24 dev net0",
+                f"nsenter --target={host.pid} --net ip link set net0 up",
+            ]
+        ended = self.head.run(["sh", "-c", "\n".join(script)])
+        assert ended.returncode == 0, ended.stderr
+
+    def cut_the_cable(self, name: str) -> None:
+        """The host is still there, and nobody hears of it any more."""
+        number = [host.name for host in self.hosts].index(name)
+        assert self.head.run(["ip", "link", "set", f"port{number}", "down"]).returncode == 0
+
+    def close(self) -> None:
+        """Ends all machines."""
+        for machine in (*self.hosts, self.head):
+            machine.close()
