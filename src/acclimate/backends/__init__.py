@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from acclimate.backends import probes
+from acclimate.backends import device_counts, presence, probes
 from acclimate.backends.record import Backend
 
 __all__ = ["BUILTIN", "Backend"]
@@ -13,7 +13,12 @@ GENERIC_RANK = 100
 SPECIFIED = ("cuda", "cpu", "xpu", "xpu.external", "npu", "mps", "hpu", "mlu", "sdaa")
 """The specification's names, in the order of its message, which users know."""
 
-_XPU_FILES = probes.device_files("/dev/dri/renderD*", "ZE_AFFINITY_MASK")
+_INTEL_VARIABLES = ("CCL_", "FI_", "I_MPI_", "ONEAPI_", "SYCL_", "UR_", "ZE_")
+
+
+def _cuda_variable() -> str:
+    return "HIP_VISIBLE_DEVICES" if "hip" in presence.torch_build() else "CUDA_VISIBLE_DEVICES"
+
 
 BUILTIN: tuple[Backend, ...] = (
     Backend(
@@ -21,81 +26,107 @@ BUILTIN: tuple[Backend, ...] = (
         target="acclimate.backends.xpu:ExternalXPUAccelerator",
         probe=probes.xpu_external,
         rank=10,
-        device_count=_XPU_FILES,
+        device_count=device_counts.intel_gpus,
         device_type="xpu",
         remedy="Install intel_extension_for_deepspeed",
+        is_installed=presence.has_package("intel_extension_for_deepspeed"),
+        visible_devices_variable=lambda: "ZE_AFFINITY_MASK",
+        exported_variable_prefixes=_INTEL_VARIABLES,
     ),
     Backend(
         name="xpu",
         target="acclimate.backends.xpu:XPUAccelerator",
         probe=probes.xpu_ipex,
         rank=20,
-        device_count=_XPU_FILES,
+        device_count=device_counts.intel_gpus,
         remedy="Install intel_extension_for_pytorch with XPU support",
+        is_installed=presence.has_ipex_for_gpus,
+        visible_devices_variable=lambda: "ZE_AFFINITY_MASK",
+        exported_variable_prefixes=_INTEL_VARIABLES,
     ),
     Backend(
         name="xpu",
         target="acclimate.backends.xpu:XPUAccelerator",
         probe=probes.xpu_native,
         rank=30,
-        device_count=_XPU_FILES,
+        device_count=device_counts.intel_gpus,
         yields_to=("cuda",),
         remedy="Install a build of torch for Intel GPUs",
+        is_installed=presence.torch_built_for("xpu"),
+        visible_devices_variable=lambda: "ZE_AFFINITY_MASK",
+        exported_variable_prefixes=_INTEL_VARIABLES,
     ),
     Backend(
         name="npu",
         target="acclimate.backends.npu:NPUAccelerator",
         probe=probes.vendor_package("NPU_Accelerator", "torch_npu", "npu"),
         rank=40,
-        device_count=probes.device_files("/dev/davinci[0-9]*", "ASCEND_RT_VISIBLE_DEVICES"),
+        device_count=device_counts.device_files("/dev/davinci[0-9]*", "ASCEND_RT_VISIBLE_DEVICES"),
         remedy="Install it (pip install torch-npu) with the CANN toolkit",
+        is_installed=presence.has_package("torch_npu"),
+        visible_devices_variable=lambda: "ASCEND_RT_VISIBLE_DEVICES",
+        exported_variable_prefixes=("ASCEND", "HCCL"),
     ),
     Backend(
         name="sdaa",
         target="acclimate.backends.sdaa:SDAAAccelerator",
         probe=probes.vendor_package("SDAA_Accelerator", "torch_sdaa", "sdaa"),
         rank=50,
-        device_count=probes.device_files("/dev/tcaicard[0-9]*", "SDAA_VISIBLE_DEVICES"),
+        device_count=device_counts.device_files("/dev/tcaicard[0-9]*", "SDAA_VISIBLE_DEVICES"),
         remedy="Install torch_sdaa with Tecorigin's drivers",
+        is_installed=presence.has_package("torch_sdaa"),
+        visible_devices_variable=lambda: "SDAA_VISIBLE_DEVICES",
+        exported_variable_prefixes=("TCCL",),
     ),
     Backend(
         name="mps",
         target="acclimate.backends.mps:MPSAccelerator",
         probe=probes.mps,
         rank=60,
-        device_count=probes.apple_gpus,
+        device_count=device_counts.apple_gpus,
         remedy="Use a Mac with Apple silicon and a build of torch for it",
+        is_installed=presence.on_apple_silicon,
     ),
     Backend(
         name="hpu",
         target="acclimate.backends.hpu:HPUAccelerator",
         probe=probes.vendor_package("HPU_Accelerator", "habana_frameworks.torch.hpu", "hpu"),
         rank=70,
-        device_count=probes.device_files("/dev/accel/accel[0-9]*", "HABANA_VISIBLE_MODULES"),
+        device_count=device_counts.device_files("/dev/accel/accel[0-9]*", "HABANA_VISIBLE_MODULES"),
         remedy="Install the Habana SynapseAI software stack",
+        is_installed=presence.has_package("habana_frameworks.torch"),
+        visible_devices_variable=lambda: "HABANA_VISIBLE_MODULES",
+        exported_variable_prefixes=("HABANA", "HCCL", "PT_HPU"),
     ),
     Backend(
         name="mlu",
         target="acclimate.backends.mlu:MLUAccelerator",
         probe=probes.vendor_package("MLU_Accelerator", "torch_mlu", "mlu"),
         rank=80,
-        device_count=probes.device_files("/dev/cambricon_dev[0-9]*", "MLU_VISIBLE_DEVICES"),
+        device_count=device_counts.device_files("/dev/cambricon_dev[0-9]*", "MLU_VISIBLE_DEVICES"),
         remedy="Install torch_mlu with the Cambricon Neuware SDK",
+        is_installed=presence.has_package("torch_mlu"),
+        visible_devices_variable=lambda: "MLU_VISIBLE_DEVICES",
+        exported_variable_prefixes=("CNCL", "NEUWARE_HOME"),
     ),
     Backend(
         name="cuda",
         target="acclimate.backends.cuda:CUDAAccelerator",
         probe=probes.cuda,
         rank=90,
-        device_count=probes.device_files("/dev/nvidia[0-9]*", "CUDA_VISIBLE_DEVICES"),
+        device_count=device_counts.cuda_gpus,
         remedy="Install a build of torch for CUDA, and the GPU's driver",
+        is_installed=presence.torch_built_for("cuda", "hip"),
+        visible_devices_variable=_cuda_variable,
+        exported_variable_prefixes=("NCCL",),
     ),
     Backend(
         name="cpu",
         target="acclimate.backends.cpu:CPUAccelerator",
         probe=probes.cpu,
         rank=1000,
-        device_count=probes.memory_nodes,
+        device_count=device_counts.memory_nodes,
         is_fallback=True,
+        exported_variable_prefixes=("CCL_", "FI_", "I_MPI_", "KMP_", "OMP_"),
     ),
 )

@@ -1,9 +1,17 @@
-"""Whether a package is installed, told without importing it."""
+"""What is installed, told without importing it."""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
+
+_BUILD = re.compile(r"""^(\w+)\b[^=\n]*=\s*['"](.+)['"]""", re.MULTILINE)
 
 
 def is_installed(package: str) -> bool:
@@ -26,3 +34,47 @@ def is_bare_folder(spec: ModuleSpec | None) -> bool:
     current folder.
     """
     return spec is None or (spec.origin is None and spec.submodule_search_locations is not None)
+
+
+def has_package(package: str) -> Callable[[], bool]:
+    """Asks whether a package is installed; a dotted one's parents may be shared by several packages."""
+
+    def ask() -> bool:
+        top, *rest = package.split(".")
+        spec = locate(top)
+        if not rest or spec is None:
+            return not is_bare_folder(spec)
+        folders = spec.submodule_search_locations or ()
+        return any(Path(folder, *rest).with_suffix(end).exists() for folder in folders for end in ("", ".py"))
+
+    return ask
+
+
+def torch_built_for(*platforms: str) -> Callable[[], bool]:
+    """Asks whether the installed torch was built for one of these: a name in its ``version`` module."""
+    return lambda: not torch_build().keys().isdisjoint(platforms)
+
+
+def torch_build() -> dict[str, str]:
+    """What the installed torch was built for, with the release of each; empty without torch."""
+    spec = locate("torch")
+    if spec is None or spec.origin is None:
+        return {}
+    try:
+        source = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    return {name: release for name, release in _BUILD.findall(source) if not name.startswith("_")}
+
+
+def has_ipex_for_gpus() -> bool:
+    """Whether Intel Extension for PyTorch is installed, in its build for GPUs."""
+    try:
+        return "cpu" not in version("intel_extension_for_pytorch")
+    except PackageNotFoundError:
+        return False
+
+
+def on_apple_silicon() -> bool:
+    """Whether this is a Mac with a GPU that torch uses."""
+    return sys.platform == "darwin" and os.uname().machine == "arm64"

@@ -6,12 +6,9 @@ end the process, so its presence is looked up first without importing it.
 
 from __future__ import annotations
 
-import glob
 import importlib
 import os
-import sys
 from collections.abc import Callable
-from itertools import takewhile
 from types import ModuleType
 
 from acclimate.backends.presence import is_bare_folder, locate
@@ -125,30 +122,3 @@ def cuda() -> str | None:
 def cpu() -> str | None:
     """Always there."""
     return None
-
-
-def device_files(pattern: str, variable: str | None = None) -> Callable[[], int]:
-    """Counts devices by their files under ``/dev``, within what a visible-devices variable allows."""
-
-    def count() -> int:
-        present = len(glob.glob(pattern))
-        visible = os.environ.get(variable) if variable else None
-        if visible is None:
-            return present
-        entries = (entry.strip() for entry in visible.split(","))
-        # Vendors read the list up to the first entry that cannot be a device: "-1" hides all of them.
-        return min(present, sum(1 for _ in takewhile(lambda entry: entry and entry[0] != "-", entries)))
-
-    return count
-
-
-def apple_gpus() -> int:
-    """One on Apple silicon."""
-    return int(sys.platform == "darwin" and os.uname().machine == "arm64")
-
-
-def memory_nodes() -> int:
-    """Memory nodes with a core this process may use: the CPU accelerator's devices."""
-    from acclimate.topology import usable_node_count
-
-    return usable_node_count()

@@ -42,6 +42,13 @@ class Backend:
     """Whether detection ends here when it found nothing better, which users should be told."""
     remedy: str = ""
     """What to do when it cannot be used, as the start of a sentence: "Install torch_npu (…)"."""
+    is_installed: Callable[[], bool] = lambda: True
+    """Whether the software that it needs is installed, told without importing torch or a vendor's package;
+    for the launcher."""
+    visible_devices_variable: Callable[[], str | None] = lambda: None
+    """Gives what the class has under this name, without importing torch; for the launcher."""
+    exported_variable_prefixes: tuple[str, ...] = ()
+    """What the class has under this name; for the launcher."""
 
     @property
     def torch_type(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from acclimate import AcclimateError, Backend
-from acclimate_sim.profile import read_profile
+from acclimate_sim.profile import VARIABLE, VISIBLE_DEVICES, read_profile
 
 
 def _why_not() -> str | None:
@@ -22,4 +22,6 @@ BACKEND = Backend(
     device_count=lambda: read_profile().devices,
     auto_detect=False,  # an emulator must never be what a program finds by itself
     remedy="Correct ACCLIMATE_SIM",
+    visible_devices_variable=lambda: VISIBLE_DEVICES,
+    exported_variable_prefixes=(VARIABLE,),
 )
