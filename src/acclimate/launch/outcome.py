@@ -27,6 +27,11 @@ class RankFailure:
     cause: str | None = None
     """A sentence on what probably ended it."""
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RankFailure:
+        """The failure that ``dataclasses.asdict`` told, possibly by way of JSON."""
+        return cls(**{**values, "last_lines": tuple(values["last_lines"])})
+
     @property
     def shell_code(self) -> int:
         """What a shell would report: its own exit code, or 128 + the signal's number."""
@@ -75,8 +80,7 @@ class Outcome:
     def from_dict(cls, values: Mapping[str, Any]) -> Outcome:
         """The outcome that :meth:`to_dict` told."""
         failed = values["failed"]
-        if failed is not None:
-            failed = RankFailure(**{**failed, "last_lines": tuple(failed["last_lines"])})
+        failed = RankFailure.from_dict(failed) if failed is not None else None
         return cls(values["exit_code"], failed, values["reason"])
 
 

@@ -394,9 +394,7 @@ class _Supervisor:
         own = next((code for code in codes if code > 0), 128 + self.ended_by)
         if self.reason is None and not self.shares_terminal:
             self.reason = f"{signal_name(self.ended_by)} was passed on, and the ranks have ended."
-        return Outcome(
-            own if self.reason is None or not self.stop else 128 + self.ended_by, None, self.reason
-        )
+        return Outcome(own, None, self.reason)
 
     def _failed_despite(self, number: int) -> RunningRank | None:
         """On a terminal a Ctrl-C may be long past, as in an interactive program, when the rank fails."""
