@@ -17,6 +17,7 @@ from acclimate.errors import AcclimateError
 
 COMMANDS = {
     "info": ("what was found on this machine, what was rejected and why", "acclimate.info.command"),
+    "run": ("start ranks of a script, here or on many hosts, bound to cores", "acclimate.launch.command"),
     "generate": ("make a language model write text on this accelerator", "acclimate.inference.command"),
     "ops": ("list the native ops of this accelerator, build them ahead, clean them", "acclimate.ops.command"),
     "conformance": (

@@ -1,0 +1,197 @@
+"""``acclimate run``: options, then hosts, then ranks, then their end."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from acclimate.backends import Backend
+from acclimate.errors import LaunchOptionError, ScriptNotFoundError
+from acclimate.launch import engines
+from acclimate.launch.engines import AUTO
+from acclimate.launch.hostfile import Host, HostPlan, choose_slots, read_hostfile
+from acclimate.launch.job import JobPlan
+from acclimate.launch.local_ranks import count_local_ranks, find_accelerator, plan_ranks
+from acclimate.launch.options import RunOptions, add_arguments, read_options
+from acclimate.launch.outcome import Outcome
+from acclimate.launch.supervisor import supervise
+from acclimate.topology import read_topology
+
+__all__ = ["add_arguments", "run"]
+
+LOCALHOST = "localhost"
+BY_HAND_PORT = 29500
+"""torch's default port: where nodes are started by hand, all have to agree on one without asking."""
+_CARRIED = ("ACCLIMATE_", "DS_ACCELERATOR", "LD_LIBRARY_PATH", "OMP_", "PYTHON", "TORCH", "UCX_")
+"""Beginnings of the names of variables that ranks on other hosts get too, besides the accelerator's."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the job; returns its exit code."""
+    options = read_options(args, os.environ)
+    logging.getLogger("acclimate").setLevel(options.log_level.upper())
+    accelerator = find_accelerator()
+    job = plan_job(options, accelerator, os.environ)
+    if options.show_binding:
+        _draw(job, options.node_rank or 0)
+        return 0
+    if options.is_elastic:
+        outcome = _run_elastic(job, options)
+    elif _runs_here(job, options):
+        outcome = _run_here(job, options)
+    else:
+        outcome = engines.launch(job, options.launcher)
+    sys.stdout.flush()
+    sys.stderr.write(outcome.report())
+    return outcome.exit_code
+
+
+# -- what runs where -----------------------------------------------------------------------------
+
+
+def plan_job(options: RunOptions, accelerator: Backend | None, environ: Mapping[str, str]) -> JobPlan:
+    """The job that the options ask for."""
+    hosts = _hosts(options, accelerator)
+    job = JobPlan(
+        hosts=hosts,
+        command=(),
+        environment={},
+        directory=str(Path.cwd()),
+        accelerator=accelerator.name if accelerator is not None else "",
+        master_addr=options.master_addr,
+        master_port=options.master_port,
+        bind_cores=options.bind_cores,
+        core_list=options.core_list,
+        use_hyperthreads=options.use_hyperthreads,
+        local_rank_arg=options.local_rank_arg,
+        grace_s=options.grace_s,
+        log_dir=str(options.log_dir.absolute()) if options.log_dir is not None else None,
+        quiet=options.quiet,
+        log_level=options.log_level,
+        ssh_port=options.ssh_port,
+        launcher_args=options.launcher_args,
+    )
+    here = _runs_here(job, options)
+    prefixes = (*_CARRIED, *(accelerator.exported_variable_prefixes if accelerator is not None else ()))
+    carried = {name: value for name, value in environ.items() if name.startswith(prefixes)}
+    return replace(
+        job,
+        command=_command(options, here) if options.command else (),
+        environment={**({} if here else carried), **options.environment},
+    )
+
+
+def _hosts(options: RunOptions, accelerator: Backend | None) -> tuple[HostPlan, ...]:
+    if options.hostfile is not None:
+        return choose_slots(
+            read_hostfile(options.hostfile),
+            include=options.include,
+            exclude=options.exclude,
+            num_nodes=options.num_nodes,
+            num_accelerators=options.num_accelerators,
+        )
+    here = _this_host(options, accelerator)
+    if options.node_rank is not None:
+        return tuple(replace(here, name=f"node{index}") for index in range(options.num_nodes or 1))
+    if (options.num_nodes or 1) > 1:
+        raise LaunchOptionError(
+            f"--num_nodes {options.num_nodes} needs a --hostfile, which names the hosts; or start the same "
+            "command on each node with --node_rank and --master_addr."
+        )
+    return (here,)
+
+
+def _this_host(options: RunOptions, accelerator: Backend | None) -> HostPlan:
+    wanted = options.num_accelerators
+    limited = accelerator is not None and accelerator.visible_devices_variable() is not None
+    # Processors can be divided among any number of ranks.
+    slots = wanted if wanted is not None and not limited else count_local_ranks(accelerator)
+    names = [part.partition(":")[0].strip() for part in (options.include or options.exclude or "").split("@")]
+    name = next((name for name in names if _is_here(name)), LOCALHOST)
+    return choose_slots(
+        [Host(name, slots)],
+        include=options.include,
+        exclude=options.exclude,
+        num_accelerators=wanted if limited else None,
+    )[0]
+
+
+def _is_here(name: str) -> bool:
+    own = socket.gethostname()
+    return name.lower() in {LOCALHOST, "127.0.0.1", "::1", own.lower(), own.partition(".")[0].lower()}
+
+
+def _runs_here(job: JobPlan, options: RunOptions) -> bool:
+    """Whether no engine is needed: nodes started by hand, or this host alone."""
+    if options.node_rank is not None:
+        return True
+    return options.launcher == AUTO and len(job.hosts) == 1 and _is_here(job.hosts[0].name)
+
+
+def _command(options: RunOptions, here: bool) -> tuple[str, ...]:
+    """What a rank executes.
+
+    Raises:
+        ScriptNotFoundError: it is to run here, and is not here.
+    """
+    target, *arguments = options.command
+    if options.no_python:
+        if here and shutil.which(target) is None:
+            raise ScriptNotFoundError(
+                f"there is no program {target} that could be run; check its name and PATH."
+            )
+        return (target, *arguments)
+    if options.module:
+        return (sys.executable, "-m", target, *arguments)
+    if here and not Path(target).exists():
+        hint = f" To run it as a module: --module {target}." if target.replace(".", "").isidentifier() else ""
+        raise ScriptNotFoundError(f"there is no script {target} in {Path.cwd()}.{hint}")
+    return (sys.executable, target, *arguments)
+
+
+# -- running it ----------------------------------------------------------------------------------
+
+
+def _run_here(job: JobPlan, options: RunOptions) -> Outcome:
+    node_rank = options.node_rank or 0
+    if options.node_rank is None:
+        addr, port = options.master_addr or "127.0.0.1", options.master_port or _free_port()
+    else:
+        addr, port = str(options.master_addr), options.master_port or BY_HAND_PORT
+    if node_rank >= len(job.hosts):
+        raise LaunchOptionError(
+            f"--node_rank {node_rank} has to be below {len(job.hosts)}, the number of hosts."
+        )
+    ranks = plan_ranks(replace(job, master_addr=addr, master_port=port), node_rank, os.environ)
+    return supervise(ranks, grace_s=options.grace_s, quiet=options.quiet)
+
+
+def _run_elastic(job: JobPlan, options: RunOptions) -> Outcome:
+    raise LaunchOptionError("--max_restarts, --min_nodes and --max_nodes are not built yet.")
+
+
+def _free_port() -> int:
+    """One that nobody listens on now, on any address of this host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _draw(job: JobPlan, node_rank: int) -> None:
+    from rich.console import Console
+
+    from acclimate.launch.binding import bind_ranks, check_environment
+    from acclimate.launch.picture import show_binding
+
+    check_environment(os.environ)
+    topology = read_topology()
+    ranks = len(job.hosts[node_rank].slots)
+    bindings = bind_ranks(topology, ranks, core_list=job.core_list, use_hyperthreads=job.use_hyperthreads)
+    show_binding(topology, bindings, Console())
