@@ -30,7 +30,10 @@ SURFACES = Path(__file__).parent / "surfaces"
 
 MODULES: dict[str, dict[str, str]] = {
     "torch": {
-        **{name: name for name in ("torch.cuda", "torch.xpu", "torch.mps", "torch.accelerator")},
+        **{
+            name: name
+            for name in ("torch.cuda", "torch.xpu", "torch.mps", "torch.accelerator", "torch.backends.mps")
+        },
         "torch._C": "torch",
     },
     "torch_npu": {"torch_npu.npu": "torch.npu"},

@@ -48,7 +48,7 @@ CATEGORIES: tuple[type[Devices], ...] = (
 """The parts of the interface, in the order of the documentation."""
 
 
-class Accelerator(RandomNumbers, Streams, Memory, DataTypes, Graphs, Pinning, Ops, Runtime):
+class Accelerator(RandomNumbers, Graphs, Streams, Memory, DataTypes, Pinning, Ops, Runtime):
     """One kind of device that torch computes on.
 
     Types are exact and the same on every backend: ``current_device()`` is an ``int``, ``device()`` a context

@@ -8,22 +8,31 @@ from typing import Any
 
 import torch
 
-from acclimate.accelerator.devices import Devices
 from acclimate.accelerator.recorded_graph import RecordedCapture, RecordedGraph, is_recording
+from acclimate.accelerator.streams import Streams
 from acclimate.errors import GraphCaptureError
 
 
-class Graphs(Devices):
+class Graphs(Streams):
     """Captured work of a device."""
+
+    def _graph_class(self) -> type[Any] | None:
+        """The graph class of the device's torch module, named as all of them are (``CUDAGraph``,
+        ``XPUGraph``, ``NPUGraph``); None where it has none."""
+        found: type[Any] | None = getattr(self.torch_module, f"{self.device_type.upper()}Graph", None)
+        return found
 
     def create_graph(self) -> Any:
         """An empty graph for :meth:`capture_to_graph`, with at least ``replay()`` and ``reset()``.
 
-        Delegates to: ``torch.accelerator.Graph`` where torch has one for this device, else
-            :class:`~acclimate.accelerator.recorded_graph.RecordedGraph`.
+        Delegates to: ``torch.<device>.<DEVICE>Graph``, else ``torch.accelerator.Graph`` where torch has
+            one for this device, else :class:`~acclimate.accelerator.recorded_graph.RecordedGraph`.
         CPU: a graph of recorded torch operators.
         CUDA: ``torch.cuda.CUDAGraph``.
         """
+        native = self._graph_class()
+        if native is not None:
+            return native()
         graph = getattr(torch.accelerator, "Graph", None)
         if graph is not None and self._is_torch_accelerator():
             try:
@@ -45,7 +54,8 @@ class Graphs(Devices):
             pool: of another graph, to share its memory; the host has no use for it.
             stream: the stream to capture on; the host has no use for it.
 
-        Delegates to: the graph's own context manager.
+        Delegates to: ``torch.<device>.graph`` for a graph of that module, else the graph's own context
+            manager.
         CPU: records torch operators while they run; refuses what a replay would get wrong.
         CUDA: ``torch.cuda.graph``.
 
@@ -60,12 +70,15 @@ class Graphs(Devices):
                 f"{type(graph).__name__} is not a graph of the {self.name} accelerator; "
                 "make one with create_graph()."
             )
+        native = self._graph_class()
+        context: AbstractContextManager[Any] = graph
+        if native is not None and isinstance(graph, native):
+            options = {"pool": pool} if pool is not None else {}  # not every vendor's graphs share memory
+            context = self.torch_module.graph(graph, stream=stream, **options)
+            return context
         if pool is not None:
             graph.graph_pool = pool
-        if stream is None:
-            context: AbstractContextManager[Any] = graph
-            return context
-        return _on_stream(graph, stream)
+        return context if stream is None else _within(self.stream(stream), graph)
 
     def replay_graph(self, graph: Any) -> None:
         """Runs the captured work again, on what the captured tensors hold now.
@@ -91,6 +104,6 @@ class Graphs(Devices):
 
 
 @contextmanager
-def _on_stream(graph: Any, stream: Any) -> Iterator[Any]:
+def _within(stream: AbstractContextManager[Any], graph: Any) -> Iterator[Any]:
     with stream, graph:
         yield graph

@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
+import torch
+
 from acclimate.accelerator.compilers import CXX_SUFFIXES, host_compiler
 from acclimate.accelerator.devices import Devices
 from acclimate.errors import CompilerNotFoundError
@@ -132,6 +134,17 @@ class Ops(Devices):
         CUDA: where there is ``.cu`` source, the static runtime of the toolkit, and torch's CUDA library.
         """
         return []
+
+    def toolkit_version(self) -> str | None:
+        """The version of the vendor's software that torch and native code for this device stand on, as
+        the vendor writes it; ``None`` where there is none or it cannot be told.
+
+        Delegates to: ``torch.version.<device>``.
+        CPU: ``None``.
+        CUDA: of the CUDA that torch was built with, such as ``"13.0"``; on ROCm, of HIP.
+        """
+        version = getattr(torch.version, self.device_type, None)
+        return str(version) if version is not None else None
 
     def build_extension(self) -> type[Any]:
         """The setuptools command that builds native extensions ahead of time: those that an op builder's

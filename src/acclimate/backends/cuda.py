@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -50,16 +48,6 @@ class CUDAAccelerator(Accelerator):
     def is_fp64_supported(self) -> bool:
         return True
 
-    # -- graphs ----------------------------------------------------------------------------------
-
-    def create_graph(self) -> Any:
-        return torch.cuda.CUDAGraph()
-
-    def capture_to_graph(
-        self, graph: Any, pool: Any | None = None, stream: Any | None = None
-    ) -> AbstractContextManager[Any]:
-        return torch.cuda.graph(graph, pool, stream)
-
     # -- pinned memory ---------------------------------------------------------------------------
 
     def register_host_memory(self, address: int, num_bytes: int) -> bool:
@@ -70,6 +58,9 @@ class CUDAAccelerator(Accelerator):
         torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(address)))
 
     # -- native ops ------------------------------------------------------------------------------
+
+    def toolkit_version(self) -> str | None:
+        return torch.version.hip or super().toolkit_version()
 
     def op_compiler(self, suffix: str = ".cpp") -> list[str]:
         if suffix != ".cu":

@@ -2,13 +2,67 @@
 
 from __future__ import annotations
 
-from acclimate.accelerator import Accelerator
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator, DeviceLike
+
+_STATISTICS = {
+    "allocated_bytes.all.current": "InUse",
+    "allocated_bytes.all.peak": "MaxInUse",
+    "reserved_bytes.all.current": "Limit",
+    "reserved_bytes.all.peak": "Limit",
+}
+"""torch's names of allocator statistics, and torch.hpu's."""
 
 
 class HPUAccelerator(Accelerator):
-    """Follows torch's device conventions."""
+    """A process computes on one HPU, which torch calls ``hpu`` whatever its number, and has one generator."""
 
     device_type = "hpu"
     communication_backend = "hccl"
     visible_devices_variable = "HABANA_VISIBLE_MODULES"
     exported_variable_prefixes = ("HABANA", "HCCL", "PT_HPU")
+    _compile_backend = "hpu_backend"
+
+    def resolves_data_dependency(self) -> bool:
+        return True  # the graph compiler orders what depends on each other, across streams too
+
+    def handles_memory_backpressure(self) -> bool:
+        return True
+
+    def device_name(self, device_index: int | None = None) -> str:
+        return self.device_type
+
+    def default_generator(self, device_index: DeviceLike = None) -> torch.Generator:
+        self._index(device_index)
+        generator: torch.Generator = self.torch_module.random.default_generators[0]
+        return generator
+
+    def get_rng_state(self, device_index: DeviceLike = None) -> torch.Tensor:
+        return self.default_generator(device_index).get_state()  # torch.hpu refuses any index but 0
+
+    def set_rng_state(self, new_state: torch.Tensor, device_index: DeviceLike = None) -> None:
+        self.default_generator(device_index).set_state(new_state)
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return [self.get_rng_state()]
+
+    def set_rng_state_all(self, new_states: Sequence[torch.Tensor]) -> None:
+        (state,) = new_states
+        self.set_rng_state(state)
+
+    def memory_stats(self, device_index: DeviceLike = None) -> dict[str, Any]:
+        own = super().memory_stats(device_index)
+        return {**own, **{name: own[key] for name, key in _STATISTICS.items() if key in own}}
+
+    def memory_summary(self, device: DeviceLike = None, abbreviated: bool = False) -> str:
+        return str(self.torch_module.memory_summary(self._index(device)))
+
+    def capture_to_graph(
+        self, graph: Any, pool: Any | None = None, stream: Any | None = None
+    ) -> AbstractContextManager[Any]:
+        return super().capture_to_graph(graph, stream=stream)  # torch.hpu.graph has no pool

@@ -6,9 +6,15 @@ from acclimate.accelerator import Accelerator
 
 
 class MLUAccelerator(Accelerator):
-    """Follows torch's device conventions."""
+    """Follows torch's device conventions, with marks through CNPX."""
 
     device_type = "mlu"
     communication_backend = "cncl"
     visible_devices_variable = "MLU_VISIBLE_DEVICES"
     exported_variable_prefixes = ("CNCL", "NEUWARE_HOME")
+
+    def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> None:
+        self.torch_module.cnpx.range_push(msg)
+
+    def range_pop(self, domain: str | None = None) -> None:
+        self.torch_module.cnpx.range_pop()

@@ -2,15 +2,105 @@
 
 from __future__ import annotations
 
-from acclimate.accelerator import Accelerator
+import platform
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator, DeviceLike, DeviceProperties
 
 
 class MPSAccelerator(Accelerator):
-    """Follows torch's device conventions, on one device."""
+    """One device, whose module has memory figures of its own, and no functions that take a device.
+
+    Streams and events are torch's generic ones: ``torch.mps`` has streams from torch 2.15 on, and its events
+    work on the default stream only.
+    """
 
     device_type = "mps"
     communication_backend = "gloo"
     visible_devices_variable = None
 
+    def __init__(self) -> None:
+        self._peaks = {"allocated": 0, "reserved": 0}
+
     def is_fp64_supported(self) -> bool:
         return False  # Metal has no float64
+
+    def toolkit_version(self) -> str | None:
+        return platform.mac_ver()[0] or None  # Metal comes with macOS
+
+    def get_device_properties(self, device: DeviceLike = None) -> DeviceProperties:
+        metal = torch.backends.mps
+        cores, memory = metal.get_core_count(), self._memory_info(self._index(device))[1]
+        return DeviceProperties(metal.get_name(), memory, multi_processor_count=cores)
+
+    def default_generator(self, device_index: DeviceLike = None) -> torch.Generator:
+        self._index(device_index)
+        generator: torch.Generator = self.torch_module._get_default_mps_generator()
+        return generator
+
+    # -- memory: torch.mps tells what is allocated now, and keeps no peaks -----------------------------
+
+    def memory_stats(self, device_index: DeviceLike = None) -> dict[str, Any]:
+        """As of every device; where torch keeps no peaks for Metal, they are the most seen at any reading."""
+        index = self._index(device_index)
+        kept = super().memory_stats(index)
+        if kept:
+            return kept
+        now = {
+            "allocated": int(self.torch_module.current_allocated_memory()),
+            "reserved": int(self.torch_module.driver_allocated_memory()),
+        }
+        self._peaks = {name: max(size, self._peaks[name]) for name, size in now.items()}
+        return {
+            f"{name}_bytes.all.{kind}": figures[name]
+            for kind, figures in (("current", now), ("peak", self._peaks))
+            for name in now
+        }
+
+    def reset_peak_memory_stats(self, device_index: DeviceLike = None) -> None:
+        super().reset_peak_memory_stats(device_index)
+        self._peaks = dict.fromkeys(self._peaks, 0)
+
+    def _memory_info(self, index: int) -> tuple[int, int]:
+        # What Metal recommends that a process uses of the memory it shares with the host.
+        total = int(self.torch_module.recommended_max_memory())
+        return max(0, total - int(self.torch_module.driver_allocated_memory())), total
+
+    # -- streams -------------------------------------------------------------------------------------
+
+    def _stream_class(self, name: str) -> type[Any]:
+        return torch.Event if name == "Event" else _metal_stream(torch.Stream)
+
+    def stream(self, stream: Any | None) -> AbstractContextManager[Any]:
+        return nullcontext() if stream is None else stream
+
+    def current_stream(self, device_index: DeviceLike = None) -> Any:
+        self._index(device_index)
+        current = torch.accelerator.current_stream()
+        return self.Stream(current.stream_id, current.device_index, current.device_type)
+
+    def default_stream(self, device_index: DeviceLike = None) -> Any:
+        current = self.current_stream(device_index)
+        return self.Stream(0, current.device_index, current.device_type)
+
+    def set_stream(self, stream: Any | None) -> None:
+        if stream is not None:
+            torch.accelerator.set_stream(stream)
+
+
+@cache
+def _metal_stream(generic: type[Any]) -> type[Any]:
+    class MetalStream(generic):  # type: ignore[misc]
+        """torch's stream, with the two methods that it does not implement for Metal."""
+
+        def query(self) -> bool:
+            return bool(self.record_event().query())
+
+        def synchronize(self) -> None:
+            self.record_event().synchronize()
+
+    return MetalStream

@@ -6,7 +6,7 @@ from acclimate.accelerator import Accelerator
 
 
 class SDAAAccelerator(Accelerator):
-    """Follows torch's device conventions."""
+    """Follows torch's device conventions, as far as is known: torch_sdaa is not public."""
 
     device_type = "sdaa"
     communication_backend = "tccl"

@@ -1,0 +1,365 @@
+"""Every backend calls only what its device's module really has, with the arguments that it takes.
+
+The modules stand in: they have the names recorded in ``surfaces`` and refuse every other argument. All of the
+interface is called on them, the defaults as well as what a backend overrides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from recorded_surface import Calls, Surface, Torch, surfaces
+
+from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.backends import BUILTIN
+from acclimate.backends.npu import NPUAccelerator
+
+RECORDED = tuple(surfaces())
+OLDEST, NEWEST = "2.10.0", "2.15.0"
+
+LACKED_SOMEWHERE = (
+    "default_stream",
+    "set_rng_state_all",
+    "memory_summary",
+    "init",
+    "ipc_collect",
+    "NPUGraph",
+)
+"""Names that some vendor or some release does not have."""
+
+NOT_WALKED = {
+    "build_extension": "imports setuptools; about no device",
+    "set_compile_backend": "imports torch.compile; about no device",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One backend on one recorded module."""
+
+    backend: type[Accelerator]
+    surface: Surface
+    torch_version: str
+
+    def __str__(self) -> str:
+        return f"{self.backend.__name__}-{self.surface}-torch-{self.torch_version}"
+
+    def torchs(self) -> dict[str, Surface]:
+        """torch's own modules of this version, by what follows ``torch.``."""
+        return {
+            each.device_type: each
+            for each in RECORDED
+            if each.package == "torch" and each.version == self.torch_version
+        }
+
+
+def cases() -> Iterator[Case]:
+    backends = {type(record.load()) for record in BUILTIN if not record.is_fallback}
+    for backend in sorted(backends, key=lambda each: each.__name__):
+        for surface in RECORDED:
+            if surface.device_type != backend().device_type:
+                continue
+            versions = [surface.version] if surface.package == "torch" else [OLDEST, NEWEST]
+            yield from (Case(backend, surface, version) for version in versions)
+
+
+CASES = tuple(cases())
+CASE = next(case for case in CASES if case.backend is NPUAccelerator)
+"""One that has everything, in which mistakes are planted."""
+
+
+# -- the walk ----------------------------------------------------------------------------------------
+
+
+def use_streams(acc: Accelerator) -> None:
+    stream, event = acc.Stream(), acc.Event(enable_timing=True)
+    other = acc.current_stream()
+    acc.current_stream(0)
+    acc.default_stream()
+    acc.default_stream(0).synchronize()
+    with acc.stream(stream):
+        event.record()
+    event.record(stream)
+    event.wait()
+    event.wait(other)
+    stream.wait_event(event)
+    stream.wait_stream(other)
+    stream.record_event()
+    stream.record_event(event)
+    stream.query()
+    stream.synchronize()
+    event.query()
+    event.synchronize()
+    assert isinstance(event.elapsed_time(acc.Event(enable_timing=True)), float)
+    acc.set_stream(stream)
+    acc.set_stream(None)
+    assert isinstance(other, acc.Stream)
+
+
+def use_graphs(acc: Accelerator) -> None:
+    graph = acc.create_graph()
+    with acc.capture_to_graph(graph):
+        pass
+    with acc.capture_to_graph(acc.create_graph(), stream=acc.Stream()):
+        pass
+    acc.replay_graph(graph)
+    graph.reset()
+    assert acc.is_current_stream_capturing() is False
+
+
+def use_random_numbers(acc: Accelerator) -> None:
+    state = acc.get_rng_state()
+    assert state.dtype == torch.uint8
+    acc.set_rng_state(state)
+    acc.set_rng_state(acc.get_rng_state(0), 0)
+    acc.set_rng_state_all(acc.get_rng_state_all())
+    acc.manual_seed(3)
+    acc.manual_seed_all(3)
+    assert isinstance(acc.seed(), int)
+    assert isinstance(acc.seed_all(), int)
+    assert isinstance(acc.initial_seed(), int)
+    assert isinstance(acc.default_generator(0), torch.Generator)
+    assert len(acc.default_generators) == acc.device_count()
+    acc.random()
+
+
+def use_memory(acc: Accelerator) -> None:
+    for figure in (
+        acc.memory_allocated,
+        acc.max_memory_allocated,
+        acc.memory_reserved,
+        acc.max_memory_reserved,
+        acc.memory_cached,
+        acc.max_memory_cached,
+        acc.total_memory,
+        acc.available_memory,
+    ):
+        assert min(figure(), figure(0)) > 0, f"{figure.__name__} tells nothing"
+    assert acc.memory_stats()["allocated_bytes.all.current"] > 0
+    acc.memory_stats(0)
+    assert isinstance(acc.memory_summary(), str)
+    assert isinstance(acc.memory_summary(0, abbreviated=True), str)
+    assert acc.mem_get_info(0) == acc.mem_get_info()
+    for reset in (
+        acc.reset_max_memory_allocated,
+        acc.reset_max_memory_cached,
+        acc.reset_peak_memory_stats,
+        acc.reset_accumulated_memory_stats,
+    ):
+        reset()
+        reset(0)
+    acc.empty_cache()
+    acc.ipc_collect()
+    assert acc.is_out_of_memory(acc.OutOfMemoryError())
+
+
+def use_devices(acc: Accelerator) -> None:
+    assert acc.device_count() > 0
+    assert acc.is_available()
+    assert isinstance(acc.current_device(), int)
+    assert acc.current_device_name().startswith(acc.device_type)
+    acc.device_name(0)
+    acc.set_device(0)
+    with acc.device(0), acc.device(None), acc.device(f"{acc.device_type}:0"):
+        acc.synchronize()
+    acc.synchronize(0)
+    acc.init()
+    assert acc.is_initialized()
+    for device in (None, 0, acc.device_name(0)):
+        properties = acc.get_device_properties(device)
+        assert isinstance(properties.multi_processor_count, int)
+        assert acc.get_device_name(device) == "a device"
+        assert isinstance(acc.get_device_capability(device), tuple)
+    assert [acc.is_synchronized_device(), acc.use_host_timers()] == [False, False]
+    acc.resolves_data_dependency()
+    acc.handles_memory_backpressure()
+
+
+def use_data_types(acc: Accelerator) -> None:
+    assert torch.float32 in acc.supported_dtypes()
+    for name in ("BFloat16", "Byte", "Double", "Float", "Half", "Int", "Long"):
+        assert getattr(acc, f"{name}Tensor") is not None
+    acc.amp.autocast  # noqa: B018
+
+
+def use_host_memory(acc: Accelerator) -> None:
+    tensor = torch.ones(2)
+    acc.pin_memory(tensor)
+    acc.pin_empty(2, dtype=torch.float32)
+    acc.pin_empty_like(tensor)
+    acc.unpin_memory(tensor)
+    assert not acc.is_pinned(tensor)
+    assert not acc.on_accelerator(tensor)
+    acc.register_host_memory(tensor.data_ptr(), 8)
+    acc.unregister_host_memory(tensor.data_ptr())
+    acc.pin_memory_alignment()
+
+
+def use_the_rest(acc: Accelerator) -> None:
+    acc.range_push("a name")
+    acc.range_pop()
+    domain = "ours" if acc.supports_nvtx_domain else None
+    acc.range_push("a name", domain=domain, category="steps")
+    acc.range_pop(domain=domain)
+    with acc.nvtx.range("a name"):
+        pass
+    called: list[bool] = []
+    acc.lazy_call(lambda: called.append(True))
+    assert called
+    assert acc.name
+    assert acc.communication_backend_name()
+    acc.get_compile_backend()
+    acc.is_triton_supported()
+    acc.prefer_triton_grouped_mm()
+    acc.set_visible_devices_envs({}, [0])
+    acc.visible_devices_envs()
+    acc.export_envs()
+    acc.op_compile_flags()
+    acc.op_include_paths()
+    acc.op_link_flags()
+    acc.get_op_builder("CPUAdamBuilder")
+    acc.create_op_builder("CPUAdamBuilder")
+    acc.op_builder_dir()
+    acc.op_compiler()
+    acc.toolkit_version()
+
+
+USES: tuple[Callable[[Accelerator], None], ...] = (
+    use_devices,
+    use_random_numbers,
+    use_streams,
+    use_memory,
+    use_data_types,
+    use_graphs,
+    use_host_memory,
+    use_the_rest,
+)
+
+
+def walk(case: Case, patch: pytest.MonkeyPatch) -> list[str]:
+    """Calls all of the interface; tells what failed, and every call that the surface does not allow."""
+    calls = Calls()
+    stand_in = Torch(case.surface, case.torchs(), calls)
+    found = []
+    with patch.context() as patched:
+        for name, module in list(sys.modules.items()):
+            if name.startswith(("acclimate.accelerator", "acclimate.backends")) and "torch" in vars(module):
+                patched.setattr(module, "torch", stand_in)
+        # Real tensors are on the host, where torch pins nothing without an accelerator.
+        patched.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+        for use in USES:
+            try:
+                use(case.backend())
+            except Exception as error:
+                found.append(f"{use.__name__}: {type(error).__name__}: {error}")
+    return [*calls, *found]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_backend_calls_only_what_its_device_module_has(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert walk(case, monkeypatch) == []
+
+
+def test_every_backend_is_held_to_a_recorded_module() -> None:
+    assert {case.backend().name for case in CASES} == {
+        record.name for record in BUILTIN if not record.is_fallback
+    }
+
+
+def test_the_whole_interface_is_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: set[str] = set()
+
+    class Watched(NPUAccelerator):
+        def __getattribute__(self, name: str) -> Any:
+            used.add(name)
+            return super().__getattribute__(name)
+
+    assert walk(dataclasses.replace(CASE, backend=Watched), monkeypatch) == []
+    public = {name for name in dir(Accelerator) if not name.startswith("_")}
+    assert public - used == set(NOT_WALKED)
+
+
+# -- the walk itself: what it has to find --------------------------------------------------------------
+
+
+class WrongName(NPUAccelerator):
+    def empty_cache(self) -> None:
+        self.torch_module.drop_cache()
+
+
+class WrongNameCaught(NPUAccelerator):
+    """Whoever asks whether a name is there may: the default does."""
+
+    def empty_cache(self) -> None:
+        if hasattr(self.torch_module, "drop_cache"):
+            self.torch_module.drop_cache()
+
+
+class TooManyArguments(NPUAccelerator):
+    def empty_cache(self) -> None:
+        self.torch_module.empty_cache(0)
+
+
+class WrongKeyword(NPUAccelerator):
+    def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> None:
+        self.torch_module.mstx.range_push(msg, category=category)
+
+
+class WrongCallCaught(NPUAccelerator):
+    def is_bf16_supported(self) -> bool:
+        try:
+            return bool(self.torch_module.is_bf16_supported(emulated=True))
+        except TypeError:
+            return False
+
+
+class WrongMethodOfAClass(NPUAccelerator):
+    def create_graph(self) -> Any:
+        graph = self.torch_module.NPUGraph()
+        graph.capture_begin(stream=None)
+        return graph
+
+
+class WrongModule(NPUAccelerator):
+    def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> None:
+        self.torch_module.nvtx.range_push(msg)
+
+
+class WrongTypeReturned(NPUAccelerator):
+    def current_stream(self, device_index: DeviceLike = None) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("backend", "found"),
+    [
+        (WrongName, "has no attribute 'drop_cache'"),
+        (TooManyArguments, "torch.npu.empty_cache() was called with (0)"),
+        (WrongKeyword, "mstx.range_push(message, stream=None, domain='default') was called with ('a name', "),
+        (WrongCallCaught, "is_bf16_supported(including_emulation=False) was called with (emulated=True)"),
+        (WrongMethodOfAClass, "NPUGraph.capture_begin(pool=None, capture_error_mode='global') was called"),
+        (WrongModule, "has no attribute 'nvtx'"),
+        (WrongTypeReturned, "use_streams"),
+    ],
+)
+def test_a_planted_mistake_is_found(
+    backend: type[Accelerator], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = walk(dataclasses.replace(CASE, backend=backend), monkeypatch)
+    assert any(found in line for line in told), told
+
+
+def test_asking_whether_a_name_is_there_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert walk(dataclasses.replace(CASE, backend=WrongNameCaught), monkeypatch) == []
+
+
+def test_a_default_covers_what_a_module_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {name: data for name, data in CASE.surface.names.items() if name not in LACKED_SOMEWHERE}
+    assert len(names) == len(CASE.surface.names) - len(LACKED_SOMEWHERE)
+    poorer = dataclasses.replace(CASE.surface, names=names)
+    assert walk(dataclasses.replace(CASE, surface=poorer), monkeypatch) == []
