@@ -110,8 +110,12 @@ def _hosts(options: RunOptions, accelerator: Backend | None) -> tuple[HostPlan, 
 
 def _this_host(options: RunOptions, accelerator: Backend | None) -> HostPlan:
     wanted = options.num_accelerators
-    limited = accelerator is not None and accelerator.visible_devices_variable() is not None
-    # Processors can be divided among any number of ranks.
+    # Processors can be divided among any number of ranks, and what cannot be counted limits nothing.
+    limited = (
+        accelerator is not None
+        and accelerator.visible_devices_variable() is not None
+        and accelerator.device_count() > 0
+    )
     slots = wanted if wanted is not None and not limited else count_local_ranks(accelerator)
     names = [part.partition(":")[0].strip() for part in (options.include or options.exclude or "").split("@")]
     name = next((name for name in names if _is_here(name)), LOCALHOST)
@@ -151,7 +155,8 @@ def _command(options: RunOptions, here: bool) -> tuple[str, ...]:
     if options.module:
         return (sys.executable, "-m", target, *arguments)
     if here and not Path(target).exists():
-        hint = f" To run it as a module: --module {target}." if target.replace(".", "").isidentifier() else ""
+        names_module = not target.endswith(".py") and target.replace(".", "").isidentifier()
+        hint = f" To run a module: --module {target}." if names_module else ""
         raise ScriptNotFoundError(f"there is no script {target} in {Path.cwd()}.{hint}")
     return (sys.executable, target, *arguments)
 
