@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -13,7 +14,7 @@ from acclimate.errors import AcclimateError, LaunchOptionError
 from acclimate.launch.job import JobPlan
 from acclimate.launch.link import SILENCE_S, Link, Message
 from acclimate.launch.local_ranks import plan_ranks
-from acclimate.launch.outcome import Outcome
+from acclimate.launch.outcome import Outcome, RankFailure
 from acclimate.launch.plan import RankPlan
 from acclimate.launch.supervisor import StopRequest, supervise
 from acclimate.launch.timer import Timer
@@ -68,6 +69,10 @@ class Launcher:
                     return message
         return None
 
+    def tell_failure(self, failure: RankFailure) -> None:
+        """For the supervisor: says which rank failed before its end makes others fail elsewhere."""
+        self.say(failed=Outcome(failure.shell_code, failure).to_dict())
+
     def reason_to_stop(self) -> str | None:
         """For the supervisor: passes signals on, and says why the ranks have to end where they have to."""
         for message in self.listen():
@@ -91,6 +96,7 @@ def play(launcher: Launcher, job: JobPlan, node_rank: int, choose: Choice, addre
     Returns:
         0 where the launcher knows how it ended, else the exit code.
     """
+    logging.getLogger("acclimate").setLevel(job.log_level.upper())
     try:
         _enter(job.directory)
         # What cannot be done here is told before a rank starts anywhere.
@@ -110,7 +116,7 @@ def play(launcher: Launcher, job: JobPlan, node_rank: int, choose: Choice, addre
             grace_s=job.grace_s,
             quiet=job.quiet,
             tagged=job.world_size > 1,
-            stop=StopRequest(launcher.fileno(), launcher.reason_to_stop),
+            stop=StopRequest(launcher.fileno(), launcher.reason_to_stop, launcher.tell_failure),
         )
     except AcclimateError as error:
         outcome = Outcome(1, None, f"host {socket.gethostname()}: {error}")

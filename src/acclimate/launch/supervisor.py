@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from acclimate.launch import processes
 from acclimate.launch.guard import ENDING, PLAIN
 from acclimate.launch.memory_shortage import count_kills
-from acclimate.launch.outcome import Outcome, signal_name
+from acclimate.launch.outcome import Outcome, RankFailure, signal_name
 from acclimate.launch.output import Writer
 from acclimate.launch.plan import RankPlan
 from acclimate.launch.running import RunningRank
@@ -39,6 +39,9 @@ class StopRequest:
     """Readable, or at its end, when there is something to look at."""
     read: Callable[[], str | None]
     """Called then; a sentence on why the ranks have to end, or ``None`` to go on."""
+    failing: Callable[[RankFailure], None] = lambda failure: None
+    """Told of the first rank that failed, at once: others have their grace before them, and ranks elsewhere
+    fail for want of it meanwhile."""
 
 
 def supervise(
@@ -307,6 +310,8 @@ class _Supervisor:
             failed = [rank for rank in self.ranks if rank.code]
             if failed:
                 self.failed = min(failed, key=lambda rank: rank.ended_at)
+                if self.stop is not None:
+                    self.stop.failing(self.failed.failure(self.kills_before))
                 self._end(signal.SIGTERM)
         for stream, view in self.views.items():
             writer = view.writer
