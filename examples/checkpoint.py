@@ -19,7 +19,8 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
-    set_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
 )
 
 from acclimate import Accelerator
@@ -136,13 +137,9 @@ def restore(acc: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer
     """
     spread = dist.is_initialized()
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=spread)
-    set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=state.get("model", {}),
-        optim_state_dict=state.get("optimizer", {}),
-        options=options,
-    )
+    # Not set_state_dict: it leaves out what is empty, and so does nothing on the ranks that are sent all.
+    set_model_state_dict(model, state.get("model", {}), options=options)
+    set_optimizer_state_dict(model, optimizer, state.get("optimizer", {}), options=options)
     everyones = state["random"]
     if len(everyones) != (dist.get_world_size() if spread else 1):
         return False

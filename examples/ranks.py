@@ -44,7 +44,7 @@ def spread(model: nn.Module, acc: Accelerator, parallel: str) -> nn.Module:
     if WORLD_SIZE == 1:
         return model
     if parallel == "ddp":
-        return DistributedDataParallel(model, broadcast_buffers=False)
+        return DistributedDataParallel(model)
     mesh = init_device_mesh(acc.device_type, (WORLD_SIZE,))
     for block in model.get_submodule("blocks").children():
         fully_shard(block, mesh=mesh)
