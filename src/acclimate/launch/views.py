@@ -126,8 +126,8 @@ class TaggedTerminal(View):
         self._finished: list[bytes] = []
         self._rows = 0
         """How many unfinished lines are on the screen."""
-        self._changed = False
-        self._drawn_at = 0.0
+        self._changed_at: float | None = None
+        """When something changed that is not drawn yet."""
 
     def feed(self, source: Source, data: bytes) -> None:
         """Takes it; :meth:`flush` draws."""
@@ -136,21 +136,21 @@ class TaggedTerminal(View):
         if rest:
             # The row that changed last is the lowest, and the last to be left out where there is no room.
             self._partial[source] = rest if len(rest) < _LONGEST_PARTIAL else _last_update(rest)
-        self._changed = True
+        self._changed_at = self._changed_at or time.monotonic()
 
     def end(self, source: Source) -> None:
         """Lets the last state of an unfinished line scroll by."""
         rest = self._partial.pop(source, b"")
         if rest:
-            self._changed = True
+            self._changed_at = time.monotonic() - _REDRAW_DELAY_S
         if _last_update(rest).strip():
             self._finished.append(_tagged(source, rest) + b"\n")
 
     def flush(self) -> float | None:
-        """Draws; progress bars at most 20 times a second."""
-        if not self._changed:
+        """Draws; unfinished lines at most 20 times a second, as most are finished a moment later."""
+        if self._changed_at is None:
             return None
-        wait = self._drawn_at + _REDRAW_DELAY_S - time.monotonic()
+        wait = self._changed_at + _REDRAW_DELAY_S - time.monotonic()
         if not self._finished and wait > 0:
             return wait
         size = os.get_terminal_size(self.writer.descriptor)
@@ -162,7 +162,7 @@ class TaggedTerminal(View):
         erase = b"\r" + b"\x1b[A" * (self._rows - 1) + b"\x1b[J" if self._rows else b""
         self.writer.write(erase + b"".join(self._finished) + b"\n".join(rows))
         self._finished.clear()
-        self._rows, self._changed, self._drawn_at = len(rows), False, time.monotonic()
+        self._rows, self._changed_at = len(rows), None
         return None
 
 
