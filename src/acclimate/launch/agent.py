@@ -1,7 +1,7 @@
 """``python -m acclimate.launch.agent``: runs the ranks of one host for a launcher elsewhere.
 
 Without an argument (ssh) the launcher is at the other end of standard input and output. With ``--launcher
-ADDRESSES --key KEY --host NAME`` (pdsh, which passes no input on) the agent calls it.
+WHERE --host NAME`` (pdsh, which passes no input on) the agent calls it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from acclimate.launch.part import Launcher, play
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one host's part; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m acclimate.launch.agent", description=__doc__)
-    parser.add_argument("--launcher", help="addresses and port of the launcher")
-    parser.add_argument("--key", help="what the launcher knows its agents by")
+    parser.add_argument("--launcher", help="where to call it")
     parser.add_argument("--host", help="this host's name in the launcher's list of hosts")
     args = parser.parse_args(arguments)
     link: StreamLink | SocketLink
@@ -31,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             link = _take_standard_streams()
             address = _address_of_this_end(os.environ.get("SSH_CONNECTION", ""))
         else:
-            link = call_launcher(args.launcher, {"key": args.key, "host": args.host})
+            link = call_launcher(args.launcher, {"host": args.host})
             address = link.own_address
         launcher = Launcher(link)
         first = launcher.wait_for("job")

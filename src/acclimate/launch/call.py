@@ -10,20 +10,23 @@ from typing import Any
 from acclimate.errors import HostUnreachableError
 from acclimate.launch.link import SocketLink
 
-ADDRESSES_VARIABLE = "ACCLIMATE_LAUNCHER"
-"""The launcher's addresses, best first, and its port: ``10.0.0.1,127.0.0.1:4242``."""
-KEY_VARIABLE = "ACCLIMATE_LAUNCHER_KEY"
-"""What the launcher knows its own by."""
+LAUNCHER_VARIABLE = "ACCLIMATE_LAUNCHER"
+"""A key, the launcher's addresses, best first, and its port: ``KEY@10.0.0.1,127.0.0.1:4242``."""
 _CONNECT_S = 5.0
 
 
 def call_launcher(where: str, hello: Mapping[str, Any]) -> SocketLink:
     """Connects to the first of the launcher's addresses that answers, and says who calls.
 
+    Args:
+        where: as :data:`LAUNCHER_VARIABLE` has it.
+        hello: which rank or host calls.
+
     Raises:
         HostUnreachableError: none does.
     """
-    addresses, _, port = where.rpartition(":")
+    key, _, rest = where.partition("@")
+    addresses, _, port = rest.rpartition(":")
     reasons = []
     for address in addresses.split(","):
         try:
@@ -36,7 +39,7 @@ def call_launcher(where: str, hello: Mapping[str, Any]) -> SocketLink:
             reasons.append(f"{address}: nobody listens")
             continue
         link = SocketLink(connection)
-        link.send({"hello": dict(hello)})
+        link.send({"hello": {"key": key, **hello}})
         return link
     raise HostUnreachableError(
         f"{socket.gethostname()} cannot reach the launcher on port {port} ({'; '.join(reasons)}). Let hosts "

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-
-from acclimate.errors import LaunchOptionError
+from collections.abc import Iterable, Mapping
 
 CARRIED = (
     # where programs and modules are found
@@ -57,30 +55,16 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(^|_)(API_?)?KEY
 """What a variable that holds a secret is called; such a one is carried only when the user names it."""
 
 
-def carried_environment(
-    environ: Mapping[str, str], named: Sequence[str] = (), prefixes: Iterable[str] = ()
-) -> dict[str, str]:
-    """The variables that ranks on other hosts get.
+def carried_environment(environ: Mapping[str, str], prefixes: Iterable[str] = ()) -> dict[str, str]:
+    """The variables that ranks on other hosts get, besides those that the user names.
 
     Args:
         environ: the launcher's.
-        named: what the user gave with ``--env``: ``NAME`` for its value here, or ``NAME=VALUE``.
         prefixes: of the accelerator's own variables.
-
-    Raises:
-        LaunchOptionError: ``--env`` names a variable that is not set, or none at all.
     """
     wanted = (*CARRIED_PREFIXES, *prefixes)
-    carried = {
+    return {
         name: value
         for name, value in environ.items()
         if name in CARRIED or (name.startswith(wanted) and not _SECRET.search(name))
     }
-    for entry in named:
-        name, equals, value = entry.partition("=")
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise LaunchOptionError(f'--env "{entry}" has to read NAME or NAME=VALUE.')
-        if not equals and name not in environ:
-            raise LaunchOptionError(f"--env {name}: it is not set here. Write --env {name}=VALUE.")
-        carried[name] = value if equals else environ[name]
-    return carried

@@ -15,7 +15,9 @@ from pathlib import Path
 from acclimate.backends import Backend
 from acclimate.errors import LaunchOptionError, ScriptNotFoundError
 from acclimate.launch import engines
-from acclimate.launch.engines import AUTO
+from acclimate.launch.carried import carried_environment
+from acclimate.launch.engines import AUTO, uses_slurm
+from acclimate.launch.engines.slurm import allocated_hosts
 from acclimate.launch.hostfile import Host, HostPlan, choose_slots, read_hostfile
 from acclimate.launch.job import JobPlan
 from acclimate.launch.local_ranks import count_local_ranks, find_accelerator, plan_ranks
@@ -29,8 +31,6 @@ __all__ = ["add_arguments", "run"]
 LOCALHOST = "localhost"
 BY_HAND_PORT = 29500
 """torch's default port: where nodes are started by hand, all have to agree on one without asking."""
-_CARRIED = ("ACCLIMATE_", "DS_ACCELERATOR", "LD_LIBRARY_PATH", "OMP_", "PYTHON", "TORCH", "UCX_")
-"""Beginnings of the names of variables that ranks on other hosts get too, besides the accelerator's."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def plan_job(options: RunOptions, accelerator: Backend | None, environ: Mapping[str, str]) -> JobPlan:
     """The job that the options ask for."""
-    hosts = _hosts(options, accelerator)
+    hosts = _hosts(options, accelerator, environ)
     job = JobPlan(
         hosts=hosts,
         command=(),
@@ -79,8 +79,8 @@ def plan_job(options: RunOptions, accelerator: Backend | None, environ: Mapping[
         launcher_args=options.launcher_args,
     )
     here = _runs_here(job, options)
-    prefixes = (*_CARRIED, *(accelerator.exported_variable_prefixes if accelerator is not None else ()))
-    carried = {name: value for name, value in environ.items() if name.startswith(prefixes)}
+    prefixes = accelerator.exported_variable_prefixes if accelerator is not None else ()
+    carried = carried_environment(environ, prefixes)
     return replace(
         job,
         command=_command(options, here) if options.command else (),
@@ -88,10 +88,17 @@ def plan_job(options: RunOptions, accelerator: Backend | None, environ: Mapping[
     )
 
 
-def _hosts(options: RunOptions, accelerator: Backend | None) -> tuple[HostPlan, ...]:
+def _hosts(
+    options: RunOptions, accelerator: Backend | None, environ: Mapping[str, str]
+) -> tuple[HostPlan, ...]:
+    named: tuple[Host, ...] = ()
     if options.hostfile is not None:
+        named = read_hostfile(options.hostfile)
+    elif uses_slurm(options.launcher, environ) and options.node_rank is None:
+        named = allocated_hosts(environ, options.num_accelerators or count_local_ranks(accelerator))
+    if named:
         return choose_slots(
-            read_hostfile(options.hostfile),
+            named,
             include=options.include,
             exclude=options.exclude,
             num_nodes=options.num_nodes,

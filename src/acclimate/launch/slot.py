@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from acclimate.errors import AcclimateError, LaunchProtocolError
-from acclimate.launch.call import ADDRESSES_VARIABLE, KEY_VARIABLE, call_launcher
+from acclimate.launch.call import LAUNCHER_VARIABLE, call_launcher
 from acclimate.launch.job import JobPlan
 from acclimate.launch.part import Launcher, play
 from acclimate.launch.plan import RankPlan
@@ -52,8 +52,7 @@ def main() -> int:
     """Runs one rank; returns the exit code."""
     try:
         place = read_place(os.environ)
-        where, key = os.environ.pop(ADDRESSES_VARIABLE, ""), os.environ.pop(KEY_VARIABLE, "")
-        link = call_launcher(where, {"key": key, "rank": place.rank})
+        link = call_launcher(os.environ.pop(LAUNCHER_VARIABLE, ""), {"rank": place.rank})
         launcher = Launcher(link)
         first = launcher.wait_for("job")
         if first is None:

@@ -81,7 +81,7 @@ def choose_engine(name: str, environ: Mapping[str, str]) -> tuple[Engine, str]:
     by_name = {engine.name: engine for engine in ENGINES}
     if name == AUTO:
         slurm = by_name.pop("slurm")
-        wanted = [slurm] if _in_slurm_allocation(environ) else list(by_name.values())
+        wanted = [slurm] if uses_slurm(name, environ) else list(by_name.values())
     elif name in by_name:
         wanted = [by_name[name]]
     else:
@@ -99,9 +99,16 @@ def choose_engine(name: str, environ: Mapping[str, str]) -> tuple[Engine, str]:
     raise EngineNotFoundError(f"--launcher {wanted[0].name} is not installed here. {wanted[0].remedy}")
 
 
-def _in_slurm_allocation(environ: Mapping[str, str]) -> bool:
-    nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
-    return "SLURM_JOB_ID" in environ and nodes.isdigit() and int(nodes) > 1
+def uses_slurm(name: str, environ: Mapping[str, str]) -> bool:
+    """Whether the engine of this name is Slurm, as ``auto`` is inside an allocation of several nodes.
+
+    A process that ``srun`` started is one task of somebody's step: what it starts is its own affair.
+    """
+    if name != AUTO:
+        return name == "slurm"
+    nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
+    several = "SLURM_JOB_ID" in environ and nodes.isdigit() and int(nodes) > 1
+    return several and "SLURM_STEP_ID" not in environ
 
 
 def launch(job: JobPlan, engine_name: str = AUTO) -> Outcome:

@@ -79,10 +79,12 @@ class Conductor:
         self.job, self.peers = job, peers
         self.started = False
         self._selector = selectors.DefaultSelector()
+        self._later: list[tuple[float, Callable[[], None]]] = []
         self._refusals: list[str] = []
+        self._explanations: list[str] = []
         self._blamed: Peer | None = None
         self._reason: str | None = None
-        self._engines_end = "it ended"
+        self._engines_end = f"{ANSWER_S:.0f} s have passed"
         self._signalled: int | None = None
         self._deadline = time.monotonic() + answer_s
 
@@ -92,24 +94,31 @@ class Conductor:
         Raises:
             HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
         """
-        alive_at = time.monotonic() + ALIVE_EVERY_S
+        self.after(ALIVE_EVERY_S, self._say_alive)
         with SignalInbox((*PASSED_ON, signal.SIGTSTP)) as inbox:
             self.watch(inbox.descriptor, lambda: self._pass_on(inbox))
             try:
                 fleet.open(self)
-                while fleet.running:
-                    now = time.monotonic()
-                    if now >= self._deadline:
-                        break
-                    if now >= alive_at:
-                        self.tell_all(alive=True)
-                        alive_at = now + ALIVE_EVERY_S
-                    for key, _ in self._selector.select(min(self._deadline, alive_at) - now):
+                while fleet.running and time.monotonic() < self._deadline:
+                    next_at = min(self._deadline, *(at for at, _ in self._later))
+                    for key, _ in self._selector.select(max(0.0, next_at - time.monotonic())):
                         key.data()
+                    self._act_in_time()
             finally:
                 fleet.kill()
                 self._selector.close()
         return self._conclude()
+
+    def _say_alive(self) -> None:
+        self.tell_all(alive=True)
+        self.after(ALIVE_EVERY_S, self._say_alive)
+
+    def _act_in_time(self) -> None:
+        now = time.monotonic()
+        due = [act for at, act in self._later if at <= now]
+        self._later = [(at, act) for at, act in self._later if at > now]
+        for act in due:
+            act()
 
     # -- what an engine tells ------------------------------------------------------------------------
 
@@ -120,6 +129,10 @@ class Conductor:
     def forget(self, descriptor: int) -> None:
         """Ends :meth:`watch`."""
         self._selector.unregister(descriptor)
+
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        """Calls back once, so much later."""
+        self._later.append((time.monotonic() + seconds, act))
 
     def heard(self, peer: Peer, message: Message) -> None:
         """A peer said something."""
@@ -163,10 +176,11 @@ class Conductor:
     def engine_ended(self, how: str, seconds: float) -> None:
         """The engine's own program is gone; who has not told how it ended has so many seconds left for it."""
         self._engines_end = how
-        missing = dict.fromkeys(f'"{peer.host}"' for peer in self.peers if not peer.decided)
-        if not self.started and missing and not self._refusals:
-            self.refuse(f"{how} before it had started anything on {', '.join(missing)}.")
         self._end_within(seconds)
+
+    def explain(self, sentence: str) -> None:
+        """What may be why the job does not begin, should it not begin."""
+        self._explanations.append(sentence)
 
     def tell_all(self, **message: object) -> None:
         """Says something to everybody who can still hear it."""
@@ -232,9 +246,10 @@ class Conductor:
             )
         if not self.started:
             silent = dict.fromkeys(f'"{peer.host}"' for peer in self.peers if not peer.decided)
+            reasons = [*self._refusals, *self._explanations]
             if silent and not self._refusals:
-                self._refusals.append(f"no answer from {', '.join(silent)} within {ANSWER_S:.0f} s.")
-            raise HostUnreachableError("no rank was started:\n" + "\n".join(dict.fromkeys(self._refusals)))
+                reasons.append(f"no answer from {', '.join(silent)}: {self._engines_end}.")
+            raise HostUnreachableError("no rank was started:\n" + "\n".join(dict.fromkeys(reasons)))
         peer = self._blamed
         if peer is None:
             silent = dict.fromkeys(f'"{peer.host}"' for peer in self.peers if peer.outcome is None)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from acclimate.launch.engines import hydra
-from acclimate.launch.engines.mpi import SSH_OPTIONS, launch_slots
+from acclimate.launch.engines.mpi import launch_slots, ssh_options
 from acclimate.launch.engines.programs import find_program
 from acclimate.launch.job import JobPlan
 
@@ -30,5 +30,5 @@ def launch(job: JobPlan, program: str) -> Outcome:
     def arguments(hostfile: Path, carried: Sequence[str]) -> list[str]:
         return [*hydra.arguments(hostfile, carried, job.world_size), "-genv", "I_MPI_PIN", "0"]
 
-    settings = {"I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": SSH_OPTIONS}
+    settings = {"I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": ssh_options(job)}
     return launch_slots(job, program, arguments, hydra.host_line, settings)

@@ -5,13 +5,15 @@ Variables are carried by name, so that their values do not show in a list of pro
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from acclimate.launch.engines.ssh import OPTIONS
+from acclimate.launch.engines import ssh
+from acclimate.launch.engines.examination import Examination
 from acclimate.launch.engines.switchboard import Switchboard
 from acclimate.launch.hostfile import HostPlan
 from acclimate.launch.job import JobPlan
@@ -19,8 +21,6 @@ from acclimate.launch.job import JobPlan
 if TYPE_CHECKING:
     from acclimate.launch.outcome import Outcome
 
-SSH_OPTIONS = " ".join(OPTIONS)
-"""So that MPI's own ssh does not ask for passwords, and gives up on a silent host as ours does."""
 SLOT = (sys.executable, "-m", "acclimate.launch.slot")
 
 Arguments = Callable[[Path, Sequence[str]], Sequence[str]]
@@ -54,4 +54,35 @@ def launch_slots(
             carried = sorted({*job.environment, *where})
             return [program, *arguments(hostfile, carried), *job.launcher_args, *SLOT]
 
-        return Switchboard(job, command, each_rank=True, environment=environment).run()
+        return Switchboard(
+            job, command, each_rank=True, environment=environment, examination=_examination(job)
+        ).run()
+
+
+def ssh_options(job: JobPlan) -> str:
+    """For MPI's own ssh, so that it asks for no password and gives up on a silent host; none inside Slurm.
+
+    There MPI takes ``srun`` instead, and would pass them on to it.
+
+    Raises:
+        LaunchOptionError: the hosts have different ports.
+    """
+    return "" if _in_slurm() else " ".join(_ssh_options(job))
+
+
+def _ssh_options(job: JobPlan) -> list[str]:
+    port = ssh.common_port(job, "MPI")
+    # Less than ssh alone has: where a host is silent, MPI's ssh and the examination's may wait in turn.
+    return [*ssh.options(connect_s=5), *([] if port is None else [f"-p{port}"])]
+
+
+def _in_slurm() -> bool:
+    return "SLURM_JOB_ID" in os.environ
+
+
+def _examination(job: JobPlan) -> Examination | None:
+    """None where MPI reaches hosts by other means than ssh, or ssh is not here to ask."""
+    program = ssh.find(os.environ)
+    if program is None or _in_slurm():
+        return None
+    return Examination([host.name for host in job.hosts], [program, *_ssh_options(job)])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from acclimate.launch.engines import hydra
-from acclimate.launch.engines.mpi import SSH_OPTIONS, launch_slots
+from acclimate.launch.engines.mpi import launch_slots, ssh_options
 from acclimate.launch.engines.programs import find_program
 from acclimate.launch.job import JobPlan
 
@@ -30,4 +30,5 @@ def launch(job: JobPlan, program: str) -> Outcome:
     def arguments(hostfile: Path, carried: Sequence[str]) -> list[str]:
         return [*hydra.arguments(hostfile, carried, job.world_size), "-bind-to", "none"]
 
-    return launch_slots(job, program, arguments, hydra.host_line, {"HYDRA_LAUNCHER_EXTRA_ARGS": SSH_OPTIONS})
+    settings = {"HYDRA_LAUNCHER_EXTRA_ARGS": ssh_options(job)}
+    return launch_slots(job, program, arguments, hydra.host_line, settings)

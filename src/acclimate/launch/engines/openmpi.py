@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from acclimate.launch.engines.mpi import SSH_OPTIONS, launch_slots
+from acclimate.launch.engines.mpi import launch_slots, ssh_options
 from acclimate.launch.engines.programs import find_program
 from acclimate.launch.hostfile import HostPlan
 from acclimate.launch.job import JobPlan
@@ -28,20 +28,11 @@ def launch(job: JobPlan, program: str) -> Outcome:
     """
 
     def arguments(hostfile: Path, carried: Sequence[str]) -> list[str]:
-        placed = [
-            "--hostfile",
-            str(hostfile),
-            "-np",
-            str(job.world_size),
-            "--map-by",
-            "slot",
-            "--bind-to",
-            "none",
-        ]
-        return [*placed, *(word for name in carried for word in ("-x", name))]
+        where = ["--hostfile", str(hostfile), "-np", str(job.world_size), "--map-by", "slot"]
+        return [*where, "--bind-to", "none", *(word for name in carried for word in ("-x", name))]
 
     # Under both names: up to release 4 the starter is part of Open MPI, from 5 on it is PRRTE.
-    settings = {"PRTE_MCA_plm_ssh_args": SSH_OPTIONS, "OMPI_MCA_plm_rsh_args": SSH_OPTIONS}
+    settings = {"PRTE_MCA_plm_ssh_args": ssh_options(job), "OMPI_MCA_plm_rsh_args": ssh_options(job)}
     return launch_slots(job, program, arguments, _host_line, settings)
 
 

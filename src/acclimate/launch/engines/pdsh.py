@@ -7,7 +7,6 @@ with a secret in ``--env``, take ssh.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -15,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from acclimate.errors import LaunchOptionError
-from acclimate.launch.call import ADDRESSES_VARIABLE, KEY_VARIABLE
+from acclimate.launch.call import LAUNCHER_VARIABLE
 from acclimate.launch.engines import ssh
 from acclimate.launch.engines.switchboard import Switchboard
 from acclimate.launch.job import JobPlan
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from acclimate.launch.outcome import Outcome
 
 _HOST_ENDED = re.compile(rb"^pdsh@[^:]*: ([^:]+): \S+ exited with exit code (\d+)$")
-_CONNECT_S = 8
 
 
 def find(environ: Mapping[str, str]) -> str | None:
@@ -40,48 +38,32 @@ def launch(job: JobPlan, program: str) -> Outcome:
         HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
         LaunchOptionError: a host's name or port is nothing that pdsh takes.
     """
-    port = _one_port(job)
+    port = ssh.common_port(job, "pdsh")
+    odd = next((host for host in job.hosts if ":" in host.name), None)
+    if odd is not None:
+        raise LaunchOptionError(
+            f"pdsh does not take the IPv6 address {odd.label}. Use --launcher ssh, or a name."
+        )
 
     def command(where: Mapping[str, str]) -> list[str]:
-        agent = ssh.remote_command(
-            job, "--launcher", where[ADDRESSES_VARIABLE], "--key", where[KEY_VARIABLE], "--host", "pdsh-host"
-        )
+        agent = ssh.remote_command(job, "--launcher", where[LAUNCHER_VARIABLE], "--host", "pdsh-host")
         # %h is pdsh's word for the host; a percent sign of our own is written twice.
         agent = agent.replace("%", "%%").replace("pdsh-host", "%h")
         fan_out = [
             "-f",
             str(len(job.hosts)),
             "-t",
-            str(_CONNECT_S),
+            str(ssh.CONNECT_S),
             "-w",
             ",".join(host.name for host in job.hosts),
         ]
         return [program, "-R", "ssh", "-N", *fan_out, *job.launcher_args, agent]
 
     # pdsh's own default names the user too, and that would hide what ssh's configuration says.
-    arguments = os.environ.get("PDSH_SSH_ARGS", "-a -x %h")
-    more = [
-        os.environ.get("PDSH_SSH_ARGS_APPEND", ""),
-        *ssh.OPTIONS,
-        *([] if port is None else [f"-p{port}"]),
-    ]
-    environment = {"PDSH_SSH_ARGS": arguments, "PDSH_SSH_ARGS_APPEND": " ".join(more).strip()}
+    to_port = "" if port is None else f"-p{port} "
+    arguments = f"{' '.join(ssh.options(ssh.CONNECT_S))} {to_port}-a -x %h"
+    environment = {"PDSH_SSH_ARGS": arguments}
     return Switchboard(job, command, each_rank=False, environment=environment, on_stderr=_Listener()).run()
-
-
-def _one_port(job: JobPlan) -> int | None:
-    """ssh's port on all hosts."""
-    ports = {host.port or job.ssh_port for host in job.hosts}
-    if len(ports) > 1:
-        raise LaunchOptionError(
-            "pdsh takes one port for all hosts. Give all the same one, or use --launcher ssh."
-        )
-    odd = next((host for host in job.hosts if ":" in host.name), None)
-    if odd is not None:
-        raise LaunchOptionError(
-            f"pdsh does not take the IPv6 address {odd.label}. Use --launcher ssh, or a name."
-        )
-    return ports.pop()
 
 
 class _Listener:

@@ -27,15 +27,22 @@ def find(environ: Mapping[str, str]) -> str | None:
     return shutil.which("srun", path=environ.get("PATH"))
 
 
-def allocated_hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """The hosts of the Slurm allocation that this process is in, with its tasks as slots; () outside of one.
+def allocated_hosts(environ: Mapping[str, str], slots: int) -> tuple[Host, ...]:
+    """The hosts of the Slurm allocation that this process is in.
+
+    Args:
+        environ: of this process.
+        slots: of each host, where the allocation was not asked for a number of tasks.
 
     Raises:
-        HostfileError: Slurm does not tell which hosts they are.
+        HostfileError: it is in none, or Slurm does not tell which hosts they are.
     """
     names = environ.get("SLURM_JOB_NODELIST", "")
-    if "SLURM_JOB_ID" not in environ or not names:
-        return ()
+    if not names:
+        raise HostfileError(
+            "--launcher slurm has no hosts: this is no Slurm allocation, and there is no --hostfile. Make an "
+            "allocation first (salloc, sbatch), or name the hosts in a hostfile and srun makes one of them."
+        )
     command = ["scontrol", "show", "hostnames", names]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(environ))
@@ -44,8 +51,11 @@ def allocated_hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
             f"Slurm's allocation {names} cannot be read with {' '.join(command)} ({error}). Give a hostfile."
         ) from error
     hosts = asked.stdout.split()
-    slots = _each_nodes_tasks(environ.get("SLURM_TASKS_PER_NODE", ""))
-    return tuple(Host(name, count) for name, count in zip(hosts, [*slots, *[1] * len(hosts)], strict=False))
+    # Without a number of tasks Slurm sets the variable as well, to what would fit.
+    asked_for = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
+    tasks = _each_nodes_tasks(environ.get("SLURM_TASKS_PER_NODE", "")) if asked_for else []
+    counts = tasks if len(tasks) == len(hosts) else [slots] * len(hosts)
+    return tuple(Host(name, count) for name, count in zip(hosts, counts, strict=True))
 
 
 def _each_nodes_tasks(text: str) -> list[int]:

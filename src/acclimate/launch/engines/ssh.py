@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from acclimate.errors import LaunchOptionError
 from acclimate.launch.engines.conductor import Conductor, Peer
 from acclimate.launch.engines.streams import HeldLines, Streams
 from acclimate.launch.hostfile import HostPlan
@@ -25,14 +26,8 @@ from acclimate.launch.link import Message, StreamLink, decode
 if TYPE_CHECKING:
     from acclimate.launch.outcome import Outcome
 
-# The user's own options come before these, and the first of a kind holds in ssh.
-OPTIONS = (
-    "-T",
-    "-oBatchMode=yes",
-    "-oConnectTimeout=8",
-    "-oServerAliveInterval=5",
-    "-oServerAliveCountMax=3",
-)
+CONNECT_S = 8
+"""How long a host may take to accept a connection."""
 _NAME = "ssh"
 FAILED = 255
 """ssh's exit code for its own failures; any other is the remote command's."""
@@ -53,6 +48,29 @@ def launch(job: JobPlan, program: str) -> Outcome:
     """
     fleet = SshFleet(job, program)
     return Conductor(job, list(fleet.connections)).run(fleet)
+
+
+def options(connect_s: int) -> tuple[str, ...]:
+    """Which ssh should ask nobody anything, and notice when a host is gone.
+
+    The user's own options go before them: the first of a kind holds.
+    """
+    found_out = "-oServerAliveInterval=5", "-oServerAliveCountMax=3"
+    return "-T", "-oBatchMode=yes", f"-oConnectTimeout={connect_s}", *found_out
+
+
+def common_port(job: JobPlan, engine: str) -> int | None:
+    """ssh's port on all hosts, for engines that take but one; None where nothing says which.
+
+    Raises:
+        LaunchOptionError: there are several.
+    """
+    ports = {host.port or job.ssh_port for host in job.hosts}
+    if len(ports) > 1:
+        raise LaunchOptionError(
+            f"{engine} takes one port for all hosts. Give all the same one, or use --launcher ssh."
+        )
+    return ports.pop()
 
 
 def remote_command(job: JobPlan, *arguments: str) -> str:
@@ -149,7 +167,7 @@ class SshFleet:
             [
                 self._program,
                 *self._job.launcher_args,
-                *OPTIONS,
+                *options(CONNECT_S),
                 *(["-p", str(port)] if port is not None else []),
                 "--",
                 connection.plan.name,

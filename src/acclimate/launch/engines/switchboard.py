@@ -18,8 +18,9 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from acclimate.launch.call import ADDRESSES_VARIABLE, KEY_VARIABLE, own_addresses
+from acclimate.launch.call import LAUNCHER_VARIABLE, own_addresses
 from acclimate.launch.engines.conductor import ANSWER_S, Conductor, Peer
+from acclimate.launch.engines.examination import Examination
 from acclimate.launch.job import JobPlan
 from acclimate.launch.link import SocketLink
 from acclimate.launch.outcome import Outcome
@@ -28,6 +29,8 @@ _BACKLOG = 1024
 _READ_BYTES = 1 << 16
 _LAST_WORDS_S = 5.0
 """How long those who called may take to say how they ended, after the engine's program has."""
+_EXAMINE_AFTER_S = 2.0
+"""After so long without all calls, it is looked into which hosts can be reached."""
 _TERM_S = 3.0
 """What MPI's programs need to end the processes they started elsewhere."""
 
@@ -45,6 +48,7 @@ class Switchboard:
         environment: variables of the program besides this process's own and the job's.
         on_stderr: told what the program writes to standard error; else that is this process's own.
         answer_s: how long to wait for the first call.
+        examination: finds out which hosts cannot be reached, where the program does not tell.
     """
 
     def __init__(
@@ -56,16 +60,17 @@ class Switchboard:
         environment: Mapping[str, str] | None = None,
         on_stderr: Callable[[Switchboard, bytes], None] | None = None,
         answer_s: float = ANSWER_S,
+        examination: Examination | None = None,
     ) -> None:
         self._job, self._command, self._on_stderr = job, command, on_stderr
-        self._environment = {**os.environ, **job.environment, **(environment or {})}
+        self._settings = environment or {}
         names = [host.name for host in job.hosts]
         if each_rank:
             self.peers = {str(rank): Peer(names[job.node_of(rank)]) for rank in range(job.world_size)}
         else:
             self.peers = {name: Peer(name) for name in names}
         self._node_ranks = {name: node_rank for node_rank, name in enumerate(names)}
-        self._answer_s = answer_s
+        self._answer_s, self._examination = answer_s, examination
         self._key = secrets.token_hex(16)
         self._server = _listen()
         self._callers = 0
@@ -88,7 +93,7 @@ class Switchboard:
         sys.stderr.flush()
         addresses = own_addresses([host.name for host in self._job.hosts])
         port = self._server.getsockname()[1]
-        where = {ADDRESSES_VARIABLE: f"{','.join(addresses)}:{port}", KEY_VARIABLE: self._key}
+        where = {LAUNCHER_VARIABLE: f"{self._key}@{','.join(addresses)}:{port}"}
         conductor.watch(self._server.fileno(), self._answer)
         command = self._command(where)
         self._name = Path(command[0]).name
@@ -96,21 +101,39 @@ class Switchboard:
             command,
             stdin=subprocess.DEVNULL,
             stderr=None if self._on_stderr is None else subprocess.PIPE,
-            env={**self._environment, **where},
+            env=self._environment(where),
             start_new_session=True,  # Ctrl-C is for the ranks, to which it is passed on
         )
         if process.stderr is not None:
             self._watch(process.stderr.fileno(), self._read_stderr)
         self._watch(os.pidfd_open(process.pid), self._program_ended)
+        if self._examination is not None:
+            conductor.after(_EXAMINE_AFTER_S, self._examine_silence)
+
+    def _examine_silence(self) -> None:
+        if self._examination is not None and not all(peer.decided for peer in self.peers.values()):
+            self._examination.begin(self.conductor)
+
+    def _environment(self, where: Mapping[str, str]) -> dict[str, str]:
+        """The user's own settings of an engine hold before ours.
+
+        They come last: MPICH 5.0.2 does not carry the variable at the end of its environment.
+        """
+        all_others = {**os.environ, **self._job.environment, **where}
+        settings = {name: all_others.pop(name, value) for name, value in self._settings.items()}
+        return {**all_others, **settings}
 
     @property
     def running(self) -> bool:
-        """Whether the program runs, or somebody who called is still there."""
-        return bool(self._open) or self._callers > 0
+        """Whether the program runs, somebody who called is still there, or it is being found out why not."""
+        examining = self._examination is not None and self._examination.running
+        return bool(self._open) or self._callers > 0 or examining
 
     def kill(self) -> None:
         """Ends the program; callers whose connection has ended end their ranks."""
         self._server.close()
+        if self._examination is not None:
+            self._examination.end()
         for peer in self.peers.values():
             if peer.link is not None:
                 peer.link.close()
@@ -188,6 +211,8 @@ class Switchboard:
         code = process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         self.conductor.engine_ended(f"{self._name} {how}", _LAST_WORDS_S)
+        if self._examination is not None and not self.conductor.started:
+            self._examination.begin(self.conductor)
 
 
 def _listen() -> socket.socket:
