@@ -58,10 +58,23 @@ class Machine:
 
     def __init__(self, name: str, address: str, folder: Path, *, own_processes: bool, then: str = "") -> None:
         self.name, self.address = name, address
-        script = _BECOME_A_MACHINE.format(name=name, folder=folder, then=then.format(name=name, folder=folder))
+        script = _BECOME_A_MACHINE.format(
+            name=name, folder=folder, then=then.format(name=name, folder=folder)
+        )
         process_namespace = ["--pid", "--mount-proc"] if own_processes else []
         self._first = subprocess.Popen(
-            ["unshare", "--net", "--mount", "--uts", "--fork", "--kill-child", *process_namespace, "sh", "-c", script],
+            [
+                "unshare",
+                "--net",
+                "--mount",
+                "--uts",
+                "--fork",
+                "--kill-child",
+                *process_namespace,
+                "sh",
+                "-c",
+                script,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

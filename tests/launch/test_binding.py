@@ -152,6 +152,13 @@ def test_a_rank_that_needs_several_nodes_gets_whole_packages(recorded: Callable[
         assert len({core.package for core in topology.cores if core.node in nodes}) == 2
 
 
+def test_a_rank_that_needs_several_nodes_of_one_package_gets_near_ones(tmp_path: Path) -> None:
+    nodes = {node: (f"{2 * node}-{2 * node + 1}", 4) for node in range(4)}
+    distances = ["10 16 12 16", "16 10 16 12", "12 16 10 16", "16 12 16 10"]
+    topology = read_topology(write_tree(tmp_path, machine(nodes, distances)))
+    assert [nodes_of(topology, binding) for binding in bind_ranks(topology, 2)] == [[0, 2], [1, 3]]
+
+
 def test_first_hardware_threads_come_before_second_ones(recorded: Callable[[str], Path]) -> None:
     topology = read_topology(recorded("64fake-4n2s2ca2c2t"))
     assert lists(bind_ranks(topology, 4)) == ["0-3,8-11", "16-19,24-27", "32-35,40-43", "48-51,56-59"]

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from launching import Launched, command, launched, names_in, run, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers and /proc")
@@ -108,7 +107,7 @@ def test_a_program_that_cannot_be_run_is_named(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
-    arguments = command(1, "")[:-4] + ["--no_python", str(script)]
+    arguments = [*command(1, "")[:-4], "--no_python", str(script)]
     with launched(arguments) as job:
         _, stderr = job.read()
         assert job.wait() == 127
