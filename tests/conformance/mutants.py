@@ -357,6 +357,13 @@ class UnknownOpsRaise(CPUAccelerator):
         return super().get_op_builder(class_name)
 
 
+class VersionAsNumbers(CPUAccelerator):
+    """The toolkit's version is a tuple."""
+
+    def toolkit_version(self) -> Any:
+        return 8, 2
+
+
 class IdleAdamBuilder:
     """A builder of an Adam that leaves the parameters as they are."""
 
@@ -556,6 +563,7 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     EverythingIsHere: "pinning/on_accelerator",
     BuilderNotMade: "ops/builders_found",
     UnknownOpsRaise: "ops/builders_found",
+    VersionAsNumbers: "ops/toolkit",
     WrongNumbers: "ops/optimizer_ops_compute",
     CompilerThatFails: "ops/toolchain",
     CompilesWrongly: "runtime/compiles",

@@ -59,6 +59,7 @@ SCHEMA: dict[str, Any] = {
         "compile_backend": TEXT,
         "visible_devices_variables": [TEXT],
         "triton": bool,
+        "toolkit_version": (TEXT, type(None)),
     },
     "error": (TEXT, type(None)),
     "candidates": [{"name": TEXT, "reason": (TEXT, type(None)), "auto_detect": bool}],
@@ -195,6 +196,23 @@ def test_a_choice_that_cannot_be_used_is_explained_and_the_exit_code_is_1(
     assert found["accelerator"] is None
     assert message in found["error"]
     assert {"name": "cpu", "reason": None, "auto_detect": True} in found["candidates"]
+
+
+def test_the_version_of_a_vendors_toolkit_is_shown(machine: FakeMachine, fresh: FreshProcesses) -> None:
+    machine.write(
+        "torch_npu",
+        """
+import types, torch
+torch.utils.rename_privateuse1_backend("npu")
+torch.npu = types.ModuleType("torch.npu")
+torch.npu.device_count = lambda: 1
+torch.npu.get_device_properties = lambda index: types.SimpleNamespace(name="Ascend910B", total_memory=2**36)
+""",
+    )
+    (machine.folder / "ascend_toolkit_install.info").write_text("package_name=Ascend\nversion=8.2.RC1\n")
+    outcome = fresh.run(TABLE, path=machine.path, env={"ASCEND_HOME_PATH": str(machine.folder)})
+    assert outcome.returncode == 0, outcome.stderr
+    assert "toolkit 8.2.RC1" in words(outcome)
 
 
 def test_a_driver_that_fails_when_described_is_explained(machine: FakeMachine, fresh: FreshProcesses) -> None:

@@ -54,6 +54,16 @@ def builders_found(subject: Subject) -> None:
         require(absent is None, f'{find.__name__}("NoSuchBuilder") is {absent!r} and not None')
 
 
+@check("toolkit_version")
+def toolkit(subject: Subject) -> str:
+    """The version of the vendor's software is a word, or None where there is none."""
+    version = subject.accelerator.toolkit_version()
+    if version is None:
+        raise NotOfferedError("it names no version of any vendor's software")
+    require(len(exactly(version, str, "toolkit_version()").split()) == 1, f"it is {version!r}")
+    return version
+
+
 @check("create_op_builder", "op_builders", timeout_s=600)
 def builders_load(subject: Subject) -> str | None:
     """Every op that says it is compatible builds and loads."""

@@ -55,6 +55,8 @@ def _summary(report: Report) -> Table:
         table.add_row("  dtypes", ", ".join(chosen.supported_dtypes))
         table.add_row("  communication", chosen.communication_backend)
         table.add_row("  compiler", chosen.compile_backend + (", Triton" if chosen.triton else ""))
+        if chosen.toolkit_version is not None:
+            table.add_row("  toolkit", chosen.toolkit_version)
     quota = f", {host.processor_quota:g} of them by quota" if host.processor_quota is not None else ""
     nodes = "memory node" if host.memory_nodes == 1 else "memory nodes"
     table.add_row("host", f"{host.processors} processors{quota}, {host.memory_nodes} {nodes}")

@@ -43,6 +43,8 @@ class Chosen:
     compile_backend: str
     visible_devices_variables: list[str]
     triton: bool
+    toolkit_version: str | None
+    """Of the vendor's software below torch, where there is one and it tells."""
 
 
 @dataclass(frozen=True)
@@ -137,4 +139,5 @@ def _describe(accelerator: Accelerator) -> Chosen:
         compile_backend=accelerator.get_compile_backend(),
         visible_devices_variables=accelerator.visible_devices_envs(),
         triton=accelerator.is_triton_supported(),
+        toolkit_version=accelerator.toolkit_version(),
     )
