@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from acclimate.launch.engines import ssh
 from acclimate.launch.engines.examination import Examination
-from acclimate.launch.engines.switchboard import Switchboard
+from acclimate.launch.engines.switchboard import EXAMINE_AFTER_S, Switchboard
 from acclimate.launch.hostfile import HostPlan
 from acclimate.launch.job import JobPlan
 
@@ -67,13 +67,12 @@ def ssh_options(job: JobPlan) -> str:
     Raises:
         LaunchOptionError: the hosts have different ports.
     """
-    return "" if _in_slurm() else " ".join(_ssh_options(job))
+    return "" if _in_slurm() else " ".join(_ssh_options(job, ssh.CONNECT_S))
 
 
-def _ssh_options(job: JobPlan) -> list[str]:
+def _ssh_options(job: JobPlan, connect_s: int) -> list[str]:
     port = ssh.common_port(job, "MPI")
-    # Less than ssh alone has: where a host is silent, MPI's ssh and the examination's may wait in turn.
-    return [*ssh.options(connect_s=5), *([] if port is None else [f"-p{port}"])]
+    return [*ssh.options(connect_s), *([] if port is None else [f"-p{port}"])]
 
 
 def _in_slurm() -> bool:
@@ -85,4 +84,6 @@ def _examination(job: JobPlan) -> Examination | None:
     program = ssh.find(os.environ)
     if program is None or _in_slurm():
         return None
-    return Examination([host.name for host in job.hosts], [program, *_ssh_options(job)])
+    # So that it has given up on a silent host when MPI's ssh has, which began before it.
+    connect_s = ssh.CONNECT_S - int(EXAMINE_AFTER_S)
+    return Examination([host.name for host in job.hosts], [program, *_ssh_options(job, connect_s)])

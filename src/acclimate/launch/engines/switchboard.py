@@ -29,7 +29,7 @@ _BACKLOG = 1024
 _READ_BYTES = 1 << 16
 _LAST_WORDS_S = 5.0
 """How long those who called may take to say how they ended, after the engine's program has."""
-_EXAMINE_AFTER_S = 2.0
+EXAMINE_AFTER_S = 2.0
 """After so long without all calls, it is looked into which hosts can be reached."""
 _TERM_S = 3.0
 """What MPI's programs need to end the processes they started elsewhere."""
@@ -108,7 +108,7 @@ class Switchboard:
             self._watch(process.stderr.fileno(), self._read_stderr)
         self._watch(os.pidfd_open(process.pid), self._program_ended)
         if self._examination is not None:
-            conductor.after(_EXAMINE_AFTER_S, self._examine_silence)
+            conductor.after(EXAMINE_AFTER_S, self._examine_silence)
 
     def _examine_silence(self) -> None:
         if self._examination is not None and not all(peer.decided for peer in self.peers.values()):
