@@ -308,6 +308,13 @@ def test_ranks_share_cores_with_one_and_with_two_usable_threads_alike(tmp_path: 
     assert [(binding.cores, len(binding.cpus)) for binding in bindings] == [(2, 3), (2, 3)]
 
 
+def test_the_mix_stays_even_where_only_some_fast_cores_have_two_threads(tmp_path: Path) -> None:
+    files = machine({0: ("0-2,4", 4)}, siblings={0: "0,4", 4: "0,4"})
+    files |= {"sys/devices/cpu_core/cpus": "0,2,4", "sys/devices/cpu_atom/cpus": "1"}
+    bindings = bind_ranks(read_topology(write_tree(tmp_path, files)), 2, use_hyperthreads=True)
+    assert [len(set(binding.cpus) & {0, 2}) for binding in bindings] == [1, 1]
+
+
 def test_ranks_do_not_reach_across_nodes_for_the_sake_of_second_threads(tmp_path: Path) -> None:
     siblings = {cpu: f"{cpu % 8},{cpu % 8 + 8}" for cpu in range(16)}
     files = machine({0: ("0-3,8-11", 4), 1: ("4-7,12-15", 4)}, siblings=siblings)

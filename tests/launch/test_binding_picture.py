@@ -92,7 +92,7 @@ def test_any_width_shows_every_core(two_sockets: Topology, width: int) -> None:
 def test_rows_that_interleave_numbers_say_the_first_and_the_last(recorded: Callable[[str], Path]) -> None:
     lines = drawn(read_topology(recorded("40intel64-2g2n4c+pcilocality")), 4)
     assert lines[1].split("│")[1].split() == ["0..36", *["0"] * 10]
-    assert lines[-3].split() == ["1", "10", "1,5,9,13,17,21,25,29,33,37", "1", *"bound to node 1".split()]
+    assert lines[-3].split() == ["1", "10", "1,5,9,13,17,21,25,29,33,37", "1", *["bound", "to", "node", "1"]]
 
 
 def test_kinds_of_cores_are_named_where_a_node_has_both(recorded: Callable[[str], Path]) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from acclimate.errors import BindingError, TopologyError
@@ -159,7 +160,7 @@ def _too_few(topology: Topology, cores: Sequence[Core], ranks: int, core_list: s
 
 def _share(topology: Topology, cores: Sequence[Core], ranks: int) -> list[list[Core]]:
     """The cores of each rank."""
-    by_kind = _grouped(topology, [(core, (core.kind,)) for core in cores], ranks)
+    by_kind = _grouped(topology, [(core, (core.kind, 0)) for core in cores], ranks)
     # Ranks with as many hardware threads each are better still, but not worth reaching across nodes.
     by_threads = _grouped(topology, [(core, (core.kind, len(core.cpus))) for core in cores], ranks)
     return by_threads.share() if len(by_threads.groups) == len(by_kind.groups) else by_kind.share()
@@ -192,11 +193,12 @@ class _Sharing:
         return shared
 
 
-def _grouped(topology: Topology, classed: Sequence[tuple[Core, tuple[object, ...]]], ranks: int) -> _Sharing:
+def _grouped(topology: Topology, classed: Sequence[tuple[Core, tuple[str, int]]], ranks: int) -> _Sharing:
     """Groups the nodes so that each rank gets its share of every class of cores."""
     # By package, then by number, so that a kernel without memory nodes does not mix packages.
     classed = sorted(classed, key=lambda each: (each[0].package, each[0].cpus))
-    classes = list(dict.fromkeys(of_core for _, of_core in classed))
+    # Classes of one kind follow each other, so that what they leave over is dealt evenly too.
+    classes = sorted({of_core for _, of_core in classed}, reverse=True)
     packages: dict[int, set[int]] = {}
     for core, _ in classed:
         packages.setdefault(core.node, set()).add(core.package)
@@ -205,7 +207,14 @@ def _grouped(topology: Topology, classed: Sequence[tuple[Core, tuple[object, ...
         [[core for core, own in classed if own == each and core.node == node.index] for each in classes]
         for node in nodes
     ]
-    counts: list[Counts] = [tuple(map(len, of_node)) for of_node in cores]
+    counts: list[Counts] = [
+        (
+            *map(len, of_node),
+            *(sum(core.kind == kind for core in chain(*of_node)) for kind in ("performance", "efficiency")),
+            sum(map(len, of_node)),
+        )
+        for of_node in cores
+    ]
 
     def nearest(group: list[int], others: Iterable[int]) -> int:
         """Of the same package as a node of the group, then near to all of them, then the lowest."""

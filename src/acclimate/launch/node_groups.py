@@ -16,7 +16,7 @@ from math import prod
 from typing import TypeAlias
 
 Counts: TypeAlias = tuple[int, ...]
-"""Cores of each class, of one node or of several."""
+"""Cores of one node or of several: one number for each sort of core that ranks get equal shares of."""
 
 Candidates: TypeAlias = Callable[
     [tuple[Counts, ...]], Iterator[tuple[tuple[Counts, ...], tuple[Counts, ...]]]
@@ -54,11 +54,11 @@ def group_nodes(
 ) -> list[NodeGroup]:
     """Splits nodes into the most groups within which whole ranks get equal shares.
 
-    ``counts`` gives each node's cores of each class, ``ranks`` at most the number of all cores. Every
-    rank will have the same number of cores of each class, and of all classes together, give or take
-    one. ``nearest(group, others)`` tells which of ``others`` lies nearest to the nodes of ``group``.
+    ``counts`` gives what each node has, ``ranks`` is at most the number of all cores, and every rank
+    will get as much of each count as any other, give or take one. ``nearest(group, others)`` tells which
+    of ``others`` lies nearest to the nodes of ``group``.
     """
-    shares = _shares(counts, ranks)
+    shares = tuple(total // ranks for total in _totals(counts))
     types = sorted(set(counts), reverse=True)
     is_small = prod(counts.count(each) + 1 for each in types) <= _MOST_STATES
     remaining = tuple(sorted(counts, reverse=True) if is_small else counts)
@@ -78,14 +78,8 @@ def group_nodes(
     return [NodeGroup(tuple(nodes), m) for nodes, m in zip(placed, held, strict=True)]
 
 
-def _shares(counts: Sequence[Counts], ranks: int) -> Counts:
-    """The cores that every rank has at least: of each class, and last of all together."""
-    return tuple(total // ranks for total in _totals(counts))
-
-
 def _totals(counts: Iterable[Counts]) -> Counts:
-    by_class = [sum(column) for column in zip(*counts, strict=True)]
-    return (*by_class, sum(by_class))
+    return tuple(map(sum, zip(*counts, strict=True)))
 
 
 def _rank_limits(group: Iterable[Counts], shares: Counts) -> tuple[int, int]:
