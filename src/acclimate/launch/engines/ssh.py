@@ -26,7 +26,7 @@ from acclimate.launch.link import Message, StreamLink, decode
 if TYPE_CHECKING:
     from acclimate.launch.outcome import Outcome
 
-CONNECT_S = 8
+CONNECT_S = 7
 """How long a host may take to accept a connection."""
 _NAME = "ssh"
 FAILED = 255

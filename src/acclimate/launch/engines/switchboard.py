@@ -180,7 +180,16 @@ class Switchboard:
             self.conductor.forget(link.fileno())
             link.close()
             if known:
-                self.conductor.lost(known[0], "its connection to the launcher ended")
+                self._call_ended(known[0])
+
+    def _call_ended(self, peer: Peer) -> None:
+        words = "its connection to the launcher ended"
+        if self.conductor.started:
+            self.conductor.lost(peer, words)
+            return
+        # The engine most likely ended it because of another host, and will say so.
+        peer.link = peer.ready = None
+        self.conductor.after(_LAST_WORDS_S, partial(self.conductor.lost, peer, words))
 
     def _introduce(self, link: SocketLink, hello: object) -> Peer | None:
         """Who calls; None for strangers, and for who has called before."""
