@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 SURFACES = Path(__file__).parent / "surfaces"
@@ -45,6 +47,9 @@ def surfaces() -> Iterator[Surface]:
     """Every recorded module."""
     for path in sorted(SURFACES.glob("*.json")):
         yield Surface(**json.loads(path.read_text(encoding="utf-8")))
+
+
+RECORDED = tuple(surfaces())
 
 
 def parameters(text: str) -> inspect.Signature:
@@ -307,3 +312,19 @@ class Torch(types.ModuleType):
 
     def as_tensor(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self._on_host(torch.as_tensor, *args, **kwargs)
+
+
+def stand_in_for_torch(
+    surface: Surface, torch_version: str, patch: pytest.MonkeyPatch, calls: Calls | None = None
+) -> Torch:
+    """Gives acclimate's modules a torch that has a recorded device module; torch itself keeps its own."""
+    ours = {
+        each.device_type: each
+        for each in RECORDED
+        if (each.package, each.version) == ("torch", torch_version)
+    }
+    made = Torch(surface, ours, Calls() if calls is None else calls)
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("acclimate.accelerator", "acclimate.backends")) and "torch" in vars(module):
+            patch.setattr(module, "torch", made)
+    return made

@@ -7,19 +7,17 @@ interface is called on them, the defaults as well as what a backend overrides.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from recorded_surface import Calls, Surface, Torch, surfaces
+from recorded_surface import RECORDED, Calls, Surface, stand_in_for_torch
 
 from acclimate.accelerator import Accelerator, DeviceLike
 from acclimate.backends import BUILTIN
 from acclimate.backends.npu import NPUAccelerator
 
-RECORDED = tuple(surfaces())
 OLDEST, NEWEST = "2.10.0", "2.15.0"
 
 LACKED_SOMEWHERE = (
@@ -48,14 +46,6 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.backend.__name__}-{self.surface}-torch-{self.torch_version}"
-
-    def torchs(self) -> dict[str, Surface]:
-        """torch's own modules of this version, by what follows ``torch.``."""
-        return {
-            each.device_type: each
-            for each in RECORDED
-            if each.package == "torch" and each.version == self.torch_version
-        }
 
 
 def cases() -> Iterator[Case]:
@@ -243,13 +233,9 @@ USES: tuple[Callable[[Accelerator], None], ...] = (
 
 def walk(case: Case, patch: pytest.MonkeyPatch) -> list[str]:
     """Calls all of the interface; tells what failed, and every call that the surface does not allow."""
-    calls = Calls()
-    stand_in = Torch(case.surface, case.torchs(), calls)
-    found = []
+    calls, found = Calls(), []
     with patch.context() as patched:
-        for name, module in list(sys.modules.items()):
-            if name.startswith(("acclimate.accelerator", "acclimate.backends")) and "torch" in vars(module):
-                patched.setattr(module, "torch", stand_in)
+        stand_in_for_torch(case.surface, case.torch_version, patched, calls)
         # Real tensors are on the host, where torch pins nothing without an accelerator.
         patched.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
         for use in USES:
