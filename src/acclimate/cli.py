@@ -34,6 +34,9 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code (2 for an error of the user's)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by whoever started this, as some daemons do
+            setattr(sys, stream, open(os.devnull, "w"))
     parser = argparse.ArgumentParser(
         prog="acclimate", description="The same PyTorch LLM code on any accelerator."
     )

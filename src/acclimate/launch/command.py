@@ -48,7 +48,6 @@ def run(args: argparse.Namespace) -> int:
         outcome = _run_here(job, options)
     else:
         outcome = engines.launch(job, options.launcher)
-    sys.stdout.flush()
     sys.stderr.write(outcome.report())
     return outcome.exit_code
 
