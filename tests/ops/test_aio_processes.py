@@ -286,24 +286,3 @@ def test_a_kernels_engine_chosen_by_name_needs_the_native_library(
     narrow = {"PATH": str(tmp_path), "CXX": "", "ACCLIMATE_CACHE": str(tmp_path / "cache")}
     ended = fresh.run(prepared(tmp_path / "x") + _ROUND_TRIP, env={**narrow, "ACCLIMATE_AIO": "io_uring"})
     assert 'ACCLIMATE_AIO is "io_uring", which needs the native library of AsyncIOBuilder' in ended.stderr
-
-
-# -- compiled ----------------------------------------------------------------------------------------
-
-
-def test_compiled_code_reads_and_writes_when_it_runs(fresh: FreshProcesses, tmp_path: Path) -> None:
-    code = prepared(tmp_path / "x") + (
-        "handle = AsyncIOHandle()\n"
-        "@torch.compile(backend='aot_eager')\n"
-        "def step(x, out):\n"
-        "    y = x * 2\n"
-        "    handle.async_pwrite(y, str(path))\n"
-        "    count = handle.wait()\n"
-        "    handle.sync_pread(out, str(path))\n"
-        "    return out + count\n"
-        "for turn in range(3):\n"
-        "    x, out = torch.full((5000,), float(turn)), torch.zeros(5000)\n"
-        "    assert torch.equal(step(x, out), 2 * x + 1)\n"
-        "    assert bytes((2 * x).view(torch.uint8).tolist()) == path.read_bytes()\n"
-    )
-    fresh.check(code, timeout_s=120)

@@ -18,19 +18,20 @@ def _library() -> torch.library.Library:
 
 
 @functools.cache
-def define_in_place(schema: str, plain: Callable[..., None]) -> Any:
+def define_in_place(schema: str, plain: Callable[..., None], tags: tuple[torch.Tag, ...] = ()) -> Any:
     """Defines an op that changes its arguments and returns nothing; once, however often it is called.
 
     Args:
         schema: ``"name_(Tensor(a!)[] x, …) -> ()"``.
         plain: the same in torch. It runs on every device for which no native kernel is loaded.
+        tags: what else the compiler is told of it.
 
     Returns:
         The op, to be called.
     """
     name = schema.partition("(")[0]
     library = _library()
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
     library.impl(name, plain, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", _returns_nothing, lib=library)
     return getattr(torch.ops.acclimate, name).default

@@ -14,7 +14,7 @@ from acclimate.ops.aio import failures
 from acclimate.ops.aio.buffers import LockedMemory, lend
 from acclimate.ops.aio.engines import Settings
 from acclimate.ops.aio.files import Name, Replacement, open_file, path_of
-from acclimate.ops.aio.graphs import outside_graphs
+from acclimate.ops.aio.graphs import enrol, outside_graphs, read_in_graph, write_in_graph
 from acclimate.ops.aio.session import Session, Transfer
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -72,6 +72,7 @@ class AsyncIOHandle:
         self._settings = Settings(
             block_size, queue_depth, bool(single_submit), bool(overlap_events), intra_op_parallelism
         )
+        self._number = enrol(self)
         self._open_session()
 
     # -- settings --------------------------------------------------------------------------------
@@ -122,6 +123,9 @@ class AsyncIOHandle:
             AsyncIOError: of the type for the errno: missing file, directory, no permission, a device's error.
             InvalidBufferError: the tensor is not contiguous.
         """
+        if torch.compiler.is_compiling():
+            read_in_graph(self._number, buffer, filename, file_offset, validate, whole_rest=True)
+            return 0
         transfer = self._start(buffer, path_of(filename), file_offset, False, validate, whole_rest=True)
         self._session.wait([transfer])
         return 0
@@ -133,6 +137,9 @@ class AsyncIOHandle:
 
         Arguments and errors as for :meth:`pwrite`.
         """
+        if torch.compiler.is_compiling():
+            write_in_graph(self._number, buffer, filename, file_offset, validate, wait_all=False)
+            return 0
         self._session.wait([self._start(buffer, path_of(filename), file_offset, True, validate)])
         return 0
 
@@ -167,6 +174,9 @@ class AsyncIOHandle:
             InvalidBufferError: the tensor is not contiguous.
         """
         async_op = _async_keyword("pread", keyword_async, async_op)
+        if not async_op and torch.compiler.is_compiling():
+            read_in_graph(self._number, buffer, filename, file_offset, validate, whole_rest=False)
+            return 1
         transfer = self._start(buffer, path_of(filename), file_offset, False, validate)
         return 0 if async_op else self._finish(transfer)
 
@@ -203,6 +213,11 @@ class AsyncIOHandle:
             InvalidBufferError: the tensor is not contiguous.
         """
         async_op = _async_keyword("pwrite", keyword_async, async_op)
+        if not async_op and torch.compiler.is_compiling():
+            write_in_graph(
+                self._number, buffer, filename, file_offset, validate, atomic=atomic, wait_all=True
+            )
+            return 1
         if atomic and file_offset:
             raise AsyncIOSettingError(
                 f"atomic=True replaces the whole file, so file_offset has to be 0, not {file_offset}."
