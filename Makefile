@@ -5,16 +5,20 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all bench lint docs clean
+.PHONY: demo test test-all engines bench lint docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/acclimate generate "The capital of France" --max-new-tokens 60
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev engines
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-test-all: $(VENV)/.dev $(VENV)/.demo
+test-all: $(VENV)/.dev $(VENV)/.demo engines
 	$(BIN)/python -m pytest $(ARGS)
+
+# The MPIs that tests start ranks with. Where they cannot be had, those tests skip.
+engines: $(VENV)/bin/python
+	bash .ci/install-engines $(BIN)/python
 
 bench: $(VENV)/.dev $(VENV)/.demo
 	$(BIN)/python benchmarks/run.py $(ARGS)
@@ -29,7 +33,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python docs/make_conformance.py
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) .engines build dist src/*.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

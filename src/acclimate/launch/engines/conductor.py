@@ -247,7 +247,7 @@ class Conductor:
         if not self.started:
             silent = dict.fromkeys(f'"{peer.host}"' for peer in self.peers if not peer.decided)
             reasons = [*self._refusals, *self._explanations]
-            if silent and not self._refusals:
+            if not reasons and silent:
                 reasons.append(f"no answer from {', '.join(silent)}: {self._engines_end}.")
             raise HostUnreachableError("no rank was started:\n" + "\n".join(dict.fromkeys(reasons)))
         peer = self._blamed
