@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed by whoever started this, as some daemons do
-            setattr(sys, stream, open(os.devnull, "w"))
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 - for the whole run
     parser = argparse.ArgumentParser(
         prog="acclimate", description="The same PyTorch LLM code on any accelerator."
     )
