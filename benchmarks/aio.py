@@ -4,8 +4,8 @@ On a virtual machine some memory is half as fast for the disk as other memory, a
 then a rate. So, each pair taking turns who is first, with a pause before every transfer:
 
 - acclimate and fio move the same memory, ``depth`` blocks that both map, to and from the same file. Neither
-  syncs it, and both start a new file at no bytes: the time in which fio reserves the file's room, which it
-  does before it starts its clock, is counted.
+  syncs it. Of a new file both reserve the whole room first, and for both that time counts, though fio's own
+  clock starts later.
 - acclimate and DeepSpeed move one tensor of the whole size in one process.
 
 Each round is a new process. A ratio is the median over the rounds of the two speeds' ratio; beside it that of
@@ -150,6 +150,7 @@ def serve(options: argparse.Namespace) -> int:
     def transfer(name: str, work: str, path: str, shared: bool) -> None:
         handle = handles[name]
         if shared:
+            reserve_room(Path(path), total)
             start = handle.async_pread if work == "read" else handle.async_pwrite
             for offset in range(0, total, len(blocks)):
                 start(blocks, path, file_offset=offset)
@@ -167,13 +168,18 @@ def serve(options: argparse.Namespace) -> int:
     return 0
 
 
+def reserve_room(path: Path, size: int) -> None:
+    """What fio does for a new file before it starts its clock, and acclimate for a new file of one tensor."""
+    if not path.exists():
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+
+
 def run_fio(options: argparse.Namespace, engine: str, work: str, path: Path, memory: Path) -> Speed:
     """One fio job, and the making of its file where there is none."""
     total = options.size_mib * MIB
     start = time.perf_counter()
-    if not path.exists():
-        with path.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, total)
+    reserve_room(path, total)
     reserved_s = time.perf_counter() - start
     kind = "read" if work == "read" else "write"
     command = ["fio", "--name=aio", f"--size={options.size_mib}M", f"--bs={options.block_kib}k"]
