@@ -1,0 +1,388 @@
+"""`acclimate run` as its users type it: options, defaults, what ranks find in their environment."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from launching import command, environment, launched, run
+
+from acclimate.errors import LaunchOptionError
+from acclimate.launch.environment import PLACE, Place, rank_environment
+from acclimate.launch.options import RunOptions, add_arguments, read_options
+
+TELL = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
+
+
+def acclimate_run(
+    *arguments: str, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "acclimate", "run", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=environment(**variables),
+        cwd=cwd,
+        timeout=60,
+    )
+
+
+def told(ended: subprocess.CompletedProcess[str]) -> list[tuple[dict[str, str], list[str]]]:
+    """What each rank found: its variables and arguments, by rank."""
+    assert ended.returncode == 0, ended.stderr
+    found = [
+        json.loads(line[line.index("[[") if "[[" in line else line.index("[{") :])
+        for line in ended.stdout.splitlines()
+    ]
+    return sorted(
+        ((variables, arguments) for variables, arguments in found), key=lambda each: int(each[0]["RANK"])
+    )
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "script.py"
+    path.write_text(TELL)
+    return str(path)
+
+
+# -- what belongs to the script ----------------------------------------------------------------------
+
+OF_THE_SCRIPT = [
+    ["--help"],
+    ["-h"],
+    ["--num_accelerators", "9", "--nope", "-q"],
+    ["--no"],  # what argparse would take for an abbreviation of one of ours, or of several
+    ["--", "--env", "X=1", "--"],
+    ["--version", "run", "info"],
+    ["-1", "", "two words", "--x=*"],
+]
+
+
+@pytest.mark.parametrize("arguments", OF_THE_SCRIPT, ids=" ".join)
+def test_all_after_the_script_belongs_to_the_script(script: str, arguments: list[str]) -> None:
+    assert told(acclimate_run("--num_accelerators", "1", script, *arguments))[0][1] == arguments
+
+
+def test_options_before_the_script_are_ours_in_either_spelling(script: str) -> None:
+    assert len(told(acclimate_run("--num-accelerators", "2", script))) == 2
+    assert len(told(acclimate_run("--num_gpus=2", script))) == 2
+
+
+def test_a_module_is_run_as_python_does(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text(TELL)
+    for option in ("--module", "-m"):
+        assert told(acclimate_run(option, "package", "--epochs", "3", cwd=tmp_path))[0][1] == [
+            "--epochs",
+            "3",
+        ]
+
+
+def test_a_program_is_run_without_python() -> None:
+    ended = acclimate_run("--num_accelerators", "2", "--no_python", "sh", "-c", "echo $RANK of $WORLD_SIZE")
+    assert sorted(ended.stdout.splitlines()) == ["[rank 0] 0 of 2", "[rank 1] 1 of 2"]
+
+
+def test_local_rank_is_an_argument_only_when_asked_for(script: str) -> None:
+    assert [arguments for _, arguments in told(acclimate_run("--num_gpus", "2", script, "a"))] == [
+        ["a"],
+        ["a"],
+    ]
+    asked = told(acclimate_run("--num_gpus", "2", "--local_rank_arg", script, "a"))
+    assert [arguments for _, arguments in asked] == [["a", "--local_rank=0"], ["a", "--local_rank=1"]]
+
+
+# -- what ranks find in their environment ------------------------------------------------------------
+
+
+def test_ranks_learn_their_place_from_the_environment(script: str) -> None:
+    ranks = told(acclimate_run("--num_accelerators", "3", script))
+    ports = {variables["MASTER_PORT"] for variables, _ in ranks}
+    assert len(ports) == 1
+    assert 1024 <= int(ports.pop()) <= 65535
+    for rank, (variables, _) in enumerate(ranks):
+        assert {name: variables[name] for name in PLACE if name != "MASTER_PORT"} == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "3",
+            "LOCAL_WORLD_SIZE": "3",
+            "LOCAL_SIZE": "3",
+            "NODE_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+        }
+
+
+def test_the_free_port_is_another_one_each_time_and_nobody_listens_on_it(script: str) -> None:
+    ports = {
+        int(told(acclimate_run("--num_accelerators", "1", script))[0][0]["MASTER_PORT"]) for _ in range(3)
+    }
+    assert len(ports) > 1
+    for port in ports:
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+
+
+def test_nodes_started_by_hand_share_one_job(script: str) -> None:
+    by_hand = ["--num_nodes", "2", "--num_accelerators", "2", "--master_addr", "10.0.0.1"]
+    (first, _), (second, _) = told(acclimate_run(*by_hand, "--node_rank", "1", script))
+    assert [first["RANK"], second["RANK"]] == ["2", "3"]
+    assert [first["LOCAL_RANK"], second["LOCAL_RANK"]] == ["0", "1"]
+    assert {first[name] for name in ("WORLD_SIZE",)} == {"4"}
+    assert (first["NODE_RANK"], first["MASTER_ADDR"], first["MASTER_PORT"]) == ("1", "10.0.0.1", "29500")
+
+
+def test_a_hostfile_says_how_many_ranks_nodes_have_that_are_started_by_hand(
+    script: str, tmp_path: Path
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("one slots=3\ntwo slots=1\n")
+    ended = acclimate_run(
+        "-H", str(hosts), "--node_rank", "1", "--master_addr", "one", "--master_port", "4444", script
+    )
+    ((variables, _),) = told(ended)
+    assert (variables["RANK"], variables["WORLD_SIZE"], variables["MASTER_PORT"]) == ("3", "4", "4444")
+
+
+def test_a_rank_has_as_many_threads_as_cores(script: str) -> None:
+    cores = len(os.sched_getaffinity(0))
+    bound = told(
+        acclimate_run("--num_accelerators", "1", "--bind_cores_to_rank", "--use_hyperthreads", script)
+    )
+    assert bound[0][0]["OMP_NUM_THREADS"] == str(cores)
+    listed = told(
+        acclimate_run(
+            "--num_accelerators", "1", "--bind_core_list", str(min(os.sched_getaffinity(0))), script
+        )
+    )
+    assert listed[0][0]["OMP_NUM_THREADS"] == "1"
+    crowded = told(acclimate_run("--num_accelerators", str(cores + 1), script))
+    assert {variables["OMP_NUM_THREADS"] for variables, _ in crowded} == {"1"}
+
+
+def test_a_number_of_threads_that_is_set_already_is_kept(script: str) -> None:
+    assert (
+        told(acclimate_run("--bind_cores_to_rank", script, OMP_NUM_THREADS="7"))[0][0]["OMP_NUM_THREADS"]
+        == "7"
+    )
+    assert told(acclimate_run("--env", "OMP_NUM_THREADS=5", script))[0][0]["OMP_NUM_THREADS"] == "5"
+
+
+def test_a_bound_rank_is_bound_before_it_runs() -> None:
+    cpu = max(os.sched_getaffinity(0))
+    ended = run(1, "import os; print(os.sched_getaffinity(0))", "--bind_core_list", str(cpu))
+    assert ended.stdout == f"{{{cpu}}}\n"
+
+
+def test_variables_are_given_to_all_ranks(script: str) -> None:
+    options = ["--env", "NEW=a=b", "--env", "EMPTY=", "--env=HERE", "--num-gpus", "2"]
+    for variables, _ in told(acclimate_run(*options, script, HERE="yes")):
+        assert (variables["NEW"], variables["EMPTY"], variables["HERE"]) == ("a=b", "", "yes")
+
+
+def test_a_launcher_within_torchrun_is_a_job_of_its_own() -> None:
+    place = Place(
+        rank=1, local_rank=1, world_size=2, local_world_size=2, node_rank=0, master_addr="a", master_port=1
+    )
+    outer = {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "7", "WORLD_SIZE": "8", "HOME": "/h"}
+    inner = rank_environment(outer, place, threads=3, devices={})
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in inner
+    assert (inner["RANK"], inner["WORLD_SIZE"], inner["HOME"]) == ("1", "2", "/h")
+
+
+# -- how many ranks, on which devices ----------------------------------------------------------------
+
+
+def test_the_default_on_cpu_is_a_rank_for_each_memory_node(script: str) -> None:
+    from acclimate.topology import usable_node_count
+
+    assert len(told(acclimate_run(script, DS_ACCELERATOR="cpu"))) == usable_node_count()
+
+
+def test_the_default_is_a_rank_for_each_device_of_the_chosen_accelerator(script: str) -> None:
+    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    sim = {"ACCLIMATE_ACCELERATOR": "sim", "ACCLIMATE_SIM": "devices=3"}
+    ranks = told(acclimate_run(script, **sim))
+    assert [variables["ACCLIMATE_SIM_VISIBLE_DEVICES"] for variables, _ in ranks] == ["0,1,2"] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "visible", "seen"),
+    [
+        (["--num_gpus", "2"], None, "0,1"),
+        (["--include", "localhost:1,2"], None, "1,2"),
+        (["--exclude", "localhost:0"], None, "1,2"),
+        ([], "2,0", "2,0"),
+        (["--include", "localhost:1"], "2,0", "0"),
+    ],
+)
+def test_ranks_see_the_devices_that_were_chosen(
+    script: str, options: list[str], visible: str | None, seen: str
+) -> None:
+    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    variables = {"ACCLIMATE_ACCELERATOR": "sim", "ACCLIMATE_SIM": "devices=3"}
+    if visible is not None:
+        variables["ACCLIMATE_SIM_VISIBLE_DEVICES"] = visible
+    ranks = told(acclimate_run(*options, script, **variables))
+    assert [found["ACCLIMATE_SIM_VISIBLE_DEVICES"] for found, _ in ranks] == [seen] * len(seen.split(","))
+
+
+def test_more_ranks_than_devices_are_refused() -> None:
+    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    ended = acclimate_run("--num_gpus", "9", __file__, ACCLIMATE_ACCELERATOR="sim", ACCLIMATE_SIM="devices=3")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "--num_accelerators 9 has to be between 1 and 3" in ended.stderr
+
+
+@pytest.mark.parametrize("variable", ["DS_ACCELERATOR", "ACCLIMATE_ACCELERATOR"])
+def test_a_name_that_cannot_be_counted_is_refused_with_what_is_close(variable: str) -> None:
+    ended = acclimate_run(__file__, **{variable: "cdua"})
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f'{variable} is "cdua", which is none of' in ended.stderr
+    assert 'Did you mean "cuda"?' in ended.stderr
+
+
+def test_the_launcher_imports_neither_torch_nor_rich(script: str) -> None:
+    code = f"""
+import sys
+from acclimate.cli import main
+code = main(["run", "--num_accelerators", "2", "--bind_cores_to_rank", {script!r}])
+sys.stderr.write(repr(sorted({{"torch", "rich", "numpy"}} & set(sys.modules))))
+sys.exit(code)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (0, "[]")
+
+
+# -- mistakes ----------------------------------------------------------------------------------------
+
+MISTAKES = [
+    ([], "what should the ranks run?"),
+    (["no_such.py"], "there is no script no_such.py in "),
+    (["some.module"], "To run a module: --module some.module."),
+    (["--no_python", "no-such-program"], "there is no program no-such-program"),
+    (["--module", "--no_python", "x"], "do not go together"),
+    (["--num_accelerators", "0", "x"], '"0" has to be a whole number from 1 on'),
+    (["--num_accelerators", "two", "x"], '"two" has to be a whole number from 1 on'),
+    (["--num_accelerators"], "expected one argument"),
+    (["--master_port", "65536", "x"], '"65536" has to be a port'),
+    (["--grace", "-1", "x"], '"-1" has to be a number of seconds'),
+    (["--grace", "nan", "x"], '"nan" has to be a number of seconds'),
+    (["--no_such_option", "x"], "unrecognized arguments: --no_such_option"),
+    (["--num_acc", "2", "x"], "unrecognized arguments: --num_acc"),
+    (["--env", "RANK=1", "x"], "the launcher sets RANK for each rank itself"),
+    (["--env", "1X=1", "x"], "should read NAME or NAME=VALUE"),
+    (["--env", "NOT_SET_HERE", "x"], "it is not set here"),
+    (["--node_rank", "0", "x"], "--node_rank needs --master_addr"),
+    (["--node_rank", "0", "--master_addr", "a", "x"], "--node_rank needs --num_nodes"),
+    (["--node_rank", "2", "--num_nodes", "2", "--master_addr", "a", "x"], "nodes count from 0"),
+    (["--num_nodes", "2", "x"], "needs a --hostfile"),
+    (["--min_nodes", "3", "--max_nodes", "2", "x"], "the other way round?"),
+    (["--use_hyperthreads", "x"], "add --bind_cores_to_rank"),
+    (["--launcher", "rsh", "x"], "invalid choice: 'rsh'"),
+    (["--launcher_args", "'open", "x"], "No closing quotation"),
+    (["--hostfile", "no-such-hosts", "x"], "The hostfile no-such-hosts cannot be read"),
+    (["--include", "localhost:0", "--exclude", "localhost:1", "x"], "cannot be used together"),
+    (["--bind_core_list", "3-1", "x"], "descends"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"), MISTAKES, ids=[" ".join(mistake[0]) for mistake in MISTAKES]
+)
+def test_a_mistake_is_told_and_nothing_is_started(
+    arguments: list[str], complaint: str, tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_text("print('started')")
+    ended = acclimate_run(*arguments, cwd=tmp_path, DS_ACCELERATOR="cpu")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert complaint in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_help_shows_every_option_in_one_spelling() -> None:
+    ended = acclimate_run("--help", COLUMNS="200")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for option in parser._option_string_actions:
+        hidden = "-" in option.removeprefix("--") and option.startswith("--")
+        assert (f"{option} " in ended.stdout or f"{option}," in ended.stdout) != hidden, option
+
+
+# -- reading options ---------------------------------------------------------------------------------
+
+
+def read(*arguments: str, **environ: str) -> RunOptions:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return read_options(parser.parse_args(arguments), environ)
+
+
+def test_the_defaults_are_the_plain_path() -> None:
+    options = read("script.py")
+    assert (options.launcher, options.grace_s, options.max_restarts, options.is_elastic) == (
+        "auto",
+        5.0,
+        0,
+        False,
+    )
+    assert (options.bind_cores, options.local_rank_arg, options.quiet) == (False, False, False)
+
+
+def test_asking_for_restarts_or_nodes_that_come_and_go_is_elastic() -> None:
+    assert read("--max_restarts", "1", "s").is_elastic
+    assert read("--min_nodes", "1", "s").is_elastic
+    assert read("--max-nodes", "4", "s").is_elastic
+
+
+def test_a_core_list_implies_binding() -> None:
+    assert read("--bind-core-list", "0", "s").bind_cores
+
+
+def test_a_launchers_arguments_are_split_as_a_shell_does() -> None:
+    assert read("--launcher_args=-A 'my project' --time=1", "s").launcher_args == (
+        "-A",
+        "my project",
+        "--time=1",
+    )
+
+
+@given(st.lists(st.text(min_size=1), max_size=6))
+def test_a_scripts_arguments_arrive_as_they_are(arguments: list[str]) -> None:
+    assert read("--num_gpus", "2", "script.py", *arguments).command == ("script.py", *arguments)
+
+
+@given(st.text(max_size=20))
+def test_any_text_for_a_variable_is_taken_or_refused(text: str) -> None:
+    try:
+        options = read("--env", f"={text}" if text.startswith("-") else text, "s", HOME="/h")
+    except LaunchOptionError:
+        return
+    assert all(name.isidentifier() for name in options.environment)
+
+
+def test_the_ranks_of_a_quiet_launcher_still_speak(tmp_path: Path) -> None:
+    ended = run(2, "print('heard')", "-q")
+    assert ended.stdout.count("heard") == 2
+
+
+def test_at_the_info_level_each_ranks_place_is_told() -> None:
+    with launched(
+        command(1, "pass", "--log_level", "info", "--bind_core_list", str(min(os.sched_getaffinity(0))))
+    ) as job:
+        _, stderr = job.read()
+    assert f", on processors {min(os.sched_getaffinity(0))}" in stderr
+    assert stderr.startswith("acclimate run: rank 0 is pid ")
