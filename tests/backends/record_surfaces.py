@@ -31,8 +31,8 @@ SURFACES = Path(__file__).parent / "surfaces"
 MODULES: dict[str, dict[str, str]] = {
     "torch": {
         **{
-            name: name
-            for name in ("torch.cuda", "torch.xpu", "torch.mps", "torch.accelerator", "torch.backends.mps")
+            f"torch.{name}": f"torch.{name}"
+            for name in ("cuda", "xpu", "mps", "mtia", "accelerator", "backends.mps")
         },
         "torch._C": "torch",
     },

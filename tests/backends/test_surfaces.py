@@ -7,6 +7,9 @@ interface is called on them, the defaults as well as what a backend overrides.
 from __future__ import annotations
 
 import dataclasses
+import importlib.machinery
+import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,10 +18,13 @@ import torch
 from recorded_surface import RECORDED, Calls, Surface, stand_in_for_torch
 
 from acclimate.accelerator import Accelerator, DeviceLike
-from acclimate.backends import BUILTIN
+from acclimate.backends import BUILTIN, Backend, probes
+from acclimate.backends.generic import GenericAccelerator
 from acclimate.backends.npu import NPUAccelerator
 
 OLDEST, NEWEST = "2.10.0", "2.15.0"
+WITHOUT_RECORD = "mtia"
+"""A device that torch has a module for, and no record names."""
 
 LACKED_SOMEWHERE = (
     "default_stream",
@@ -51,12 +57,34 @@ class Case:
 def cases() -> Iterator[Case]:
     backends = {type(record.load()) for record in BUILTIN if not record.is_fallback}
     for backend in sorted(backends, key=lambda each: each.__name__):
-        for surface in RECORDED:
-            if surface.device_type != backend().device_type:
-                continue
+        for surface in of_device(backend().device_type):
             versions = [surface.version] if surface.package == "torch" else [OLDEST, NEWEST]
             yield from (Case(backend, surface, version) for version in versions)
+    for surface in of_device(WITHOUT_RECORD):
+        yield Case(GenericAccelerator, surface, surface.version)
 
+
+PACKAGES = {
+    "npu": ["torch_npu"],
+    "mlu": ["torch_mlu"],
+    "sdaa": ["torch_sdaa"],
+    "hpu": ["habana_frameworks", "habana_frameworks.torch", "habana_frameworks.torch.hpu"],
+}
+"""The modules that a probe imports."""
+
+
+def of_device(device_type: str) -> list[Surface]:
+    return [surface for surface in RECORDED if surface.device_type == device_type]
+
+
+PROBED = [record for record in BUILTIN if record.name not in ("cpu", "cuda")]
+"""Records whose probe asks a vendor's package or torch; cuda's also asks how torch was built."""
+
+VENDOR_MODULES = {
+    **{record.probe: PACKAGES.get(record.name, []) for record in PROBED},
+    probes.xpu_external: ["intel_extension_for_deepspeed"],
+    probes.xpu_ipex: ["intel_extension_for_pytorch"],
+}
 
 CASES = tuple(cases())
 CASE = next(case for case in CASES if case.backend is NPUAccelerator)
@@ -68,10 +96,11 @@ CASE = next(case for case in CASES if case.backend is NPUAccelerator)
 
 def use_streams(acc: Accelerator) -> None:
     stream, event = acc.Stream(), acc.Event(enable_timing=True)
+    last = acc.device_count() - 1
     other = acc.current_stream()
-    acc.current_stream(0)
+    acc.current_stream(last)
     acc.default_stream()
-    acc.default_stream(0).synchronize()
+    acc.default_stream(last).synchronize()
     with acc.stream(stream):
         event.record()
     event.record(stream)
@@ -103,22 +132,23 @@ def use_graphs(acc: Accelerator) -> None:
 
 
 def use_random_numbers(acc: Accelerator) -> None:
-    state = acc.get_rng_state()
+    state, last = acc.get_rng_state(), acc.device_count() - 1
     assert state.dtype == torch.uint8
     acc.set_rng_state(state)
-    acc.set_rng_state(acc.get_rng_state(0), 0)
+    acc.set_rng_state(acc.get_rng_state(last), last)
     acc.set_rng_state_all(acc.get_rng_state_all())
     acc.manual_seed(3)
     acc.manual_seed_all(3)
     assert isinstance(acc.seed(), int)
     assert isinstance(acc.seed_all(), int)
     assert isinstance(acc.initial_seed(), int)
-    assert isinstance(acc.default_generator(0), torch.Generator)
+    assert isinstance(acc.default_generator(last), torch.Generator)
     assert len(acc.default_generators) == acc.device_count()
     acc.random()
 
 
 def use_memory(acc: Accelerator) -> None:
+    last = acc.device_count() - 1
     for figure in (
         acc.memory_allocated,
         acc.max_memory_allocated,
@@ -129,12 +159,12 @@ def use_memory(acc: Accelerator) -> None:
         acc.total_memory,
         acc.available_memory,
     ):
-        assert min(figure(), figure(0)) > 0, f"{figure.__name__} tells nothing"
+        assert min(figure(), figure(last)) > 0, f"{figure.__name__} tells nothing"
     assert acc.memory_stats()["allocated_bytes.all.current"] > 0
-    acc.memory_stats(0)
+    acc.memory_stats(last)
     assert isinstance(acc.memory_summary(), str)
     assert isinstance(acc.memory_summary(0, abbreviated=True), str)
-    assert acc.mem_get_info(0) == acc.mem_get_info()
+    assert acc.mem_get_info(last) == acc.mem_get_info()
     for reset in (
         acc.reset_max_memory_allocated,
         acc.reset_max_memory_cached,
@@ -142,25 +172,26 @@ def use_memory(acc: Accelerator) -> None:
         acc.reset_accumulated_memory_stats,
     ):
         reset()
-        reset(0)
+        reset(last)
     acc.empty_cache()
     acc.ipc_collect()
     assert acc.is_out_of_memory(acc.OutOfMemoryError())
 
 
 def use_devices(acc: Accelerator) -> None:
-    assert acc.device_count() > 0
+    last = acc.device_count() - 1
+    assert last >= 0
     assert acc.is_available()
     assert isinstance(acc.current_device(), int)
     assert acc.current_device_name().startswith(acc.device_type)
-    acc.device_name(0)
-    acc.set_device(0)
-    with acc.device(0), acc.device(None), acc.device(f"{acc.device_type}:0"):
+    acc.device_name(last)
+    acc.set_device(last)
+    with acc.device(last), acc.device(None), acc.device(f"{acc.device_type}:{last}"):
         acc.synchronize()
-    acc.synchronize(0)
+    acc.synchronize(last)
     acc.init()
     assert acc.is_initialized()
-    for device in (None, 0, acc.device_name(0)):
+    for device in (None, last, acc.device_name(last)):
         properties = acc.get_device_properties(device)
         assert isinstance(properties.multi_processor_count, int)
         assert acc.get_device_name(device) == "a device"
@@ -251,10 +282,25 @@ def test_a_backend_calls_only_what_its_device_module_has(case: Case, monkeypatch
     assert walk(case, monkeypatch) == []
 
 
+@pytest.mark.parametrize("record", PROBED, ids=lambda record: f"{record.name}-{record.rank}")
+def test_a_probe_asks_only_what_the_device_module_has(
+    record: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for surface in of_device(record.torch_type):
+        version = surface.version if surface.package == "torch" else NEWEST
+        stand_in = stand_in_for_torch(surface, version, monkeypatch)
+        monkeypatch.setitem(sys.modules, "torch", stand_in)
+        for name in VENDOR_MODULES[record.probe]:
+            module = types.ModuleType(name)
+            module.__spec__ = importlib.machinery.ModuleSpec(name, None, origin="a stand-in")
+            module._C = types.SimpleNamespace(_has_xpu=lambda: True)  # type: ignore[attr-defined]
+            monkeypatch.setitem(sys.modules, name, module)
+        assert record.probe() is None, surface
+
+
 def test_every_backend_is_held_to_a_recorded_module() -> None:
-    assert {case.backend().name for case in CASES} == {
-        record.name for record in BUILTIN if not record.is_fallback
-    }
+    named = {case.backend().name for case in CASES if case.backend is not GenericAccelerator}
+    assert named == {record.name for record in BUILTIN if not record.is_fallback}
 
 
 def test_the_whole_interface_is_walked(monkeypatch: pytest.MonkeyPatch) -> None:

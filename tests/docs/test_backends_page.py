@@ -24,7 +24,11 @@ LONGEST_WITH_TORCHS_CONVENTIONS = 60
 DEPART_FROM_THEM = {"mps", "hpu", "cuda", "cpu"}
 """Backends of devices that torch's conventions do not describe, and the two that torch began with."""
 
-PACKAGES = {"torch": {"xpu", "mps", "cuda"}, "intel_extension_for_pytorch": {"xpu"}, "torch_npu": {"npu"}}
+PACKAGES = {
+    "torch": {"xpu", "mps", "cuda", "any other"},
+    "intel_extension_for_pytorch": {"xpu"},
+    "torch_npu": {"npu"},
+}
 """Of which devices each package's wheels have the module."""
 
 
