@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fresh_process import plain_environment
+import pytest
 from hosts import Hosts, Machine
+
+from fresh_process import plain_environment
 
 ROOT = Path(__file__).parents[2]
 ENGINES_FOLDER = ROOT / ".engines"
@@ -25,7 +29,8 @@ distributed.init_process_group("gloo")
 total = torch.tensor([2.0 ** distributed.get_rank()])
 distributed.all_reduce(total)
 cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-print("result", socket.gethostname(), os.environ["LOCAL_RANK"], os.environ["OMP_NUM_THREADS"], cores, total.item())
+place = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "OMP_NUM_THREADS")]
+print("result", socket.gethostname(), *place, cores, total.item())
 distributed.destroy_process_group()
 """
 """Each rank's result is the sum over all of 2 to the power of the rank."""
@@ -36,7 +41,7 @@ class Jobs:
 
     Args:
         hosts: with their names in the hostfile, two slots each.
-        folder: for scripts and hostfiles.
+        folder: for the user's working directory and programs.
         path: folders to put in front of ``PATH``.
         environment: of the launcher, besides.
     """
@@ -48,7 +53,8 @@ class Jobs:
         path: Sequence[Path] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.hosts, self.folder = hosts, folder
+        self.hosts, self.folder = hosts, folder / "user" / "work"
+        self.folder.mkdir(parents=True)
         ssh = folder / "bin" / "ssh"  # as if the user's own configuration had these hosts' keys
         ssh.parent.mkdir(exist_ok=True)
         ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {hosts.folder}/ssh_config "$@"\n')
@@ -63,7 +69,9 @@ class Jobs:
     def hostfile(self, *names: str) -> Path:
         """Of these hosts, or of all."""
         path = self.folder / "hostfile"
-        path.write_text("".join(f"{name} slots=2\n" for name in names or [host.name for host in self.hosts.hosts]))
+        path.write_text(
+            "".join(f"{name} slots=2\n" for name in names or [host.name for host in self.hosts.hosts])
+        )
         return path
 
     def script(self, code: str) -> Path:
@@ -79,6 +87,7 @@ class Jobs:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
+            directory=self.folder,
             env=self.environment,
         )
 
@@ -95,7 +104,20 @@ class Jobs:
         return subprocess.CompletedProcess(job.args, job.returncode, stdout, stderr)
 
 
-def eventually(holds: Callable[[], bool], within_s: float = 20.0) -> bool:
+SLEEP = """
+import os, time
+print("up", os.environ["RANK"], flush=True)
+time.sleep(600)
+"""
+
+
+def read_lines(job: subprocess.Popen[str], count: int) -> set[str]:
+    """The next lines that a job writes."""
+    assert job.stdout is not None
+    return {job.stdout.readline().rstrip("\n") for _ in range(count)}
+
+
+def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> bool:
     """Whether something comes true."""
     give_up = time.monotonic() + within_s
     while not holds():
@@ -108,3 +130,90 @@ def eventually(holds: Callable[[], bool], within_s: float = 20.0) -> bool:
 def leftovers(machines: Sequence[Machine]) -> dict[str, dict[int, str]]:
     """What still runs on the hosts."""
     return {machine.name: found for machine in machines if (found := machine.processes())}
+
+
+UP = {f"[rank {rank}] up {rank}" for rank in range(4)}
+
+
+# -- promises that every engine keeps ----------------------------------------------------------------
+
+
+def check_all_reduce(jobs: Jobs, *options: str) -> None:
+    """Two hosts, two ranks each, every rank on cores of its own: all get the sum over all four."""
+    cores = sorted(os.sched_getaffinity(0))
+    ended = jobs.run(ALL_REDUCE, "--bind_cores_to_rank", *options)
+    assert ended.returncode == 0, ended.stderr
+    half = len(cores) // 2
+    if half * 2 != len(cores) or not half:
+        pytest.skip(f"two ranks cannot share {len(cores)} cores evenly here")
+    results = {}
+    for line in ended.stdout.splitlines():
+        tag, _, result = line.partition("] result ")
+        results[tag.removeprefix("[")] = result.split()
+    places = {tag: (host, rank, local) for tag, (host, rank, local, *_) in results.items()}
+    assert places == {
+        f"rank {rank}": (("alpha", "beta")[rank // 2], str(rank), str(rank % 2)) for rank in range(4)
+    }
+    assert {total for *_, total in results.values()} == {"15.0"}
+    bound = {tag: set(allowed.split(",")) for tag, (*_, allowed, _) in results.items()}
+    for first, second in (("rank 0", "rank 1"), ("rank 2", "rank 3")):
+        assert not bound[first] & bound[second]
+        assert bound[first] | bound[second] <= set(map(str, cores))
+    assert eventually(lambda: not leftovers(jobs.hosts.hosts)), leftovers(jobs.hosts.hosts)
+
+
+def check_failing_rank(jobs: Jobs, *options: str) -> None:
+    """The exit code is the rank's, and the last lines say which one it was; the others have ended."""
+    code = """
+import os, sys, time
+if os.environ["RANK"] == "3":
+    print("about to fail", flush=True)
+    sys.exit(7)
+time.sleep(600)
+"""
+    ended = jobs.run(code, *options)
+    assert ended.returncode == 7, ended.stderr
+    assert "acclimate run: the last line of rank 3:\n    about to fail\n" in ended.stderr
+    assert re.search(r"acclimate run: rank 3 \(host beta, pid \d+\) ended with exit code 7\.$", ended.stderr)
+    assert eventually(lambda: not leftovers(jobs.hosts.hosts)), leftovers(jobs.hosts.hosts)
+
+
+def check_interrupt(jobs: Jobs, *options: str) -> None:
+    """Ranks on all hosts get the launcher's SIGINT itself, and time to end."""
+    code = """
+import os, signal, sys, time
+def end(number, frame):
+    print("got", number, os.environ["RANK"], flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGINT, end)
+print("up", os.environ["RANK"], flush=True)
+time.sleep(600)
+"""
+    with jobs.start(code, *options) as job:
+        assert read_lines(job, 4) == UP
+        job.send_signal(signal.SIGINT)
+        stdout, stderr = job.communicate(timeout=60)
+    assert set(stdout.splitlines()) == {f"[rank {rank}] got 2 {rank}" for rank in range(4)}, stderr
+    assert eventually(lambda: not leftovers(jobs.hosts.hosts)), leftovers(jobs.hosts.hosts)
+
+
+def check_killed_launcher(jobs: Jobs, *options: str) -> None:
+    """No process is left on any host, the launcher's own included, when it is killed."""
+    with jobs.start(SLEEP, *options) as job:
+        assert read_lines(job, 4) == UP
+        job.kill()
+    everything = [jobs.hosts.head, *jobs.hosts.hosts]
+    assert eventually(lambda: not leftovers(everything)), leftovers(everything)
+
+
+def check_lost_host(jobs: Jobs, *options: str) -> subprocess.CompletedProcess[str]:
+    """A host that is switched off ends the job on the other one, and is named."""
+    alpha, beta = jobs.hosts.hosts
+    with jobs.start(SLEEP, *options) as job:
+        assert read_lines(job, 4) == UP
+        beta.pull_the_plug()
+        stdout, stderr = job.communicate(timeout=60)
+    assert job.returncode == 1, stderr
+    assert 'acclimate run: host "beta" was lost: ' in stderr
+    assert eventually(lambda: not leftovers([alpha])), leftovers([alpha])
+    return subprocess.CompletedProcess(job.args, job.returncode, stdout, stderr)

@@ -11,8 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,22 +59,12 @@ class Machine:
         script = _BECOME_A_MACHINE.format(
             name=name, folder=folder, then=then.format(name=name, folder=folder)
         )
-        process_namespace = ["--pid", "--mount-proc"] if own_processes else []
+        own = ["--pid", "--mount-proc"] if own_processes else []
         self._first = subprocess.Popen(
-            [
-                "unshare",
-                "--net",
-                "--mount",
-                "--uts",
-                "--fork",
-                "--kill-child",
-                *process_namespace,
-                "sh",
-                "-c",
-                script,
-            ],
+            ["unshare", "--net", "--mount", "--uts", "--fork", "--kill-child", *own, "sh", "-c", script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # it complains when it is killed
             text=True,
         )
         self._wait_for("up")
@@ -98,14 +86,14 @@ class Machine:
         self._first.stdin.flush()
         self._wait_for("ready")
 
-    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    def popen(self, command: Sequence[str], directory: Path, **options: Any) -> subprocess.Popen[str]:
         """Starts a program there."""
-        return subprocess.Popen([*self._enter, *command], text=True, **options)
+        command = [*self._enter, f"--wdns={directory}", *command]
+        return subprocess.Popen(command, encoding="utf-8", errors="surrogateescape", **options)
 
     def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs a program there to its end."""
-        options = {"capture_output": True, "text": True, "timeout": 120, **options}
-        return subprocess.run([*self._enter, *command], **options)
+        return subprocess.run([*self._enter, *command], capture_output=True, text=True, timeout=60, **options)
 
     def processes(self) -> dict[int, str]:
         """Command lines of what runs there, by process id here: all but the first process and sshd's."""
@@ -188,6 +176,13 @@ class Hosts:
         """The host is still there, and nobody hears of it any more."""
         number = [host.name for host in self.hosts].index(name)
         assert self.head.run(["ip", "link", "set", f"port{number}", "down"]).returncode == 0
+
+    def swallow_packets(self) -> str:
+        """An address of this network from which nothing ever comes back."""
+        address = f"{NETWORK}99"
+        neighbour = ["ip", "neighbour", "add", address, "lladdr", "02:00:00:00:00:09", "dev", "bridge"]
+        assert self.head.run(neighbour).returncode == 0
+        return address
 
     def close(self) -> None:
         """Ends all machines."""

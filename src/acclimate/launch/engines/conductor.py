@@ -153,8 +153,14 @@ class Conductor:
             if all(peer.outcome is not None for peer in self.peers):
                 self._end_within(_SETTLE_S)
 
-    def lost(self, peer: Peer, words: str) -> None:
-        """A peer cannot be heard any more; ``words`` tell why, as far as the engine knows."""
+    def lost(self, peer: Peer, words: str, *, was_reached: bool = False) -> None:
+        """A peer cannot be heard any more.
+
+        Args:
+            peer: who.
+            words: why, as far as the engine knows.
+            was_reached: whether the host itself answered.
+        """
         if peer.gone:
             return
         peer.gone, peer.link = True, None
@@ -162,7 +168,8 @@ class Conductor:
             return
         words = f": {words}" if words else "."
         if not self.started:
-            self.refuse(f'host "{peer.host}" cannot be reached{words}')
+            how = "cannot run an agent" if was_reached else "cannot be reached"
+            self.refuse(f'host "{peer.host}" {how}{words}')
         elif self._blamed is None:
             self._reason = f'host "{peer.host}" was lost{words}'
             self._blame(peer)

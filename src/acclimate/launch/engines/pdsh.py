@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _HOST_ENDED = re.compile(rb"^pdsh@[^:]*: ([^:]+): \S+ exited with exit code (\d+)$")
 
 
+_KEPT = 100
+"""Lines of pdsh's that are kept, to say why a host ended."""
+
+
 def find(environ: Mapping[str, str]) -> str | None:
     """Path of pdsh; None where it is not installed."""
     return shutil.which("pdsh", path=environ.get("PATH"))
@@ -77,18 +81,18 @@ class _Listener:
         for line in self._lines.feed(data):
             ended = _HOST_ENDED.match(line)
             if ended is None:
-                self._words.append(line.decode(errors="backslashreplace"))
+                words = line.decode(errors="backslashreplace")
+                self._words = [*self._words[-_KEPT:], words]
                 if switchboard.conductor.started:
-                    sys.stderr.write(self._words.pop() + "\n")
+                    sys.stderr.write(f"{words}\n")
                 continue
             host, code = ended[1].decode(), int(ended[2])
             peer = switchboard.peers.get(host)
             if peer is not None:
-                switchboard.conductor.lost(peer, self._about(host, code))
+                said = ssh.what_was_said(code, self._about(host))
+                switchboard.conductor.lost(peer, said, was_reached=code != ssh.FAILED)
 
-    def _about(self, host: str, code: int) -> str:
+    def _about(self, host: str) -> str:
         """What was said that names the host, else the last that was said at all."""
-        naming = [words for words in self._words if host in words] or self._words[-1:]
-        if code == ssh.FAILED:
-            return "; ".join(naming) or f"ssh ended with exit code {code}"
-        return f"its agent ended with exit code {code}: {'; '.join(naming) or 'it said nothing'}"
+        naming = [words for words in self._words if host in words]
+        return "; ".join(naming or self._words[-1:])

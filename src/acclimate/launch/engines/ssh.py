@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 CONNECT_S = 7
 """How long a host may take to accept a connection."""
-_NAME = "ssh"
 FAILED = 255
 """ssh's exit code for its own failures; any other is the remote command's."""
 _READ_BYTES = 1 << 16
@@ -73,6 +72,13 @@ def common_port(job: JobPlan, engine: str) -> int | None:
     return ports.pop()
 
 
+def what_was_said(code: int, words: str) -> str:
+    """Why a host's ssh ended: in its own words where it failed, else in those of the remote command."""
+    if code == FAILED:
+        return words or "ssh did not say why"
+    return f"exit code {code}: {words}" if words else f"exit code {code}"
+
+
 def remote_command(job: JobPlan, *arguments: str) -> str:
     """What a login shell of whatever kind has to run there to become an agent."""
     words = [sys.executable, "-m", "acclimate.launch.agent", *arguments]
@@ -92,13 +98,6 @@ class Connection(Peer):
         self.lines = {1: HeldLines(), 2: HeldLines()}
         self.last_words = b""
         self.open_streams = 0
-
-    def why_it_ended(self, code: int) -> str:
-        """ssh's own words where it failed, else the remote command's."""
-        words = self.last_words.decode(errors="backslashreplace").strip()
-        if code == FAILED:
-            return words or f"{_NAME} ended with exit code {code} and said nothing"
-        return f"its agent ended with exit code {code}: {words or 'it said nothing'}"
 
 
 class Spoken:
@@ -208,5 +207,8 @@ class SshFleet:
         self._streams.write(stream, connection.lines[stream].feed(data))
 
     def _ended(self, connection: Connection) -> None:
-        if connection.process is not None:
-            self._conductor.lost(connection, connection.why_it_ended(connection.process.wait()))
+        if connection.process is None:
+            return
+        code = connection.process.wait()
+        words = connection.last_words.decode(errors="backslashreplace").strip()
+        self._conductor.lost(connection, what_was_said(code, words), was_reached=code != FAILED)
