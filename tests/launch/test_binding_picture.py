@@ -95,6 +95,11 @@ def test_rows_that_interleave_numbers_say_the_first_and_the_last(recorded: Calla
     assert lines[-3].split() == ["1", "10", "1,5,9,13,17,21,25,29,33,37", "1", *["bound", "to", "node", "1"]]
 
 
+def test_nodes_are_drawn_alike_in_width(recorded: Callable[[str], Path]) -> None:
+    lines = drawn(read_topology(recorded("64amd64-4s2n4ca2co")), 8)  # node 5 has 8 GiB, the others 16
+    assert {tuple(map(len, line.split(" ╭"))) for line in lines if line.startswith("╭")} == {(38, 37)}
+
+
 def test_kinds_of_cores_are_named_where_a_node_has_both(recorded: Callable[[str], Path]) -> None:
     lines = drawn(read_topology(recorded("nvidia-dgx-gb10")), 2)
     frame = [line.strip("│ ") for line in lines[1:5]]

@@ -177,6 +177,16 @@ def test_memory_nodes_that_are_not_there_are_a_sentence_and_no_error(nodes: tupl
     assert (cpus, policies) == ([cpu], ["default"])
 
 
+@pytest.mark.usefixtures("policies_work")
+def test_the_last_node_of_a_word_is_not_cut_off() -> None:
+    if 63 in allowed_nodes():
+        pytest.skip("this machine has a memory node 63")
+    # With that bit lost the kernel would see no node at all, which it takes for a wish for the nearest.
+    warning, _, policies = bound(RankBinding((max(os.sched_getaffinity(0)),), 1, (), 63))
+    assert "set_mempolicy is refused" in warning
+    assert policies == ["default"]
+
+
 def test_a_forked_child_binds_itself_and_not_its_parent() -> None:
     before = os.sched_getaffinity(0)
     cpu = max(before)

@@ -99,7 +99,7 @@ class _Grid:
 
     def of_node(self, node: MemoryNode) -> Group:
         cores = [core for core in self.topology.cores if core.node == node.index]
-        cores.sort(key=lambda core: (core.kind != "performance", core.package, core.cpus))
+        cores.sort(key=lambda core: (core.package, core.cpus))
         lines: list[Text] = []
         for kind in ("performance", "efficiency"):
             of_kind = [core for core in cores if core.kind == kind]
