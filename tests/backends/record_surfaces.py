@@ -369,7 +369,10 @@ def open_clone(name: str, folder: Path) -> Package:
         ended = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True)
         return ended.stdout if ended.returncode == 0 else None
 
-    revision, date = (git("log", "-1", "--format=%H %cd", "--date=format:%Y.%m.%d") or "").split()
+    head = git("log", "-1", "--format=%H %cd", "--date=format:%Y.%m.%d")
+    if head is None:
+        raise SystemExit(f"{folder} is no clone of {address}.")
+    revision, date = head.split()
     how = f"the uses of it in {prefix}" if name in USED else "read without importing it"
     source = f"{address} at {revision}, {how}"
     return Package(name, date, source, lambda path: git("show", f"HEAD:{prefix}{path}"))
@@ -427,6 +430,13 @@ def main() -> None:
     parser.add_argument("packages", nargs="+", help="package==version, a wheel, or package=clone")
     for wanted in parser.parse_args().packages:
         name, is_clone, folder = wanted.partition("=")
+        package_name = Path(name).name.partition("-")[0]
+        if package_name not in {*MODULES, *USED}:
+            parser.error(
+                f"{package_name}: which of its modules are a device's is not known; add it to MODULES."
+            )
+        if is_clone and not folder.startswith("=") and name not in CLONES:
+            parser.error(f"{name}: its public repository is not known; add it to CLONES.")
         with tempfile.TemporaryDirectory() as temporary:
             if wanted.endswith(".whl"):
                 package = open_wheel(Path(wanted))
