@@ -3,8 +3,8 @@
     python benchmarks/launch.py [--rounds 5]
 
 The three take turns; a figure is the median over the rounds. *Start* is 2 ranks of a script that does
-nothing, over the time that Python needs for that script alone. *End* is from the SIGKILL of one of 8 ranks until the
-launcher has ended and no process of the job is left; the other ranks end on SIGTERM.
+nothing, over the time that Python needs for that script alone. *End* is from the SIGKILL of one of 8 ranks
+until the launcher has ended and no process of the job is left; the other ranks end on SIGTERM.
 """
 
 from __future__ import annotations
