@@ -52,6 +52,8 @@ class DeviceLibraryBuilder(OpBuilder):
             flags.append(f"-DSIM_SLOT={self.slot.upper()}")
         if self.slot == "hpu":
             flags.append("-DSIM_AUTOCAST")  # the vendor's package has the rules, where torch has the others'
+        if self.slot == "mps":
+            flags.append("-DSIM_NO_COLLECTIVES")  # torch.distributed has none for Metal
         return flags
 
 

@@ -30,6 +30,10 @@ IValue map_tensors(const IValue& value, const Convert& convert) {
 }
 
 void on_host_backend(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+#ifdef SIM_NO_COLLECTIVES  // as torch says it
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "Could not run '", op.schema().name(), "' with arguments from the '", kSimKey, "' backend.");
+#endif
   HostAliases aliases;
   auto device = current_device();
   const auto count = op.schema().arguments().size(), results = op.schema().returns().size();

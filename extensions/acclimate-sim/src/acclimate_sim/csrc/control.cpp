@@ -3,6 +3,7 @@
 #include "devices.h"
 #include "generator.h"
 #include "host_alias.h"
+#include "pinned.h"
 
 #include <torch/library.h>
 
@@ -36,6 +37,12 @@ TORCH_LIBRARY(sim, m) {
   m.def("device_count() -> int", [] { return int64_t{settings().device_count}; });
   m.def("default_generator(int device) -> Generator?", generator_of);
   m.def("dtype_number(ScalarType dtype) -> int", number_of_dtype);
+  m.def("register_pinned(int address, int bytes) -> ()", [](int64_t address, int64_t bytes) {
+    register_pinned(static_cast<uintptr_t>(address), static_cast<size_t>(bytes));
+  });
+  m.def("unregister_pinned(int address) -> ()", [](int64_t address) {
+    unregister_pinned(static_cast<uintptr_t>(address));
+  });
   m.def("host_view(Tensor(a) tensor) -> Tensor(a)");
 }
 SIM_LIBRARY_IMPL(sim, SIM_SLOT, m) { m.impl("host_view", host_view); }

@@ -69,6 +69,16 @@ at::HostAllocatorRegistry<kSim> g_register_pinned_allocator(&g_pinned_allocator)
 
 }  // namespace
 
+void register_pinned(uintptr_t address, size_t bytes) {
+  std::lock_guard<std::mutex> hold(g_pinned_lock);
+  g_pinned[address] = bytes;
+}
+
+void unregister_pinned(uintptr_t address) {
+  std::lock_guard<std::mutex> hold(g_pinned_lock);
+  g_pinned.erase(address);
+}
+
 c10::Allocator* pinned_allocator() { return &g_pinned_allocator; }
 
 bool is_pinned(const void* address) {

@@ -3,9 +3,15 @@
 
 #include <c10/core/Allocator.h>
 
+#include <cstdint>
+
 namespace sim {
 
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* address);
+
+// Memory that torch did not allocate counts as pinned from one call to the other, as with cudaHostRegister.
+void register_pinned(uintptr_t address, size_t bytes);
+void unregister_pinned(uintptr_t address);
 
 }  // namespace sim
