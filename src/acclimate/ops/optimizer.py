@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch import Tensor
 from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameterError
 from acclimate.ops import huge_pages
 from acclimate.ops.simd import chosen_isa
+
+if TYPE_CHECKING:
+    from acclimate.ops.builder import OpBuilder
 
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 """Tensors, parameter groups or named parameters, as any torch optimizer takes them."""
@@ -38,6 +41,10 @@ class GroupOptimizer(torch.optim.Optimizer):
 
     state_names: ClassVar[tuple[str, ...]]
     """The names in ``state`` of the tensors that have the parameter's shape: one or two."""
+    builders: ClassVar[Mapping[str, type[OpBuilder]]] = {}
+    """By type of device: whose library to load for a parameter there."""
+    elsewhere: ClassVar[str | None] = None
+    """What to use for parameters that are not on the host, where this optimizer is for the host alone."""
 
     def __init__(
         self,
@@ -71,12 +78,24 @@ class GroupOptimizer(torch.optim.Optimizer):
             raise
 
     def check_parameter(self, parameter: Tensor) -> None:
-        """Raises :class:`UnsupportedParameterError` for a parameter that this optimizer cannot update."""
+        """Loads the op for the parameter's device.
+
+        Raises:
+            UnsupportedParameterError: a parameter that this optimizer cannot update.
+        """
         if parameter.dtype not in SUPPORTED_DTYPES:
             raise UnsupportedParameterError(
                 f"{type(self).__name__} updates float32, bfloat16 and float16 parameters, and was given one "
                 f"of {parameter.dtype}. Convert it, or use torch.optim for that one."
             )
+        device = parameter.device.type
+        if self.elsewhere is not None and device != "cpu":
+            raise UnsupportedParameterError(
+                f"{type(self).__name__} updates parameters on the host, and was given one on "
+                f"{parameter.device}. Use {self.elsewhere} there."
+            )
+        if device in self.builders:
+            self.builders[device]().load()
 
     # -- a step ----------------------------------------------------------------------------------
 
@@ -259,6 +278,34 @@ class GroupOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)  # a state saved by another optimizer of the same algorithm
+
+
+class FusedOptimizer(GroupOptimizer):
+    """What adds to an optimizer of one device's parameters that a group may be on several.
+
+    Comes before that optimizer among the bases of a class.
+    """
+
+    set_grad_none: bool
+    """What :meth:`zero_grad` does unless told."""
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Drops the gradients, or sets them to zero."""
+        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+    def update(
+        self,
+        group: Mapping[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: tuple[list[Tensor], list[Tensor]],
+        steps: list[Tensor],
+        outputs: list[Tensor],
+        grad_scale: float,
+    ) -> None:
+        """Updates the tensors of one group, in one call for each device they are on."""
+        for part in by_device(params, grads, *states, steps, outputs):
+            super().update(group, part[0], part[1], (part[2], part[3]), part[4], part[5], grad_scale)
 
 
 def number(value: float | Tensor) -> float:

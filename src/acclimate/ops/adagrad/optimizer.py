@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameterError
+from acclimate.errors import InvalidOptimizerArgumentError
 from acclimate.ops.adagrad.builder import CPUAdagradBuilder
 from acclimate.ops.adagrad.schema import define
 from acclimate.ops.optimizer import GroupOptimizer, Parameters, check_settings, number
@@ -52,6 +52,7 @@ class CPUAdagrad(GroupOptimizer):
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("sum",)
+    elsewhere: ClassVar[str | None] = "torch.optim.Adagrad"
 
     def __init__(
         self,
@@ -85,15 +86,6 @@ class CPUAdagrad(GroupOptimizer):
             "maximize": maximize,
         }
         super().__init__(model_params, defaults, state_dtype=state_dtype, master_weights=master_weights)
-
-    def check_parameter(self, parameter: Tensor) -> None:
-        """Raises :class:`UnsupportedParameterError` for a parameter of another dtype or device."""
-        super().check_parameter(parameter)
-        if parameter.device.type != "cpu":
-            raise UnsupportedParameterError(
-                f"CPUAdagrad updates parameters on the host, and was given one on {parameter.device}. "
-                "Use torch.optim.Adagrad there."
-            )
 
     def initial_state(self, name: str, group: Mapping[str, Any]) -> float:
         """The sum of squares starts at ``initial_accumulator_value``."""

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameterError
+from acclimate.errors import InvalidOptimizerArgumentError
 from acclimate.ops.adam.builder import CPUAdamBuilder, FusedAdamBuilder, FusedAdamCPUBuilder
 from acclimate.ops.adam.schema import define
-from acclimate.ops.optimizer import GroupOptimizer, Parameters, by_device, check_settings, number
+from acclimate.ops.builder import OpBuilder
+from acclimate.ops.optimizer import FusedOptimizer, GroupOptimizer, Parameters, check_settings, number
 
 
 class _Adam(GroupOptimizer):
@@ -119,6 +120,8 @@ class CPUAdam(_Adam):
         UnsupportedParameterError: a parameter of another dtype, or not on the host.
     """
 
+    elsewhere: ClassVar[str | None] = "FusedAdam"
+
     def __init__(
         self,
         model_params: Parameters,
@@ -141,17 +144,8 @@ class CPUAdam(_Adam):
         super().__init__(model_params, lr, bias_correction, betas, eps, weight_decay, amsgrad, adamw_mode,
                          maximize, state_dtype, master_weights)  # fmt: skip
 
-    def check_parameter(self, parameter: Tensor) -> None:
-        """Raises :class:`UnsupportedParameterError` for a parameter of another dtype or device."""
-        super().check_parameter(parameter)
-        if parameter.device.type != "cpu":
-            raise UnsupportedParameterError(
-                f"CPUAdam updates parameters on the host, and was given one on {parameter.device}. "
-                "Use FusedAdam there."
-            )
 
-
-class FusedAdam(_Adam):
+class FusedAdam(FusedOptimizer, _Adam):
     """:class:`CPUAdam` for parameters on any device: one call, and on CUDA one launch, for a whole group.
 
     On the host it is CPUAdam; on CUDA a kernel of this package; on other devices torch's own fused Adam
@@ -178,6 +172,11 @@ class FusedAdam(_Adam):
         UnsupportedParameterError: a parameter of another dtype.
     """
 
+    builders: ClassVar[Mapping[str, type[OpBuilder]]] = {
+        "cpu": FusedAdamCPUBuilder,
+        "cuda": FusedAdamBuilder,
+    }
+
     def __init__(
         self,
         params: Parameters,
@@ -197,29 +196,3 @@ class FusedAdam(_Adam):
         self.set_grad_none = set_grad_none
         super().__init__(params, lr, bias_correction, betas, eps, weight_decay, amsgrad, adam_w_mode,
                          maximize, state_dtype, master_weights)  # fmt: skip
-
-    def check_parameter(self, parameter: Tensor) -> None:
-        """Loads the op for the parameter's device, and raises where the dtype is another."""
-        super().check_parameter(parameter)
-        if parameter.device.type == "cpu":
-            FusedAdamCPUBuilder().load()
-        elif parameter.device.type == "cuda":
-            FusedAdamBuilder().load()
-
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Drops the gradients, or sets them to zero."""
-        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
-
-    def update(
-        self,
-        group: Mapping[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: tuple[list[Tensor], list[Tensor]],
-        steps: list[Tensor],
-        outputs: list[Tensor],
-        grad_scale: float,
-    ) -> None:
-        """Updates the tensors of one group, in one call for each device they are on."""
-        for part in by_device(params, grads, *states, steps, outputs):
-            super().update(group, part[0], part[1], (part[2], part[3]), part[4], part[5], grad_scale)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from acclimate.errors import InvalidOptimizerArgumentError
+from acclimate.ops.builder import OpBuilder
 from acclimate.ops.lamb.builder import FusedLambBuilder
 from acclimate.ops.lamb.schema import define
 from acclimate.ops.optimizer import GroupOptimizer, Parameters, by_device, check_settings, number
@@ -54,6 +55,7 @@ class FusedLamb(GroupOptimizer):
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    builders: ClassVar[Mapping[str, type[OpBuilder]]] = {"cuda": FusedLambBuilder}
 
     def __init__(
         self,
@@ -92,12 +94,6 @@ class FusedLamb(GroupOptimizer):
         self._op = define()
         self._ratios: list[Tensor] = []
         super().__init__(params, defaults, state_dtype=state_dtype, master_weights=master_weights)
-
-    def check_parameter(self, parameter: Tensor) -> None:
-        """Loads the op for the parameter's device, and raises where the dtype is another."""
-        super().check_parameter(parameter)
-        if parameter.device.type == "cuda":
-            FusedLambBuilder().load()
 
     def get_lamb_coeffs(self) -> list[float]:
         """The trust ratios of the last step, in the order of the parameters that had a gradient."""

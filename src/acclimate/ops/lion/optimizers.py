@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from acclimate.errors import UnsupportedParameterError
+from acclimate.ops.builder import OpBuilder
 from acclimate.ops.lion.builder import CPULionBuilder, FusedLionBuilder, FusedLionCPUBuilder
 from acclimate.ops.lion.schema import define
-from acclimate.ops.optimizer import GroupOptimizer, Parameters, by_device, check_settings, number
+from acclimate.ops.optimizer import FusedOptimizer, GroupOptimizer, Parameters, check_settings, number
 
 
 class _Lion(GroupOptimizer):
@@ -88,6 +88,8 @@ class CPULion(_Lion):
         UnsupportedParameterError: a parameter of another dtype, or not on the host.
     """
 
+    elsewhere: ClassVar[str | None] = "FusedLion"
+
     def __init__(
         self,
         model_params: Parameters,
@@ -105,17 +107,8 @@ class CPULion(_Lion):
             state_dtype = torch.float32
         super().__init__(model_params, lr, betas, weight_decay, maximize, state_dtype, master_weights)
 
-    def check_parameter(self, parameter: Tensor) -> None:
-        """Raises :class:`UnsupportedParameterError` for a parameter of another dtype or device."""
-        super().check_parameter(parameter)
-        if parameter.device.type != "cpu":
-            raise UnsupportedParameterError(
-                f"CPULion updates parameters on the host, and was given one on {parameter.device}. "
-                "Use FusedLion there."
-            )
 
-
-class FusedLion(_Lion):
+class FusedLion(FusedOptimizer, _Lion):
     """:class:`CPULion` for parameters on any device: one call, and on CUDA one launch, for a whole group.
 
     On the host it is CPULion; on CUDA a kernel of this package; on other devices plain torch. The update
@@ -137,6 +130,11 @@ class FusedLion(_Lion):
         UnsupportedParameterError: a parameter of another dtype.
     """
 
+    builders: ClassVar[Mapping[str, type[OpBuilder]]] = {
+        "cpu": FusedLionCPUBuilder,
+        "cuda": FusedLionBuilder,
+    }
+
     def __init__(
         self,
         params: Parameters,
@@ -151,29 +149,3 @@ class FusedLion(_Lion):
     ) -> None:
         self.set_grad_none = set_grad_none
         super().__init__(params, lr, betas, weight_decay, maximize, state_dtype, master_weights)
-
-    def check_parameter(self, parameter: Tensor) -> None:
-        """Loads the op for the parameter's device, and raises where the dtype is another."""
-        super().check_parameter(parameter)
-        if parameter.device.type == "cpu":
-            FusedLionCPUBuilder().load()
-        elif parameter.device.type == "cuda":
-            FusedLionBuilder().load()
-
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Drops the gradients, or sets them to zero."""
-        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
-
-    def update(
-        self,
-        group: Mapping[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: tuple[list[Tensor], list[Tensor]],
-        steps: list[Tensor],
-        outputs: list[Tensor],
-        grad_scale: float,
-    ) -> None:
-        """Updates the tensors of one group, in one call for each device they are on."""
-        for part in by_device(params, grads, *states, steps, outputs):
-            super().update(group, part[0], part[1], (part[2], part[3]), part[4], part[5], grad_scale)
