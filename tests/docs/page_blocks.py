@@ -63,3 +63,14 @@ def agrees(output: str, shown: str) -> bool:
         for line in shown.splitlines()
     )
     return re.fullmatch(pattern, output if not output or output.endswith("\n") else output + "\n") is not None
+
+
+def links(page: Path) -> list[str]:
+    """What a page's links lead to: a file beside it, a heading after "#", or both."""
+    return re.findall(r"\]\(([^)]+)\)", prose(page))
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings in links, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

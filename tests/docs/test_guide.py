@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from page_blocks import DOCS, Block, agrees, blocks, prose
+from page_blocks import DOCS, Block, agrees, anchors, blocks, links, prose
 
 from acclimate.backends.cpu import CPUAccelerator
 from fresh_process import plain_environment
@@ -51,7 +51,7 @@ CUDA_ONLY = [block for block in PYTHON if block.first_line == ON_CUDA_ONLY]
 FILES = [block for block in PYTHON if block.file]
 RUN = [block for block in PYTHON if block not in CUDA_ONLY and block not in FILES]
 CONSOLES = of_language("console")
-LAUNCHED = [block for block in CONSOLES if "torchrun" in block.content]
+LAUNCHED = [block for block in CONSOLES if "acclimate run" in block.content]
 
 
 def at_its_line(block: Block) -> str:
@@ -216,14 +216,8 @@ def test_the_message_quoted_in_the_text_is_torchs() -> None:
 
 
 def test_every_link_leads_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", prose(PAGE)):
+    for target in links(PAGE):
         name, _, anchor = target.partition("#")
         page = PAGE.parent / name if name else PAGE
         assert page.is_file(), target
         assert not anchor or anchor in anchors(page), target
-
-
-def anchors(page: Path) -> set[str]:
-    """As GitHub makes them of headings."""
-    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
