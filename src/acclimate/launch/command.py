@@ -185,7 +185,32 @@ def _run_here(job: JobPlan, options: RunOptions) -> Outcome:
 
 
 def _run_elastic(job: JobPlan, options: RunOptions) -> Outcome:
-    raise LaunchOptionError("--max_restarts, --min_nodes and --max_nodes are not built yet.")
+    from acclimate.launch import elastic  # imports torch
+
+    if len(job.hosts) != 1 or options.hostfile is not None or options.node_rank is not None:
+        raise LaunchOptionError(
+            "--max_restarts, --min_nodes and --max_nodes start ranks of one host: run the same command on "
+            "each host, with --max_nodes and --master_addr, and without --hostfile and --node_rank."
+        )
+    min_nodes, max_nodes = elastic_nodes(options)
+    if max_nodes > 1 and options.master_addr is None:
+        raise LaunchOptionError(
+            "--max_nodes needs --master_addr: an address of one of the hosts, where they meet, the same on "
+            "all."
+        )
+    port = options.master_port or (_free_port() if max_nodes == 1 else BY_HAND_PORT)
+    meeting = replace(job, master_addr=options.master_addr or "127.0.0.1", master_port=port)
+    return elastic.launch(
+        meeting, min_nodes=min_nodes, max_nodes=max_nodes, max_restarts=options.max_restarts
+    )
+
+
+def elastic_nodes(options: RunOptions) -> tuple[int, int]:
+    """The least and the most hosts that take part."""
+    if options.min_nodes is None and options.max_nodes is None:
+        return (1, 1)
+    least = options.min_nodes or 1
+    return (least, options.max_nodes or least)
 
 
 def _free_port() -> int:
