@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from recorded_surface import GIBIBYTE, RECORDED, Torch, stand_in_for_torch
 
-from acclimate.accelerator import Accelerator, RecordedGraph
+from acclimate.accelerator import Accelerator, DeviceProperties, RecordedGraph
 from acclimate.backends import BUILTIN
 
 NEWEST = "2.15.0"
@@ -82,6 +83,31 @@ def test_gaudi_ignores_the_pool_that_its_graphs_do_not_have(arrange: Arrange) ->
     acc, _ = arrange("hpu")
     with acc.capture_to_graph(acc.create_graph(), pool=(0, 1)):
         pass
+
+
+# -- devices -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [("npu", "vector_core_num"), ("xpu", "gpu_subslice_count"), ("sdaa", "multi_processor_count")],
+)
+def test_a_vendors_own_count_of_processors_is_read(
+    name: str, field: str, arrange: Arrange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acc, stand_in = arrange(name)
+    properties = types.SimpleNamespace(name="a device", total_memory=7, **{field: 48})
+    answer(monkeypatch, getattr(stand_in, name), get_device_properties=properties)
+    assert acc.get_device_properties() == DeviceProperties("a device", 7, multi_processor_count=48)
+
+
+def test_gaudis_properties_are_a_text_and_still_make_properties(
+    arrange: Arrange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acc, stand_in = arrange("hpu")
+    answer(monkeypatch, stand_in.hpu, get_device_properties="(sramBaseAddress=1, dramSize=96)")
+    found = acc.get_device_properties()
+    assert (found.name, found.total_memory) == ("a device", acc.total_memory())
 
 
 # -- marks for profilers -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 
@@ -64,6 +64,9 @@ class Devices(ABC):
         CUDA: ``"cuda"``.
         """
         return self.device_type
+
+    _processors_field: ClassVar[str] = "multi_processor_count"
+    """What the vendor's properties call the number of independent processors of a device."""
 
     # -- what torch offers for it ----------------------------------------------------------------
 
@@ -312,7 +315,7 @@ class Devices(ABC):
         return DeviceProperties(
             name=str(known.get("name", name(index) if name is not None else self.device_name(index))),
             total_memory=int(known.get("total_memory", self._memory_info(index)[1])),
-            multi_processor_count=int(known.get("multi_processor_count", 1)),
+            multi_processor_count=int(known.get(self._processors_field, 1)),
             major=int(known.get("major", capability[0])),
             minor=int(known.get("minor", capability[1])),
         )

@@ -18,6 +18,7 @@ class NPUAccelerator(Accelerator):
     visible_devices_variable = "ASCEND_RT_VISIBLE_DEVICES"
     exported_variable_prefixes = ("ASCEND", "HCCL")
     supports_nvtx_domain = True
+    _processors_field = "vector_core_num"  # as torch_npu itself counts them for torch.compile
 
     def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> None:
         self.torch_module.mstx.range_push(msg, domain=domain or "default")

@@ -14,6 +14,8 @@ class XPUAccelerator(Accelerator):
     visible_devices_variable = "ZE_AFFINITY_MASK"
     exported_variable_prefixes = ("CCL_", "FI_", "I_MPI_", "ONEAPI_", "SYCL_", "UR_", "ZE_")
 
+    _processors_field = "gpu_subslice_count"  # Xe cores, as torch counts them for torch.compile
+
     @property
     def communication_backend(self) -> str:
         """xccl where torch was built with it, else oneCCL's bindings."""
