@@ -56,6 +56,8 @@ def read_text(path: Path | None) -> bytes:
     Raises:
         TextError: there is none.
     """
+    if path is not None and not path.exists():
+        raise TextError(f"There is no {path}. Name a text file, or a folder of them: --data.")
     if path is not None and path.is_file():
         text = path.read_bytes()
     else:
@@ -65,7 +67,9 @@ def read_text(path: Path | None) -> bytes:
         random.Random(0).shuffle(files)  # so that the end, which validates, is like the rest
         text = _SEPARATOR.join(content for each in files if _SEPARATOR not in (content := each.read_bytes()))
     if not text:
-        raise TextError(f"{path or 'the standard library'} holds no text. Name a file or a folder: --data.")
+        raise TextError(
+            f"{path or 'the standard library'} holds no text. Name a text file, or a folder of them: --data."
+        )
     return text
 
 

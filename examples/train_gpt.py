@@ -128,7 +128,7 @@ class Trainer:
         return {
             "step": number,
             "loss": loss_value,
-            "norm": norm_value,
+            "norm": norm_value if math.isfinite(norm_value) else None,
             "lr": rate,
             "tokens_per_s": args.batch * args.context / (time.perf_counter() - began),
             "memory": self.acc.max_memory_allocated(),
@@ -365,6 +365,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser.error(
             f"--batch {args.batch} cannot be dealt evenly to {WORLD_SIZE} ranks in {args.accumulate} parts"
         )
+    if args.parallel == "fsdp2" and WORLD_SIZE > 1 and args.optimizer != "adamw":
+        parser.error(f"--optimizer {args.optimizer} does not update shards; --parallel fsdp2 takes adamw")
     return args
 
 

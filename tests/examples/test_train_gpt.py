@@ -1,0 +1,373 @@
+"""The training example: it learns, it goes on where it was stopped, and ranks agree with each other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training import (
+    EXAMPLES,
+    SCRIPT,
+    STEPS,
+    TINY,
+    Row,
+    curve,
+    environment,
+    forget_checkpoints_after,
+    largest_difference,
+    log_of,
+    on_sim,
+    start,
+    train,
+    wait,
+    wait_for_step,
+)
+
+from fresh_process import FreshProcesses, Outcome
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run on the CPU, with dropout, so that random numbers matter."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    train(out, "--dropout=0.1")
+    return out
+
+
+def run_forked(fresh: FreshProcesses, out: Path, *options: str, before: str = "") -> Outcome:
+    """One run on the CPU in a fork that has torch already, and no matplotlib."""
+    code = f"""
+{before}
+import runpy, sys
+sys.modules["matplotlib"] = None
+sys.argv = {[str(SCRIPT), f"--out={out}", *TINY, *options]!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    env = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    return fresh.run(code, path=[EXAMPLES], env=env, timeout_s=200)
+
+
+# -- a whole run -------------------------------------------------------------------------------------
+
+
+def test_the_loss_falls_from_chance_to_well_below_it(whole_run: Path) -> None:
+    found = curve(whole_run)
+    assert [row["step"] for row in found] == list(range(1, STEPS + 1))
+    assert found[0]["loss"] == pytest.approx(5.5, abs=0.3)  # ln(256) = 5.55: every byte as likely
+    assert found[-1]["loss"] < 3.4
+    assert [row["step"] for row in found if "validation_loss" in row] == [10, 20, 30]
+    assert found[-1]["validation_loss"] < 3.4
+
+
+def test_a_run_shows_its_figures_as_lines_where_there_is_no_terminal(whole_run: Path) -> None:
+    said = log_of(whole_run).read_text()
+    assert "0.1 M parameters" in said
+    assert f"step 10/{STEPS} | loss " in said
+    assert "tokens/s" in said
+    assert "\x1b[" not in said
+
+
+def test_a_run_draws_its_curve(whole_run: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = (whole_run / "loss.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", picture[16:24])
+    assert width > height > 400
+
+
+def test_the_newest_checkpoints_are_kept(whole_run: Path) -> None:
+    found = sorted(path.name for path in (whole_run / "checkpoints").iterdir())
+    assert found == ["step_00000020.pt", "step_00000030.pt"]
+
+
+def test_without_matplotlib_a_run_says_so_and_keeps_its_metrics(
+    fresh: FreshProcesses, tmp_path: Path
+) -> None:
+    ended = run_forked(fresh, tmp_path / "run", "--steps=2")
+    assert ended.returncode == 0, ended.stderr
+    assert "pip install 'acclimate[examples]'" in ended.stdout
+    assert len(curve(tmp_path / "run")) == 2
+
+
+# -- stopped and resumed -----------------------------------------------------------------------------
+
+
+def test_a_killed_run_goes_on_with_the_same_curve_to_the_bit(whole_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(out, f"--steps={STEPS}", "--dropout=0.1")
+    wait_for_step(out, 13, process)
+    process.kill()
+    assert wait(process) == -signal.SIGKILL
+    assert train(out, "--dropout=0.1", "--resume") == curve(whole_run)
+    assert f"resuming from {out}/checkpoints/step_000000" in log_of(out).read_text()
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=lambda n: n.name
+)
+def test_a_signal_ends_a_run_with_a_checkpoint_of_the_step_under_way(
+    number: signal.Signals, whole_run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    process = start(out, f"--steps={STEPS}", "--dropout=0.1")
+    wait_for_step(out, 2, process)
+    process.send_signal(number)
+    assert wait(process) == 128 + number
+    done = len(curve(out))
+    assert curve(out) == curve(whole_run)[:done]
+    assert done < STEPS
+    assert (out / f"checkpoints/step_{done:08d}.pt").exists()
+    assert f"{number.name}: checkpoint of step {done} written" in log_of(out).read_text()
+
+
+def test_a_run_that_is_complete_resumes_to_nothing(fresh: FreshProcesses, whole_run: Path) -> None:
+    before = curve(whole_run)
+    ended = run_forked(fresh, whole_run, f"--steps={STEPS}", "--dropout=0.1", "--resume")
+    assert ended.returncode == 0, ended.stderr
+    assert curve(whole_run) == before
+
+
+def test_settings_that_differ_from_the_checkpoints_are_told(fresh: FreshProcesses, tmp_path: Path) -> None:
+    run_forked(fresh, tmp_path / "run", "--steps=1")
+    ended = run_forked(fresh, tmp_path / "run", "--steps=2", "--lr=0.001", "--resume")
+    assert ended.returncode == 0, ended.stderr
+    assert "curve may differ: steps 1 -> 2; lr 0.003 -> 0.001" in ended.stdout
+
+
+# -- what a user can get wrong -----------------------------------------------------------------------
+
+
+def test_a_run_does_not_write_over_another(fresh: FreshProcesses, whole_run: Path) -> None:
+    ended = run_forked(fresh, whole_run, "--steps=5")
+    assert ended.returncode == 1
+    assert ended.stderr.endswith(
+        f"train_gpt.py: {whole_run} holds a run. --resume goes on with it; or give another --out.\n"
+    )
+    assert len(curve(whole_run)) == STEPS
+
+
+def test_a_checkpoint_of_another_shape_is_refused(fresh: FreshProcesses, whole_run: Path) -> None:
+    ended = run_forked(fresh, whole_run, "--steps=40", "--layers=3", "--width=32", "--resume")
+    assert ended.returncode == 1
+    assert "step_00000030.pt is of a model with layers 2 (here 3), width 64 (here 32)." in ended.stderr
+    assert len(curve(whole_run)) == STEPS
+
+
+def test_too_little_text_is_told_with_what_is_needed(fresh: FreshProcesses, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("To be, or not to be")
+    ended = run_forked(fresh, tmp_path / "run", f"--data={tmp_path}/short.txt")
+    assert ended.returncode == 1
+    assert "The text has 19 bytes, and a context of 64 needs 130" in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data=no/such/folder"], "There is no no/such/folder."),
+        (["--heads=5"], "--width 64 has to be a multiple of twice --heads 5"),
+        (["--batch=8", "--accumulate=3"], "--batch 8 cannot be dealt evenly to 1 ranks in 3 parts"),
+        (["--steps=0"], "'0' is not a whole number from 1 on"),
+    ],
+)
+def test_an_option_that_cannot_be_is_told(
+    fresh: FreshProcesses, tmp_path: Path, options: list[str], message: str
+) -> None:
+    ended = run_forked(fresh, tmp_path / "run", *options)
+    assert ended.returncode in (1, 2)
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_run_that_diverges_stops_before_its_checkpoints_are_spoilt(
+    fresh: FreshProcesses, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    ended = run_forked(fresh, out, "--steps=9", "--lr=1e30", "--checkpoint-every=1")
+    assert ended.returncode == 1
+    assert "the run has diverged. Try a smaller --lr than 1e+30" in ended.stderr
+    good = len(curve(out))
+    assert f"--resume goes on from step_{good:08d}.pt." in ended.stderr
+
+
+def test_a_full_disk_loses_neither_the_run_nor_the_checkpoint_before(
+    fresh: FreshProcesses, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    run_forked(fresh, out, "--steps=2")
+    before = (out / "checkpoints/step_00000002.pt").read_bytes()
+    # A limit on the size of files, which the system reports as it does a full disk.
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))"
+    ended = run_forked(fresh, out, "--steps=6", "--checkpoint-every=3", "--resume", before=limit)
+    assert ended.returncode == 1
+    assert (
+        f"The checkpoint of step 3 could not be written to {out}/checkpoints: File too large. "
+        "step_00000002.pt is still there. The run goes on, and tries again later." in ended.stdout
+    )
+    assert "train_gpt.py: The checkpoint of step 6 could not be written" in ended.stderr
+    assert len(curve(out)) == 6
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step_00000002.pt"]
+    assert (out / "checkpoints/step_00000002.pt").read_bytes() == before
+
+
+# -- ranks -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+    """The curve of a run in float32, without dropout: what any number of ranks should get."""
+    return train(tmp_path_factory.mktemp("runs") / "one", "--dtype=float32", steps=12)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+def test_two_ranks_train_as_one_does_on_the_same_global_batch(
+    parallel: str, one_rank: list[Row], tmp_path: Path
+) -> None:
+    found = train(
+        tmp_path / "run", f"--parallel={parallel}", "--dtype=float32", "--accumulate=2", steps=12, ranks=2
+    )
+    assert largest_difference(found, one_rank) < 1e-4
+    assert largest_difference(found, one_rank, "norm") < 1e-4
+    assert found[-1]["validation_loss"] == pytest.approx(one_rank[-1]["validation_loss"], abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_two_ranks_resume_to_the_bit(parallel: str, tmp_path: Path) -> None:
+    options = (f"--parallel={parallel}", "--dropout=0.1", "--checkpoint-every=5")
+    whole = train(tmp_path / "run", *options, steps=12, ranks=2)
+    forget_checkpoints_after(tmp_path / "run", 10)
+    assert train(tmp_path / "run", *options, "--resume", steps=12, ranks=2) == whole
+    assert "resuming from" in log_of(tmp_path / "run").read_text()
+
+
+@pytest.mark.slow
+def test_shards_of_two_ranks_go_on_in_one_process_and_back(one_rank: list[Row], tmp_path: Path) -> None:
+    out, options = tmp_path / "run", ("--dtype=float32", "--resume")
+    train(out, "--parallel=fsdp2", *options, steps=4, ranks=2)
+    train(out, *options, steps=8)
+    found = train(out, "--parallel=ddp", *options, steps=12, ranks=2)
+    # The schedule knew another last step each time, so the curves are alike, not the same.
+    assert largest_difference(found, one_rank) < 0.1
+    assert "ranks 2 -> 1, so random numbers start anew" in log_of(out).read_text()
+
+
+@pytest.mark.slow
+def test_a_launcher_restarts_killed_ranks_and_the_curve_is_that_of_an_undisturbed_run(tmp_path: Path) -> None:
+    options = ("--dropout=0.1", "--checkpoint-every=5")
+    whole = train(tmp_path / "whole", *options, steps=40, ranks=2)
+    out = tmp_path / "run"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, "--max-restarts=1", str(SCRIPT), f"--out={out}", *TINY, *options]
+    with log_of(out).open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--steps=40", "--resume"], env=environment(), stdout=log, stderr=log, text=True
+        )
+    wait_for_step(out, 12, process)
+    os.kill(one_rank_of(process.pid), signal.SIGKILL)
+    assert wait(process) == 0, log_of(out).read_text()
+    assert f"resuming from {out}/checkpoints/step_000000" in log_of(out).read_text()
+    assert curve(out) == whole
+
+
+def one_rank_of(launcher: int) -> int:
+    """A process that a launcher started."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children")
+    if not children.exists():
+        pytest.skip("this kernel does not tell a process's children")
+    return int(children.read_text().split()[-1])
+
+
+# -- dtypes, optimizers and accelerators -------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [["--dtype=float32"], ["--optimizer=fused_adam"], ["--optimizer=cpu_adam"]], ids=" ".join
+)
+def test_each_way_to_train_on_the_host_learns_and_resumes_to_the_bit(
+    options: list[str], tmp_path: Path
+) -> None:
+    check_learns_and_resumes(tmp_path / "run", *options)
+
+
+def test_float16_is_refused_where_the_accelerator_does_not_compute_in_it(
+    fresh: FreshProcesses, tmp_path: Path
+) -> None:
+    offered = fresh.check(
+        "from acclimate import get_accelerator; tell(it=get_accelerator().is_fp16_supported())",
+        env={"DS_ACCELERATOR": "cpu"},
+    )
+    if offered.told["it"]:
+        pytest.skip("this host computes in float16")
+    ended = run_forked(fresh, tmp_path / "run", "--dtype=float16")
+    assert ended.returncode == 1
+    assert "does not compute in float16. --dtype can be bfloat16, float32 here." in ended.stderr
+
+
+def test_an_accelerator_without_bfloat16_learns_in_float16(tmp_path: Path) -> None:
+    pytest.importorskip("acclimate_sim")
+    check_learns(train(tmp_path / "run", steps=12, env=on_sim("v100-like")))
+    assert "| float16 |" in log_of(tmp_path / "run").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["v100-like", "mps-like", "hpu-like", "sync=check"])
+def test_the_same_script_learns_on_an_emulated_accelerator_and_resumes_to_the_bit(
+    profile: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("acclimate_sim")
+    check_learns_and_resumes(tmp_path / "run", env=on_sim(profile))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("profile", ["v100-like", "hpu-like", "sync=check"])
+def test_two_ranks_learn_on_two_emulated_devices(profile: str, parallel: str, tmp_path: Path) -> None:
+    pytest.importorskip("acclimate_sim")
+    check_learns_and_resumes(tmp_path / "run", f"--parallel={parallel}", ranks=2, env=on_sim(profile))
+
+
+def check_learns(found: list[Row]) -> None:
+    assert found[0]["loss"] > 5.2
+    assert found[-1]["loss"] < 4.2
+
+
+def check_learns_and_resumes(out: Path, *options: str, **how: Any) -> None:
+    given = (*options, "--dropout=0.1", "--checkpoint-every=8", "--log-every=20")
+    whole = train(out, *given, steps=12, **how)
+    check_learns(whole)
+    forget_checkpoints_after(out, 8)
+    assert train(out, *given, "--resume", steps=12, **how) == whole
+    assert "step_00000008.pt, step 8" in log_of(out).read_text()
+
+
+@pytest.mark.slow
+def test_float16_leaves_out_a_step_whose_gradient_overflows_and_halves_the_scale(tmp_path: Path) -> None:
+    pytest.importorskip("acclimate_sim")
+    code = f"""
+import sys, torch
+sys.path.insert(0, {str(EXAMPLES)!r})
+from acclimate import get_accelerator
+from train_gpt import Trainer, parse
+trainer = Trainer(parse([{", ".join(map(repr, TINY))}, "--out={tmp_path}/run"]), get_accelerator())
+assert trainer.step()["norm"] is not None
+trainer.scaler.update(2.0**40)
+before = [p.detach().clone() for p in trainer.model.parameters()]
+assert trainer.step()["norm"] is None
+assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+assert trainer.scaler.get_scale() == 2.0**39
+trainer.scaler.update(2.0**10)
+assert trainer.step()["norm"] is not None
+assert not any(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment(**on_sim("v100-like")), capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
