@@ -17,6 +17,7 @@ from typing import Any
 
 SRC = Path(__file__).parents[2] / "src"
 NETWORK = "10.213.77."
+_DAEMONS = ("sshd", "/usr/sbin/sshd", "cat", "unshare", "nsenter", "slurmd ", "slurmctld ", ": slurmscriptd")
 PROGRAMS = ("unshare", "nsenter", "ip", "ssh", "ssh-keygen", "/usr/sbin/sshd")
 # A host's own name must not come from the machine's /etc/hosts, and sshd wants /run/sshd.
 _BECOME_A_MACHINE = """
@@ -96,7 +97,7 @@ class Machine:
         return subprocess.run([*self._enter, *command], capture_output=True, text=True, timeout=60, **options)
 
     def processes(self) -> dict[int, str]:
-        """Command lines of what runs there, by process id here: all but the first process and sshd's."""
+        """Command lines of what runs there, by process id here, but for what makes it a machine."""
         namespace = os.readlink(f"/proc/{self.pid}/ns/uts")
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
@@ -106,7 +107,7 @@ class Machine:
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
                 continue  # just ended
-            if command and not command.startswith(("sshd", "/usr/sbin/sshd", "cat", "unshare")):
+            if command and not command.startswith(_DAEMONS):
                 found[int(folder.name)] = command
         return found
 
