@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from acclimate.errors import HostUnreachableError
+from acclimate.errors import HostUnreachableError, LaunchProtocolError
 from acclimate.launch.link import SocketLink
 
 LAUNCHER_VARIABLE = "ACCLIMATE_LAUNCHER"
@@ -24,11 +25,16 @@ def call_launcher(where: str, hello: Mapping[str, Any]) -> SocketLink:
 
     Raises:
         HostUnreachableError: none does.
+        LaunchProtocolError: ``where`` is nothing of the kind.
     """
-    key, _, rest = where.partition("@")
-    addresses, _, port = rest.rpartition(":")
+    parts = re.fullmatch(r"(\w+)@(\S+):(\d{1,5})", where)
+    if parts is None:
+        raise LaunchProtocolError(
+            f'"{where}" says nothing of where the launcher is. `acclimate run` starts agents and slots.'
+        )
+    key, addresses, port = parts.groups()
     reasons = []
-    for address in addresses.split(","):
+    for address in filter(None, addresses.split(",")):
         try:
             connection = socket.create_connection((address, int(port)), timeout=_CONNECT_S)
         except OSError as error:

@@ -130,6 +130,11 @@ class Spoken:
                 return written[:-length], messages
         return written, messages
 
+    def end(self) -> bytes:
+        """What was held back, when nothing more comes."""
+        rest, self._rest = self._rest, b""
+        return rest
+
 
 class SshFleet:
     """All hosts' connections."""
@@ -190,7 +195,8 @@ class SshFleet:
     def _read(self, connection: Connection, stream: int, descriptor: int) -> None:
         data = os.read(descriptor, _READ_BYTES)
         if not data:
-            self._streams.write(stream, connection.lines[stream].end())
+            lines, held = connection.lines[stream], connection.spoken.end() if stream == 1 else b""
+            self._streams.write(stream, lines.feed(held) + lines.end())
             self._streams.forget(descriptor)
             connection.open_streams -= 1
             if not connection.open_streams:
