@@ -238,6 +238,15 @@ def test_hbm_in_flat_mode_is_preferred_by_the_ranks_it_is_near_to(tmp_path: Path
     assert [(each.memory_nodes, each.preferred_memory_node) for each in bindings] == [((), 2), ((), 3)]
 
 
+def test_hbm_of_a_divided_socket_is_preferred_part_by_part(tmp_path: Path) -> None:
+    # Two parts of one socket, each with its own HBM, which is nearer than the other part.
+    nodes = {0: ("0-13", 64), 1: ("14-27", 64), 2: ("", 16), 3: ("", 16)}
+    distances = ["10 21 17 28", "21 10 28 17", "17 28 10 28", "28 17 28 10"]
+    root = write_tree(tmp_path, machine(nodes, distances))
+    bindings = bind_ranks(read_topology(root), 4, root=root)
+    assert [each.preferred_memory_node for each in bindings] == [2, 2, 3, 3]
+
+
 def test_a_rank_with_cores_near_two_hbm_nodes_is_bound_to_normal_memory(tmp_path: Path) -> None:
     root = write_tree(tmp_path, machine(XEON_MAX, XEON_MAX_DISTANCES))
     (binding,) = bind_ranks(read_topology(root), 1, root=root)
@@ -271,6 +280,23 @@ def test_256_threads_are_shared_by_core(tmp_path: Path) -> None:
     assert [binding.cores for binding in both] == [32, 32, 32, 32]
     for ranks in (3, 5, 127, 128):
         assert_sound(topology, bind_ranks(topology, ranks), first_threads(topology))
+
+
+def test_four_threads_a_core_and_gpu_memory_at_high_numbers_as_on_power9(tmp_path: Path) -> None:
+    siblings = {cpu: f"{cpu - cpu % 4}-{cpu - cpu % 4 + 3}" for cpu in range(32)}
+    nodes = {0: ("0-15", 128), 8: ("16-31", 128), 254: ("", 16), 255: ("", 16)}
+    distances = ["10 40 80 80", "40 10 80 80", "80 80 10 80", "80 80 80 10"]
+    files = machine(nodes, distances, siblings)
+    # Two threads of each core are offline (ppc64_cpu --smt=2).
+    files["sys/devices/system/cpu/online"] = "0-1,4-5,8-9,12-13,16-17,20-21,24-25,28-29"
+    root = write_tree(tmp_path, files)
+    topology = read_topology(root)
+    assert bind_ranks(topology, 2, root=root) == (
+        RankBinding((0, 4, 8, 12), 4, (0,), None),
+        RankBinding((16, 20, 24, 28), 4, (8,), None),
+    )
+    both = bind_ranks(topology, 4, use_hyperthreads=True, root=root)
+    assert lists(both) == ["0-1,4-5", "8-9,12-13", "16-17,20-21", "24-25,28-29"]
 
 
 def test_a_version_2_control_group_confines_cores_and_memory(tmp_path: Path) -> None:
@@ -420,12 +446,20 @@ def test_a_binding_error_is_an_acclimate_error_and_a_value_error() -> None:
 # -- variables that would undo it --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["KMP_AFFINITY", "GOMP_CPU_AFFINITY"])
-def test_variables_by_which_openmp_binds_on_its_own_are_refused_with_the_reason(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("KMP_AFFINITY", "pins the first thread of a rank to one core, which all that the rank starts later"),
+        ("GOMP_CPU_AFFINITY", "moves the threads of every rank to these same cores"),
+    ],
+)
+def test_variables_by_which_openmp_binds_on_its_own_are_refused_with_the_reason(
+    name: str, reason: str
+) -> None:
     with pytest.raises(BindingError) as error:
         check_environment({"PATH": "/bin", name: "0-3"})
     assert f'{name} is "0-3"' in str(error.value)
-    assert "same cores in each" in str(error.value)
+    assert reason in str(error.value)
     assert f"unset {name}" in str(error.value)
 
 

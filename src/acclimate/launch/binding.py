@@ -35,9 +35,18 @@ from acclimate.topology import (
     parse_cpu_list,
 )
 
-# Intel's OpenMP and GNU's. Both pin a process's threads to processors that the variable names or that the
-# library counts from the machine's first, in each rank alike, whatever the process itself is bound to.
-_PINNING_VARIABLES = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY")
+# OMP_PLACES is not among them: OpenMP uses only those of its places that the process is bound to.
+_PINNING_VARIABLES = {
+    # Intel's and LLVM's OpenMP; how it looks to a user: https://github.com/pytorch/pytorch/issues/8126
+    "KMP_AFFINITY": (
+        "OpenMP then pins the first thread of a rank to one core, which all that the rank starts later"
+        " (data loaders, other threads) has to share"
+    ),
+    # GNU's OpenMP, which torch comes with. It sets affinities without looking at that of the process.
+    "GOMP_CPU_AFFINITY": (
+        "OpenMP then moves the threads of every rank to these same cores, off those that the rank is bound to"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,7 @@ def bind_ranks(
         cores = tuple(replace(core, cpus=core.cpus[:1]) for core in cores)
     if len(cores) < ranks:
         raise BindingError(_too_few(topology, cores, ranks, core_list))
+    fast = {index: fast_memory_near(topology, index, root) for index in {core.node for core in cores}}
     shared = _share(topology, cores, ranks)
     shared.sort(key=lambda own: (min(core.node for core in own), min(core.cpus[0] for core in own)))
     return tuple(
@@ -94,7 +104,7 @@ def bind_ranks(
             preferred_memory_node=preferred,
         )
         for own in shared
-        for preferred in [_preferred_node(topology, own, root)]
+        for preferred in [_preferred_node(own, fast)]
     )
 
 
@@ -104,11 +114,10 @@ def check_environment(environ: Mapping[str, str]) -> None:
     Raises:
         BindingError: ``KMP_AFFINITY`` or ``GOMP_CPU_AFFINITY`` is set and not empty.
     """
-    for name in _PINNING_VARIABLES:
+    for name, effect in _PINNING_VARIABLES.items():
         if value := environ.get(name):
             raise BindingError(
-                f'{name} is "{value}", which makes OpenMP place the threads of every rank by itself, on the'
-                f" same cores in each, against the cores that ranks are bound to; unset it (unset {name}),"
+                f'{name} is "{value}", which works against binding: {effect}; unset it (unset {name}),'
                 " or leave out --bind_cores_to_rank"
             )
 
@@ -261,11 +270,11 @@ def _local_memory(topology: Topology, home: MemoryNode) -> list[MemoryNode]:
     ]
 
 
-def _preferred_node(topology: Topology, cores: Iterable[Core], root: Path) -> int | None:
-    """The fast memory of a rank's cores.
+def _preferred_node(cores: Iterable[Core], fast: Mapping[int, int | None]) -> int | None:
+    """The fast memory of a rank's cores, of what ``fast`` gives for each node.
 
     None where its nodes have one each: the kernel prefers one node, and that of half the cores would
     be far from the other half.
     """
-    fast = {fast_memory_near(topology, index, root) for index in {core.node for core in cores}}
-    return fast.pop() if len(fast) == 1 else None
+    near = {fast[core.node] for core in cores}
+    return near.pop() if len(near) == 1 else None
