@@ -184,6 +184,7 @@ def test_a_command_prints_what_the_page_shows(block: Block, runs: Runs) -> None:
 @pytest.mark.parametrize("accelerator", ["sim", pytest.param("cpu", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("block", LAUNCHED, ids=at_its_line)
 def test_ranks_print_what_the_page_shows(block: Block, accelerator: str, runs: Runs) -> None:
+    runs[accelerator].outcomes  # noqa: B018 - has ended, so the device is built
     check_commands(block, runs[accelerator].folder, environment(accelerator))
 
 
