@@ -185,8 +185,6 @@ def _run_here(job: JobPlan, options: RunOptions) -> Outcome:
 
 
 def _run_elastic(job: JobPlan, options: RunOptions) -> Outcome:
-    from acclimate.launch import elastic  # imports torch
-
     if len(job.hosts) != 1 or options.hostfile is not None or options.node_rank is not None:
         raise LaunchOptionError(
             "--max_restarts, --min_nodes and --max_nodes start ranks of one host: run the same command on "
@@ -199,6 +197,8 @@ def _run_elastic(job: JobPlan, options: RunOptions) -> Outcome:
             "all."
         )
     port = options.master_port or (_free_port() if max_nodes == 1 else BY_HAND_PORT)
+    from acclimate.launch import elastic  # imports torch
+
     meeting = replace(job, master_addr=options.master_addr or "127.0.0.1", master_port=port)
     return elastic.launch(
         meeting, min_nodes=min_nodes, max_nodes=max_nodes, max_restarts=options.max_restarts

@@ -110,8 +110,8 @@ def launch(job: JobPlan, *, min_nodes: int, max_nodes: int, max_restarts: int) -
         agent.outcome = Outcome(1, None, f"the hosts did not come together: {_first_line(error)}.")
     except (RendezvousError, DistError):
         closes = False
-        lost = f"{place}, where the job's hosts meet, does not answer any more, so the ranks here were ended."
-        agent.outcome = Outcome(1, None, f"host {lost}")
+        lost = f"{place}, where the job's hosts meet, does not answer any more"
+        agent.outcome = Outcome(1, None, f"{lost}, so the ranks of this host were ended.")
     if agent.ended_by is not None:
         closes = False
     if closes:

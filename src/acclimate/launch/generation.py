@@ -43,7 +43,10 @@ def main() -> int:
         )
     except AcclimateError as error:
         outcome = Outcome(2, None, str(error))
-    os.write(answers, json.dumps(outcome.to_dict()).encode())
+    try:
+        os.write(answers, json.dumps(outcome.to_dict()).encode())
+    except BrokenPipeError:  # the agent is gone, which is why the ranks have ended
+        return 1
     return 0
 
 
