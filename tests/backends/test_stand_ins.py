@@ -1,0 +1,192 @@
+"""Every built-in backend runs as it is over a module with exactly its vendor's recorded names and arguments.
+
+The full suite on each way takes half a minute of processor time, so those runs are marked slow. A device that
+takes the place of one that torch names needs a library of its own, so few of those are in the others.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stand_ins import log
+from stand_ins.folder import log_file, make_environment
+from stand_ins.surface import read_surface
+from stand_ins.ways import WAYS
+
+from fresh_process import plain_environment
+
+pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+
+GLOO_WITHOUT_METAL = (
+    "torch.distributed has no operators for tensors on Metal: a program moves them to the host for gloo"
+)
+INDUCTOR_FOR_CUDA = "what inductor prepares for CUDA graphs is in builds of torch for CUDA only"
+KNOWN_FAILURES = {
+    "cuda": {"runtime/compiles": INDUCTOR_FOR_CUDA},
+    "mps": {"communication/collectives": GLOO_WITHOUT_METAL},
+    "mps of torch 2.10": {"communication/collectives": GLOO_WITHOUT_METAL},
+}
+"""By way: checks that fail over the stand-in, and why."""
+
+NOT_EXECUTED: dict[str, dict[str, str]] = {}
+"""By way: methods that a backend overrides and no check calls, and why."""
+
+QUICK = {
+    "npu": ("runtime/profiler_marks", "launching/visible_devices"),
+    "mps": ("memory", "streams", "random"),
+}
+"""By way: what is checked also where slow tests are left out; of two ways that differ the most."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of the checks over one stand-in."""
+
+    results: list[dict[str, Any]]
+    noted: dict[str, set[str]]
+
+    def with_outcome(self, outcome: str) -> dict[str, str]:
+        return {r["check"]: r["reason"] for r in self.results if r["outcome"] == outcome}
+
+
+def python(called: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python where a stand-in is installed."""
+    way = WAYS[called]
+    skip_where_torch_is_built_for(way.device_type)
+    environment = {**plain_environment(), **make_environment(called, way, folder)}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+
+
+def skip_where_torch_is_built_for(device_type: str) -> None:
+    import torch
+
+    built = {"cuda": torch.backends.cuda.is_built(), "mps": torch.backends.mps.is_built()}
+    built["xpu"] = torch.xpu._is_compiled()
+    if built.get(device_type, False):
+        pytest.skip(f"this torch is built for {device_type}, whose place a stand-in cannot take")
+
+
+def conformance(called: str, folder: Path, *only: str) -> Run:
+    report = folder.parent / f"{folder.name}.json"
+    options = [argument for name in only for argument in ("--only", name)]
+    run = python(called, folder, "-m", "acclimate", "conformance", "--json", str(report), *options)
+    assert report.exists(), run.stdout + run.stderr
+    told = json.loads(report.read_text())
+    assert told["about"]["accelerator"] == WAYS[called].accelerator
+    assert told["about"]["implementation"] == WAYS[called].backend
+    return Run(told["results"], log.read(log_file(folder)))
+
+
+def overrides(called: str) -> set[str]:
+    from stand_ins.executed import overrides
+
+    return {f"{owner.__name__}.{name}" for owner, name, _ in overrides(WAYS[called].backend)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "stand_in"
+    made.mkdir()
+    return made
+
+
+# -- the checks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("called", WAYS)
+def test_a_backend_keeps_its_promises_over_its_vendors_surface_and_every_override_runs(
+    called: str, folder: Path
+) -> None:
+    run = conformance(called, folder)
+    assert len(run.results) > 70
+    assert run.with_outcome("failed").keys() == KNOWN_FAILURES.get(called, {}).keys(), run.with_outcome(
+        "failed"
+    )
+    assert run.noted["not-emulated"] == set()
+    assert run.noted["wrong-arguments"] == set()
+    assert overrides(called) - run.noted["executed"] == NOT_EXECUTED.get(called, {}).keys()
+
+
+@pytest.mark.parametrize("called", QUICK)
+def test_what_backends_override_most_works_over_their_vendors_surface(called: str, folder: Path) -> None:
+    run = conformance(called, folder, *QUICK[called])
+    assert run.with_outcome("failed") == {}
+    assert run.noted["not-emulated"] == set()
+    assert run.noted["wrong-arguments"] == set()
+
+
+@pytest.mark.parametrize("called", ["mlu", "sdaa", "xpu", "xpu.external"])
+def test_an_accelerator_is_found_and_computes_on_its_own_device_type(called: str, folder: Path) -> None:
+    program = """
+import torch
+from acclimate import get_accelerator
+acc = get_accelerator()
+x = torch.arange(6.0, device=acc.current_device_name()).reshape(2, 3).requires_grad_()
+(x @ x.T).sum().backward()
+print(acc.name, type(acc).__name__, x.device.type, x.grad.cpu().tolist(), acc.memory_allocated() > 0)
+"""
+    run = python(called, folder, "-c", program)
+    way = WAYS[called]
+    of_class = way.backend.partition(":")[2]
+    gradient = "[[6.0, 10.0, 14.0], [6.0, 10.0, 14.0]]"
+    assert run.stdout.strip() == f"{way.accelerator} {of_class} {way.device_type} {gradient} True", run.stderr
+
+
+# -- the stand-ins themselves ------------------------------------------------------------------------
+
+
+def test_a_stand_in_has_the_recorded_names_and_no_other(folder: Path) -> None:
+    program = "import torch; print(*(n for n in dir(torch.npu) if n[0] != '_')); print(torch.npu.no_such)"
+    run = python("npu", folder, "-c", program)
+    surface = read_surface(WAYS["npu"].surface)
+    assert {name for name in run.stdout.split() if name not in surface.names} == set()
+    assert "AttributeError: the recorded torch.npu has no no_such" in run.stderr
+
+
+def test_a_stand_in_refuses_arguments_that_were_not_recorded(folder: Path) -> None:
+    calls = {
+        "memory_allocated(device_index=0)": "got an unexpected keyword argument 'device_index'",
+        "set_device()": "missing a required argument: 'device'",
+        "mstx.range_push()": "missing a required argument: 'message'",
+        "Event(timing=True)": "got an unexpected keyword argument 'timing'",
+        "Stream().wait_stream()": "missing a required argument: 'stream'",
+    }
+    program = """
+import json, sys, torch
+for call in json.loads(sys.argv[1]):
+    try: eval(f"torch.npu.{call}")
+    except TypeError as error: print(error)
+"""
+    run = python("npu", folder, "-c", program, json.dumps(list(calls)))
+    for line, (call, message) in zip(run.stdout.splitlines(), calls.items(), strict=True):
+        assert message in line, call
+    assert len(log.read(log_file(folder))["wrong-arguments"]) == len(calls)
+
+
+def test_what_a_stand_in_cannot_do_is_an_error_of_its_own_and_noted(folder: Path) -> None:
+    run = python("npu", folder, "-c", "import torch; torch.npu.utilization()")
+    assert (
+        "NotEmulatedError: torch.npu.utilization exists, and the stand-in does not emulate it" in run.stderr
+    )
+    assert log.read(log_file(folder))["not-emulated"] == {"torch.npu.utilization"}
+
+
+def test_a_stand_in_limits_devices_by_the_vendors_variable(folder: Path) -> None:
+    program = "import torch; print(torch.npu.device_count())"
+    limited = f"import os; os.environ['ASCEND_RT_VISIBLE_DEVICES'] = '1'; {program}"
+    assert python("npu", folder, "-c", limited).stdout.strip() == "1"
