@@ -154,7 +154,7 @@ def test_a_child_forked_by_a_builder_that_was_killed_does_not_hold_its_lock(work
     outcome = workshop.run(f"""
 import os, signal, time
 from pathlib import Path
-from acclimate.ops.lock import hold
+from acclimate.cache.lock import hold
 path = Path({str(workshop.folder / "lock")!r})
 ready, tell_ready = os.pipe()
 builder = os.fork()

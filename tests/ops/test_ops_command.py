@@ -102,7 +102,7 @@ def test_clean_leaves_what_another_process_is_building(workshop: Workshop) -> No
     outcome = workshop.run(f"""
 import os, time
 from pathlib import Path
-from acclimate.ops.lock import hold
+from acclimate.cache.lock import hold
 folder = Path({str(workshop.cache)!r}) / "ops" / "tiny"
 private = folder / ".0123-4567.89ab.partial"
 private.mkdir(parents=True)

@@ -3,9 +3,9 @@
 <cache>/ops/<op>/<key>/<op>.so      the library
 <cache>/ops/<op>/<key>/build.json   its size and digest, and all that the key was made of
 <cache>/ops/<op>/<key>/build.log    the commands that made it
-<cache>/ops/<op>/.<key>.lock        held by the process that builds it
-<cache>/ops/<op>/.<key>.<8 hex digits>.partial   where it builds
 <cache>/ops/<op>/<key>.log          of a build that failed
+
+How it gets there is :mod:`acclimate.cache.publish`.
 """
 
 from __future__ import annotations
@@ -17,25 +17,22 @@ import hashlib
 import json
 import logging
 import os
-import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from acclimate.cache import cache_root, flush, sync
+from acclimate.cache import cache_root
+from acclimate.cache.lock import try_hold
+from acclimate.cache.publish import leftovers, lock_file, publish
 from acclimate.errors import InvalidEnvironmentError, OpBuildError
 from acclimate.ops.compile import LOG_NAME, Progress, build_library, compiler_versions
-from acclimate.ops.lock import hold, try_hold
 from acclimate.ops.recipe import Recipe
 
 _logger = logging.getLogger("acclimate")
 
 _RECORD = "build.json"
-_PARTIAL = ".partial"
-_LOCK = ".lock"
 # What says that a folder cannot be written, as opposed to a bug of ours.
 _UNWRITABLE = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR,
@@ -96,27 +93,25 @@ def obtain(recipe: Recipe, key: str, progress: Progress | None = None) -> Path:
 
 
 def _build_once(root: Path, recipe: Recipe, key: str, progress: Progress | None) -> Path:
-    parent = root / recipe.name
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = parent / key
-    with hold(_lock_file(parent, key), _timeout_s(), f'building the op "{recipe.name}"'):
-        library = _intact(folder, recipe.name)
-        if library is not None:  # another process built it while this one waited
-            return library
-        _remove_leftovers(parent, held=key)
-        with _private(parent, key) as private:
-            started = time.monotonic()
-            try:
-                built = build_library(recipe, private, progress)
-            except OpBuildError as error:
-                raise OpBuildError(f"{error}\nLog: {_keep_log(private, folder)}") from error.__cause__
-            _record(built, recipe, time.monotonic() - started)
-            flush(private)
-            if folder.exists():  # truncated, or overwritten: nobody can have it in use as it is
-                shutil.rmtree(folder)
-            _rename(private, folder)
-        (parent / f"{key}.log").unlink(missing_ok=True)
-    return folder / built.name
+    folder = root / recipe.name / key
+
+    def build(private: Path) -> None:
+        started = time.monotonic()
+        try:
+            built = build_library(recipe, private, progress)
+        except OpBuildError as error:
+            raise OpBuildError(f"{error}\nLog: {_keep_log(private, folder)}") from error.__cause__
+        _record(built, recipe, time.monotonic() - started)
+        _log_of_failure(folder).unlink(missing_ok=True)
+
+    publish(
+        folder,
+        build,
+        lambda: _intact(folder, recipe.name) is not None,
+        f'building the op "{recipe.name}"',
+        timeout_s=_timeout_s(),
+    )
+    return folder / f"{recipe.name}.so"
 
 
 def _build_privately(recipe: Recipe, key: str, progress: Progress | None, error: OSError) -> Path:
@@ -183,33 +178,13 @@ def _age_s(folder: Path) -> float:
         return 0.0
 
 
-@contextlib.contextmanager
-def _private(parent: Path, key: str) -> Iterator[Path]:
-    folder = parent / f".{key}.{secrets.token_hex(4)}{_PARTIAL}"
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _log_of_failure(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.log")
 
 
 def _keep_log(private: Path, folder: Path) -> Path:
     """Moves the log of a failed build to where its reader can find it later."""
-    return (private / LOG_NAME).replace(folder.with_name(f"{folder.name}.log"))
-
-
-def _rename(private: Path, folder: Path) -> None:
-    try:
-        private.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-        return  # on a file system without locks another process was first; its result is as good
-    sync(folder.parent)
-
-
-def _lock_file(parent: Path, key: str) -> Path:
-    return parent / f".{key}{_LOCK}"
+    return (private / LOG_NAME).replace(_log_of_failure(folder))
 
 
 def _timeout_s() -> float:
@@ -228,19 +203,6 @@ def _timeout_s() -> float:
 # -- cleaning ----------------------------------------------------------------------------------------
 
 
-def _remove_leftovers(parent: Path, held: str) -> None:
-    """Removes the private folders of dead builders: those whose lock nobody holds, or this process does."""
-    for leftover in parent.glob(f".*{_PARTIAL}"):
-        key = leftover.name[1 : -len(_PARTIAL)].rpartition(".")[0]
-        if key == held:
-            shutil.rmtree(leftover, ignore_errors=True)
-            continue
-        lock = try_hold(_lock_file(parent, key))
-        if lock is not None:
-            with lock:
-                shutil.rmtree(leftover, ignore_errors=True)
-
-
 def clean(names: list[str] | None = None) -> tuple[list[Path], list[Path]]:
     """Removes built libraries, logs and what dead builders left.
 
@@ -256,17 +218,18 @@ def clean(names: list[str] | None = None) -> tuple[list[Path], list[Path]]:
     parents = [root / name for name in names] if names is not None else sorted(root.glob("*/"))
     for parent in parents:
         for key in sorted({_key_of(path) for path in parent.iterdir()} if parent.is_dir() else ()):
-            lock = try_hold(_lock_file(parent, key))
+            folder = parent / key
+            lock = try_hold(lock_file(folder))
             if lock is None:
-                busy.append(_lock_file(parent, key))
+                busy.append(lock_file(folder))
                 continue
             with lock:
-                if (parent / key).is_dir():
-                    removed.append(parent / key)
-                for path in [parent / key, *parent.glob(f".{key}.*{_PARTIAL}")]:
+                if folder.is_dir():
+                    removed.append(folder)
+                for path in [folder, *leftovers(folder)]:
                     shutil.rmtree(path, ignore_errors=True)
-                (parent / f"{key}.log").unlink(missing_ok=True)
-                _lock_file(parent, key).unlink(missing_ok=True)
+                _log_of_failure(folder).unlink(missing_ok=True)
+                lock_file(folder).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty: a build is in progress
             parent.rmdir()
     if names is None:

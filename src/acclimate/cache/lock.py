@@ -38,7 +38,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextlib.contextmanager
-def hold(path: Path, timeout_s: float, purpose: str) -> Iterator[None]:
+def hold(path: Path, timeout_s: float, purpose: str, notice: int = logging.INFO) -> Iterator[None]:
     """Holds the lock of one file; waits for whoever has it.
 
     The file says who holds it. A network file system without locks counts as unlocked: the caller's rename
@@ -48,6 +48,7 @@ def hold(path: Path, timeout_s: float, purpose: str) -> Iterator[None]:
         path: of the lock's file, in a folder that exists.
         timeout_s: the longest wait, in seconds.
         purpose: what the holder does, for the messages of those who wait.
+        notice: the log's level of the message that this process waits.
 
     Raises:
         OpLockTimeoutError: somebody else held it all the time.
@@ -56,7 +57,7 @@ def hold(path: Path, timeout_s: float, purpose: str) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    descriptor = _acquire(path, timeout_s, purpose)
+    descriptor = _acquire(path, timeout_s, purpose, notice)
     with _held_open(descriptor):
         yield
 
@@ -86,7 +87,7 @@ def _held_open(descriptor: int) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _acquire(path: Path, timeout_s: float, purpose: str) -> int:
+def _acquire(path: Path, timeout_s: float, purpose: str, notice: int) -> int:
     deadline = time.monotonic() + timeout_s
     descriptor = _open(path)
     said = False
@@ -108,7 +109,7 @@ def _acquire(path: Path, timeout_s: float, purpose: str) -> int:
                     "stop it, or set ACCLIMATE_BUILD_TIMEOUT to a longer time in seconds."
                 )
             if not said:
-                _logger.info("Waiting for %s, which is %s.", _holder(path), purpose)
+                _logger.log(notice, "waiting for another process that is %s: %s", purpose, _holder(path))
                 said = True
             time.sleep(_POLL_S)
         _sign(descriptor)

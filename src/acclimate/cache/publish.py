@@ -1,0 +1,167 @@
+"""How a folder appears in the cache: filled in private by one process, flushed, and renamed into place.
+
+<parent>/<name>                           what is published
+<parent>/.<name>.lock                     held by the process that fills it
+<parent>/.<name>.<8 hex digits>.partial   where it does
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from acclimate.cache.lock import hold, try_hold
+from acclimate.errors import AcclimateError, CacheWriteError
+
+# What a file system answers when it takes no more bytes: full, over quota, over the process's size limit.
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_PARTIAL = ".partial"
+
+
+def publish_once(folder: Path, build: Callable[[Path], None]) -> Path:
+    """Returns ``folder``, after filling it as :func:`publish` does if it does not exist yet.
+
+    Raises:
+        CacheWriteError: the disk is full or the cache cannot be written.
+    """
+    if folder.is_dir():
+        return folder
+    try:
+        publish(folder, build, folder.is_dir, f"making {folder}", notice=logging.WARNING)
+    except AcclimateError:
+        raise
+    except OSError as error:
+        explained = _explained(error, folder)
+        if explained is None:
+            raise
+        raise explained from error
+    return folder
+
+
+def publish(
+    folder: Path,
+    build: Callable[[Path], None],
+    is_whole: Callable[[], bool],
+    purpose: str,
+    *,
+    timeout_s: float = math.inf,
+    notice: int = logging.INFO,
+) -> None:
+    """Fills ``folder`` with ``build(private_folder)``, unless another process has meanwhile.
+
+    The private folder is on the same file system and is renamed into place after everything in it has
+    reached the disk, so ``folder`` is complete or absent, whatever kills the builder. Of several
+    processes that ask at once, one builds and the others wait and use its result; the lock belongs to
+    the kernel, so a dead builder never blocks. Private folders that dead builders left are removed.
+
+    Args:
+        folder: to be filled; what it holds now is replaced if it is not whole.
+        build: fills the folder that it is given.
+        is_whole: whether ``folder`` needs no building.
+        purpose: what the builder does, for those who wait: "building …".
+        timeout_s: the longest wait for another process, in seconds.
+        notice: the log's level of the message that this process waits.
+
+    Raises:
+        OpLockTimeoutError: another process was building it all the time.
+        OSError: the folder cannot be written.
+    """
+    parent = folder.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with hold(lock_file(folder), timeout_s, purpose, notice):
+        if is_whole():  # another process built it while this one waited
+            return
+        _remove_leftovers(parent, held=folder.name)
+        private = parent / f".{folder.name}.{secrets.token_hex(4)}{_PARTIAL}"
+        private.mkdir()
+        try:
+            build(private)
+            _flush(private)
+            if folder.exists() and not is_whole():  # truncated, or overwritten: of no use to anybody
+                shutil.rmtree(folder)
+            _rename(private, folder)
+        finally:
+            shutil.rmtree(private, ignore_errors=True)
+
+
+def lock_file(folder: Path) -> Path:
+    """Whose lock is held while a folder is filled.
+
+    The file stays: removing it would let two processes hold "the" lock on two different files.
+    """
+    return folder.with_name(f".{folder.name}.lock")
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """The private folders of one folder's builders: of the one that holds the lock, and of dead ones."""
+    return sorted(folder.parent.glob(f".{folder.name}.*{_PARTIAL}"))
+
+
+def _remove_leftovers(parent: Path, held: str) -> None:
+    """Removes the private folders of dead builders: those whose lock nobody holds, or this process does."""
+    for leftover in parent.glob(f".*{_PARTIAL}"):
+        name = leftover.name[1 : -len(_PARTIAL)].rpartition(".")[0]
+        if name == held:
+            shutil.rmtree(leftover, ignore_errors=True)
+            continue
+        lock = try_hold(lock_file(parent / name))
+        if lock is not None:
+            with lock:
+                shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _flush(folder: Path) -> None:
+    """Makes every file of a folder reach the disk, so that a power cut after the rename loses nothing."""
+    for path in [*folder.rglob("*"), folder]:
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Makes a file, or the entries of a folder, reach the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems cannot sync a folder
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _rename(private: Path, folder: Path) -> None:
+    try:
+        private.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        return  # on a file system without locks another process was first; its result is as good
+    with contextlib.suppress(OSError):
+        _sync(folder.parent)
+
+
+def _explained(error: OSError, folder: Path) -> CacheWriteError | None:
+    if error.errno in _FULL:
+        return full_disk_error(folder.parent)
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}:
+        return CacheWriteError(
+            f"the cache {folder.parent} cannot be written ({error.strerror}); "
+            "set ACCLIMATE_CACHE to a folder that can"
+        )
+    return None
+
+
+def full_disk_error(folder: Path, needed_bytes: int | None = None) -> CacheWriteError:
+    """The error for a file system that cannot take ``needed_bytes`` more (``None``: it just refused some)."""
+    amount = "" if needed_bytes is None else f": {needed_bytes / 1e6:.0f} MB are needed"
+    with contextlib.suppress(OSError):
+        amount += f"{',' if amount else ':'} {shutil.disk_usage(folder).free / 1e6:.0f} MB are free"
+    return CacheWriteError(
+        f"no space left under {folder}{amount}; free some, or set ACCLIMATE_CACHE to a folder on another disk"
+    )
