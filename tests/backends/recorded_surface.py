@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def surfaces() -> Iterator[Surface]:
 RECORDED = tuple(surfaces())
 
 
+@cache
 def parameters(text: str) -> inspect.Signature:
     """A recorded signature."""
     arguments = ast.parse(f"lambda {text[1:-1]}: 0", mode="eval").body
