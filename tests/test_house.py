@@ -42,6 +42,7 @@ ROOMS = (
     "topology",
     "cache",
     "errors",
+    "lazy",
 )
 """From the top of the house to its foundation: a room imports only rooms that come after it."""
 
@@ -350,8 +351,9 @@ def test_errors_are_declared_in_one_place_and_raised_under_their_own_type() -> N
 # -- the public names --------------------------------------------------------------------------------
 
 
-def test_every_public_name_resolves_to_what_its_home_holds() -> None:
-    package = importlib.import_module("acclimate")
+@pytest.mark.parametrize("lazy", ["acclimate", "acclimate.inference", "acclimate.ops"])
+def test_every_public_name_resolves_to_what_its_home_holds(lazy: str) -> None:
+    package = importlib.import_module(lazy)
     for name in package.__all__:
         assert getattr(package, name) is getattr(importlib.import_module(package._HOMES[name]), name)
     assert set(package._HOMES) == set(package.__all__) <= set(dir(package))

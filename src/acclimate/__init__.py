@@ -11,8 +11,9 @@ first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from acclimate.lazy import lazy_names
 
 if TYPE_CHECKING:
     from acclimate.accelerator import Accelerator
@@ -50,15 +51,4 @@ _HOMES = {
     "use_accelerator": "acclimate.selection",
 }
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'acclimate' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value  # the next use does not come here
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

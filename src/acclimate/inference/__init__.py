@@ -5,8 +5,9 @@ Nothing heavy is imported until a name is used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from acclimate.lazy import lazy_names
 
 if TYPE_CHECKING:
     from acclimate.inference.generation import Generation, GenerationInterrupted, generate
@@ -22,9 +23,4 @@ _HOMES = {
     "load_model": "acclimate.inference.loading",
 }
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'acclimate.inference' has no attribute {name!r}")
-    return getattr(import_module(home), name)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

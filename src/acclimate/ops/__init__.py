@@ -5,8 +5,9 @@ The names below are resolved when first used; importing this package imports no 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from acclimate.lazy import lazy_names
 
 if TYPE_CHECKING:
     from acclimate.ops.adagrad import CPUAdagrad
@@ -41,15 +42,4 @@ _HOMES = {
     "Source": "acclimate.ops.recipe",
 }
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'acclimate.ops' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value  # the next use does not come here
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)
