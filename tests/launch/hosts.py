@@ -57,6 +57,7 @@ class Machine:
 
     def __init__(self, name: str, address: str, folder: Path, *, own_processes: bool, then: str = "") -> None:
         self.name, self.address = name, address
+        self._network: int | None = None
         script = _BECOME_A_MACHINE.format(
             name=name, folder=folder, then=then.format(name=name, folder=folder)
         )
@@ -112,7 +113,10 @@ class Machine:
         return found
 
     def pull_the_plug(self) -> None:
-        """All of its processes end at once; its connections are reset."""
+        """All of its processes end at once, and the others are told that their connections are."""
+        self._network = os.open(
+            f"/proc/{self.pid}/ns/net", os.O_RDONLY
+        )  # it would vanish before it could tell
         os.kill(self.pid, signal.SIGKILL)
         self._first.wait()
 
@@ -121,6 +125,8 @@ class Machine:
         if self._first.poll() is None:
             self._first.kill()
             self._first.wait()
+        if self._network is not None:
+            os.close(self._network)
         for stream in (self._first.stdin, self._first.stdout):
             if stream is not None:
                 stream.close()

@@ -27,10 +27,12 @@ def test_a_failing_rank_ends_the_other_hosts_ranks_with_its_exit_code(jobs: Jobs
     check_failing_rank(jobs, *PDSH)
 
 
+@pytest.mark.slow
 def test_an_interrupt_reaches_the_ranks_of_all_hosts(jobs: Jobs) -> None:
     check_interrupt(jobs, *PDSH)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_on_any_host_when_the_launcher_is_killed(jobs: Jobs) -> None:
     check_killed_launcher(jobs, *PDSH)
 

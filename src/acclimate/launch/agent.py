@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from acclimate.errors import AcclimateError
 from acclimate.launch.call import call_launcher
 from acclimate.launch.job import JobPlan
-from acclimate.launch.link import SocketLink, StreamLink
+from acclimate.launch.link import AGENT_IS_HERE, SocketLink, StreamLink
 from acclimate.launch.part import Launcher, play
 
 
@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _take_standard_streams() -> StreamLink:
     """Keeps what ranks must neither read nor inherit."""
-    link = StreamLink(os.dup(0), os.dup(1))
+    link = StreamLink(os.dup(0), os.dup(1), AGENT_IS_HERE)
+    link.send({"hello": {}})
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

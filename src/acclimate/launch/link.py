@@ -2,7 +2,7 @@
 
 From the launcher: ``job`` (what to run, and which part of it), ``start`` (all hosts answered: the address and
 port of the master), ``signal`` (to be passed on), ``stop`` (why the ranks have to end), ``alive``, ``pause``
-(no ``alive`` until the next message). From a host: ``hello`` (who calls, where it calls over TCP), ``ready``,
+(no ``alive`` until the next message). From a host: ``hello`` (it is there, and who it is), ``ready``,
 ``refused`` (why it cannot), ``failed`` (a rank did, while others still run), ``outcome``.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,7 +25,10 @@ SILENCE_S = 60.0
 _PROBE_AFTER_S, _PROBES = 5, 3
 LOST_AFTER_S = _PROBE_AFTER_S * _PROBES
 """After so long without an answer of its kernel a host is taken for lost by the launcher."""
+_NOT_READING_S = 10
 _READ_BYTES = 1 << 16
+AGENT_IS_HERE = b"\x1eacclimate-agent "
+"""What an agent's first words begin with, before the launcher has told it a mark of its own."""
 
 
 class Link(Protocol):
@@ -92,11 +96,16 @@ class StreamLink(Link):
         self._mark = mark.encode()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Says something; a reader that is gone is told by :meth:`receive`."""
+        """Says something; a reader that is gone is told by :meth:`receive`.
+
+        One that does not read is not waited for for ever: its connection may be cut.
+        """
         line = self._mark + encode(message)
+        room = select.poll()
+        room.register(self._write_to, select.POLLOUT)
         with suppress(BrokenPipeError):
-            while line:
-                line = line[os.write(self._write_to, line) :]
+            while line and room.poll(_NOT_READING_S * 1000):
+                line = line[os.write(self._write_to, line[: select.PIPE_BUF]) :]
 
     def receive(self) -> list[Message] | None:
         """What has come, waiting for the next piece; ``None`` when the other side is gone."""

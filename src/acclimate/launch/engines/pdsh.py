@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from acclimate.errors import LaunchOptionError
 from acclimate.launch.call import LAUNCHER_VARIABLE
 from acclimate.launch.engines import ssh
 from acclimate.launch.engines.switchboard import Switchboard
@@ -43,11 +42,6 @@ def launch(job: JobPlan, program: str) -> Outcome:
         LaunchOptionError: a host's name or port is nothing that pdsh takes.
     """
     port = ssh.common_port(job, "pdsh")
-    odd = next((host for host in job.hosts if ":" in host.name), None)
-    if odd is not None:
-        raise LaunchOptionError(
-            f"pdsh does not take the IPv6 address {odd.label}. Use --launcher ssh, or a name."
-        )
 
     def command(where: Mapping[str, str]) -> list[str]:
         agent = ssh.remote_command(job, "--launcher", where[LAUNCHER_VARIABLE], "--host", "pdsh-host")

@@ -21,7 +21,7 @@ from acclimate.launch.engines.conductor import Conductor, Peer
 from acclimate.launch.engines.streams import HeldLines, Streams
 from acclimate.launch.hostfile import HostPlan
 from acclimate.launch.job import JobPlan
-from acclimate.launch.link import Message, StreamLink, decode
+from acclimate.launch.link import AGENT_IS_HERE, Message, StreamLink, decode
 
 if TYPE_CHECKING:
     from acclimate.launch.outcome import Outcome
@@ -59,11 +59,16 @@ def options(connect_s: int) -> tuple[str, ...]:
 
 
 def common_port(job: JobPlan, engine: str) -> int | None:
-    """ssh's port on all hosts, for engines that take but one; None where nothing says which.
+    """ssh's port on all hosts, for engines that take names and one port; None where nothing says which.
 
     Raises:
-        LaunchOptionError: there are several.
+        LaunchOptionError: there are several ports, or an IPv6 address among the names.
     """
+    odd = next((host for host in job.hosts if ":" in host.name), None)
+    if odd is not None:
+        raise LaunchOptionError(
+            f"{engine} takes no IPv6 address, as {odd.label}. Give a name, or use --launcher ssh."
+        )
     ports = {host.port or job.ssh_port for host in job.hosts}
     if len(ports) > 1:
         raise LaunchOptionError(
@@ -90,11 +95,11 @@ def remote_command(job: JobPlan, *arguments: str) -> str:
 class Connection(Peer):
     """One host's ssh."""
 
-    def __init__(self, node_rank: int, plan: HostPlan, mark: bytes) -> None:
+    def __init__(self, node_rank: int, plan: HostPlan) -> None:
         super().__init__(plan.name)
         self.node_rank, self.plan = node_rank, plan
         self.process: subprocess.Popen[bytes] | None = None
-        self.spoken = Spoken(mark)
+        self.spoken = Spoken(AGENT_IS_HERE)
         self.lines = {1: HeldLines(), 2: HeldLines()}
         self.last_words = b""
         self.open_streams = 0
@@ -104,7 +109,8 @@ class Spoken:
     """Tells what an agent says from what its ranks write to the same stream."""
 
     def __init__(self, mark: bytes) -> None:
-        self._mark = mark
+        self.mark = mark
+        """What a message begins with."""
         self._rest = b""
 
     def feed(self, data: bytes) -> tuple[bytes, list[Message]]:
@@ -112,7 +118,7 @@ class Spoken:
         data = self._rest + data
         written, messages = b"", list[Message]()
         while True:
-            before, mark, after = data.partition(self._mark)
+            before, mark, after = data.partition(self.mark)
             line, end, rest = after.partition(b"\n")
             written += before
             if not mark:
@@ -124,8 +130,8 @@ class Spoken:
             messages.append(decode(line))
             data = rest
         # What may be the beginning of a mark waits for the rest of it.
-        for length in range(min(len(self._mark) - 1, len(written)), 0, -1):
-            if self._mark.startswith(written[-length:]):
+        for length in range(min(len(self.mark) - 1, len(written)), 0, -1):
+            if self.mark.startswith(written[-length:]):
                 self._rest = written[-length:]
                 return written[:-length], messages
         return written, messages
@@ -143,9 +149,7 @@ class SshFleet:
         self._job, self._program = job, program
         # Ranks write to the same stream as their agent; what it says begins with what no rank knows.
         self._mark = f"\x1e{secrets.token_hex(8)}"
-        self.connections = [
-            Connection(node_rank, plan, self._mark.encode()) for node_rank, plan in enumerate(job.hosts)
-        ]
+        self.connections = [Connection(node_rank, plan) for node_rank, plan in enumerate(job.hosts)]
 
     def open(self, conductor: Conductor) -> None:
         """Connects to all hosts at once, and tells each agent its part."""
@@ -189,8 +193,6 @@ class SshFleet:
         for stream, pipe in ((1, process.stdout), (2, process.stderr)):
             connection.open_streams += 1
             self._streams.read_from(pipe.fileno(), partial(self._read, connection, stream, pipe.fileno()))
-        part = {"job": self._job.to_json(), "node_rank": connection.node_rank, "mark": self._mark}
-        connection.link.send(part)
 
     def _read(self, connection: Connection, stream: int, descriptor: int) -> None:
         data = os.read(descriptor, _READ_BYTES)
@@ -205,12 +207,21 @@ class SshFleet:
         if stream == 1:
             data, messages = connection.spoken.feed(data)
             for message in messages:
+                if "hello" in message:
+                    self._tell_its_part(connection)
                 self._conductor.heard(connection, message)
         else:
             connection.last_words = (connection.last_words + data)[-_LAST_WORDS:]
             if not self._conductor.started:
                 return  # shown as the reason where the host cannot be used
         self._streams.write(stream, connection.lines[stream].feed(data))
+
+    def _tell_its_part(self, connection: Connection) -> None:
+        """Only now: until its agent is there ssh reads nothing, and a long plan does not fit its pipe."""
+        connection.spoken.mark = self._mark.encode()
+        if connection.link is not None:
+            part = {"job": self._job.to_json(), "node_rank": connection.node_rank, "mark": self._mark}
+            connection.link.send(part)
 
     def _ended(self, connection: Connection) -> None:
         if connection.process is None:

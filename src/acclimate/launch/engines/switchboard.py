@@ -70,6 +70,7 @@ class Switchboard:
         else:
             self.peers = {name: Peer(name) for name in names}
         self._node_ranks = {name: node_rank for node_rank, name in enumerate(names)}
+        self._each_rank = each_rank
         self._answer_s, self._examination = answer_s, examination
         self._key = secrets.token_hex(16)
         self._server = _listen()
@@ -183,13 +184,17 @@ class Switchboard:
                 self._call_ended(known[0])
 
     def _call_ended(self, peer: Peer) -> None:
-        words = "its connection to the launcher ended"
+        words = f"{self._whose(peer)} ended or cannot be heard any more"
         if self.conductor.started:
             self.conductor.lost(peer, words)
             return
         # The engine most likely ended it because of another host, and will say so.
         peer.link = peer.ready = None
         self.conductor.after(_LAST_WORDS_S, partial(self.conductor.lost, peer, words))
+
+    def _whose(self, peer: Peer) -> str:
+        caller = next(name for name, other in self.peers.items() if other is peer)
+        return f"the slot of rank {caller}" if self._each_rank else "its agent"
 
     def _introduce(self, link: SocketLink, hello: object) -> Peer | None:
         """Who calls; None for strangers, and for who has called before."""
