@@ -346,6 +346,8 @@ def test_ranks_do_not_reach_across_nodes_for_the_sake_of_second_threads(tmp_path
     files = machine({0: ("0-3,8-11", 4), 1: ("4-7,12-15", 4)}, siblings=siblings)
     topology = read_topology(write_tree(tmp_path, files), allowed=[*range(8), 12, 13, 14, 15])
     assert lists(bind_ranks(topology, 2, use_hyperthreads=True)) == ["0-3", "4-7,12-15"]
+    three = bind_ranks(topology, 3, use_hyperthreads=True)
+    assert sum(len(nodes_of(topology, binding)) for binding in three) == 4
 
 
 def test_a_thread_stands_for_its_core_where_the_first_is_not_allowed(tmp_path: Path) -> None:
@@ -512,7 +514,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("bare")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(topology=topologies(), data=st.data())
 def test_on_any_machine_all_allowed_cores_are_shared_soundly(
     bare: Path, topology: Topology, data: st.DataObject

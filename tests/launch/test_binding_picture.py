@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from acclimate.launch.binding import bind_ranks
-from acclimate.launch.picture import _COLOURS, show_binding
+from acclimate.launch.picture import _COLOURS, _SIXTEEN_COLOURS, show_binding
 from acclimate.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
 from machine_trees import XEON_MAX, XEON_MAX_DISTANCES, machine, write_tree
 
@@ -137,22 +137,17 @@ def test_the_legend_lists_exactly_what_each_rank_gets(two_sockets: Topology, ran
         assert processors == format_cpu_list(parse_cpu_list(processors)) == format_cpu_list(binding.cpus)
 
 
-def test_a_terminal_gets_a_colour_for_each_rank(two_sockets: Topology) -> None:
+@pytest.mark.parametrize("colours", ["standard", "256", "truecolor"])
+def test_a_terminal_gets_a_colour_for_each_of_eight_ranks(two_sockets: Topology, colours: Any) -> None:
     stream = io.StringIO()
-    console = Console(file=stream, width=80, force_terminal=True, color_system="truecolor", no_color=False)
-    show_binding(two_sockets, bind_ranks(two_sockets, 3), console)
-    grounds = set(re.findall(r"48;2;(\d+;\d+;\d+)", stream.getvalue()))
-    assert len(grounds) == 3
+    console = Console(file=stream, width=80, force_terminal=True, color_system=colours, no_color=False)
+    show_binding(two_sockets, bind_ranks(two_sockets, 8), console)
+    grounds = re.findall(r"[;\[](4[0-7]|10[0-7]|48;5;\d+|48;2;\d+;\d+;\d+)m", stream.getvalue())
+    assert len(set(grounds)) == 8
 
 
-def contrast(style: str) -> float:
-    """By the formula of the Web Content Accessibility Guidelines; 4.5 is legible."""
-    lights = []
-    for colour in re.findall(r"#([0-9a-f]{6})", style):
-        channels = [int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4)]
-        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        lights.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
-    return (max(lights) + 0.05) / (min(lights) + 0.05)
+def test_sixteen_colours_are_as_many_and_all_different() -> None:
+    assert len({style.split(" on ")[1] for style in _SIXTEEN_COLOURS}) == len(_COLOURS)
 
 
 @pytest.mark.parametrize("style", _COLOURS)

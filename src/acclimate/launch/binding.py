@@ -169,10 +169,12 @@ def _too_few(topology: Topology, cores: Sequence[Core], ranks: int, core_list: s
 
 def _share(topology: Topology, cores: Sequence[Core], ranks: int) -> list[list[Core]]:
     """The cores of each rank."""
-    by_kind = _grouped(topology, [(core, (core.kind, 0)) for core in cores], ranks)
+    by_kind = _grouped(topology, [(core, (core.kind, 0)) for core in cores], ranks).share()
     # Ranks with as many hardware threads each are better still, but not worth reaching across nodes.
-    by_threads = _grouped(topology, [(core, (core.kind, len(core.cpus))) for core in cores], ranks)
-    return by_threads.share() if len(by_threads.groups) == len(by_kind.groups) else by_kind.share()
+    by_threads = _grouped(topology, [(core, (core.kind, len(core.cpus))) for core in cores], ranks).share()
+    return min(
+        by_threads, by_kind, key=lambda shared: sum(len({core.node for core in own}) for own in shared)
+    )
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,17 @@ _COLOURS = (
     "#000000 on #d795b9",
     "#000000 on #bbbbbb",
 )
+# For terminals of 16 colours (TERM=xterm, as in a container), where some of the above would be the same grey.
+_SIXTEEN_COLOURS = (
+    "black on bright_cyan",
+    "black on yellow",
+    "white on green",
+    "black on bright_yellow",
+    "white on blue",
+    "white on red",
+    "white on magenta",
+    "black on white",
+)
 _UNUSED, _FORBIDDEN = ".", "x"
 _BLOCK = 8  # cells between gaps, to count by
 _FRAME = 4  # the sides of a panel, with their padding
@@ -38,9 +49,11 @@ _FRAME = 4  # the sides of a panel, with their padding
 def show_binding(topology: Topology, bindings: Sequence[RankBinding], console: Console) -> None:
     """Draws each memory node with its cores and their ranks, and lists what every rank gets."""
     rank_of = {cpu: rank for rank, binding in enumerate(bindings) for cpu in binding.cpus}
+    colours = _SIXTEEN_COLOURS if console.color_system == "standard" else _COLOURS
     grid = _Grid(
         topology,
         rank_of,
+        colours,
         heading=2 * len(str(max(topology.online_cpus))) + 2,
         cell=len(str(len(bindings) - 1)) + 1,
         width=console.width - _FRAME,
@@ -59,7 +72,7 @@ def show_binding(topology: Topology, bindings: Sequence[RankBinding], console: C
         if not node.cpus and node.memory_bytes:
             console.print(Text(f"{_title(topology, node)}, no cores"))
     console.print(_key(topology, rank_of), end="\n\n")
-    console.print(_legend(topology, bindings))
+    console.print(_legend(topology, bindings, colours))
     if across := sum(len(_nodes_of(topology, binding)) > 1 for binding in bindings):
         verb = "has" if across == 1 else "have"
         console.print(
@@ -93,6 +106,7 @@ class _Grid:
 
     topology: Topology
     rank_of: Mapping[int, int]
+    colours: Sequence[str]
     heading: int
     cell: int
     width: int
@@ -132,8 +146,8 @@ class _Grid:
             cpu = core.cpus[thread] if len(core.cpus) > thread else None
             if cpu is None:
                 row.append(" " * self.cell)
-            elif cpu in self.rank_of:
-                row.append(f"{self.rank_of[cpu]:>{self.cell}}", style=_colour(self.rank_of[cpu]))
+            elif (rank := self.rank_of.get(cpu)) is not None:
+                row.append(f"{rank:>{self.cell}}", style=self.colours[rank % len(self.colours)])
             else:
                 mark = _UNUSED if cpu in self.topology.allowed_cpus else _FORBIDDEN
                 row.append(f"{mark:>{self.cell}}", style="dim")
@@ -154,11 +168,7 @@ def _key(topology: Topology, rank_of: Mapping[int, int]) -> Text:
     return Text(f"({'; '.join(parts)})", style="dim")
 
 
-def _colour(rank: int) -> str:
-    return _COLOURS[rank % len(_COLOURS)]
-
-
-def _legend(topology: Topology, bindings: Sequence[RankBinding]) -> Table:
+def _legend(topology: Topology, bindings: Sequence[RankBinding], colours: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("rank", justify="right", no_wrap=True)
     table.add_column("cores", justify="right", no_wrap=True)
@@ -168,7 +178,7 @@ def _legend(topology: Topology, bindings: Sequence[RankBinding]) -> Table:
     for rank, binding in enumerate(bindings):
         nodes = _nodes_of(topology, binding)
         table.add_row(
-            Text(f" {rank} ", style=_colour(rank)),
+            Text(f" {rank} ", style=colours[rank % len(colours)]),
             str(binding.cores),
             format_cpu_list(binding.cpus),
             format_cpu_list(nodes),
