@@ -90,3 +90,19 @@ assert mpi.MPI_Finalize() == 0
     ended = mpi_jobs.run(code, "--launcher", mpi, "--env", f"LIBMPI={library}", hosts=["alpha"])
     assert ended.returncode == 0, ended.stderr
     assert set(ended.stdout.splitlines()) == {"[rank 0] MPI 0 2 0", "[rank 1] MPI 1 2 1"}
+
+
+def test_an_ipv6_address_is_refused(mpi: str, mpi_jobs: Jobs) -> None:
+    hostfile = mpi_jobs.folder / "other-hosts"
+    hostfile.write_text("[fd00:77::3] slots=1\nalpha slots=1\n")
+    ended = mpi_jobs.run(SLEEP, "--launcher", mpi, "--hostfile", str(hostfile))
+    assert ended.returncode == 2
+    assert "MPI takes no IPv6 address, as [fd00:77::3]. Give a name, or use --launcher ssh." in ended.stderr
+
+
+@pytest.mark.slow
+def test_ranks_that_mpi_places_otherwise_than_the_hostfile_are_refused(mpi: str, mpi_jobs: Jobs) -> None:
+    options = {"openmpi": "--map-by node", "mpich": "-ppn 1", "impi": "-ppn 1"}
+    ended = mpi_jobs.run(SLEEP, "--launcher", mpi, f"--launcher_args={options[mpi]}")
+    assert (ended.returncode, "up" in ended.stdout) == (2, False)
+    assert "no rank was started" in ended.stderr

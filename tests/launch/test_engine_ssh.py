@@ -204,3 +204,10 @@ def test_slots_left_out_are_not_used(jobs: Jobs) -> None:
     ended = jobs.run(code, *SSH, "--exclude", "alpha:0")
     expected = {"[rank 0] alpha 0 3", "[rank 1] beta 0 3", "[rank 2] beta 1 3"}
     assert set(ended.stdout.splitlines()) == expected
+
+
+def test_a_plan_longer_than_a_pipe_arrives(jobs: Jobs) -> None:
+    jobs.environment |= {"FIRST": "1" * 100_000, "SECOND": "2" * 100_000}
+    code = "import os; print(len(os.environ['FIRST']) + len(os.environ['SECOND']))"
+    ended = jobs.run(code, *SSH, "--env", "FIRST", "--env", "SECOND")
+    assert set(ended.stdout.splitlines()) == {f"[rank {rank}] 200000" for rank in range(4)}
