@@ -146,6 +146,16 @@ def test_a_terminal_gets_a_colour_for_each_of_eight_ranks(two_sockets: Topology,
     assert len(set(grounds)) == 8
 
 
+def contrast(style: str) -> float:
+    """By the formula of the Web Content Accessibility Guidelines; 4.5 is legible."""
+    lights = []
+    for colour in re.findall(r"#([0-9a-f]{6})", style):
+        channels = [int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        lights.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    return (max(lights) + 0.05) / (min(lights) + 0.05)
+
+
 def test_sixteen_colours_are_as_many_and_all_different() -> None:
     assert len({style.split(" on ")[1] for style in _SIXTEEN_COLOURS}) == len(_COLOURS)
 
