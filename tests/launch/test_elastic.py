@@ -82,9 +82,10 @@ def test_nothing_is_left_when_an_elastic_launcher_is_killed(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_meeting_place_where_nobody_answers_is_told() -> None:
     options = ["--max_nodes", "2", "--master_addr", "192.0.2.1", "--master_port", str(free_port())]
-    ended = run(1, "pass", *options, "--max_restarts", "1", TORCH_CPP_LOG_LEVEL="FATAL")
-    assert ended.returncode == 2, ended.stderr
-    assert "where the job's hosts meet" in ended.stderr
+    with launched(command(1, "pass", *options)) as job:
+        _, stderr = job.process.communicate(timeout=120)  # torch waits a minute for it to come up
+        assert job.wait() == 2
+    assert b"nobody answers at 192.0.2.1:" in stderr
 
 
 def test_elastic_hosts_are_started_by_hand(tmp_path: Path) -> None:
@@ -153,7 +154,8 @@ def test_a_host_that_goes_away_and_comes_back_is_admitted_again(tmp_path: Path) 
 @pytest.mark.skipif(not EXAMPLE.exists(), reason="the training example is not here")
 def test_training_goes_on_from_its_checkpoint_when_a_rank_is_killed(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "acclimate", "run", "--num_accelerators", "2", "--max_restarts", "2"]
-    steps = ["--steps", "40", "--checkpoint-every", "5", "--out", str(tmp_path), "--resume"]
+    steps = ["--steps", "60", "--checkpoint-every", "5", "--out", str(tmp_path), "--resume"]
+    steps += ["--layers=1", "--heads=2", "--width=32", "--context=32", "--batch=4", "--validate-every=60"]
     with launched([*launcher, str(EXAMPLE), *steps], variables={"DS_ACCELERATOR": "cpu"}) as job:
         wait_until(lambda: any((tmp_path / "checkpoints").glob("*")), "the first checkpoint")
         ranks = [pid for pid in job.living() if b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
@@ -161,7 +163,7 @@ def test_training_goes_on_from_its_checkpoint_when_a_rank_is_killed(tmp_path: Pa
         stdout, stderr = job.read()
         assert job.wait() == 0, stderr
     assert "starting anew, 1 of 2 times" in stderr
-    assert "going on" in stdout or "goes on" in stdout or "resum" in stdout.lower(), stdout
+    assert "resuming from " in stdout, stdout
 
 
 def test_an_outcome_is_the_same_after_a_journey_as_json() -> None:

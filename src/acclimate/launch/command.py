@@ -17,7 +17,6 @@ from acclimate.errors import LaunchOptionError, ScriptNotFoundError
 from acclimate.launch import engines
 from acclimate.launch.carried import carried_environment
 from acclimate.launch.engines import AUTO, uses_slurm
-from acclimate.launch.engines.slurm import allocated_hosts
 from acclimate.launch.hostfile import Host, HostPlan, choose_slots, read_hostfile
 from acclimate.launch.job import JobPlan
 from acclimate.launch.local_ranks import count_local_ranks, find_accelerator, plan_ranks
@@ -94,6 +93,8 @@ def _hosts(
     if options.hostfile is not None:
         named = read_hostfile(options.hostfile)
     elif uses_slurm(options.launcher, environ) and options.node_rank is None:
+        from acclimate.launch.engines.slurm import allocated_hosts
+
         named = allocated_hosts(environ, options.num_accelerators or count_local_ranks(accelerator))
     if named:
         return choose_slots(
@@ -197,11 +198,18 @@ def _run_elastic(job: JobPlan, options: RunOptions) -> Outcome:
             "all."
         )
     port = options.master_port or (_free_port() if max_nodes == 1 else BY_HAND_PORT)
+    # What torch's agent cannot reach it tells with a stack trace of C++; what matters is told here.
+    environ = dict(os.environ)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     from acclimate.launch import elastic  # imports torch
 
     meeting = replace(job, master_addr=options.master_addr or "127.0.0.1", master_port=port)
     return elastic.launch(
-        meeting, min_nodes=min_nodes, max_nodes=max_nodes, max_restarts=options.max_restarts
+        meeting,
+        environ,
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        max_restarts=options.max_restarts,
     )
 
 

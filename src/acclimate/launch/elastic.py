@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
@@ -49,13 +49,18 @@ _KEEP_ALIVE_INTERVAL_S = 3
 """A host that misses three of them counts as gone."""
 _LAST_CALL_S = 5
 """How long hosts that are enough wait for more."""
+_STORE_TIMEOUT_S = 30
+"""How long to wait for the host where all meet; torch tries twice."""
 
 
-def launch(job: JobPlan, *, min_nodes: int, max_nodes: int, max_restarts: int) -> Outcome:
+def launch(
+    job: JobPlan, environ: Mapping[str, str], *, min_nodes: int, max_nodes: int, max_restarts: int
+) -> Outcome:
     """Takes this host's part in an elastic job, until the job has ended.
 
     Args:
         job: with one host, this one, and the address and port of the rendezvous.
+        environ: the variables that ranks inherit.
         min_nodes, max_nodes: how many hosts take part.
         max_restarts: how often ranks are started anew after a failure; hosts that come and go do not count.
 
@@ -75,6 +80,7 @@ def launch(job: JobPlan, *, min_nodes: int, max_nodes: int, max_restarts: int) -
         local_addr=_own_address(str(job.master_addr), int(job.master_port or 0)),
         keep_alive_interval=_KEEP_ALIVE_INTERVAL_S,
         last_call_timeout=_LAST_CALL_S,
+        read_timeout=_STORE_TIMEOUT_S,
     )
     try:
         handler = get_rendezvous_handler(parameters)
@@ -93,6 +99,7 @@ def launch(job: JobPlan, *, min_nodes: int, max_nodes: int, max_restarts: int) -
             monitor_interval=_MONITOR_INTERVAL_S,
         ),
         job,
+        environ,
     )
     closes = True
     try:
@@ -123,9 +130,10 @@ def launch(job: JobPlan, *, min_nodes: int, max_nodes: int, max_restarts: int) -
 class _Agent(SimpleElasticAgent):
     """torch's agent, with a supervised generation as its workers."""
 
-    def __init__(self, spec: WorkerSpec, job: JobPlan) -> None:
+    def __init__(self, spec: WorkerSpec, job: JobPlan, environ: Mapping[str, str]) -> None:
         super().__init__(spec)
         self.job = job
+        self.environ = environ
         self.outcome = Outcome(0)
         """How the last generation ended."""
         self.ended_by: int | None = None
@@ -160,6 +168,7 @@ class _Agent(SimpleElasticAgent):
             self._generation = subprocess.Popen(
                 [sys.executable, "-m", "acclimate.launch.generation", str(writing)],
                 stdin=subprocess.PIPE,
+                env=dict(self.environ),
                 pass_fds=[writing],
                 start_new_session=True,  # this process passes signals on itself
             )
