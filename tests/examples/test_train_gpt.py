@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -38,6 +39,12 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "whole"
     train(out, "--dropout=0.1")
     return out
+
+
+@pytest.fixture
+def another(whole_run: Path, tmp_path: Path) -> Path:
+    """A copy of the whole run, to go on with."""
+    return shutil.copytree(whole_run, tmp_path / "run")
 
 
 def run_forked(fresh: FreshProcesses, out: Path, *options: str, before: str = "") -> Outcome:
@@ -98,14 +105,17 @@ def test_without_matplotlib_a_run_says_so_and_keeps_its_metrics(
 # -- stopped and resumed -----------------------------------------------------------------------------
 
 
-def test_a_killed_run_goes_on_with_the_same_curve_to_the_bit(whole_run: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_with_the_same_curve_to_the_bit(
+    fresh: FreshProcesses, whole_run: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     process = start(out, f"--steps={STEPS}", "--dropout=0.1")
     wait_for_step(out, 13, process)
     process.kill()
     assert wait(process) == -signal.SIGKILL
-    assert train(out, "--dropout=0.1", "--resume") == curve(whole_run)
-    assert f"resuming from {out}/checkpoints/step_000000" in log_of(out).read_text()
+    ended = run_forked(fresh, out, f"--steps={STEPS}", "--dropout=0.1", "--resume")
+    assert curve(out) == curve(whole_run), ended.stderr
+    assert f"resuming from {out}/checkpoints/step_000000" in ended.stdout
 
 
 @pytest.mark.parametrize(
@@ -133,56 +143,71 @@ def test_a_run_that_is_complete_resumes_to_nothing(fresh: FreshProcesses, whole_
     assert curve(whole_run) == before
 
 
-def test_settings_that_differ_from_the_checkpoints_are_told(fresh: FreshProcesses, tmp_path: Path) -> None:
-    run_forked(fresh, tmp_path / "run", "--steps=1")
-    ended = run_forked(fresh, tmp_path / "run", "--steps=2", "--lr=0.001", "--resume")
+def test_settings_that_differ_from_the_checkpoints_are_told(fresh: FreshProcesses, another: Path) -> None:
+    ended = run_forked(fresh, another, "--steps=31", "--lr=0.001", "--dropout=0.1", "--resume")
     assert ended.returncode == 0, ended.stderr
-    assert "curve may differ: steps 1 -> 2; lr 0.003 -> 0.001" in ended.stdout
+    assert "curve may differ: steps 30 -> 31; lr 0.003 -> 0.001" in ended.stdout
+    assert len(curve(another)) == 31
 
 
 # -- what a user can get wrong -----------------------------------------------------------------------
 
-
-def test_a_run_does_not_write_over_another(fresh: FreshProcesses, whole_run: Path) -> None:
-    ended = run_forked(fresh, whole_run, "--steps=5")
-    assert ended.returncode == 1
-    assert ended.stderr.endswith(
-        f"train_gpt.py: {whole_run} holds a run. --resume goes on with it; or give another --out.\n"
-    )
-    assert len(curve(whole_run)) == STEPS
-
-
-def test_a_checkpoint_of_another_shape_is_refused(fresh: FreshProcesses, whole_run: Path) -> None:
-    ended = run_forked(fresh, whole_run, "--steps=40", "--layers=3", "--width=32", "--resume")
-    assert ended.returncode == 1
-    assert "step_00000030.pt is of a model with layers 2 (here 3), width 64 (here 32)." in ended.stderr
-    assert len(curve(whole_run)) == STEPS
-
-
-def test_too_little_text_is_told_with_what_is_needed(fresh: FreshProcesses, tmp_path: Path) -> None:
-    (tmp_path / "short.txt").write_text("To be, or not to be")
-    ended = run_forked(fresh, tmp_path / "run", f"--data={tmp_path}/short.txt")
-    assert ended.returncode == 1
-    assert "The text has 19 bytes, and a context of 64 needs 130" in ended.stderr
-    assert not (tmp_path / "run").exists()
+REFUSED = {
+    "another run": (["--steps=5"], "whole holds a run. --resume goes on with it; or give another --out."),
+    "another shape": (
+        ["--layers=3", "--width=32", "--resume"],
+        "step_00000030.pt is of a model with layers 2 (here 3), width 64 (here 32). Give this run the same,",
+    ),
+    "too little text": (
+        ["--out=new", "--data=short.txt"],
+        "The text has 19 bytes, and a context of 64 needs 130: a window to train on and one to",
+    ),
+    "no text": (["--out=new", "--data=no/such/folder"], "There is no no/such/folder. Name a text file, or a"),
+    "heads": (["--heads=5"], "--width 64 has to be a multiple of twice --heads 5"),
+    "batch": (["--batch=8", "--accumulate=3"], "--batch 8 cannot be dealt evenly to 1 ranks in 3 parts"),
+    "no steps": (["--steps=0"], "'0' is not a whole number from 1 on"),
+    "dtype": (["--out=new", "--dtype=float16"], "does not compute in float16. --dtype can be bfloat16,"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--data=no/such/folder"], "There is no no/such/folder."),
-        (["--heads=5"], "--width 64 has to be a multiple of twice --heads 5"),
-        (["--batch=8", "--accumulate=3"], "--batch 8 cannot be dealt evenly to 1 ranks in 3 parts"),
-        (["--steps=0"], "'0' is not a whole number from 1 on"),
-    ],
-)
-def test_an_option_that_cannot_be_is_told(
-    fresh: FreshProcesses, tmp_path: Path, options: list[str], message: str
+@pytest.fixture(scope="module")
+def refusals(fresh: FreshProcesses, whole_run: Path) -> dict[str, Any]:
+    """What the script answers to each, all in one process."""
+    code = f"""
+import contextlib, io, os, sys
+sys.modules["matplotlib"] = None
+open("short.txt", "w").write("To be, or not to be")
+import train_gpt
+for name, (options, message) in {REFUSED!r}.items():
+    sys.argv = [{str(SCRIPT)!r}, {f"--out={whole_run}"!r}, *{TINY!r}, *options]
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        try:
+            status = train_gpt.main()
+        except SystemExit as end:
+            status = end.code
+    tell(**{{name: [status, said.getvalue(), os.path.exists("new")]}})
+"""
+    env = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    return fresh.check(code, path=[EXAMPLES], env=env, timeout_s=200).told
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_told_and_nothing_is_begun(
+    name: str, fresh: FreshProcesses, refusals: dict[str, Any], whole_run: Path
 ) -> None:
-    ended = run_forked(fresh, tmp_path / "run", *options)
-    assert ended.returncode in (1, 2)
-    assert message in ended.stderr
-    assert "Traceback" not in ended.stderr
+    if name == "dtype" and fresh_float16(fresh):
+        pytest.skip("this host computes in float16")
+    status, said, has_begun = refusals[name]
+    assert status in (1, 2)
+    assert REFUSED[name][1] in said
+    assert not has_begun
+    assert len(curve(whole_run)) == STEPS
+
+
+def fresh_float16(fresh: FreshProcesses) -> bool:
+    code = "from acclimate import get_accelerator; tell(it=get_accelerator().is_fp16_supported())"
+    return bool(fresh.check(code, env={"DS_ACCELERATOR": "cpu"}).told["it"])
 
 
 def test_a_run_that_diverges_stops_before_its_checkpoints_are_spoilt(
@@ -197,32 +222,34 @@ def test_a_run_that_diverges_stops_before_its_checkpoints_are_spoilt(
 
 
 def test_a_full_disk_loses_neither_the_run_nor_the_checkpoint_before(
-    fresh: FreshProcesses, tmp_path: Path
+    fresh: FreshProcesses, another: Path
 ) -> None:
-    out = tmp_path / "run"
-    run_forked(fresh, out, "--steps=2")
-    before = (out / "checkpoints/step_00000002.pt").read_bytes()
+    before = (another / "checkpoints/step_00000030.pt").read_bytes()
     # A limit on the size of files, which the system reports as it does a full disk.
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))"
-    ended = run_forked(fresh, out, "--steps=6", "--checkpoint-every=3", "--resume", before=limit)
+    ended = run_forked(fresh, another, "--steps=34", "--checkpoint-every=2", "--resume", before=limit)
     assert ended.returncode == 1
     assert (
-        f"The checkpoint of step 3 could not be written to {out}/checkpoints: File too large. "
-        "step_00000002.pt is still there. The run goes on, and tries again later." in ended.stdout
+        f"The checkpoint of step 32 could not be written to {another}/checkpoints: File too large. "
+        "step_00000030.pt is still there. The run goes on, and tries again later." in ended.stdout
     )
-    assert "train_gpt.py: The checkpoint of step 6 could not be written" in ended.stderr
-    assert len(curve(out)) == 6
-    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step_00000002.pt"]
-    assert (out / "checkpoints/step_00000002.pt").read_bytes() == before
+    assert "train_gpt.py: The checkpoint of step 34 could not be written" in ended.stderr
+    assert len(curve(another)) == 34
+    left = sorted(path.name for path in (another / "checkpoints").iterdir())
+    assert left == ["step_00000020.pt", "step_00000030.pt"]
+    assert (another / "checkpoints/step_00000030.pt").read_bytes() == before
 
 
 # -- ranks -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def one_rank(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+def one_rank(fresh: FreshProcesses, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     """The curve of a run in float32, without dropout: what any number of ranks should get."""
-    return train(tmp_path_factory.mktemp("runs") / "one", "--dtype=float32", steps=12)
+    out = tmp_path_factory.mktemp("runs") / "one"
+    ended = run_forked(fresh, out, "--dtype=float32", "--steps=12")
+    assert ended.returncode == 0, ended.stderr
+    return curve(out)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
@@ -295,20 +322,6 @@ def test_each_way_to_train_on_the_host_learns_and_resumes_to_the_bit(
     options: list[str], tmp_path: Path
 ) -> None:
     check_learns_and_resumes(tmp_path / "run", *options)
-
-
-def test_float16_is_refused_where_the_accelerator_does_not_compute_in_it(
-    fresh: FreshProcesses, tmp_path: Path
-) -> None:
-    offered = fresh.check(
-        "from acclimate import get_accelerator; tell(it=get_accelerator().is_fp16_supported())",
-        env={"DS_ACCELERATOR": "cpu"},
-    )
-    if offered.told["it"]:
-        pytest.skip("this host computes in float16")
-    ended = run_forked(fresh, tmp_path / "run", "--dtype=float16")
-    assert ended.returncode == 1
-    assert "does not compute in float16. --dtype can be bfloat16, float32 here." in ended.stderr
 
 
 def test_an_accelerator_without_bfloat16_learns_in_float16(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,11 @@ from fresh_process import plain_environment
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "train_gpt.py"
 
+# A few hundred kB of the text that is the default.
+_TEXT = Path(sysconfig.get_path("stdlib")) / "email"
+
 TINY = (
+    f"--data={_TEXT}",
     "--layers=2", "--heads=2", "--width=64", "--context=64", "--batch=8", "--lr=3e-3", "--warmup=5",
     "--validate-every=10", "--checkpoint-every=10",
 )  # fmt: skip
