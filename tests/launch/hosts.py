@@ -19,12 +19,14 @@ SRC = Path(__file__).parents[2] / "src"
 NETWORK = "10.213.77."
 _DAEMONS = ("sshd", "/usr/sbin/sshd", "cat", "unshare", "nsenter", "slurmd ", "slurmctld ", ": slurmscriptd")
 PROGRAMS = ("unshare", "nsenter", "ip", "ssh", "ssh-keygen", "/usr/sbin/sshd")
-# A host's own name must not come from the machine's /etc/hosts, and sshd wants /run/sshd.
+# A host's own name must not come from the machine's /etc/hosts, nor a login run what is in its user's home;
+# sshd wants /run/sshd.
 _BECOME_A_MACHINE = """
 set -e
 mount --make-rprivate /
 hostname {name}
 mount --bind {folder}/hosts /etc/hosts
+mount --bind {folder}/passwd /etc/passwd
 mount -t tmpfs none /run
 mkdir /run/sshd
 ip link set lo up
@@ -152,6 +154,13 @@ class Hosts:
         folder = self.folder
         (folder / "hosts").write_text(
             "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in addresses.items())
+        )
+        home = folder / "home"
+        home.mkdir()
+        users = Path("/etc/passwd").read_text().splitlines()
+        root = f"root:x:0:0:root:{home}:/bin/sh"
+        (folder / "passwd").write_text(
+            "".join(f"{root if user.startswith('root:') else user}\n" for user in users)
         )
         for key in ("host_key", "user_key"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
