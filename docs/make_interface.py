@@ -61,8 +61,7 @@ def entry(name: str, member: object, owner: type[Devices], source: dict[str, str
         heading = f"{name}: {annotation}"
     elif callable(member) and not isinstance(member, type):
         kind, documentation = "method", member.__doc__
-        signature = str(inspect.signature(member)).replace("(self, ", "(").replace("(self)", "()")
-        heading = name + signature.replace("'", "")
+        heading = name + written(inspect.signature(member))
     else:
         kind, documentation = "attribute", source.get(name)
         heading = f"{name}: {inspect.get_annotations(owner).get(name, 'Any')}"
@@ -76,8 +75,26 @@ def entry(name: str, member: object, owner: type[Devices], source: dict[str, str
     return Entry(heading, text, blocks)
 
 
+class Source(str):
+    """Source code that shows itself without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def written(signature: inspect.Signature) -> str:
+    """A method's signature as in its source, without ``self``."""
+    _self, *parameters = signature.parameters.values()
+    bare = [each.replace(annotation=Source(each.annotation)) for each in parameters]
+    return str(signature.replace(parameters=bare, return_annotation=Source(signature.return_annotation)))
+
+
 def split(documentation: str) -> tuple[str, dict[str, str]]:
-    """A docstring as its free text and its labelled blocks."""
+    """A docstring as its free text and its labelled blocks.
+
+    Raises:
+        ValueError: a block goes on without being indented, and would be torn in two.
+    """
     text: list[str] = []
     blocks: dict[str, list[str]] = {}
     current = text
@@ -88,6 +105,8 @@ def split(documentation: str) -> tuple[str, dict[str, str]]:
             current.append(rest.strip())
             continue
         if line and not line.startswith(" "):
+            if current is not text and current[-1]:
+                raise ValueError(f'"{line}" goes on with what is above it; indent it.')
             current = text
         current.append(line)
     return "\n".join(text).strip(), {label: "\n".join(lines).strip() for label, lines in blocks.items()}

@@ -109,7 +109,7 @@ class Ops(Devices):
         Delegates to: nothing of torch's.
         CPU: position-independent code that exports only what is marked.
         CUDA: the same, and for ``.cu`` the architectures to compile for: ``TORCH_CUDA_ARCH_LIST``, else
-        those of the GPUs present, else all common ones that the toolkit knows.
+            those of the GPUs present, else all common ones that the toolkit knows.
         """
         return ["-fPIC", "-fvisibility=hidden"]
 
