@@ -48,9 +48,9 @@ class Launched:
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
         return self.process.wait(timeout_s)
 
-    def read(self) -> tuple[str, str]:
+    def read(self, timeout_s: float = PATIENCE_S) -> tuple[str, str]:
         """What it wrote until its end."""
-        stdout, stderr = self.process.communicate(timeout=PATIENCE_S)
+        stdout, stderr = self.process.communicate(timeout=timeout_s)
         return stdout.decode(errors="replace"), stderr.decode(errors="replace")
 
     def signal(self, number: int) -> None:

@@ -160,7 +160,7 @@ def test_training_goes_on_from_its_checkpoint_when_a_rank_is_killed(tmp_path: Pa
         wait_until(lambda: any((tmp_path / "checkpoints").glob("*")), "the first checkpoint")
         ranks = [pid for pid in job.living() if b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
         os.kill(ranks[0], signal.SIGKILL)
-        stdout, stderr = job.read()
+        stdout, stderr = job.read(120)
         assert job.wait() == 0, stderr
     assert "starting anew, 1 of 2 times" in stderr
     assert "resuming from " in stdout, stdout

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import selectors
 import signal
 import socket
 import time
 import traceback
-from collections import Counter
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,6 +36,8 @@ _KEYS = (signal.SIGINT, signal.SIGQUIT)
 """Signals that a terminal's keys send to the whole group in front."""
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
+_DOUBT_S = 0.2
+"""How far apart the launcher and a guard may hear of one signal."""
 _KILL_AGAIN_S = 0.05
 _KILL_PATIENCE_S = 5.0
 """How long to wait for killed processes: one that hangs in a driver does not die."""
@@ -145,7 +147,10 @@ class _GuardProcess:
         self.deadline: float | None = None
         self.killing_since: float | None = None
         self.ended = False
-        self.from_group: Counter[int] = Counter()
+        self.from_group: dict[int, float] = {}
+        """When a signal last came to the whole process group."""
+        self.doubtful: list[tuple[int, float]] = []
+        """Signals that the launcher got, and when it said so, while it is not clear yet who sent them."""
         self._received = b""
         if not shares_terminal:
             os.setsid()
@@ -155,9 +160,10 @@ class _GuardProcess:
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.channel, selectors.EVENT_READ)
         self.selector.register(self.wakeup, selectors.EVENT_READ)
+        guard = os.getpid()
         self.rank = os.fork()
         if self.rank == 0:
-            self._become_rank(streams, ignored, mask)
+            self._become_rank(guard, streams, ignored, mask)
         for descriptor in {streams.stdin, streams.stdout, streams.stderr} - {0, 1, 2}:
             os.close(descriptor)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -179,14 +185,16 @@ class _GuardProcess:
 
     def _count(self, number: int, frame: object) -> None:
         # The terminal's Ctrl-C reaches the whole group: if the guard had it, so had the rank.
-        self.from_group[number] += 1
+        self.from_group[number] = time.monotonic()
 
-    def _become_rank(self, streams: Streams, ignored: Collection[int], mask: Iterable[int]) -> NoReturn:
+    def _become_rank(
+        self, guard: int, streams: Streams, ignored: Collection[int], mask: Iterable[int]
+    ) -> NoReturn:
         program = self.plan.command[0]
         try:
             if not self.shares_terminal:
                 os.setsid()
-            processes.die_with_parent(os.getppid())
+            processes.die_with_parent(guard)
             for number, descriptor in enumerate((streams.stdin, streams.stdout, streams.stderr)):
                 os.dup2(descriptor, number)
             signal.set_wakeup_fd(-1)
@@ -206,10 +214,10 @@ class _GuardProcess:
     def run(self) -> None:
         """Until no process is left."""
         while not self._reap():
-            timeout = self._kill_when_due()
-            if timeout is not None and timeout < 0:
+            delays = [delay for delay in (self._resolve_doubts(), self._kill_when_due()) if delay is not None]
+            if any(delay < 0 for delay in delays):
                 return
-            for key, _ in self.selector.select(timeout):
+            for key, _ in self.selector.select(min(delays, default=None)):
                 if key.fileobj == self.wakeup:
                     with suppress(BlockingIOError):
                         os.read(self.wakeup, 512)
@@ -260,6 +268,27 @@ class _GuardProcess:
             # A stopped process would not hear of it.
             self._signal_group(signal.SIGCONT)
 
+    def _end(self, number: int) -> None:
+        """Asks the rank to end, and sets the time at which it is killed."""
+        self._signal_group(number)
+        self._set_deadline(time.monotonic() + self.grace_s)
+
+    def _resolve_doubts(self) -> float | None:
+        """Passes on what did not come from the terminal's keys; in how many seconds to call again.
+
+        What did has reached the rank already, and what becomes of it is up to the rank: an interactive
+        program goes on. It may reach the guard later than the launcher, and several may reach it as one.
+        """
+        now = time.monotonic()
+        while self.doubtful:
+            number, told_at = self.doubtful[0]
+            if now < told_at + _DOUBT_S:
+                return told_at + _DOUBT_S - now
+            del self.doubtful[0]
+            if self.from_group.get(number, -math.inf) < told_at - _DOUBT_S:
+                self._end(number)
+        return None
+
     def _kill_when_due(self) -> float | None:
         """Kills everything once the deadline is over; in how many seconds to call again, negative: never."""
         now = time.monotonic()
@@ -283,8 +312,7 @@ class _GuardProcess:
         data = self._read()
         if not data:  # the launcher is gone
             self.selector.unregister(self.channel)
-            self._signal_group(signal.SIGTERM)
-            self._set_deadline(time.monotonic() + self.grace_s)
+            self._end(signal.SIGTERM)
             return
         *lines, self._received = (self._received + data).split(b"\n")
         for line in lines:
@@ -300,11 +328,10 @@ class _GuardProcess:
     def _carry_out(self, command: str, number: int) -> None:
         if command == "kill":
             self._set_deadline(time.monotonic())
-        elif command == "end" and self.from_group[number] > 0:
-            self.from_group[number] -= 1  # it came from the terminal, so what becomes of it is up to the rank
+        elif command == "end" and self.shares_terminal and number in _KEYS:
+            self.doubtful.append((number, time.monotonic()))
         elif command == "end":
-            self._signal_group(number)
-            self._set_deadline(time.monotonic() + self.grace_s)
+            self._end(number)
         elif command == "group":
             self._signal_group(number)
         elif command == "rank" and not self.ended:

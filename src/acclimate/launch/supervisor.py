@@ -451,6 +451,6 @@ def _terminal_settings_kept(wanted: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(termios.error):
+        with suppress(termios.error, OSError):
             if termios.tcgetattr(terminal) != before and os.tcgetpgrp(terminal) == os.getpgrp():
                 termios.tcsetattr(terminal, termios.TCSADRAIN, before)

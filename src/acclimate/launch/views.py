@@ -153,7 +153,10 @@ class TaggedTerminal(View):
         wait = self._changed_at + _REDRAW_DELAY_S - time.monotonic()
         if not self._finished and wait > 0:
             return wait
-        size = os.get_terminal_size(self.writer.descriptor)
+        try:
+            size = os.get_terminal_size(self.writer.descriptor)
+        except OSError:  # the terminal was closed, and what follows is for nobody
+            size = os.terminal_size((80, 24))
         rows = [
             _fitting(_tagged(source, text), size.columns - 1)
             for source, text in self._partial.items()
