@@ -91,9 +91,11 @@ class Display:
 
 def summary(rows: list[Row]) -> str:
     """How far the loss fell."""
+    last = [row["loss"] for row in rows[-10:]]
+    fell = f"loss {rows[0]['loss']:.3f} at step {rows[0]['step']} -> {sum(last) / len(last):.3f}"
     checked = [row["validation_loss"] for row in rows if "validation_loss" in row]
-    fell = " -> ".join(f"{row['loss']:.3f} (step {row['step']})" for row in (rows[0], rows[-1]))
-    return f"loss {fell}" + (f", on validation text {checked[-1]:.3f}" if checked else "")
+    validated = f"; on validation text {checked[-1]:.3f}" if checked else ""
+    return f"{fell} over the last {len(last)} up to step {rows[-1]['step']}{validated}"
 
 
 def draw_curve(rows: list[Row], path: Path, title: str) -> str:
@@ -116,6 +118,9 @@ def draw_curve(rows: list[Row], path: Path, title: str) -> str:
         markersize=4,
         label="validation",
     )
+    for row in checked[-1:]:
+        at = (row["step"], row["validation_loss"])
+        axes.annotate(f"{at[1]:.2f}", at, xytext=(6, 0), textcoords="offset points", va="center", color="C1")
     axes.set(title=title, xlabel="step", ylabel="loss (nats a byte)")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
@@ -128,10 +133,11 @@ def draw_curve(rows: list[Row], path: Path, title: str) -> str:
 
 
 def running_mean(values: list[float]) -> list[float]:
-    """Each value as an exponential mean over about the last fiftieth of all, unbiased at the beginning."""
-    decay = 1 - 1 / max(1, len(values) // 50)
-    means, total, weight = [], 0.0, 0.0
-    for value in values:
-        total, weight = decay * total + value, decay * weight + 1
-        means.append(total / weight)
+    """Each value as the mean of those around it, about a thirtieth of all; of fewer at the beginning, so that
+    the fall there is drawn where it is."""
+    means = []
+    for place in range(len(values)):
+        reach = min(place, len(values) // 60)
+        near = values[place - reach : place + reach + 1]
+        means.append(sum(near) / len(near))
     return means

@@ -11,6 +11,7 @@ the step that is under way, with a checkpoint; ``--resume`` goes on from the las
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import signal
 import sys
@@ -344,14 +345,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--heads", type=positive, default=6)
     add("--width", type=positive, default=192)
     add("--context", type=positive, default=256, help="tokens (bytes) of a sample")
-    add("--dropout", type=float, default=0.0)
+    add("--dropout", type=not_negative, default=0.0)
     add("--steps", type=positive, default=400)
     add("--batch", type=positive, default=16, help="samples of a step, over all ranks together")
     add("--accumulate", type=positive, default=1, help="parts in which a rank works through its batch")
-    add("--lr", type=float, default=2e-3)
+    add("--lr", type=not_negative, default=2e-3)
     add("--warmup", type=positive, default=40, help="steps")
-    add("--weight-decay", type=float, default=0.1)
-    add("--clip", type=float, default=1.0, help="largest norm of the gradient")
+    add("--weight-decay", type=not_negative, default=0.1)
+    add("--clip", type=not_negative, default=1.0, help="largest norm of the gradient")
     add("--seed", type=int, default=0)
     add("--validate-every", type=positive, default=50, help="steps")
     add("--validation-batches", type=positive, default=4)
@@ -361,6 +362,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.width % (2 * args.heads) != 0:
         parser.error(f"--width {args.width} has to be a multiple of twice --heads {args.heads}")
+    if args.dropout >= 1:
+        parser.error(f"--dropout {args.dropout:g} has to be below 1")
     if args.batch % (WORLD_SIZE * args.accumulate) != 0:
         parser.error(
             f"--batch {args.batch} cannot be dealt evenly to {WORLD_SIZE} ranks in {args.accumulate} parts"
@@ -375,6 +378,14 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
     return int(text)
+
+
+def not_negative(text: str) -> float:
+    """A number from 0 on."""
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
 
 
 if __name__ == "__main__":
