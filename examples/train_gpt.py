@@ -74,7 +74,7 @@ class Trainer:
 
         torch.manual_seed(args.seed)  # the same weights on all ranks, whatever their accelerator
         self.model = spread(GPT(self.config).to(acc.current_device_name()), acc, args.parallel)
-        torch.manual_seed(args.seed + RANK)  # dropout differs
+        torch.manual_seed(args.seed + RANK)  # but each its own dropout
         acc.manual_seed(args.seed + RANK)
         matrices = [p for p in self.model.parameters() if p.dim() > 1]
         vectors = [p for p in self.model.parameters() if p.dim() <= 1]
@@ -245,7 +245,7 @@ def choose_dtype(acc: Accelerator, name: str) -> torch.dtype:
 
 def learning_rate(step: int, args: argparse.Namespace) -> float:
     """Linear warm-up, then a cosine down to a tenth."""
-    warm = min(1.0, (step + 1) / max(1, args.warmup))
+    warm = min(1.0, (step + 1) / args.warmup)
     done = max(0, step - args.warmup) / max(1, args.steps - args.warmup)
     return float(args.lr * warm * (0.55 + 0.45 * math.cos(math.pi * min(1.0, done))))
 
