@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_a_host_that_never_answers_is_named(mpi: str, mpi_jobs: Jobs) -> None:
     assert f'host "{address}" cannot be reached: ssh: connect to host {address} port 22: ' in ended.stderr
 
 
-def test_ranks_may_use_this_mpi_themselves(mpi: str, mpi_jobs: Jobs) -> None:
+def test_ranks_may_use_this_mpi_themselves_and_it_has_bound_them_to_nothing(mpi: str, mpi_jobs: Jobs) -> None:
     code = """
 import ctypes, os
 mpi = ctypes.CDLL(os.environ["LIBMPI"], ctypes.RTLD_GLOBAL)
@@ -83,13 +84,14 @@ if hasattr(mpi, "ompi_mpi_comm_world"):
 rank, size = ctypes.c_int(), ctypes.c_int()
 assert mpi.MPI_Comm_rank(world, ctypes.byref(rank)) == 0
 assert mpi.MPI_Comm_size(world, ctypes.byref(size)) == 0
-print("MPI", rank.value, size.value, os.environ["RANK"])
+print("MPI", rank.value, size.value, len(os.sched_getaffinity(0)))
 assert mpi.MPI_Finalize() == 0
 """
+    cores = len(os.sched_getaffinity(0))
     library = next(path for path in (ENGINES_FOLDER / mpi / "lib").glob("libmpi.so.[0-9]*"))
     ended = mpi_jobs.run(code, "--launcher", mpi, "--env", f"LIBMPI={library}", hosts=["alpha"])
     assert ended.returncode == 0, ended.stderr
-    assert set(ended.stdout.splitlines()) == {"[rank 0] MPI 0 2 0", "[rank 1] MPI 1 2 1"}
+    assert set(ended.stdout.splitlines()) == {f"[rank {rank}] MPI {rank} 2 {cores}" for rank in range(2)}
 
 
 def test_an_ipv6_address_is_refused(mpi: str, mpi_jobs: Jobs) -> None:

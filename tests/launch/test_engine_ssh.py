@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 
@@ -166,6 +167,18 @@ def test_much_output_comes_through_whole(jobs: Jobs) -> None:
     assert ended.returncode == 0
     wanted = {f"[rank {rank}] {rank} {number} {'x' * 50}" for rank in range(4) for number in range(5000)}
     assert set(ended.stdout.splitlines()) == wanted
+
+
+def test_the_job_ends_when_nobody_reads_its_output_any_more(jobs: Jobs) -> None:
+    code = "import time\nwhile True:\n    print('line', flush=True)\n    time.sleep(0.01)"
+    with jobs.start(code, *SSH) as job:
+        read_lines(job, 4)
+        assert job.stdout is not None
+        assert job.stderr is not None
+        job.stdout.close()
+        assert job.wait(60) == 128 + signal.SIGPIPE
+        assert "nobody reads standard output any more, so the ranks were ended." in job.stderr.read()
+    assert eventually(lambda: not leftovers(jobs.hosts.hosts)), leftovers(jobs.hosts.hosts)
 
 
 def test_hosts_may_have_ports_of_their_own_and_ipv6_addresses(jobs: Jobs) -> None:

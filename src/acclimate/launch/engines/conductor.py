@@ -21,8 +21,9 @@ PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 # Python and its packages may come from a slow network file system that all hosts read at once.
 ANSWER_S = 120.0
 """How long hosts that can be reached may take to answer."""
-_OTHERS_S = 2.0
-"""How much longer the others are waited for when one cannot be reached, to name all such at once."""
+_BRIEFLY_S = 2.0
+"""How long to wait on when one host cannot be reached, to name all such at once; and for the engine's program
+when nobody is left of a job that failed."""
 _SETTLE_S = 10.0
 """How long hosts may take to end after their grace, before the engine is killed."""
 _LOST = 1
@@ -86,6 +87,7 @@ class Conductor:
         self._reason: str | None = None
         self._engines_end = f"{ANSWER_S:.0f} s have passed"
         self._signalled: int | None = None
+        self._own_end: Outcome | None = None
         self._deadline = time.monotonic() + answer_s
 
     def run(self, fleet: Fleet) -> Outcome:
@@ -150,8 +152,7 @@ class Conductor:
             peer.outcome = Outcome.from_dict(message["outcome"])
             if peer.outcome.exit_code != 0:
                 self._blame(peer)
-            if all(peer.outcome is not None for peer in self.peers):
-                self._end_within(_SETTLE_S)
+            self._end_when_all_have_ended()
 
     def lost(self, peer: Peer, words: str, *, was_reached: bool = False) -> None:
         """A peer cannot be heard any more.
@@ -173,11 +174,19 @@ class Conductor:
         elif self._blamed is None:
             self._reason = f'host "{peer.host}" was lost{words}'
             self._blame(peer)
+        self._end_when_all_have_ended()
+
+    def end(self, reason: str, exit_code: int) -> None:
+        """Ends the job for a reason of the launcher's own."""
+        if self._own_end is None and self._blamed is None:
+            self._own_end = Outcome(exit_code, None, reason)
+            self.tell_all(stop=reason)
+            self._allow_the_grace()
 
     def refuse(self, sentence: str) -> None:
         """The job cannot begin; the other hosts have a little time left to say why they cannot either."""
         self._refusals.append(sentence)
-        self._end_within(_OTHERS_S)
+        self._end_within(_BRIEFLY_S)
         self._end_when_all_are_decided()
 
     def engine_ended(self, how: str, seconds: float) -> None:
@@ -215,6 +224,11 @@ class Conductor:
     def _end_when_all_are_decided(self) -> None:
         if all(peer.decided for peer in self.peers):
             self._deadline = 0.0
+
+    def _end_when_all_have_ended(self) -> None:
+        """Nobody is left to tell anything: the engine's program has a little time to end by itself."""
+        if self.started and all(peer.outcome is not None or peer.gone for peer in self.peers):
+            self._end_within(_SETTLE_S if self._blamed is None else _BRIEFLY_S)
 
     def _blame(self, peer: Peer) -> None:
         """The first to end badly ends the job; what the others do after it only follows from it."""
@@ -257,6 +271,8 @@ class Conductor:
             if not reasons and silent:
                 reasons.append(f"no answer from {', '.join(silent)}: {self._engines_end}.")
             raise HostUnreachableError("no rank was started:\n" + "\n".join(dict.fromkeys(reasons)))
+        if self._own_end is not None:
+            return self._own_end
         peer = self._blamed
         if peer is None:
             silent = dict.fromkeys(f'"{peer.host}"' for peer in self.peers if peer.outcome is None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+import signal
 import sys
 from collections.abc import Callable
 
@@ -38,6 +39,7 @@ class Streams:
         """Shows whole lines."""
         writer = self._writers[stream]
         writer.write(data)
+        self._notice_abandonment(stream)
         if writer.waiting and stream not in self._draining:
             self._draining.add(stream)
             self._conductor.watch(stream, lambda: self._drain(stream), selectors.EVENT_WRITE)
@@ -49,6 +51,7 @@ class Streams:
     def _drain(self, stream: int) -> None:
         writer = self._writers[stream]
         writer.drain()
+        self._notice_abandonment(stream)
         if writer.waiting:
             return
         self._draining.discard(stream)
@@ -57,6 +60,12 @@ class Streams:
             self._paused = False
             for descriptor, react in self._sources.items():
                 self._conductor.watch(descriptor, react)
+
+    def _notice_abandonment(self, stream: int) -> None:
+        if self._writers[stream].is_abandoned:
+            name = {1: "output", 2: "error"}[stream]
+            reason = f"nobody reads standard {name} any more, so the ranks were ended."
+            self._conductor.end(reason, 128 + signal.SIGPIPE)
 
     @property
     def waiting(self) -> bool:
