@@ -21,7 +21,6 @@ from pathlib import Path
 
 from peers import deepspeed_python
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 OPS = ("CPUAdamBuilder", "CPUAdagradBuilder", "CPULionBuilder", "FusedAdamBuilder", "AsyncIOBuilder")
@@ -59,7 +58,7 @@ class Cost:
 
 
 def load(python: Path | str, package: str, op: str, cache: str) -> Cost | None:
-    """What one load in a fresh process costs; ``None`` where the builder says that it cannot be built."""
+    """What one load in a fresh process costs; ``None`` where it cannot be built or its build fails."""
     names = ("ACCLIMATE_CACHE", "TORCH_EXTENSIONS_DIR")
     # The peer's builder runs ninja, which is beside its Python.
     path = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])
@@ -70,7 +69,8 @@ def load(python: Path | str, package: str, op: str, cache: str) -> Cost | None:
     code = LOAD.format(package=package, op=op)
     run = subprocess.run([python, "-c", code], env=env, capture_output=True, text=True, check=False)
     if run.returncode != 0:
-        sys.exit(f"{package} {op}:\n{run.stdout}{run.stderr}")
+        sys.stderr.write(f"{package} {op} fails, and is left out:\n{run.stdout}{run.stderr}\n")
+        return None
     figures = json.loads(run.stdout.splitlines()[-1])
     return Cost(**figures) if figures else None
 
@@ -81,6 +81,7 @@ def measure(op: str, peer: Path, rounds: int) -> dict[str, list[Cost | None]]:
     sides = [("ours", sys.executable, "acclimate"), ("peer", peer, "deepspeed.accelerator")]
     for index in range(rounds):
         for name, python, package in sides if index % 2 == 0 else reversed(sides):
+            sys.stderr.write(f"{op}, round {index + 1} of {rounds}: {name}\n")  # a peer's build takes minutes
             with tempfile.TemporaryDirectory() as cache:
                 costs[name].append(load(python, package, op, cache))
                 costs[f"{name}, warm"].append(load(python, package, op, cache))
@@ -101,12 +102,13 @@ def main() -> None:
     for column in ("op", "cold wall", "peer", "cold processor time", "peer", "peer / ours", "warm", "peer"):
         table.add_column(column, justify="left" if column == "op" else "right")
     missed = False
-    for op in track(args.ops, "ops", console=Console(stderr=True), transient=True):
+    for op in args.ops:
         costs = measure(op, peer, args.rounds)
         ours, warm = median(costs["ours"]), median(costs["ours, warm"])
         theirs, their_warm = median(costs["peer"]), median(costs["peer, warm"])
         if ours is None or warm is None:
             table.add_row(op, "cannot be built here")
+            missed = True
             continue
         # Each round's two took turns, so their ratio bears a busy machine better than either figure.
         pairs = zip(costs["peer"], costs["ours"], strict=True)
@@ -114,7 +116,7 @@ def main() -> None:
         ratio = statistics.median(ratios) if ratios else None
         missed |= ours.wall > COLD_LIMIT_S or warm.wall > WARM_LIMIT_S
         missed |= ratio is not None and ratio < LESS_PROCESSOR_TIME
-        table.add_row(
+        cells = (
             op,
             f"{ours.wall:.1f} s",
             f"{theirs.wall:.1f} s" if theirs else "—",
@@ -124,6 +126,8 @@ def main() -> None:
             f"{warm.wall * 1e3:.0f} ms",
             f"{their_warm.wall * 1e3:.0f} ms" if their_warm else "—",
         )
+        table.add_row(*cells)
+        sys.stderr.write(" | ".join(cells) + "\n")  # kept, should the run be broken off
     Console(width=120 if not sys.stdout.isatty() else None).print(table)
     print(
         f"goals: cold ≤ {COLD_LIMIT_S:.0f} s, 1/{LESS_PROCESSOR_TIME:.0f} of the peer's processor time, "

@@ -40,3 +40,22 @@ def test_the_op_that_the_page_writes_doubles_a_tensor(
     )
     assert outcome.told == {"x": [0, 2, 4, 6]}
     assert ("runs on plain torch" in outcome.stderr) == (compiler == "missing")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
+def test_the_compiled_step_of_the_page_reads_and_writes_its_files(
+    tmp_path: Path, fresh: FreshProcesses
+) -> None:
+    fresh.check(
+        f"import os; os.chdir({str(tmp_path)!r})\n"
+        + example("python", "torch.compile")
+        + "stored, x = torch.randn(8, 4), torch.randn(2, 8)\n"
+        "handle.write(stored, 'weight.bin')\n"
+        "out, written = step(x, torch.empty(8, 4)), torch.empty(2, 4)\n"
+        "handle.read(written, 'activation.bin')\n"
+        "torch.testing.assert_close(written, x @ stored)\n"
+        "assert torch.equal(out, written.relu())\n",
+        env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")},
+        timeout_s=300,
+    )

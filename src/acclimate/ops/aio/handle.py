@@ -37,7 +37,8 @@ class AsyncIOHandle:
     Buffers are contiguous tensors of any shape and dtype, on the host or on the accelerator; the latter go
     through page-locked host memory. While a request is on its way its tensor must not be changed; after a
     failed read its content is undefined. Threads may share a handle. A forked child that uses its
-    parent's handle gets an engine of its own, without the parent's pending requests.
+    parent's handle gets an engine of its own, without the parent's pending requests. In compiled code,
+    transfers that are waited for are part of the graph, and the others run between graphs (docs/ops.md).
 
     Args:
         block_size: bytes per request to the kernel, at least 1. More than 1 GiB counts as 1 GiB.
