@@ -69,6 +69,25 @@ time.sleep(600)
 
 
 @pytest.mark.slow
+def test_ctrl_c_ends_the_wait_for_other_hosts(tmp_path: Path) -> None:
+    port = free_port()
+    options = ["--min_nodes", "2", "--max_nodes", "2", "--master_addr", "127.0.0.1"]
+    options += ["--master_port", str(port)]
+    with launched(command(1, "pass", *options)) as job:
+        wait_until(lambda: is_listening(port), "the meeting place to open")
+        job.signal(signal.SIGINT)
+        _, stderr = job.read()
+        assert job.wait() == 130
+        assert job.living() == {}
+    assert "Traceback" not in stderr
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as caller:
+        return caller.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.slow
 def test_nothing_is_left_when_an_elastic_launcher_is_killed(tmp_path: Path) -> None:
     started = tmp_path / "started"
     code = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(600)"

@@ -7,6 +7,7 @@ each generation are supervised as those of any job here: bound, tagged, and none
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -70,6 +71,8 @@ def launch(
     # torch would have all generations share one store, where a later one finds what an earlier one's ranks
     # wrote, such as addresses at which nobody listens any more.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    if job.log_level not in ("debug", "info"):  # its warnings say what is said here
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
     place = f"{job.master_addr}:{job.master_port}"
     parameters = RendezvousParameters(
         backend="c10d",
@@ -108,9 +111,7 @@ def launch(
     except SignalException as error:
         closes = False  # the other hosts go on
         number = int(error.sigval)
-        agent.outcome = Outcome(
-            128 + number, None, f"{signal_name(number)} ended it between two generations."
-        )
+        agent.outcome = Outcome(128 + number, None, f"{signal_name(number)} ended the wait for other hosts.")
     except RendezvousClosedError:
         agent.outcome = Outcome(agent.outcome.exit_code or 1, None, "the job has ended on the other hosts.")
     except RendezvousTimeoutError as error:
