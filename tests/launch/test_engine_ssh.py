@@ -40,6 +40,25 @@ def test_a_failing_rank_ends_the_other_hosts_ranks_with_its_exit_code(jobs: Jobs
     check_failing_rank(jobs, *SSH)
 
 
+def test_the_rank_that_failed_first_is_blamed_while_its_neighbours_still_end(jobs: Jobs) -> None:
+    """Ranks elsewhere fail for want of it, before its own host has ended the others and tells the outcome."""
+    code = """
+import os, pathlib, signal, sys, time
+rank, gone = os.environ["RANK"], pathlib.Path("gone")
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if rank == "3":
+    gone.touch()
+    sys.exit(7)
+while rank == "2" or not gone.exists():
+    time.sleep(0.01)
+time.sleep(1)
+sys.exit(9)
+"""
+    ended = jobs.run(code, *SSH, "--grace", "3")
+    assert ended.returncode == 7, ended.stderr
+    assert "acclimate run: rank 3 (host beta, pid " in ended.stderr
+
+
 def test_an_interrupt_reaches_the_ranks_of_all_hosts(jobs: Jobs) -> None:
     check_interrupt(jobs, *SSH)
 
