@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -36,7 +37,11 @@ def main() -> int:
     parser.add_argument("--elements", type=int, default=LARGE, help="of the large parameter")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, help="of torch; as many as it takes if not given")
-    parser.add_argument("--deepspeed-python", help="a Python in which DeepSpeed is installed")
+    parser.add_argument(
+        "--deepspeed-python",
+        default=os.environ.get("ACCLIMATE_PEER_DEEPSPEED"),
+        help="a Python in which DeepSpeed is installed; ACCLIMATE_PEER_DEEPSPEED",
+    )
     parser.add_argument("--chart", type=Path, help="also draws the ratios as a PNG")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
