@@ -7,6 +7,7 @@ takes the place of one that torch names needs a library of its own, so few of th
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from fresh_process import plain_environment
 
 pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
 GLOO_WITHOUT_METAL = (
     "torch.distributed has no operators for tensors on Metal: a program moves them to the host for gloo"
 )
@@ -145,6 +147,22 @@ print(acc.name, type(acc).__name__, x.device.type, x.grad.cpu().tolist(), acc.me
     of_class = way.backend.partition(":")[2]
     gradient = "[[6.0, 10.0, 14.0], [6.0, 10.0, 14.0]]"
     assert run.stdout.strip() == f"{way.accelerator} {of_class} {way.device_type} {gradient} True", run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("called", WAYS)
+def test_the_training_example_learns_over_every_stand_in(called: str, folder: Path) -> None:
+    if not EXAMPLE.exists():
+        pytest.skip("the training example is not here")
+    small = "--layers 2 --heads 2 --width 64 --context 64 --batch 8 --warmup 2 --steps 12 --log-every 2"
+    rare = "--validate-every 6 --checkpoint-every 6 --validation-batches 2"
+    out = folder.parent / "training"
+    run = python(called, folder, str(EXAMPLE), *small.split(), *rare.split(), "--out", str(out))
+    losses = re.findall(r"step +(?:1|12)/12 \| loss ([\d.]+)", run.stdout)
+    assert len(losses) == 2, run.stdout + run.stderr
+    assert float(losses[1]) < float(losses[0]) - 0.5
+    assert f"{WAYS[called].accelerator}: a stand-in for {WAYS[called].device_type}" in run.stdout
+    assert log.read(log_file(folder))["not-emulated"] == set()
 
 
 # -- the stand-ins themselves ------------------------------------------------------------------------

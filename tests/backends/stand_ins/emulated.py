@@ -42,7 +42,7 @@ class Properties:
 def device_functions(device_type: str) -> dict[str, Any]:
     """By name; each takes its arguments in the order that vendors have in common."""
     return {
-        **private_names(),
+        **asked_by_torch(device_type),
         **_devices(device_type),
         **_streams(device_type),
         **_memory(device_type),
@@ -114,9 +114,12 @@ def _devices(device_type: str) -> dict[str, Any]:
     }
 
 
-def private_names() -> dict[str, Any]:
-    """What torch itself asks of a device's module."""
+def asked_by_torch(device_type: str) -> dict[str, Any]:
+    """What torch itself asks of a device's module, so that the vendor's must have it, recorded or not."""
+    from_outside = torch._C._get_privateuse1_backend_name() == device_type
     return {
+        # torch.amp.autocast refuses a device from outside without it.
+        **({"get_amp_supported_dtype": sim.get_amp_supported_dtype} if from_outside else {}),
         "_initialized": True,
         "_is_in_bad_fork": lambda: False,
         "_lazy_call": lambda callback, **_: callback(),

@@ -31,10 +31,10 @@ def install() -> None:
     real = sys.modules.get(f"torch.{way.device_type}")
     surface = read_surface(way.surface)
     placeholder = ModuleType(f"torch.{way.device_type}")
-    for name, value in emulated.private_names().items():
+    for name, value in emulated.asked_by_torch(way.device_type).items():
         setattr(placeholder, name, value)  # torch asks for these when the first generator is made
     make_device(CPUAccelerator(), way.device_type, placeholder, way.communication or "unused")
-    private = {**internals(real), **emulated.private_names()}
+    private = {**internals(real), **emulated.asked_by_torch(way.device_type)}
     emulation = {**submodules(real), **vendors.emulation(way.device_type)}
     made = StandInModule(f"torch.{way.device_type}", surface.names, emulation, private)
     setattr(torch, way.device_type, made)

@@ -24,6 +24,7 @@ class XpuProperties:
     platform_name: str = "a stand-in"
     max_compute_units: int = 128
     gpu_eu_count: int = 128
+    gpu_subslice_count: int = 16
     has_fp16: bool = True
     has_fp64: bool = True
 
@@ -68,7 +69,9 @@ def npu(functions: Functions) -> Functions:
 
     def properties(device: Any = None) -> SimpleNamespace:
         found = functions["mem_get_info"](device)
-        return SimpleNamespace(name="a stand-in for npu", total_memory=found[1], cube_core_num=24)
+        return SimpleNamespace(
+            name="a stand-in for npu", total_memory=found[1], cube_core_num=24, vector_core_num=48
+        )
 
     return {
         "get_device_capability": capability,
