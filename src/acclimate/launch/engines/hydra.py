@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from acclimate.launch.hostfile import HostPlan
 
 
-def arguments(hostfile: Path, carried: Sequence[str], ranks: int) -> list[str]:
+def arguments(hostfile: str, carried: Sequence[str], ranks: int) -> list[str]:
     """Where the ranks go, and which variables; without these Hydra carries all of the environment."""
-    return ["-f", str(hostfile), "-n", str(ranks), "-genvlist", ",".join(carried)]
+    return ["-f", hostfile, "-n", str(ranks), "-genvlist", ",".join(carried)]
 
 
 def host_line(host: HostPlan) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from acclimate.launch.engines import hydra
@@ -27,7 +26,7 @@ def launch(job: JobPlan, program: str) -> Outcome:
         HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
     """
 
-    def arguments(hostfile: Path, carried: Sequence[str]) -> list[str]:
+    def arguments(hostfile: str, carried: Sequence[str]) -> list[str]:
         return [*hydra.arguments(hostfile, carried, job.world_size), "-genv", "I_MPI_PIN", "0"]
 
     settings = {"I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": ssh_options(job)}

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from acclimate.launch.engines import ssh
 from acclimate.launch.engines.examination import Examination
-from acclimate.launch.engines.switchboard import EXAMINE_AFTER_S, Switchboard
+from acclimate.launch.engines.switchboard import EXAMINE_AFTER_S, HandedFile, Switchboard
 from acclimate.launch.hostfile import HostPlan
 from acclimate.launch.job import JobPlan
 
@@ -23,8 +21,8 @@ if TYPE_CHECKING:
 
 SLOT = (sys.executable, "-m", "acclimate.launch.slot")
 
-Arguments = Callable[[Path, Sequence[str]], Sequence[str]]
-"""Makes an MPI's arguments from its hostfile and the names of the variables to carry."""
+Arguments = Callable[[str, Sequence[str]], Sequence[str]]
+"""Makes an MPI's arguments from its hostfile's path and the names of the variables to carry."""
 
 
 def launch_slots(
@@ -46,16 +44,19 @@ def launch_slots(
     Raises:
         HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
     """
-    with tempfile.TemporaryDirectory(prefix="acclimate-") as folder:
-        hostfile = Path(folder) / "hosts"
-        hostfile.write_text("".join(f"{host_line(host)}\n" for host in job.hosts))
+    with HandedFile("".join(f"{host_line(host)}\n" for host in job.hosts)) as hostfile:
 
         def command(where: Mapping[str, str]) -> list[str]:
             carried = sorted({*job.environment, *where})
-            return [program, *arguments(hostfile, carried), *job.launcher_args, *SLOT]
+            return [program, *arguments(hostfile.path, carried), *job.launcher_args, *SLOT]
 
         return Switchboard(
-            job, command, each_rank=True, environment=environment, examination=_examination(job)
+            job,
+            command,
+            each_rank=True,
+            environment=environment,
+            hostfile=hostfile,
+            examination=_examination(job),
         ).run()
 
 

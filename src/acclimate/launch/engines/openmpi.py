@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from acclimate.launch.engines.mpi import launch_slots, ssh_options
@@ -27,8 +26,8 @@ def launch(job: JobPlan, program: str) -> Outcome:
         HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
     """
 
-    def arguments(hostfile: Path, carried: Sequence[str]) -> list[str]:
-        where = ["--hostfile", str(hostfile), "-np", str(job.world_size), "--map-by", "slot"]
+    def arguments(hostfile: str, carried: Sequence[str]) -> list[str]:
+        where = ["--hostfile", hostfile, "-np", str(job.world_size), "--map-by", "slot"]
         return [*where, "--bind-to", "none", *(word for name in carried for word in ("-x", name))]
 
     # Under both names: up to release 4 the starter is part of Open MPI, from 5 on it is PRRTE.

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from acclimate.errors import HostfileError
 from acclimate.launch.engines.mpi import SLOT
-from acclimate.launch.engines.switchboard import Switchboard
+from acclimate.launch.engines.switchboard import HandedFile, Switchboard
 from acclimate.launch.hostfile import Host
 from acclimate.launch.job import JobPlan
 
@@ -69,10 +67,8 @@ def launch(job: JobPlan, program: str) -> Outcome:
     Raises:
         HostUnreachableError: Slurm does not start the ranks; none was.
     """
-    with tempfile.TemporaryDirectory(prefix="acclimate-") as folder:
-        # One line for each task: the only way to give hosts different numbers of them, in this order.
-        hostfile = Path(folder) / "hosts"
-        hostfile.write_text("".join(f"{host.name}\n" for host in job.hosts for _ in host.slots))
+    # One line for each task: the only way to give hosts different numbers of them, in this order.
+    with HandedFile("".join(f"{host.name}\n" for host in job.hosts for _ in host.slots)) as hostfile:
 
         def command(where: Mapping[str, str]) -> list[str]:
             return [
@@ -88,6 +84,13 @@ def launch(job: JobPlan, program: str) -> Outcome:
                 *SLOT,
             ]
 
-        environment = {"SLURM_HOSTFILE": str(hostfile)}
+        environment = {"SLURM_HOSTFILE": hostfile.path}
         # A job may have to wait for its turn, for as long as it takes.
-        return Switchboard(job, command, each_rank=True, environment=environment, answer_s=float("inf")).run()
+        return Switchboard(
+            job,
+            command,
+            each_rank=True,
+            environment=environment,
+            hostfile=hostfile,
+            answer_s=float("inf"),
+        ).run()

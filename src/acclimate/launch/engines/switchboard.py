@@ -38,6 +38,25 @@ Command = Callable[[Mapping[str, str]], Sequence[str]]
 """Makes the command of an engine's program, from the variables by which the switchboard is found."""
 
 
+class HandedFile:
+    """A file in memory that a program is handed: nothing is left of it, also when this process is killed."""
+
+    def __init__(self, text: str) -> None:
+        self.descriptor = os.memfd_create("acclimate-hosts")
+        os.write(self.descriptor, text.encode())
+
+    @property
+    def path(self) -> str:
+        """What the program and those that it starts find it by."""
+        return f"/proc/self/fd/{self.descriptor}"
+
+    def __enter__(self) -> HandedFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+
+
 class Switchboard:
     """A fleet of callers, and the one program that starts them.
 
@@ -46,6 +65,7 @@ class Switchboard:
         command: of the engine's program.
         each_rank: whether there is a caller for each rank, or one for each host.
         environment: variables of the program besides this process's own and the job's.
+        hostfile: for the program to read.
         on_stderr: told what the program writes to standard error; else that is this process's own.
         answer_s: how long to wait for the first call.
         examination: finds out which hosts cannot be reached, where the program does not tell.
@@ -58,12 +78,14 @@ class Switchboard:
         *,
         each_rank: bool,
         environment: Mapping[str, str] | None = None,
+        hostfile: HandedFile | None = None,
         on_stderr: Callable[[Switchboard, bytes], None] | None = None,
         answer_s: float = ANSWER_S,
         examination: Examination | None = None,
     ) -> None:
         self._job, self._command, self._on_stderr = job, command, on_stderr
         self._settings = environment or {}
+        self._handed = () if hostfile is None else (hostfile.descriptor,)
         names = [host.name for host in job.hosts]
         if each_rank:
             self.peers = {str(rank): Peer(names[job.node_of(rank)]) for rank in range(job.world_size)}
@@ -103,6 +125,7 @@ class Switchboard:
             stdin=subprocess.DEVNULL,
             stderr=None if self._on_stderr is None else subprocess.PIPE,
             env=self._environment(where),
+            pass_fds=self._handed,
             start_new_session=True,  # Ctrl-C is for the ranks, to which it is passed on
         )
         if process.stderr is not None:
