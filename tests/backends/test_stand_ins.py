@@ -196,6 +196,23 @@ for call in json.loads(sys.argv[1]):
     assert len(log.read(log_file(folder))["wrong-arguments"]) == len(calls)
 
 
+def test_a_backend_that_calls_what_its_vendor_lacks_fails_its_checks(folder: Path) -> None:
+    (folder / "faulty.py").write_text("""
+from acclimate.backends.npu import NPUAccelerator
+class Faulty(NPUAccelerator):
+    def empty_cache(self):
+        self.torch_module.empty_cache(force=True)
+    def ipc_collect(self):
+        self.torch_module.ipc_collect_all()
+""")
+    run = python(
+        "npu", folder, "-m", "acclimate", "conformance", "--accelerator", "faulty:Faulty", "--only", "memory"
+    )
+    assert run.returncode == 1
+    assert "TypeError: torch.npu.empty_cache() was called with other arguments" in run.stdout
+    assert "AttributeError: the recorded torch.npu has no ipc_collect_all" in run.stdout
+
+
 def test_what_a_stand_in_cannot_do_is_an_error_of_its_own_and_noted(folder: Path) -> None:
     run = python("npu", folder, "-c", "import torch; torch.npu.utilization()")
     assert (
