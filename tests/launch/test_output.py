@@ -122,6 +122,16 @@ def test_each_update_of_a_progress_bar_keeps_its_return_and_has_a_tag() -> None:
     assert paper.written == b"\r[rank 0]  10%\r[rank 0]  20%\n"
 
 
+def test_a_line_that_was_just_begun_waits_though_the_one_before_it_was_late() -> None:
+    paper = Paper()
+    view = TaggedLines(paper)
+    view.feed(RANKS[0], b"late")
+    view._due[RANKS[0]] = 0.0
+    view.feed(RANKS[0], b"\nnew")
+    view.flush()
+    assert paper.written == b"[rank 0] late\n"
+
+
 def test_windows_line_ends_stay() -> None:
     paper = Paper()
     TaggedLines(paper).feed(RANKS[0], b"one\r\ntwo\r\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import selectors
 import signal
@@ -114,6 +115,8 @@ class _Supervisor:
         self.reason: str | None = None
         self.ending = False
         self.abandons_output = False
+        self.output_deadline: float | None = None
+        """When to stop waiting for a reader that does not read, where the job was interrupted."""
         self.said: set[str] = set()
         self.kills_before = count_kills()
         self.children_before = frozenset(processes.children(os.getpid()))
@@ -179,7 +182,9 @@ class _Supervisor:
     def _is_unfinished(self) -> bool:
         if any(rank.guard is not None for rank in self.ranks):
             return True
-        if self.abandons_output:
+        if self.ended_by is not None and self.output_deadline is None:
+            self.output_deadline = time.monotonic() + self.grace_s
+        if self.abandons_output or (self.output_deadline or math.inf) < time.monotonic():
             return False
         # All processes are gone: what is in the pipes is all there will be, even if someone kept an end open.
         for reading in list(self.readers):
@@ -190,6 +195,8 @@ class _Supervisor:
     def _wait(self) -> None:
         """Waits for one thing to happen, and deals with all that did."""
         delays = [view.flush() for view in self._distinct_views()]
+        if self.output_deadline is not None:
+            delays.append(max(0.0, self.output_deadline - time.monotonic()) + 0.001)
         self._watch_output()
         for key, _ in self.selector.select(
             min((delay for delay in delays if delay is not None), default=None)

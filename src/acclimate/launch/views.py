@@ -73,17 +73,20 @@ class TaggedLines(View):
     def feed(self, source: Source, data: bytes) -> None:
         """Shows the finished lines."""
         *lines, rest = (self._pending.get(source, b"") + data).split(b"\n")
+        shown: list[bytes] = []
         for line in lines:
             ending = b"\r\n" if line.endswith(b"\r") else b"\n"
-            self._write(source, line.removesuffix(b"\r"), ending)
+            shown += (self._tagged(source, line.removesuffix(b"\r")), ending)
             self._continued = None
+        if shown:
+            self.writer.write(b"".join(shown))
         self._pending[source] = rest
         if not rest:
             self._due.pop(source, None)
         elif len(rest) > _LONGEST_PARTIAL:
             self._show_partial(source)
-        else:
-            self._due.setdefault(source, time.monotonic() + _PARTIAL_DELAY_S)
+        elif lines or source not in self._due:
+            self._due[source] = time.monotonic() + _PARTIAL_DELAY_S
 
     def end(self, source: Source) -> None:
         """Finishes the last line."""
@@ -105,16 +108,18 @@ class TaggedLines(View):
         pending = self._pending.get(source, b"")
         text = pending.removesuffix(b"\r")  # what follows may make it "\r\n"
         if text:
-            self._write(source, text, b"")
+            self.writer.write(self._tagged(source, text))
             self._continued = source
             self._pending[source] = pending[len(text) :]
         self._due.pop(source, None)
 
-    def _write(self, source: Source, text: bytes, ending: bytes) -> None:
+    def _tagged(self, source: Source, text: bytes) -> bytes:
         tag = source.tag.encode()
-        broken = b"\n" if self._continued not in (None, source) else b""
-        starts = self._continued != source and not text.startswith(b"\r")
-        self.writer.write(broken + (tag if starts else b"") + text.replace(b"\r", b"\r" + tag) + ending)
+        text = text.replace(b"\r", b"\r" + tag)
+        if self._continued == source:
+            return text
+        broken = b"\n" if self._continued is not None else b""
+        return broken + text if text.startswith(b"\r") else broken + tag + text
 
 
 class TaggedTerminal(View):
