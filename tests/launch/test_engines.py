@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate.errors import EngineNotFoundError, LaunchProtocolError, UnknownEngineError
+from acclimate.launch import part
 from acclimate.launch.call import call_launcher, own_addresses
 from acclimate.launch.carried import carried_environment
 from acclimate.launch.engines import AUTO, ENGINES, choose_engine, engine_names
@@ -22,7 +24,8 @@ from acclimate.launch.engines.ssh import Spoken
 from acclimate.launch.engines.streams import HeldLines
 from acclimate.launch.hostfile import HostPlan
 from acclimate.launch.job import JobPlan
-from acclimate.launch.link import Lines, decode, encode
+from acclimate.launch.link import Lines, SocketLink, decode, encode
+from acclimate.launch.part import Launcher
 from acclimate.launch.slot import Place, read_place
 from fresh_process import plain_environment
 
@@ -300,6 +303,61 @@ def test_an_address_that_is_none_is_refused(where: str) -> None:
 
 
 def test_loopback_is_the_last_address_that_others_are_told() -> None:
-    addresses = own_addresses(["localhost", socket.gethostname(), "no.such.host.invalid"])
+    addresses = own_addresses(["localhost", socket.gethostname()])
     assert addresses[-1] == "127.0.0.1"
     assert not [address for address in addresses[:-1] if address.startswith("127.")]
+
+
+# -- a launcher that falls silent --------------------------------------------------------------------
+
+
+@pytest.fixture
+def both_ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SocketLink, Launcher]]:
+    """The launcher's end, and a host's that takes it for lost after a short silence."""
+    monkeypatch.setattr(part, "SILENCE_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = SocketLink(socket.create_connection(server.getsockname()))
+        there = SocketLink(server.accept()[0])
+    yield here, Launcher(there)
+    here.close()
+    there.close()
+
+
+def is_told_something(launcher: Launcher, within_s: float) -> bool:
+    return bool(select.select([launcher], [], [], within_s)[0])
+
+
+def test_a_launcher_that_says_nothing_for_long_is_taken_for_lost(
+    both_ends: tuple[SocketLink, Launcher],
+) -> None:
+    here, launcher = both_ends
+    here.send({"alive": True})
+    assert is_told_something(launcher, 10)
+    assert launcher.reason_to_stop() is None
+    assert is_told_something(launcher, 10)
+    assert launcher.reason_to_stop() == part.LAUNCHER_LOST
+    assert not is_told_something(launcher, 0.5)  # it is told once
+
+
+def test_a_launcher_that_a_user_has_suspended_may_be_silent(both_ends: tuple[SocketLink, Launcher]) -> None:
+    here, launcher = both_ends
+    here.send({"pause": True})
+    assert is_told_something(launcher, 10)
+    assert launcher.reason_to_stop() is None
+    assert not is_told_something(launcher, 1)
+    here.send({"alive": True})
+    assert is_told_something(launcher, 10)
+    assert launcher.reason_to_stop() is None
+    assert is_told_something(launcher, 10)
+    assert launcher.reason_to_stop() == part.LAUNCHER_LOST
+
+
+def test_a_launcher_that_is_gone_ends_the_ranks_and_so_does_its_word(
+    both_ends: tuple[SocketLink, Launcher],
+) -> None:
+    here, launcher = both_ends
+    here.send({"stop": "Because."})
+    assert launcher.reason_to_stop() == "Because."
+    here.close()
+    assert is_told_something(launcher, 10)
+    assert launcher.reason_to_stop() == part.LAUNCHER_LOST
