@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import struct
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from training import (
     EXAMPLES,
@@ -293,25 +293,21 @@ def test_a_launcher_restarts_killed_ranks_and_the_curve_is_that_of_an_undisturbe
     options = ("--dropout=0.1", "--checkpoint-every=5")
     whole = train(tmp_path / "whole", *options, steps=40, ranks=2)
     out = tmp_path / "run"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launcher, "--max-restarts=1", str(SCRIPT), f"--out={out}", *TINY, *options]
+    launcher = [sys.executable, "-m", "acclimate", "run", "--num_accelerators=2", "--max_restarts=1"]
+    command = [*launcher, str(SCRIPT), f"--out={out}", *TINY, *options, "--steps=40", "--resume"]
     with log_of(out).open("w") as log:
-        process = subprocess.Popen(
-            [*command, "--steps=40", "--resume"], env=environment(), stdout=log, stderr=log, text=True
-        )
+        process = subprocess.Popen(command, env=environment(), stdout=log, stderr=log, text=True)
     wait_for_step(out, 12, process)
-    os.kill(one_rank_of(process.pid), signal.SIGKILL)
+    ranks = [each for each in psutil.Process(process.pid).children(recursive=True) if is_rank(each)]
+    assert len(ranks) == 2
+    ranks[1].kill()
     assert wait(process) == 0, log_of(out).read_text()
     assert f"resuming from {out}/checkpoints/step_000000" in log_of(out).read_text()
     assert curve(out) == whole
 
 
-def one_rank_of(launcher: int) -> int:
-    """A process that a launcher started."""
-    children = Path(f"/proc/{launcher}/task/{launcher}/children")
-    if not children.exists():
-        pytest.skip("this kernel does not tell a process's children")
-    return int(children.read_text().split()[-1])
+def is_rank(process: psutil.Process) -> bool:
+    return process.cmdline()[1:2] == [str(SCRIPT)]
 
 
 # -- dtypes, optimizers and accelerators -------------------------------------------------------------
