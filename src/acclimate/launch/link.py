@@ -46,10 +46,6 @@ class Link(Protocol):
         """What has come, waiting for the next piece of it; ``None`` when the other side is gone."""
         ...
 
-    def close(self) -> None:
-        """Ends it."""
-        ...
-
 
 class Lines:
     """Puts lines together from pieces."""
@@ -111,11 +107,6 @@ class StreamLink(Link):
         """What has come, waiting for the next piece; ``None`` when the other side is gone."""
         piece = os.read(self._read_from, _READ_BYTES)
         return [decode(line) for line in self._lines.feed(piece)] if piece else None
-
-    def close(self) -> None:
-        """Ends what is written; what is read ends with the other side."""
-        with suppress(OSError):
-            os.close(self._write_to)
 
 
 class SocketLink(Link):

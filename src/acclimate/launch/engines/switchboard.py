@@ -96,7 +96,7 @@ class Switchboard:
         self._answer_s, self._examination = answer_s, examination
         self._key = secrets.token_hex(16)
         self._server = _listen()
-        self._callers = 0
+        self._callers: set[SocketLink] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._open: set[int] = set()
         """Descriptors that the program's end or its last words will be read from."""
@@ -151,16 +151,15 @@ class Switchboard:
     def running(self) -> bool:
         """Whether the program runs, somebody who called is still there, or it is being found out why not."""
         examining = self._examination is not None and self._examination.running
-        return bool(self._open) or self._callers > 0 or examining
+        return bool(self._open or self._callers) or examining
 
     def kill(self) -> None:
         """Ends the program; callers whose connection has ended end their ranks."""
         self._server.close()
         if self._examination is not None:
             self._examination.end()
-        for peer in self.peers.values():
-            if peer.link is not None:
-                peer.link.close()
+        for link in self._callers:
+            link.close()
         if self._process is None:
             return
         with self._process as process:  # closes its pipe
@@ -184,7 +183,7 @@ class Switchboard:
     def _answer(self) -> None:
         connection, _ = self._server.accept()
         link = SocketLink(connection)
-        self._callers += 1
+        self._callers.add(link)
         self.conductor.watch(link.fileno(), partial(self._listen_to, link, []))
 
     def _listen_to(self, link: SocketLink, known: list[Peer]) -> None:
@@ -200,7 +199,7 @@ class Switchboard:
                 break
             known.append(peer)
         if messages is None:
-            self._callers -= 1
+            self._callers.discard(link)
             self.conductor.forget(link.fileno())
             link.close()
             if known:
