@@ -253,9 +253,11 @@ def _detect() -> Accelerator:
                 _logger.warning("The %s accelerator is not used: %s", record.name, reason)
                 continue
             if record.is_fallback:
-                _logger.warning(
+                is_first_rank = os.environ.get("LOCAL_RANK", "0") == "0"  # which says it for all of its host
+                _logger.log(
+                    logging.WARNING if is_first_rank else logging.INFO,
                     "Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to "
-                    "detect it; `acclimate info` says why."
+                    "detect it; `acclimate info` says why.",
                 )
             return accelerator
         _logger.debug("%s is not used: %s", record.name, reason)

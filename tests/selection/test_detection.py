@@ -223,8 +223,7 @@ def test_torch_without_xpu_is_a_reason(fresh: FreshProcesses) -> None:
 # -- the CPU -----------------------------------------------------------------------------------------
 
 
-def test_the_fallback_to_cpu_warns_once_through_logging_and_prints_nothing(fresh: FreshProcesses) -> None:
-    ended = fresh.check("""
+WARNINGS = """
 import logging
 records = []
 class Keep(logging.Handler):
@@ -234,10 +233,22 @@ from acclimate import get_accelerator
 for _ in range(3):
     get_accelerator()
 tell(warnings=[r.getMessage() for r in records if r.levelno >= logging.WARNING])
-""")
+"""
+
+
+def test_the_fallback_to_cpu_warns_once_through_logging_and_prints_nothing(fresh: FreshProcesses) -> None:
+    ended = fresh.check(WARNINGS)
     assert len(ended.told["warnings"]) == 1
     assert ended.told["warnings"][0].startswith("Setting accelerator to CPU")
     assert (ended.stdout, ended.stderr) == ("", "")
+
+
+@pytest.mark.parametrize(("local_rank", "warnings"), [(0, 1), (1, 0)])
+def test_of_the_ranks_of_a_host_the_first_warns_of_the_fallback(
+    local_rank: int, warnings: int, fresh: FreshProcesses
+) -> None:
+    told = fresh.check(WARNINGS, env={"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": "2"}).told
+    assert len(told["warnings"]) == warnings
 
 
 @pytest.mark.parametrize("variable", ["DS_ACCELERATOR", "ACCLIMATE_ACCELERATOR"])
