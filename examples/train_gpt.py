@@ -368,8 +368,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser.error(
             f"--batch {args.batch} cannot be dealt evenly to {WORLD_SIZE} ranks in {args.accumulate} parts"
         )
-    if args.parallel == "fsdp2" and WORLD_SIZE > 1 and args.optimizer != "adamw":
-        parser.error(f"--optimizer {args.optimizer} does not update shards; --parallel fsdp2 takes adamw")
     return args
 
 

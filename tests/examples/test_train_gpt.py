@@ -267,9 +267,11 @@ def test_two_ranks_train_as_one_does_on_the_same_global_batch(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_two_ranks_resume_to_the_bit(parallel: str, tmp_path: Path) -> None:
-    options = (f"--parallel={parallel}", "--dropout=0.1", "--checkpoint-every=5")
+@pytest.mark.parametrize(
+    ("parallel", "optimizer"), [("ddp", "adamw"), ("fsdp2", "adamw"), ("fsdp2", "fused_adam")]
+)
+def test_two_ranks_resume_to_the_bit(parallel: str, optimizer: str, tmp_path: Path) -> None:
+    options = (f"--parallel={parallel}", f"--optimizer={optimizer}", "--dropout=0.1", "--checkpoint-every=5")
     whole = train(tmp_path / "run", *options, steps=12, ranks=2)
     forget_checkpoints_after(tmp_path / "run", 10)
     assert train(tmp_path / "run", *options, "--resume", steps=12, ranks=2) == whole

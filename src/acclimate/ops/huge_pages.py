@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from acclimate.ops.shards import local
+
 _ADVICE = 14  # MADV_HUGEPAGE of Linux, which Python's mmap names only where it was built with it
 _LEAST_BYTES = 4 << 20  # below two huge pages there is nothing to gain
 
@@ -23,12 +25,13 @@ def empty_like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     prefetchers do not stop every 4 KiB: measured, a step of Adam takes about a tenth less time.
     """
     result = torch.empty_like(tensor, dtype=dtype, memory_format=torch.preserve_format)
-    size = result.numel() * result.element_size()
-    if result.device.type == "cpu" and size >= _LEAST_BYTES:
+    memory = local(result)
+    size = memory.numel() * memory.element_size()
+    if memory.device.type == "cpu" and size >= _LEAST_BYTES:
         advise = _madvise()
         if advise is not None:
-            begin = -(-result.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-            end = (result.data_ptr() + size) // mmap.PAGESIZE * mmap.PAGESIZE
+            begin = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+            end = (memory.data_ptr() + size) // mmap.PAGESIZE * mmap.PAGESIZE
             # Advice that a system without huge pages refuses changes nothing, so its answer is not needed.
             advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _ADVICE)
     return result

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameterError
-from acclimate.ops import huge_pages
+from acclimate.ops import huge_pages, shards
 from acclimate.ops.simd import chosen_isa
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ class GroupOptimizer(torch.optim.Optimizer):
     """An optimizer that updates each parameter group in one call.
 
     Args:
-        params: what to optimize; float32, bfloat16 or float16, any size and layout.
+        params: what to optimize; float32, bfloat16 or float16, any size and layout; also parameters that
+            FSDP2 has sharded, of which each rank updates its own part.
         defaults: the settings of groups that do not say otherwise.
         state_dtype: of the optimizer's state: float32, bfloat16 or float16; ``None``: each parameter's own.
         master_weights: keeps a float32 copy of each parameter of 16 bits, updates that, and writes the
@@ -173,7 +174,15 @@ class GroupOptimizer(torch.optim.Optimizer):
                              grads[first:last] if grads is not None else None,
                              outputs[first:last] if outputs is not None else None)  # fmt: skip
             if params:
-                self.update(group, params, found, states, steps, written, grad_scale)
+                self.update(
+                    group,
+                    shards.locals_of(params),
+                    shards.locals_of(found),
+                    (shards.locals_of(states[0]), shards.locals_of(states[1])),
+                    steps,
+                    shards.locals_of(written),
+                    grad_scale,
+                )
                 if not torch.compiler.is_compiling():
                     # Native code writes below autograd, which has to learn that these values are new.
                     torch.autograd.graph.increment_version((*params, *written))
@@ -221,7 +230,7 @@ class GroupOptimizer(torch.optim.Optimizer):
                     state[MASTER] = huge_pages.empty_like(parameter, torch.float32).copy_(parameter)
                 params.append(state[MASTER])
                 written.append(parameter)
-            found.append(grad)
+            found.append(shards.spread_like(grad, parameter))
             first_states.append(state[names[0]])
             if second is not None:
                 second_states.append(state[second])

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from acclimate.errors import InvalidOptimizerArgumentError
+from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameterError
 from acclimate.ops.builder import OpBuilder
 from acclimate.ops.lamb.builder import FusedLambBuilder
 from acclimate.ops.lamb.schema import define
 from acclimate.ops.optimizer import GroupOptimizer, Parameters, by_device, check_settings, number
+from acclimate.ops.shards import is_sharded
 
 
 class FusedLamb(GroupOptimizer):
@@ -94,6 +95,19 @@ class FusedLamb(GroupOptimizer):
         self._op = define()
         self._ratios: list[Tensor] = []
         super().__init__(params, defaults, state_dtype=state_dtype, master_weights=master_weights)
+
+    def check_parameter(self, parameter: Tensor) -> None:
+        """Loads the op for the parameter's device.
+
+        Raises:
+            UnsupportedParameterError: a parameter that this optimizer cannot update.
+        """
+        if is_sharded(parameter):
+            raise UnsupportedParameterError(
+                "FusedLamb scales each parameter's update by norms of the whole of it, and was given one that "
+                "is sharded over ranks. Use FusedAdam, or a model whose ranks hold it whole (DDP)."
+            )
+        super().check_parameter(parameter)
 
     def get_lamb_coeffs(self) -> list[float]:
         """The trust ratios of the last step, in the order of the parameters that had a gradient."""
