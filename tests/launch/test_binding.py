@@ -1,22 +1,17 @@
-"""Promises of acclimate.launch.binding: on recorded machines, on made-up ones, and on any."""
+"""Promises of acclimate.launch.binding on recorded machines and on made-up ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
-from itertools import combinations
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from bindings import assert_sound, first_threads, lists, nodes_of
 
 from acclimate.errors import AcclimateError, BindingError
 from acclimate.launch.binding import RankBinding, bind_ranks, check_environment
-from acclimate.topology import Core, MemoryNode, Topology, format_cpu_list, read_topology
+from acclimate.topology import Topology, read_topology
 from machine_trees import (
-    GIB,
     GRACE_HOPPER,
     GRACE_HOPPER_DISTANCES,
     V2,
@@ -36,52 +31,6 @@ MACHINES = (
     "fakeheteromemtiers",
     "nvidia-dgx-gb10",
 )
-
-
-def nodes_of(topology: Topology, binding: RankBinding) -> list[int]:
-    return [node.index for node in topology.nodes if not set(node.cpus).isdisjoint(binding.cpus)]
-
-
-def lists(bindings: Sequence[RankBinding]) -> list[str]:
-    return [format_cpu_list(binding.cpus) for binding in bindings]
-
-
-def assert_sound(topology: Topology, bindings: Sequence[RankBinding], cores: Sequence[Core]) -> None:
-    """What holds on every machine, where ``cores`` are all that there is to share."""
-    given_out = [cpu for binding in bindings for cpu in binding.cpus]
-    assert len(given_out) == len(set(given_out)), "a processor was given to two ranks"
-    assert set(given_out) <= topology.allowed_cpus, "a processor is outside the allowed set"
-    assert sorted(given_out) == sorted(cpu for core in cores for cpu in core.cpus), "not all are used"
-    for binding in bindings:
-        own = [core for core in cores if set(core.cpus) & set(binding.cpus)]
-        assert binding.cpus == tuple(sorted(cpu for core in own for cpu in core.cpus)), "a core is divided"
-        assert binding.cores == len(own)
-        assert_memory_is_usable(topology, binding)
-    for kind in (None, "performance", "efficiency"):
-        counts = [
-            sum(1 for core in cores if kind in (None, core.kind) and core.cpus[0] in binding.cpus)
-            for binding in bindings
-        ]
-        assert max(counts) - min(counts) <= 1, f"shares of {kind or 'all'} cores differ by more than one"
-    keys = [(nodes_of(topology, binding)[0], binding.cpus[0]) for binding in bindings]
-    assert [nodes for nodes, _ in keys] == sorted(nodes for nodes, _ in keys), "ranks are out of order"
-
-
-def assert_memory_is_usable(topology: Topology, binding: RankBinding) -> None:
-    homes = {topology.node(index) for index in nodes_of(topology, binding)}
-    usable = {node.index for node in homes if node.memory_bytes} & topology.allowed_memory_nodes
-    if binding.preferred_memory_node is not None:
-        assert binding.memory_nodes == ()
-        node = topology.node(binding.preferred_memory_node)
-        assert not node.cpus
-        assert node.memory_bytes
-        assert node.index in topology.allowed_memory_nodes
-    else:
-        assert set(binding.memory_nodes) == usable
-
-
-def first_threads(topology: Topology) -> list[Core]:
-    return [replace(core, cpus=core.cpus[:1]) for core in topology.usable_cores()]
 
 
 # -- every recorded machine --------------------------------------------------------------------------
@@ -236,6 +185,12 @@ def test_hbm_in_flat_mode_is_preferred_by_the_ranks_it_is_near_to(tmp_path: Path
     root = write_tree(tmp_path, machine(XEON_MAX, XEON_MAX_DISTANCES))
     bindings = bind_ranks(read_topology(root), 2, root=root)
     assert [(each.memory_nodes, each.preferred_memory_node) for each in bindings] == [((), 2), ((), 3)]
+
+
+def test_a_binding_says_in_words_which_memory_it_takes() -> None:
+    assert RankBinding((0, 1, 2, 5), 4, (0, 1), None).describe() == "processors 0-2,5, memory node 0-1"
+    assert RankBinding((4, 5), 2, (), 3).describe() == "processors 4-5, memory node 3 preferred"
+    assert RankBinding((4,), 1, (), None).describe() == "processors 4"
 
 
 def test_hbm_of_a_divided_socket_is_preferred_part_by_part(tmp_path: Path) -> None:
@@ -470,132 +425,3 @@ def test_variables_by_which_openmp_binds_on_its_own_are_refused_with_the_reason(
 )
 def test_other_variables_are_none_of_its_business(environ: Mapping[str, str]) -> None:
     check_environment(environ)
-
-
-# -- any machine -------------------------------------------------------------------------------------
-
-
-@st.composite
-def topologies(draw: st.DrawFn, most_nodes: int = 9, most_cores: int = 6) -> Topology:
-    """Any machine: holes in all numbers, nodes without memory or cores, two kinds of core, 1 or 2 threads."""
-    indices = draw(st.lists(st.integers(0, 99), min_size=1, max_size=most_nodes, unique=True))
-    sizes = [draw(st.integers(0, most_cores)) for _ in indices]
-    sizes[0] = max(1, sizes[0])
-    numbers = draw(st.permutations(range(2 * sum(sizes))))
-    threads = draw(st.sampled_from([1, 2]))
-    hybrid = draw(st.booleans())
-    cores: list[Core] = []
-    nodes: list[MemoryNode] = []
-    for index, size in zip(indices, sizes, strict=True):
-        own = []
-        for _ in range(size):
-            position = 2 * len(cores)
-            kind = draw(st.sampled_from(["performance", "efficiency"])) if hybrid else "performance"
-            cpus = tuple(sorted(numbers[position : position + threads]))
-            cores.append(Core(cpus, draw(st.integers(0, 2)), index, 0, kind))
-            own += cpus
-        memory = draw(st.sampled_from([GIB, GIB, GIB, 0]))
-        distances = {other: 10 if other == index else draw(st.integers(11, 80)) for other in indices}
-        nodes.append(MemoryNode(index, tuple(sorted(own)), memory, distances))
-    online = sorted(cpu for core in cores for cpu in core.cpus)
-    allowed = draw(st.one_of(st.just(set(online)), st.sets(st.sampled_from(online), min_size=1)))
-    memory_nodes = draw(st.sets(st.sampled_from(indices), min_size=1))
-    return Topology(
-        tuple(sorted(nodes, key=lambda node: node.index)),
-        tuple(sorted(cores, key=lambda core: core.cpus)),
-        frozenset(allowed),
-        frozenset(memory_nodes),
-    )
-
-
-@pytest.fixture(scope="session")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The root of a machine that tells nothing about its memory but what the topology says."""
-    return tmp_path_factory.mktemp("bare")
-
-
-@settings(max_examples=100, deadline=None)
-@given(topology=topologies(), data=st.data())
-def test_on_any_machine_all_allowed_cores_are_shared_soundly(
-    bare: Path, topology: Topology, data: st.DataObject
-) -> None:
-    ranks = data.draw(st.integers(1, len(topology.usable_cores())))
-    if data.draw(st.booleans()):
-        bindings = bind_ranks(topology, ranks, use_hyperthreads=True, root=bare)
-        assert_sound(topology, bindings, topology.usable_cores())
-    else:
-        assert_sound(topology, bind_ranks(topology, ranks, root=bare), first_threads(topology))
-
-
-@settings(max_examples=100, deadline=None)
-@given(topology=topologies(), data=st.data())
-def test_on_any_machine_exactly_the_listed_cpus_are_shared(
-    bare: Path, topology: Topology, data: st.DataObject
-) -> None:
-    listed = data.draw(st.sets(st.sampled_from(sorted(topology.allowed_cpus)), min_size=1))
-    only_these = replace(topology, allowed_cpus=frozenset(listed))
-    ranks = data.draw(st.integers(1, len(only_these.usable_cores())))
-    bindings = bind_ranks(topology, ranks, core_list=format_cpu_list(listed), root=bare)
-    assert_sound(only_these, bindings, only_these.usable_cores())
-
-
-def fewest_pairs(sizes: tuple[int, ...], ranks: int) -> int:
-    """By trying everything: the fewest pairs of a rank and a node that it has cores of."""
-    share, left = divmod(sum(sizes), ranks)
-
-    @cache
-    def best(free: tuple[int, ...], larger: int, smaller: int) -> int:
-        if not larger + smaller:
-            return 0
-        wanted, rest = (share + 1, (larger - 1, smaller)) if larger else (share, (larger, smaller - 1))
-        return min(used + best(tuple(sorted(after)), *rest) for used, after in ways(free, wanted))
-
-    return best(tuple(sorted(sizes)), left, ranks - left)
-
-
-def ways(free: tuple[int, ...], wanted: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Each way to take cores from nodes: how many nodes it uses, and what it leaves."""
-    if not free:
-        if not wanted:
-            yield 0, ()
-        return
-    for taken in range(min(free[0], wanted) + 1):
-        for used, after in ways(free[1:], wanted - taken):
-            yield used + (taken > 0), (free[0] - taken, *after)
-
-
-def plain_topology(sizes: Sequence[int]) -> Topology:
-    nodes, cores = [], []
-    for index, size in enumerate(sizes):
-        cpus = tuple(range(len(cores), len(cores) + size))
-        nodes.append(MemoryNode(index, cpus, GIB, {}))
-        cores += [Core((cpu,), 0, index, 0, "performance") for cpu in cpus]
-    everything = frozenset(range(len(cores)))
-    return Topology(tuple(nodes), tuple(cores), everything, frozenset(range(len(sizes))))
-
-
-@settings(max_examples=60, deadline=None)
-@given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5), data=st.data())
-def test_on_any_machine_cores_come_from_as_few_memory_nodes_as_can_be(
-    bare: Path, sizes: list[int], data: st.DataObject
-) -> None:
-    ranks = data.draw(st.integers(1, sum(sizes)))
-    topology = plain_topology(sizes)
-    pairs = sum(len(nodes_of(topology, binding)) for binding in bind_ranks(topology, ranks, root=bare))
-    assert pairs == fewest_pairs(tuple(sizes), ranks)
-
-
-@settings(max_examples=25, deadline=None)
-@given(sizes=st.lists(st.integers(1, 9), min_size=10, max_size=40), data=st.data())
-def test_very_many_unlike_nodes_are_never_shared_worse_than_in_one_row(
-    bare: Path, sizes: list[int], data: st.DataObject
-) -> None:
-    ranks = data.draw(st.integers(1, sum(sizes)))
-    topology = plain_topology(sizes)
-    bindings = bind_ranks(topology, ranks, root=bare)
-    assert_sound(topology, bindings, topology.cores)
-    pairs = sum(len(nodes_of(topology, binding)) for binding in bindings)
-    assert pairs <= len(sizes) + ranks - 1
-    # No two ranks share two nodes: one of them could have had more of one, the other of the other.
-    for one, other in combinations((set(nodes_of(topology, binding)) for binding in bindings), 2):
-        assert len(one & other) <= 1

@@ -64,6 +64,13 @@ class RankBinding:
     memory_nodes: tuple[int, ...]
     preferred_memory_node: int | None
 
+    def describe(self) -> str:
+        """Its processors and memory in a few words: ``processors 0-3, memory node 0``."""
+        words = f"processors {format_cpu_list(self.cpus)}"
+        if self.preferred_memory_node is not None:
+            return f"{words}, memory node {self.preferred_memory_node} preferred"
+        return f"{words}, memory node {format_cpu_list(self.memory_nodes)}" if self.memory_nodes else words
+
 
 def bind_ranks(
     topology: Topology,

@@ -22,7 +22,6 @@ from acclimate.launch.plan import RankPlan
 from acclimate.launch.running import RunningRank
 from acclimate.launch.signals import SignalInbox
 from acclimate.launch.views import Plain, Source, TaggedLines, TaggedTerminal, View
-from acclimate.topology import format_cpu_list
 
 _IMPATIENT = (signal.SIGINT, signal.SIGQUIT)
 """Sent again while the ranks are ending, they mean: at once."""
@@ -297,7 +296,9 @@ class _Supervisor:
         for word, *values in messages:
             if word == "started":
                 rank.pid = values[0]
-                self._note(logging.INFO, f"rank {rank.plan.rank} is pid {rank.pid}{_place(rank.plan)}.")
+                bound = rank.plan.binding
+                where = f", on {bound.describe()}" if bound is not None else ""
+                self._note(logging.INFO, f"rank {rank.plan.rank} is pid {rank.pid}{where}.")
             elif word == "warning":
                 self._note(logging.WARNING, values[0])
             elif word == "unstartable":
@@ -428,14 +429,6 @@ def _views(tagged: bool) -> dict[int, View]:
         draws = writer.is_terminal and os.environ.get("TERM", "dumb") != "dumb"
         views[stream] = (TaggedTerminal if draws else TaggedLines)(writer) if tagged else Plain(writer)
     return views
-
-
-def _place(plan: RankPlan) -> str:
-    if plan.binding is None:
-        return ""
-    nodes = plan.binding.memory_nodes
-    memory = f", memory node {format_cpu_list(nodes)}" if nodes else ""
-    return f", on processors {format_cpu_list(plan.binding.cpus)}{memory}"
 
 
 def _open_standard_streams() -> None:
