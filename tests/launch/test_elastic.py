@@ -43,7 +43,13 @@ def test_a_killed_rank_is_started_anew_and_goes_on_from_its_checkpoint(tmp_path:
 
 @pytest.mark.slow
 def test_a_rank_that_fails_every_time_ends_the_job_with_its_own_code(tmp_path: Path) -> None:
-    code = f"open({str(tmp_path / 'starts')!r}, 'a').write('x'); raise SystemExit(7)"
+    # Its last lines are more than a pipe takes.
+    code = f"""
+import os
+for _ in range(20): os.write(1, b"\\xff" * 1990 + b"\\n")
+open({str(tmp_path / "starts")!r}, "a").write("x")
+raise SystemExit(7)
+"""
     ended = run(1, code, "--max_restarts", "1")
     assert ended.returncode == 7
     assert (tmp_path / "starts").read_text() == "xx"

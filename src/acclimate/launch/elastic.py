@@ -13,11 +13,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import (
@@ -42,6 +43,7 @@ from acclimate.launch.guard import ENDING
 from acclimate.launch.hostfile import HostPlan
 from acclimate.launch.job import JobPlan
 from acclimate.launch.outcome import Outcome, signal_name
+from acclimate.launch.own_python import own_python
 
 _RUN_ID = "acclimate"
 _ROLE = "default"
@@ -139,7 +141,8 @@ class _Agent(SimpleElasticAgent):
         """How the last generation ended."""
         self.ended_by: int | None = None
         self._generation: subprocess.Popen[bytes] | None = None
-        self._answers = -1
+        self._answer: IO[bytes] | None = None
+        """Where the generation writes how it ended."""
 
     # -- what torch's agent asks for -----------------------------------------------------------------
 
@@ -164,17 +167,15 @@ class _Agent(SimpleElasticAgent):
             "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         }
         order = json.dumps({"job": job.to_json(), "node_rank": 1, "variables": variables})
-        self._answers, writing = os.pipe()
-        try:
-            self._generation = subprocess.Popen(
-                [sys.executable, "-m", "acclimate.launch.generation", str(writing)],
-                stdin=subprocess.PIPE,
-                env=dict(self.environ),
-                pass_fds=[writing],
-                start_new_session=True,  # this process passes signals on itself
-            )
-        finally:
-            os.close(writing)
+        # No pipe: nobody reads before the end, and what a rank wrote last may be too much for one.
+        self._answer = tempfile.TemporaryFile()  # noqa: SIM115 - read when the generation has ended
+        self._generation = subprocess.Popen(
+            own_python("acclimate.launch.generation", str(self._answer.fileno())),
+            stdin=subprocess.PIPE,
+            env=dict(self.environ),
+            pass_fds=[self._answer.fileno()],
+            start_new_session=True,  # this process passes signals on itself
+        )
         if self._generation.stdin is not None:
             self._generation.stdin.write(order.encode() + b"\n")
             self._generation.stdin.flush()
@@ -217,16 +218,16 @@ class _Agent(SimpleElasticAgent):
         if self._generation.stdin is not None:
             self._generation.stdin.close()
         self._generation.wait()  # the supervisor keeps to the grace
-        os.close(self._answers)
-        self._generation = None
+        if self._answer is not None:
+            self._answer.close()
+        self._generation = self._answer = None
 
     def _collect(self) -> None:
         """Reads how the generation ended."""
-        if self._generation is None:
+        if self._generation is None or self._answer is None:
             return
-        text = b""
-        while piece := os.read(self._answers, 1 << 16):
-            text += piece
+        self._answer.seek(0)
+        text = self._answer.read()
         if text:
             self.outcome = Outcome.from_dict(json.loads(text))
         else:

@@ -43,10 +43,8 @@ def main() -> int:
         )
     except AcclimateError as error:
         outcome = Outcome(2, None, str(error))
-    try:
-        os.write(answers, json.dumps(outcome.to_dict()).encode())
-    except BrokenPipeError:  # the agent is gone, which is why the ranks have ended
-        return 1
+    with open(answers, "wb") as answer:
+        answer.write(json.dumps(outcome.to_dict()).encode())
     return 0
 
 

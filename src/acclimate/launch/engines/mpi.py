@@ -6,7 +6,6 @@ Variables are carried by name, so that their values do not show in a list of pro
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,11 +14,12 @@ from acclimate.launch.engines.examination import Examination
 from acclimate.launch.engines.switchboard import EXAMINE_AFTER_S, HandedFile, Switchboard
 from acclimate.launch.hostfile import HostPlan
 from acclimate.launch.job import JobPlan
+from acclimate.launch.own_python import own_python
 
 if TYPE_CHECKING:
     from acclimate.launch.outcome import Outcome
 
-SLOT = (sys.executable, "-m", "acclimate.launch.slot")
+SLOT = tuple(own_python("acclimate.launch.slot"))
 
 Arguments = Callable[[str, Sequence[str]], Sequence[str]]
 """Makes an MPI's arguments from its hostfile's path and the names of the variables to carry."""

@@ -11,7 +11,6 @@ import secrets
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ from acclimate.launch.engines.streams import HeldLines, Streams
 from acclimate.launch.hostfile import HostPlan
 from acclimate.launch.job import JobPlan
 from acclimate.launch.link import AGENT_IS_HERE, Message, StreamLink, decode
+from acclimate.launch.own_python import own_python
 
 if TYPE_CHECKING:
     from acclimate.launch.outcome import Outcome
@@ -86,7 +86,7 @@ def what_was_said(code: int, words: str) -> str:
 
 def remote_command(job: JobPlan, *arguments: str) -> str:
     """What a login shell of whatever kind has to run there to become an agent."""
-    words = [sys.executable, "-m", "acclimate.launch.agent", *arguments]
+    words = own_python("acclimate.launch.agent", *arguments)
     if "PYTHONPATH" in job.environment:  # an agent needs it before it has the plan
         words = ["env", f"PYTHONPATH={job.environment['PYTHONPATH']}", *words]
     return "exec " + shlex.join(words)
