@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from launching import launched
 
 from acclimate.errors import EngineNotFoundError, LaunchProtocolError, UnknownEngineError
 from acclimate.launch import part
-from acclimate.launch.call import call_launcher, own_addresses
+from acclimate.launch.addresses import own_addresses
+from acclimate.launch.call import call_launcher
 from acclimate.launch.carried import carried_environment
 from acclimate.launch.engines import AUTO, ENGINES, choose_engine, engine_names
 from acclimate.launch.engines.ssh import Spoken
@@ -25,6 +27,7 @@ from acclimate.launch.engines.streams import HeldLines
 from acclimate.launch.hostfile import HostPlan
 from acclimate.launch.job import JobPlan
 from acclimate.launch.link import Lines, SocketLink, decode, encode
+from acclimate.launch.own_python import own_python
 from acclimate.launch.part import Launcher
 from acclimate.launch.slot import Place, read_place
 from fresh_process import plain_environment
@@ -255,12 +258,15 @@ def test_a_slot_reads_its_place_from_its_engine(environ: Mapping[str, str], plac
     assert read_place(environ) == place
 
 
-def run_module(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_module(
+    module: str, *arguments: str, folder: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        own_python(module, *arguments),
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
+        cwd=folder,
         env={**plain_environment(), **environment},
         timeout=60,
         check=False,
@@ -285,6 +291,30 @@ def test_a_slot_whose_launcher_is_gone_says_so() -> None:
 
 def test_an_agent_whose_launcher_is_gone_ends() -> None:
     assert run_module("acclimate.launch.agent").returncode == 1
+
+
+@pytest.mark.parametrize("module", ["agent", "slot", "generation"])
+def test_a_file_of_the_users_takes_the_place_of_no_module(module: str, tmp_path: Path) -> None:
+    for name in ("re.py", "selectors.py", "random.py"):
+        (tmp_path / name).write_text("raise SystemExit('the one in the working directory was taken')")
+    arguments = [str(os.dup(1))] if module == "generation" else []
+    ended = run_module(f"acclimate.launch.{module}", *arguments, folder=tmp_path)
+    assert "working directory" not in ended.stderr
+
+
+def test_a_limit_on_open_files_is_told_and_nothing_is_left_running(tmp_path: Path) -> None:
+    program = install(tmp_path / "bin", "ssh")
+    program.write_text("#!/bin/sh\nexec sleep 600")
+    hosts = "".join(f"host{number} slots=1\n" for number in range(20))
+    (tmp_path / "hosts").write_text(hosts)
+    limited = ["sh", "-c", 'ulimit -n 32; exec "$@"', "sh", sys.executable, "-m", "acclimate", "run"]
+    options = ["--launcher", "ssh", "--hostfile", str(tmp_path / "hosts"), "--no_python", "true"]
+    path = f"{program.parent}:{os.environ['PATH']}"
+    with launched([*limited, *options], variables={"PATH": path}) as job:
+        _, stderr = job.read()
+        assert (job.wait(), job.living()) == (2, {})
+    assert "cannot be started: Too many open files" in stderr
+    assert "Traceback" not in stderr
 
 
 def test_a_launcher_takes_the_first_address_that_answers() -> None:

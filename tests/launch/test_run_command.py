@@ -73,6 +73,13 @@ def test_all_after_the_script_belongs_to_the_script(script: str, arguments: list
     assert told(acclimate_run("--num_accelerators", "1", script, *arguments))[0][1] == arguments
 
 
+def test_two_hyphens_end_the_options(script: str) -> None:
+    (_, arguments), *_ = told(acclimate_run("--num_gpus", "1", "--", script, "--", "x"))
+    assert arguments == ["--", "x"]
+    program = ["--num_gpus", "1", "--no_python", "--", sys.executable, "-c", TELL, "y"]
+    assert told(acclimate_run(*program))[0][1] == ["y"]
+
+
 def test_options_before_the_script_are_ours_in_either_spelling(script: str) -> None:
     assert len(told(acclimate_run("--num-accelerators", "2", script))) == 2
     assert len(told(acclimate_run("--num_gpus=2", script))) == 2
@@ -288,6 +295,15 @@ MISTAKES = [
     (["--node_rank", "0", "x"], "--node_rank needs --master_addr"),
     (["--node_rank", "0", "--master_addr", "a", "x"], "--node_rank needs --num_nodes"),
     (["--node_rank", "2", "--num_nodes", "2", "--master_addr", "a", "x"], "nodes count from 0"),
+    (
+        ["--hostfile", "h", "--node_rank", "1", "--master_addr", "a", "x"],
+        "has to be below 1, the number of hosts",
+    ),
+    (
+        ["--hostfile", "h", "--node_rank", "1", "--master_addr", "a", "--show_binding"],
+        "has to be below 1, the",
+    ),
+    (["--", "no_such.py"], "there is no script no_such.py in "),
     (["--num_nodes", "2", "x"], "needs a --hostfile"),
     (["--min_nodes", "3", "--max_nodes", "2", "x"], "the other way round?"),
     (["--use_hyperthreads", "x"], "add --bind_cores_to_rank"),
@@ -306,6 +322,7 @@ def test_a_mistake_is_told_and_nothing_is_started(
     arguments: list[str], complaint: str, tmp_path: Path
 ) -> None:
     (tmp_path / "x").write_text("print('started')")
+    (tmp_path / "h").write_text("localhost slots=1")
     ended = acclimate_run(*arguments, cwd=tmp_path, DS_ACCELERATOR="cpu")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert complaint in ended.stderr

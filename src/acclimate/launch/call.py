@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from acclimate.errors import HostUnreachableError, LaunchProtocolError
@@ -51,28 +50,3 @@ def call_launcher(where: str, hello: Mapping[str, Any]) -> SocketLink:
         f"{socket.gethostname()} cannot reach the launcher on port {port} ({'; '.join(reasons)}). Let hosts "
         "connect to the machine that starts the job, start it on one of them, or use --launcher ssh."
     )
-
-
-def own_addresses(hosts: list[str]) -> list[str]:
-    """Addresses of this machine by which others may reach it, best first.
-
-    Those with which it would itself connect to the hosts come first, those of its name next, loopback (for
-    ranks on this machine) last.
-    """
-    found: list[str] = []
-    for host in hosts:
-        with suppress(OSError):
-            for family, kind, protocol, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
-                with socket.socket(family, kind, protocol) as probe:
-                    probe.connect(address)  # sends nothing; asks the kernel for the route
-                    found.append(str(probe.getsockname()[0]))
-                break
-    with suppress(OSError):
-        found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)]
-    outside = [address for address in dict.fromkeys(found) if not is_loopback(address)]
-    return [*outside, "127.0.0.1"]
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only the host itself can use this address."""
-    return address.startswith("127.") or address == "::1"

@@ -15,6 +15,7 @@ from pathlib import Path
 from acclimate.backends import Backend
 from acclimate.errors import LaunchOptionError, ScriptNotFoundError
 from acclimate.launch import engines
+from acclimate.launch.addresses import free_port
 from acclimate.launch.carried import carried_environment
 from acclimate.launch.engines import AUTO, uses_slurm
 from acclimate.launch.hostfile import Host, HostPlan, choose_slots, read_hostfile
@@ -38,6 +39,10 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("acclimate").setLevel(options.log_level.upper())
     accelerator = find_accelerator()
     job = plan_job(options, accelerator, os.environ)
+    if (options.node_rank or 0) >= len(job.hosts):
+        raise LaunchOptionError(
+            f"--node_rank {options.node_rank} has to be below {len(job.hosts)}, the number of hosts."
+        )
     if options.show_binding:
         _draw(job, options.node_rank or 0)
         return 0
@@ -174,13 +179,9 @@ def _command(options: RunOptions, here: bool) -> tuple[str, ...]:
 def _run_here(job: JobPlan, options: RunOptions) -> Outcome:
     node_rank = options.node_rank or 0
     if options.node_rank is None:
-        addr, port = options.master_addr or "127.0.0.1", options.master_port or _free_port()
+        addr, port = options.master_addr or "127.0.0.1", options.master_port or free_port()
     else:
         addr, port = str(options.master_addr), options.master_port or BY_HAND_PORT
-    if node_rank >= len(job.hosts):
-        raise LaunchOptionError(
-            f"--node_rank {node_rank} has to be below {len(job.hosts)}, the number of hosts."
-        )
     ranks = plan_ranks(replace(job, master_addr=addr, master_port=port), node_rank, os.environ)
     return supervise(ranks, grace_s=options.grace_s, quiet=options.quiet)
 
@@ -197,7 +198,7 @@ def _run_elastic(job: JobPlan, options: RunOptions) -> Outcome:
             "--max_nodes needs --master_addr: an address of one of the hosts, where they meet, the same on "
             "all."
         )
-    port = options.master_port or (_free_port() if max_nodes == 1 else BY_HAND_PORT)
+    port = options.master_port or (free_port() if max_nodes == 1 else BY_HAND_PORT)
     # What torch's agent cannot reach it tells with a stack trace of C++; what matters is told here.
     environ = dict(os.environ)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
@@ -219,13 +220,6 @@ def elastic_nodes(options: RunOptions) -> tuple[int, int]:
         return (1, 1)
     least = options.min_nodes or 1
     return (least, options.max_nodes or least)
-
-
-def _free_port() -> int:
-    """One that nobody listens on now, on any address of this host."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def _draw(job: JobPlan, node_rank: int) -> None:

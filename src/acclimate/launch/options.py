@@ -25,10 +25,10 @@ examples:
   acclimate run --hostfile hosts train.py               on all hosts of a file of "host slots=N" lines
   acclimate run --num_nodes 2 --node_rank 0 --master_addr 10.0.0.1 train.py      the same on node 1, with 1
 
-Options come before the script; everything after it belongs to the script. Ranks learn their place from
-RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT. OMP_NUM_THREADS is
-the number of a rank's cores, unless it is set already. The exit code is that of the first rank that failed,
-or 128 + the signal that ended it."""
+Options come before the script, or before a --; everything after that belongs to the script. Ranks learn
+their place from RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT.
+OMP_NUM_THREADS is the number of a rank's cores, unless it is set already. The exit code is that of the
+first rank that failed, or 128 + the signal that ended it."""
 
 
 @dataclass(frozen=True)
@@ -262,6 +262,8 @@ def read_options(args: argparse.Namespace, environ: Mapping[str, str]) -> RunOpt
         LaunchOptionError: one holds what it cannot hold, or two do not go together.
     """
     command = tuple(args.script or ())
+    if command[:1] == ("--",):  # ends our options; argparse itself takes it away from some releases on
+        command = command[1:]
     if not command and not args.show_binding:
         raise LaunchOptionError(
             "what should the ranks run? Give a script: acclimate run [options] script.py …"

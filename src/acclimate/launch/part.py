@@ -7,10 +7,10 @@ import os
 import select
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
 
 from acclimate.errors import AcclimateError, LaunchOptionError
+from acclimate.launch.addresses import free_port
 from acclimate.launch.job import JobPlan
 from acclimate.launch.link import SILENCE_S, Link, Message
 from acclimate.launch.local_ranks import plan_ranks
@@ -104,7 +104,7 @@ def play(launcher: Launcher, job: JobPlan, node_rank: int, choose: Choice, addre
     except AcclimateError as error:
         launcher.say(refused=str(error))
         return 0
-    launcher.say(ready={"host": socket.gethostname(), "address": address, "port": _free_port()})
+    launcher.say(ready={"host": socket.gethostname(), "address": address, "port": free_port()})
     start = launcher.wait_for("start")
     if start is None:
         return 0 if not launcher.lost else 1
@@ -137,12 +137,3 @@ def _enter(directory: str) -> None:
             f"The working directory {directory} cannot be entered there ({error.strerror}). Start the job in "
             "a folder that all hosts have."
         ) from error
-
-
-def _free_port() -> int:
-    """One that nobody listens on now, on any address of this host."""
-    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-    with closing(
-        socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6)
-    ) as server:
-        return int(server.getsockname()[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import selectors
 import signal
 import time
@@ -10,14 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from acclimate.errors import HostUnreachableError
+from acclimate.errors import HostUnreachableError, RankStartError
+from acclimate.launch.addresses import is_loopback
+from acclimate.launch.guard import ENDING, PLAIN
 from acclimate.launch.job import JobPlan
 from acclimate.launch.link import ALIVE_EVERY_S, Link, Message
 from acclimate.launch.outcome import Outcome, signal_name
 from acclimate.launch.signals import SignalInbox
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 # Python and its packages may come from a slow network file system that all hosts read at once.
 ANSWER_S = 120.0
 """How long hosts that can be reached may take to answer."""
@@ -95,12 +94,13 @@ class Conductor:
 
         Raises:
             HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
+            RankStartError: the system refuses the engine's processes.
         """
         self.after(ALIVE_EVERY_S, self._say_alive)
-        with SignalInbox((*PASSED_ON, signal.SIGTSTP)) as inbox:
+        with SignalInbox((*ENDING, *PLAIN, signal.SIGTSTP)) as inbox:
             self.watch(inbox.descriptor, lambda: self._pass_on(inbox))
             try:
-                fleet.open(self)
+                self._open(fleet)
                 while fleet.running and time.monotonic() < self._deadline:
                     next_at = min(self._deadline, *(at for at, _ in self._later))
                     for key, _ in self._selector.select(max(0.0, next_at - time.monotonic())):
@@ -110,6 +110,16 @@ class Conductor:
                 fleet.kill()
                 self._selector.close()
         return self._conclude()
+
+    def _open(self, fleet: Fleet) -> None:
+        try:
+            fleet.open(self)
+        except OSError as error:
+            raise RankStartError(
+                error.errno,
+                f"The programs that reach the hosts cannot be started: {error.strerror}. The limits on "
+                "processes and open files (ulimit -u, ulimit -n) say how many there may be",
+            ) from error
 
     def _say_alive(self) -> None:
         self.tell_all(alive=True)
@@ -214,7 +224,7 @@ class Conductor:
             return
         first = self.peers[0].ready or {}
         address = self.job.master_addr or first["address"]
-        if address is None or (len(self.job.hosts) > 1 and _is_loopback(address)):
+        if address is None or (len(self.job.hosts) > 1 and is_loopback(address)):
             address = self.job.hosts[0].name
         self.started = True
         self._deadline = float("inf")
@@ -284,10 +294,3 @@ class Conductor:
         told = [outcome for outcome in (peer.outcome, peer.failing) if outcome is not None]
         with_a_rank = [outcome for outcome in told if outcome.failed is not None]
         return (with_a_rank or told or [Outcome(_LOST, None, self._reason)])[0]
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"

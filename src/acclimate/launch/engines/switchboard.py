@@ -18,7 +18,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from acclimate.launch.call import LAUNCHER_VARIABLE, own_addresses
+from acclimate.launch.addresses import own_addresses
+from acclimate.launch.call import LAUNCHER_VARIABLE
 from acclimate.launch.engines.conductor import ANSWER_S, Conductor, Peer
 from acclimate.launch.engines.examination import Examination
 from acclimate.launch.job import JobPlan

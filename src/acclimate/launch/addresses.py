@@ -1,0 +1,44 @@
+"""Addresses and ports of this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from contextlib import closing, suppress
+
+
+def own_addresses(hosts: list[str]) -> list[str]:
+    """Addresses of this machine by which others may reach it, best first.
+
+    Those with which it would itself connect to the hosts come first, those of its name next, loopback (for
+    ranks on this machine) last.
+    """
+    found: list[str] = []
+    for host in hosts:
+        with suppress(OSError):
+            for family, kind, protocol, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.connect(address)  # sends nothing; asks the kernel for the route
+                    found.append(str(probe.getsockname()[0]))
+                break
+    with suppress(OSError):
+        found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)]
+    outside = [address for address in dict.fromkeys(found) if not is_loopback(address)]
+    return [*outside, "127.0.0.1"]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only the host itself can use this address."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def free_port() -> int:
+    """One that nobody listens on now, on any address of this host."""
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    with closing(
+        socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6)
+    ) as server:
+        return int(server.getsockname()[1])
