@@ -104,8 +104,8 @@ class FusedLamb(GroupOptimizer):
         """
         if is_sharded(parameter):
             raise UnsupportedParameterError(
-                "FusedLamb scales each parameter's update by norms of the whole of it, and was given one that "
-                "is sharded over ranks. Use FusedAdam, or a model whose ranks hold it whole (DDP)."
+                "FusedLamb scales each parameter's update by norms of the whole of it, and was given one "
+                "that is sharded over ranks. Use FusedAdam, or a model whose ranks hold it whole (DDP)."
             )
         super().check_parameter(parameter)
 
