@@ -14,7 +14,7 @@ from pathlib import Path
 from peers import deepspeed_python
 
 FOLDER = Path(__file__).parent
-ALL = ("core", "generate", "op_build", "ops", "aio", "sim", "launch")
+ALL = ("core", "generate", "op_build", "ops", "aio", "sim", "launch", "launch_binding")
 """One at a time: each wants the machine for itself."""
 
 
