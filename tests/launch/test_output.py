@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from control_groups import limited_group
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import command, environment, launched, living, run, wait_until
@@ -397,41 +398,15 @@ def test_without_counters_nothing_is_claimed() -> None:
     assert explain_sigkill(KillCount(None, None), KillCount(None, None)) is None
 
 
-CONTROL_GROUPS = Path("/sys/fs/cgroup")
-
-
 def test_a_rank_that_the_out_of_memory_killer_ends_is_reported_so(tmp_path: Path) -> None:
-    group = small_group()
-    try:
+    with limited_group("memory", 150 << 20) as join:
         code = "x = bytearray(1 << 20)\nwhile True: x += bytes(1 << 20)"
-        join = ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
         ended = subprocess.run(
             [*join, *command(2, code)], capture_output=True, text=True, env=environment(), timeout=60
         )
         assert ended.returncode == 137, ended.stderr
         assert "out-of-memory killer is the likely cause: it killed" in ended.stderr
         assert not living(str(tmp_path))
-    finally:
-        wait_until(lambda: not (group / "cgroup.procs").read_text(), "the group to be empty")
-        group.rmdir()
-
-
-def small_group() -> Path:
-    """A control group of 150 MiB, beside this process's own."""
-    version_1 = CONTROL_GROUPS / "memory"
-    limit = "memory.limit_in_bytes" if version_1.exists() else "memory.max"
-    group = (version_1 if version_1.exists() else CONTROL_GROUPS) / f"acclimate-test-{os.getpid()}"
-    try:
-        group.mkdir()
-        (group / limit).write_text(str(150 << 20))
-    except OSError as error:
-        if group.exists():
-            group.rmdir()
-        pytest.skip(f"no control group with a memory limit can be made here: {error}")
-    swap = group / ("memory.swappiness" if version_1.exists() else "memory.swap.max")
-    if swap.exists():
-        swap.write_text("0")
-    return group
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counted on Linux only")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from launching import Launched, command, launched, names_in, run, wait_until
+from control_groups import limited_group
+from launching import Launched, command, environment, launched, names_in, run, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers and /proc")
 
@@ -103,6 +105,20 @@ sys.exit(5)
     assert ended.returncode == 5
     assert "rank 1 (" in ended.stderr
     assert "rank 0 (" not in ended.stderr
+
+
+def test_a_rank_for_which_there_is_no_process_left_is_named_with_the_limit() -> None:
+    with limited_group("pids", 2) as join:  # the launcher and a guard
+        ended = subprocess.run(
+            [*join, *command(1, "print('started')")],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            timeout=60,
+        )
+    assert (ended.returncode, ended.stdout) == (126, "")
+    assert "ended with exit code 126. It was not started: Resource temporarily unavailable." in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_program_that_cannot_be_run_is_named(tmp_path: Path) -> None:

@@ -156,12 +156,21 @@ class _GuardProcess:
             os.setsid()
         processes.name_process("acclimate-guard")
         processes.adopt_orphans()
-        self.wakeup = self._handle_signals()
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(self.channel, selectors.EVENT_READ)
-        self.selector.register(self.wakeup, selectors.EVENT_READ)
         guard = os.getpid()
-        self.rank = os.fork()
+        try:
+            self.wakeup = self._handle_signals()
+            self.selector = selectors.DefaultSelector()
+            self.selector.register(self.channel, selectors.EVENT_READ)
+            self.selector.register(self.wakeup, selectors.EVENT_READ)
+            self.rank = os.fork()
+        except OSError as error:
+            self.tell(
+                "unstartable",
+                f"It was not started: {error.strerror}. The limits on processes and open files (ulimit -u, "
+                "ulimit -n, a control group's pids.max) say how many there may be.",
+            )
+            self.tell("ended", 126, time.monotonic())
+            os._exit(0)
         if self.rank == 0:
             self._become_rank(guard, streams, ignored, mask)
         for descriptor in {streams.stdin, streams.stdout, streams.stderr} - {0, 1, 2}:
