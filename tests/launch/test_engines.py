@@ -8,6 +8,7 @@ import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from launching import launched
 
 from acclimate.errors import EngineNotFoundError, LaunchProtocolError, UnknownEngineError
-from acclimate.launch import part
+from acclimate.launch import link, part
 from acclimate.launch.addresses import own_addresses
 from acclimate.launch.call import call_launcher
 from acclimate.launch.carried import carried_environment
@@ -26,7 +27,7 @@ from acclimate.launch.engines.ssh import Spoken
 from acclimate.launch.engines.streams import HeldLines
 from acclimate.launch.hostfile import HostPlan
 from acclimate.launch.job import JobPlan
-from acclimate.launch.link import Lines, SocketLink, decode, encode
+from acclimate.launch.link import Lines, SocketLink, StreamLink, decode, encode
 from acclimate.launch.own_python import own_python
 from acclimate.launch.part import Launcher
 from acclimate.launch.slot import Place, read_place
@@ -254,7 +255,7 @@ def test_lines_are_put_together_from_pieces(parts: list[bytes]) -> None:
         ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "PMI_RANK": "3", "MPI_LOCALRANKID": "1"}, Place(3, 1)),
     ],
 )
-def test_a_slot_reads_its_place_from_its_engine(environ: Mapping[str, str], place: Place) -> None:
+def test_a_slotreads_its_place_from_its_engine(environ: Mapping[str, str], place: Place) -> None:
     assert read_place(environ) == place
 
 
@@ -315,6 +316,50 @@ def test_a_limit_on_open_files_is_told_and_nothing_is_left_running(tmp_path: Pat
         assert (job.wait(), job.living()) == (2, {})
     assert "cannot be started: Too many open files" in stderr
     assert "Traceback" not in stderr
+
+
+LOCAL_SSH = """#!/bin/sh
+for command; do :; done
+exec sh -c "$command"
+"""
+
+
+@pytest.mark.slow
+def test_nothing_of_a_job_that_failed_is_lost_though_it_is_read_late(tmp_path: Path) -> None:
+    """As by a pager: later than a host that cannot be heard would be waited for."""
+    program = install(tmp_path / "bin", "ssh")
+    program.write_text(LOCAL_SSH)
+    (tmp_path / "hosts").write_text("127.0.0.1 slots=2\n")
+    # The launcher keeps 1 MiB, a pipe 64 KiB: what the agent says of the last lines does not fit any more.
+    code = """
+import os, sys
+if os.environ["RANK"] == "0":
+    sys.stdout.buffer.write((b"y" * 1000 + b"\\n") * 1080 + (b"\\1" * 1990 + b"\\n") * 20)
+    sys.exit(5)
+"""
+    (tmp_path / "script.py").write_text(code)
+    launcher = [sys.executable, "-m", "acclimate", "run", "--launcher", "ssh"]
+    command = [*launcher, "--hostfile", str(tmp_path / "hosts"), str(tmp_path / "script.py")]
+    with launched(command, variables={"PATH": f"{program.parent}:{os.environ['PATH']}"}) as job:
+        time.sleep(25)
+        stdout, stderr = job.read()
+        assert job.wait() == 5, stderr
+    assert [line for line in stdout.splitlines() if not line.startswith("[rank 0] ")] == []
+    assert (stdout.count("y" * 1000), stdout.count("\1" * 1990)) == (1080, 20)
+    assert "ended with exit code 5." in stderr
+
+
+def test_a_message_is_given_up_when_nobodyreads_orspeaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SILENCE_S", 0.1)
+    monkeypatch.setattr(link, "_LOOK_AGAIN_MS", 10)
+    (hears, speaks), (reads, writes) = os.pipe(), os.pipe()
+    try:
+        os.write(writes, bytes(1 << 16))
+        agents = StreamLink(hears, writes, waits_for_the_living=True)
+        agents.send({"failed": "x" * 10_000})  # returns
+    finally:
+        for descriptor in (hears, speaks, reads, writes):
+            os.close(descriptor)
 
 
 def test_a_launcher_takes_the_first_address_that_answers() -> None:

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _take_standard_streams() -> StreamLink:
     """Keeps what ranks must neither read nor inherit."""
-    link = StreamLink(os.dup(0), os.dup(1), AGENT_IS_HERE)
+    link = StreamLink(os.dup(0), os.dup(1), AGENT_IS_HERE, waits_for_the_living=True)
     link.send({"hello": {}})
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -8,10 +8,14 @@ port of the master), ``signal`` (to be passed on), ``stop`` (why the ranks have 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
 import socket
+import sys
+import termios
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Protocol
@@ -25,7 +29,8 @@ SILENCE_S = 60.0
 _PROBE_AFTER_S, _PROBES = 5, 3
 LOST_AFTER_S = _PROBE_AFTER_S * _PROBES
 """After so long without an answer of its kernel a host is taken for lost by the launcher."""
-_NOT_READING_S = 10
+_NOT_READING_S = 10.0
+_LOOK_AGAIN_MS = 1000
 _READ_BYTES = 1 << 16
 AGENT_IS_HERE = b"\x1eacclimate-agent "
 """What an agent's first words begin with, before the launcher has told it a mark of its own."""
@@ -79,8 +84,11 @@ class StreamLink(Link):
     Others may write to the same stream, so each message there begins with a mark that they cannot know.
     """
 
-    def __init__(self, read_from: int, write_to: int, mark: bytes = b"") -> None:
+    def __init__(
+        self, read_from: int, write_to: int, mark: bytes = b"", *, waits_for_the_living: bool = False
+    ) -> None:
         self._read_from, self._write_to, self._mark = read_from, write_to, mark
+        self._waits_for_the_living = waits_for_the_living
         self._lines = Lines()
 
     def fileno(self) -> int:
@@ -94,14 +102,28 @@ class StreamLink(Link):
     def send(self, message: Mapping[str, Any]) -> None:
         """Says something; a reader that is gone is told by :meth:`receive`.
 
-        One that does not read is not waited for for ever: its connection may be cut.
+        One that does not read is not waited for for ever, as its connection may be cut; but for as long as it
+        says that it is there, where it does: the launcher takes nothing while its own reader is behind.
         """
         line = self._mark + encode(message)
         room = select.poll()
         room.register(self._write_to, select.POLLOUT)
+        patience_s = SILENCE_S if self._waits_for_the_living else _NOT_READING_S
+        unread, give_up = self._unread(), time.monotonic() + patience_s
         with suppress(BrokenPipeError):
-            while line and room.poll(_NOT_READING_S * 1000):
-                line = line[os.write(self._write_to, line[: select.PIPE_BUF]) :]
+            while line and time.monotonic() < give_up:
+                if room.poll(_LOOK_AGAIN_MS):
+                    line = line[os.write(self._write_to, line[: select.PIPE_BUF]) :]
+                elif not self._waits_for_the_living or self._unread() == unread:
+                    continue
+                unread, give_up = self._unread(), time.monotonic() + patience_s
+
+    def _unread(self) -> int:
+        """How many bytes have come that were not received yet; 0 where that cannot be told."""
+        with suppress(OSError):
+            count = fcntl.ioctl(self._read_from, termios.FIONREAD, b"\0" * 4)
+            return int.from_bytes(count, sys.byteorder)
+        return 0
 
     def receive(self) -> list[Message] | None:
         """What has come, waiting for the next piece; ``None`` when the other side is gone."""

@@ -318,9 +318,9 @@ class _Supervisor:
             failed = [rank for rank in self.ranks if rank.code]
             if failed:
                 self.failed = min(failed, key=lambda rank: rank.ended_at)
+                self._end(signal.SIGTERM)
                 if self.stop is not None:
                     self.stop.failing(self.failed.failure(self.kills_before))
-                self._end(signal.SIGTERM)
         for stream, view in self.views.items():
             writer = view.writer
             if writer.is_abandoned and not self.ending:

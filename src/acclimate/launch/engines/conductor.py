@@ -21,8 +21,8 @@ from acclimate.launch.signals import SignalInbox
 ANSWER_S = 120.0
 """How long hosts that can be reached may take to answer."""
 _BRIEFLY_S = 2.0
-"""How long to wait on when one host cannot be reached, to name all such at once; and for the engine's program
-when nobody is left of a job that failed."""
+"""How long to wait on when one host cannot be reached, to name all such at once; for the engine's program
+when nobody is left of a job that failed; and after a slow reader took what there was."""
 _SETTLE_S = 10.0
 """How long hosts may take to end after their grace, before the engine is killed."""
 _LOST = 1
@@ -59,6 +59,11 @@ class Fleet(Protocol):
     @property
     def running(self) -> bool:
         """Whether a process of the engine's runs, or has left something to read."""
+        ...
+
+    @property
+    def waits_for_reader(self) -> bool:
+        """Whether the launcher holds output that its own reader did not take yet."""
         ...
 
     def kill(self) -> None:
@@ -106,6 +111,9 @@ class Conductor:
                     for key, _ in self._selector.select(max(0.0, next_at - time.monotonic())):
                         key.data()
                     self._act_in_time()
+                    if fleet.waits_for_reader and self._signalled is None:
+                        # As on one host: nothing that ranks wrote is lost because it is read late.
+                        self._deadline = max(self._deadline, time.monotonic() + _BRIEFLY_S)
             finally:
                 fleet.kill()
                 self._selector.close()

@@ -160,7 +160,12 @@ class SshFleet:
     @property
     def running(self) -> bool:
         """Whether a connection is open, or something is left to show."""
-        return self._streams.waiting or any(connection.open_streams for connection in self.connections)
+        return self.waits_for_reader or any(connection.open_streams for connection in self.connections)
+
+    @property
+    def waits_for_reader(self) -> bool:
+        """Whether the launcher holds output that its own reader did not take yet."""
+        return self._streams.waiting
 
     def kill(self) -> None:
         """Ends all connections; an agent without one ends its ranks."""

@@ -154,6 +154,11 @@ class Switchboard:
         examining = self._examination is not None and self._examination.running
         return bool(self._open or self._callers) or examining
 
+    @property
+    def waits_for_reader(self) -> bool:
+        """Never: the program writes to the launcher's own streams by itself."""
+        return False
+
     def kill(self) -> None:
         """Ends the program; callers whose connection has ended end their ranks."""
         self._server.close()
