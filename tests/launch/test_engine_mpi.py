@@ -39,6 +39,7 @@ def test_ranks_on_two_hosts_reduce_together(mpi: str, mpi_jobs: Jobs) -> None:
     check_all_reduce(mpi_jobs, "--launcher", mpi)
 
 
+@pytest.mark.slow
 def test_a_failing_rank_ends_the_other_hosts_ranks_with_its_exit_code(mpi: str, mpi_jobs: Jobs) -> None:
     check_failing_rank(mpi_jobs, "--launcher", mpi)
 
@@ -73,6 +74,7 @@ def test_a_host_that_never_answers_is_named(mpi: str, mpi_jobs: Jobs) -> None:
     assert f'host "{address}" cannot be reached: ssh: connect to host {address} port 22: ' in ended.stderr
 
 
+@pytest.mark.slow
 def test_ranks_may_use_this_mpi_themselves_and_it_has_bound_them_to_nothing(mpi: str, mpi_jobs: Jobs) -> None:
     code = """
 import ctypes, os
@@ -94,6 +96,7 @@ assert mpi.MPI_Finalize() == 0
     assert set(ended.stdout.splitlines()) == {f"[rank {rank}] MPI {rank} 2 {cores}" for rank in range(2)}
 
 
+@pytest.mark.slow
 def test_an_ipv6_address_is_refused(mpi: str, mpi_jobs: Jobs) -> None:
     hostfile = mpi_jobs.folder / "other-hosts"
     hostfile.write_text("[fd00:77::3] slots=1\nalpha slots=1\n")

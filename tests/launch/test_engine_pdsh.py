@@ -23,6 +23,7 @@ def test_ranks_on_two_hosts_reduce_together(jobs: Jobs) -> None:
     check_all_reduce(jobs, *PDSH)
 
 
+@pytest.mark.slow
 def test_a_failing_rank_ends_the_other_hosts_ranks_with_its_exit_code(jobs: Jobs) -> None:
     check_failing_rank(jobs, *PDSH)
 

@@ -76,6 +76,7 @@ def test_a_host_that_goes_away_ends_the_job_and_is_named(slurm_jobs: Jobs) -> No
     check_lost_host(slurm_jobs, *SLURM)
 
 
+@pytest.mark.slow
 def test_a_host_that_slurm_does_not_know_is_said_in_slurms_words(slurm_jobs: Jobs) -> None:
     ended = slurm_jobs.run(SLEEP, *SLURM, hosts=["alpha", "gamma"])
     assert (ended.returncode, ended.stdout) == (2, "")

@@ -29,6 +29,7 @@ def test_ranks_on_two_hosts_reduce_together(jobs: Jobs) -> None:
     check_all_reduce(jobs, *SSH)
 
 
+@pytest.mark.slow
 def test_ssh_is_what_auto_takes_where_it_is_installed(jobs: Jobs) -> None:
     code = "import os; print(os.environ['SSH_CONNECTION'].split()[2], os.environ['NODE_RANK'])"
     ended = jobs.run(code, "--num_accelerators", "1")
@@ -180,6 +181,7 @@ sys.stdout.buffer.write(b"\xff\x1e not text, no newline " + rank.encode())
     assert sorted(path.name for path in logs.iterdir()) == [f"rank_{rank}.log" for rank in range(4)]
 
 
+@pytest.mark.slow
 def test_much_output_comes_through_whole(jobs: Jobs) -> None:
     code = "import os\nfor n in range(5000): print(os.environ['RANK'], n, 'x' * 50)"
     ended = jobs.run(code, *SSH)
@@ -214,6 +216,7 @@ def test_hosts_may_have_ports_of_their_own_and_ipv6_addresses(jobs: Jobs) -> Non
     assert set(ended.stdout.splitlines()) == {f"[rank 0] alpha {alpha} 2222", "[rank 1] beta fd00:77::3 2222"}
 
 
+@pytest.mark.slow
 def test_launcher_args_and_a_port_for_all_reach_ssh(jobs: Jobs) -> None:
     code = "import os; print(os.environ['SSH_CONNECTION'].split()[3])"
     ended = jobs.run(
@@ -223,12 +226,14 @@ def test_launcher_args_and_a_port_for_all_reach_ssh(jobs: Jobs) -> None:
     assert set(ended.stdout.splitlines()) == {"[rank 0] 2222", "[rank 1] 2222"}
 
 
+@pytest.mark.slow
 def test_the_masters_address_and_port_can_be_chosen(jobs: Jobs) -> None:
     code = "import os; print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])"
     ended = jobs.run(code, *SSH, "--master_addr", "alpha.example", "--master_port", "4711")
     assert set(ended.stdout.splitlines()) == {f"[rank {rank}] alpha.example 4711" for rank in range(4)}
 
 
+@pytest.mark.slow
 def test_slots_left_out_are_not_used(jobs: Jobs) -> None:
     code = (
         "import os, socket; print(socket.gethostname(), os.environ['LOCAL_RANK'], os.environ['WORLD_SIZE'])"
