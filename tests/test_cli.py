@@ -62,7 +62,7 @@ def test_help_goes_to_stdout_and_lists_every_command() -> None:
     [
         (["infos"], "invalid choice: 'infos'"),
         (["--no-such-option"], "required: COMMAND"),
-        (["info", "--no-such-option"], "unrecognized arguments: --no-such-option"),
+        (["info", "--no-such-option"], "acclimate info: error: unrecognized arguments: --no-such-option"),
         (["info", "surplus"], "unrecognized arguments: surplus"),
     ],
 )

@@ -43,14 +43,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"acclimate {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
+    asked = parser  # whose usage an error shows
     for name, (summary, module) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
         if name == wanted:
+            asked = command
             import_module(module).add_arguments(command)
     if not arguments:
         parser.print_help(sys.stderr)
         return 2
-    args = parser.parse_args(arguments)
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        asked.error(f"unrecognized arguments: {' '.join(unknown)}")
     if isinstance(sys.stdout, TextIOWrapper):  # a letter that the terminal cannot show must not end a command
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
