@@ -136,7 +136,15 @@ def test_what_backends_override_most_works_over_their_vendors_surface(called: st
     assert run.noted["wrong-arguments"] == set()
 
 
-@pytest.mark.parametrize("called", ["mlu", "sdaa", "xpu", "xpu.external"])
+@pytest.mark.parametrize(
+    "called",
+    [
+        "mlu",
+        "xpu",
+        pytest.param("sdaa", marks=pytest.mark.slow),
+        pytest.param("xpu.external", marks=pytest.mark.slow),
+    ],
+)
 def test_an_accelerator_is_detected_and_computes_on_its_own_device_type(called: str, folder: Path) -> None:
     program = """
 import os, torch

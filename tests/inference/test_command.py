@@ -62,6 +62,7 @@ def test_json_is_one_object_with_everything_and_nothing_beside_it(acclimate: Run
     assert {"time_to_first_token_seconds", "tokens_per_second", "peak_memory_bytes"} <= set(report)
 
 
+@pytest.mark.slow
 def test_a_piped_prompt_is_read_without_the_newline_of_echo(
     acclimate: Run, process: Run, tiny_folder: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_without_a_prompt_or_a_pipe_a_default_prompt_is_continued(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_text_begins_with_its_prompt(tiny_folder: Path) -> None:
     leader, follower = pty.openpty()
     process = subprocess.Popen(
@@ -138,6 +140,7 @@ def test_ctrl_c_while_loading_is_no_traceback(tiny_folder: Path) -> None:
     assert b"Traceback" not in stderr
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_traceback(tiny_folder: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         command(PROMPT, *endless(tiny_folder, tmp_path)), stdout=subprocess.PIPE, stderr=subprocess.PIPE

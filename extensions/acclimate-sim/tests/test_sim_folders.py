@@ -10,8 +10,8 @@ from sim_process import run_folder
     ("folder", "profile"),
     [
         ("on_sim", ""),
-        ("on_sim", "hpu-like"),
-        ("on_sim", "devices=2,sync=check"),
+        pytest.param("on_sim", "hpu-like", marks=pytest.mark.slow),
+        pytest.param("on_sim", "devices=2,sync=check", marks=pytest.mark.slow),
         ("with_sync_check", "sync=check"),
     ],
 )
