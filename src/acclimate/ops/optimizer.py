@@ -62,6 +62,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         self.state_dtype = state_dtype
         self.master_weights = master_weights
         self._isa = chosen_isa()
+        self._has_shards = False  # told when parameters are added: asking each in every step takes long
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -77,6 +78,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         except UnsupportedParameterError:
             del self.param_groups[-1]
             raise
+        self._has_shards |= any(map(shards.is_sharded, self.param_groups[-1]["params"]))
 
     def check_parameter(self, parameter: Tensor) -> None:
         """Loads the op for the parameter's device.
@@ -174,15 +176,10 @@ class GroupOptimizer(torch.optim.Optimizer):
                              grads[first:last] if grads is not None else None,
                              outputs[first:last] if outputs is not None else None)  # fmt: skip
             if params:
-                self.update(
-                    group,
-                    shards.locals_of(params),
-                    shards.locals_of(found),
-                    (shards.locals_of(states[0]), shards.locals_of(states[1])),
-                    steps,
-                    shards.locals_of(written),
-                    grad_scale,
-                )
+                own = [params, found, *states, written]
+                if self._has_shards:
+                    own = [shards.locals_of(tensors) for tensors in own]
+                self.update(group, own[0], own[1], (own[2], own[3]), steps, own[4], grad_scale)
                 if not torch.compiler.is_compiling():
                     # Native code writes below autograd, which has to learn that these values are new.
                     torch.autograd.graph.increment_version((*params, *written))
@@ -230,7 +227,7 @@ class GroupOptimizer(torch.optim.Optimizer):
                     state[MASTER] = huge_pages.empty_like(parameter, torch.float32).copy_(parameter)
                 params.append(state[MASTER])
                 written.append(parameter)
-            found.append(shards.spread_like(grad, parameter))
+            found.append(shards.spread_like(grad, parameter) if self._has_shards else grad)
             first_states.append(state[names[0]])
             if second is not None:
                 second_states.append(state[second])
