@@ -16,15 +16,23 @@ def own_addresses(hosts: list[str]) -> list[str]:
     found: list[str] = []
     for host in hosts:
         with suppress(OSError):
-            for family, kind, protocol, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
-                with socket.socket(family, kind, protocol) as probe:
-                    probe.connect(address)  # sends nothing; asks the kernel for the route
-                    found.append(str(probe.getsockname()[0]))
-                break
+            found.append(address_towards(host))
     with suppress(OSError):
         found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)]
     outside = [address for address in dict.fromkeys(found) if not is_loopback(address)]
     return [*outside, "127.0.0.1"]
+
+
+def address_towards(host: str) -> str:
+    """The address of this machine with which it would connect to a host.
+
+    Raises:
+        OSError: the host has no address, or there is no way to it.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # sends nothing; asks the kernel for the route
+        return str(probe.getsockname()[0])
 
 
 def is_loopback(address: str) -> bool:

@@ -39,6 +39,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from acclimate.errors import HostUnreachableError
+from acclimate.launch.addresses import address_towards
 from acclimate.launch.guard import ENDING
 from acclimate.launch.hostfile import HostPlan
 from acclimate.launch.job import JobPlan
@@ -82,7 +83,7 @@ def launch(
         run_id=_RUN_ID,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        local_addr=_own_address(str(job.master_addr), int(job.master_port or 0)),
+        local_addr=_own_address(str(job.master_addr)),
         keep_alive_interval=_KEEP_ALIVE_INTERVAL_S,
         last_call_timeout=_LAST_CALL_S,
         read_timeout=_STORE_TIMEOUT_S,
@@ -255,13 +256,10 @@ def _signals_to(agent: _Agent) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _own_address(master_addr: str, port: int) -> str:
-    """The address of this host on the way to the master; no packet is sent to find it out."""
+def _own_address(master_addr: str) -> str:
+    """The address of this host on the way to the master."""
     with suppress(OSError):
-        family, kind, _, _, address = socket.getaddrinfo(master_addr, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as way:
-            way.connect(address)
-            return str(way.getsockname()[0])
+        return address_towards(master_addr)
     return socket.gethostname()
 
 
