@@ -140,6 +140,34 @@ def test_a_snippet_prints_what_the_page_shows(block: Block, accelerator: str, ru
     assert agrees(outcome, shown or ""), f"it came to\n{outcome}\nand the page shows\n{shown}"
 
 
+def test_the_mixed_precision_loop_comes_to_the_same_on_the_strictest_device_as_on_one_without_limits(
+    tmp_path: Path,
+) -> None:
+    (loop,) = (block for block in RUN if "GradScaler" in block.content)
+    program = f"""
+import json, sys, torch
+from acclimate import get_accelerator
+acc = get_accelerator()
+dtype = torch.float16
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2).to(acc.current_device_name())
+batch = torch.randn(8, 4).to(acc.current_device_name())
+{loop.content}
+told = dict(losses=losses, scale=scaler.get_scale(), weights=model.weight.tolist())
+open(sys.argv[1], "w").write(json.dumps(told))
+"""
+    if not entry_points(group="acclimate.backends", name="sim"):
+        pytest.skip("acclimate-sim is not installed")
+    told = []
+    for profile in (STRICTEST, "sync=off"):
+        command = [sys.executable, "-c", program, "told.json"]
+        env = {**environment("sim"), "ACCLIMATE_SIM": profile}
+        subprocess.run(command, env=env, cwd=tmp_path, check=True, timeout=200)
+        told.append(json.loads((tmp_path / "told.json").read_text()))
+    strict, forgiving = told
+    assert strict == forgiving
+
+
 @pytest.mark.parametrize("block", CUDA_ONLY, ids=at_its_line)
 def test_code_on_cuda_only_is_python_and_names_it(block: Block) -> None:
     compile(block.content, at_its_line(block), "exec")

@@ -1,4 +1,4 @@
-"""Runs the tests that need sim, each folder in one process of its own."""
+"""Runs the tests that need sim, each folder or file in one process of its own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from sim_process import run_folder
         pytest.param("on_sim", "hpu-like", marks=pytest.mark.slow),
         pytest.param("on_sim", "devices=2,sync=check", marks=pytest.mark.slow),
         ("with_sync_check", "sync=check"),
+        # As Apple's GPUs and some of Intel's are.
+        ("with_sync_check/test_grad_scaler.py", "no=float64+bfloat16,replace=yes,sync=check"),
     ],
 )
 def test_folder_passes_on_sim(folder: str, profile: str) -> None:

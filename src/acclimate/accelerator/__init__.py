@@ -12,10 +12,11 @@ Every method's docstring says what it means, in which unit, what it delegates to
 from __future__ import annotations
 
 from acclimate.accelerator.devices import DeviceLike, DeviceProperties, Devices
-from acclimate.accelerator.dtypes import DataTypes, MixedPrecision, TensorType
+from acclimate.accelerator.dtypes import DataTypes, TensorType
 from acclimate.accelerator.graphs import Graphs
 from acclimate.accelerator.host import HostEvent, HostStream
 from acclimate.accelerator.memory import Memory
+from acclimate.accelerator.mixed_precision import MixedPrecision
 from acclimate.accelerator.ops import Ops
 from acclimate.accelerator.pinning import Pinning
 from acclimate.accelerator.random import RandomNumbers

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from acclimate.accelerator.devices import Devices
+from acclimate.accelerator.mixed_precision import MixedPrecision
 
 
 class TensorType:
@@ -45,69 +45,6 @@ class TensorType:
 
     def __repr__(self) -> str:
         return f"TensorType({self.dtype}, {self.device_type!r})"
-
-
-class MixedPrecision:
-    """``torch.amp`` for one device type: what ``torch.cuda.amp`` is for CUDA."""
-
-    def __init__(self, device_type: str) -> None:
-        self._device_type = device_type
-
-    def autocast(
-        self, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool | None = None
-    ) -> torch.amp.autocast:
-        """``torch.amp.autocast`` on this device: a context manager and a decorator.
-
-        The arguments come in the order of ``torch.cuda.amp.autocast``.
-
-        Args:
-            enabled: whether it does anything.
-            dtype: to compute in; the device's default where ``None``.
-            cache_enabled: whether casts of weights are remembered within the block.
-        """
-        return torch.amp.autocast(self._device_type, dtype, enabled, cache_enabled)
-
-    @property
-    def GradScaler(self) -> type[torch.amp.GradScaler]:
-        """The class ``torch.amp.GradScaler`` with this device as its default, so it works in annotations
-        and ``isinstance`` too."""
-        return _grad_scaler(self._device_type)
-
-    @property
-    def custom_fwd(self) -> functools.partial[Any]:
-        """``torch.amp.custom_fwd`` on this device: decorates the forward of an autograd function."""
-        return functools.partial(torch.amp.custom_fwd, device_type=self._device_type)
-
-    @property
-    def custom_bwd(self) -> functools.partial[Any]:
-        """``torch.amp.custom_bwd`` on this device: decorates the backward of an autograd function."""
-        return functools.partial(torch.amp.custom_bwd, device_type=self._device_type)
-
-
-@functools.cache
-def _grad_scaler(device_type: str) -> type[torch.amp.GradScaler]:
-    class GradScaler(torch.amp.GradScaler):
-        # The parameters of torch.cuda.amp.GradScaler, which has no device.
-        def __init__(
-            self,
-            init_scale: float = 2.0**16,
-            growth_factor: float = 2.0,
-            backoff_factor: float = 0.5,
-            growth_interval: int = 2000,
-            enabled: bool = True,
-        ) -> None:
-            super().__init__(device_type, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
-
-        def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
-            # torch inverts the scale in float64, and knows of one device without that type. On any such
-            # device the scale is kept on the host, whose copies torch's scaler makes by itself.
-            try:
-                torch.zeros(1, dtype=torch.float64, device=dev)
-            except (RuntimeError, TypeError):
-                dev = torch.device("cpu")
-            super()._lazy_init_scale_growth_tracker(dev)
-
-    return GradScaler
 
 
 class DataTypes(Devices):

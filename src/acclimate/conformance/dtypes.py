@@ -232,6 +232,8 @@ def gradient_scaling(subject: Subject) -> None:
     require(
         equal(after, torch.zeros(8)), f"a step with unscaled gradients 2 and rate 0.5 from 1 gives {after[0]}"
     )
+    scale = scaler.get_scale()
+    require(scale == 1024.0, f"after a step that does not overflow the scale is {scale} and was 1024")
     optimizer.zero_grad()
     scaler.scale((weight * float("inf")).sum()).backward()
     scaler.step(optimizer)

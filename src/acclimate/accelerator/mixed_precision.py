@@ -1,0 +1,142 @@
+"""Mixed precision on one device type: ``torch.amp`` without naming the device each time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class MixedPrecision:
+    """``torch.amp`` for one device type: what ``torch.cuda.amp`` is for CUDA."""
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+
+    def autocast(
+        self, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool | None = None
+    ) -> torch.amp.autocast:
+        """``torch.amp.autocast`` on this device: a context manager and a decorator.
+
+        The arguments come in the order of ``torch.cuda.amp.autocast``.
+
+        Args:
+            enabled: whether it does anything.
+            dtype: to compute in; the device's default where ``None``.
+            cache_enabled: whether casts of weights are remembered within the block.
+        """
+        return torch.amp.autocast(self._device_type, dtype, enabled, cache_enabled)
+
+    @property
+    def GradScaler(self) -> type[torch.amp.GradScaler]:
+        """The class ``torch.amp.GradScaler`` with this device as its default, so it works in annotations
+        and ``isinstance`` too.
+
+        Unlike torch's, it also works on a device without float64, and with gradients that lie on the host.
+        """
+        return _grad_scaler(self._device_type)
+
+    @property
+    def custom_fwd(self) -> functools.partial[Any]:
+        """``torch.amp.custom_fwd`` on this device: decorates the forward of an autograd function."""
+        return functools.partial(torch.amp.custom_fwd, device_type=self._device_type)
+
+    @property
+    def custom_bwd(self) -> functools.partial[Any]:
+        """``torch.amp.custom_bwd`` on this device: decorates the backward of an autograd function."""
+        return functools.partial(torch.amp.custom_bwd, device_type=self._device_type)
+
+
+@functools.cache
+def _grad_scaler(device_type: str) -> type[torch.amp.GradScaler]:
+    class GradScaler(torch.amp.GradScaler):
+        # The parameters of torch.cuda.amp.GradScaler, which has no device.
+        def __init__(
+            self,
+            init_scale: float = 2.0**16,
+            growth_factor: float = 2.0,
+            backoff_factor: float = 0.5,
+            growth_interval: int = 2000,
+            enabled: bool = True,
+        ) -> None:
+            super().__init__(device_type, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+
+        def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
+            super()._lazy_init_scale_growth_tracker(dev)
+            # The scale has to stay on the device: torch would copy found_inf to a scale on the host without
+            # waiting for the copy.
+            if self._scale is not None and not _inverts_in_float64(self._scale):
+                self._scale = self._scale.as_subclass(_Float32Scale)
+
+        def scale(self, outputs: Any) -> Any:
+            with _HostCopiesWait():
+                return super().scale(outputs)
+
+        def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+            with self._waiting_for(optimizer):
+                super().unscale_(optimizer)
+
+        def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+            # Only an optimizer that takes the scale itself copies it; others get finished gradients.
+            takes_scale = getattr(optimizer, "_step_supports_amp_scaling", False)
+            with self._waiting_for(optimizer) if takes_scale else nullcontext():
+                return super().step(optimizer, *args, **kwargs)
+
+        def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+            with _HostCopiesWait():
+                super().update(new_scale)
+
+        def _waiting_for(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[Any]:
+            """Makes copies to the host wait where scale and parameters are not on one kind of device.
+
+            Elsewhere nothing is copied, and the mode would cost a little for each parameter.
+            """
+            scale = self._scale if self._enabled else None
+            if scale is None:
+                return nullcontext()
+            parameters = (each for group in optimizer.param_groups for each in group["params"])
+            alike = all(each.device.type == scale.device.type for each in parameters)
+            return nullcontext() if alike else _HostCopiesWait()
+
+    return GradScaler
+
+
+class _Float32Scale(torch.Tensor):
+    """A scale that torch's scaler inverts in float32, as it does on Apple's GPUs, and not in float64."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def double(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def _inverts_in_float64(scale: torch.Tensor) -> bool:
+    try:
+        scale.double().reciprocal().float()
+    except (RuntimeError, TypeError):  # each device reports a dtype that it lacks in its own way
+        return False
+    return True
+
+
+class _HostCopiesWait(TorchFunctionMode):
+    """Within it, ``Tensor.to(…, non_blocking=True)`` waits for the copy.
+
+    torch's scaler copies so between the devices of the scale and of the gradients. A copy to the host is
+    still under way when that call returns, and the scaler reads it at once.
+    """
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func is torch.Tensor.to and "non_blocking" in options:
+            options["non_blocking"] = False
+        return func(*args, **options)
