@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from acclimate.launch.binding import bind_ranks
+from acclimate.launch.binding.cores import bind_ranks
 from acclimate.topology import format_cpu_list, read_topology
 
 RANKS = 2

@@ -214,7 +214,7 @@ class MemoryLimit:
     """The same bytes in the same mix of reads and writes, with no work to do on them."""
 
     def __init__(self, elements: int) -> None:
-        from acclimate.ops import huge_pages
+        from acclimate.ops.optimizers import huge_pages
 
         self._folder = tempfile.TemporaryDirectory()
         source, library = Path(self._folder.name, "streams.cpp"), Path(self._folder.name, "streams.so")

@@ -11,8 +11,8 @@ import ast
 import sys
 from pathlib import Path
 
-from acclimate.conformance.catalog import checks
-from acclimate.conformance.check import Check
+from acclimate.conformance.checks.check import Check
+from acclimate.conformance.runner.catalog import checks
 
 TARGET = Path(__file__).with_name("conformance.md")
 FAULTS = Path(__file__).parents[1] / "tests" / "conformance"

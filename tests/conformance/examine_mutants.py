@@ -10,9 +10,9 @@ import json
 import sys
 
 from acclimate.accelerator import Accelerator
-from acclimate.conformance.catalog import checks
-from acclimate.conformance.check import Check, examine
-from acclimate.conformance.subject import Subject
+from acclimate.conformance.checks.check import Check, examine
+from acclimate.conformance.checks.target import Subject
+from acclimate.conformance.runner.catalog import checks
 from acclimate.selection import use_accelerator
 
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
-from acclimate.conformance.session import Session, select
+from acclimate.conformance.runner.session import Session, select
 from fresh_process import plain_environment
 
 HERE = Path(__file__).parent

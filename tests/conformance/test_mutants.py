@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from acclimate.conformance.session import Session
+from acclimate.conformance.runner.session import Session
 from fresh_process import plain_environment
 
 HERE = Path(__file__).parent
@@ -88,6 +88,6 @@ def test_faults_are_planted_in_every_category() -> None:
 
 
 def _category_modules() -> list[Path]:
-    import acclimate.conformance.catalog as catalog
+    import acclimate.conformance.runner.catalog as catalog
 
     return [Path(str(module.__file__)) for module in catalog.MODULES]

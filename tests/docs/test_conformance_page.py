@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from acclimate.accelerator import CATEGORIES
-from acclimate.conformance.catalog import checks
+from acclimate.conformance.runner.catalog import checks
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from acclimate.launch.binding import RankBinding
+from acclimate.launch.binding.cores import RankBinding
 from acclimate.topology import Core, Topology, format_cpu_list
 
 

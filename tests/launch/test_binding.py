@@ -1,4 +1,4 @@
-"""Promises of acclimate.launch.binding on recorded machines and on made-up ones."""
+"""Promises of acclimate.launch.binding.cores on recorded machines and on made-up ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from bindings import assert_sound, first_threads, lists, nodes_of
 
 from acclimate.errors import AcclimateError, BindingError
-from acclimate.launch.binding import RankBinding, bind_ranks, check_environment
+from acclimate.launch.binding.cores import RankBinding, bind_ranks, check_environment
 from acclimate.topology import Topology, read_topology
 from machine_trees import (
     GRACE_HOPPER,

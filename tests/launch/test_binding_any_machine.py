@@ -1,4 +1,4 @@
-"""Promises of acclimate.launch.binding on any machine there may be, made by Hypothesis."""
+"""Promises of acclimate.launch.binding.cores on any machine there may be, made by Hypothesis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bindings import assert_sound, first_threads, nodes_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acclimate.launch.binding import bind_ranks
+from acclimate.launch.binding.cores import bind_ranks
 from acclimate.topology import Core, MemoryNode, Topology, format_cpu_list
 from machine_trees import GIB
 

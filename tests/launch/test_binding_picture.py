@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from acclimate.launch.binding import bind_ranks
-from acclimate.launch.picture import _COLOURS, _SIXTEEN_COLOURS, show_binding
+from acclimate.launch.binding.cores import bind_ranks
+from acclimate.launch.binding.diagram import _COLOURS, _SIXTEEN_COLOURS, show_binding
 from acclimate.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
 from machine_trees import XEON_MAX, XEON_MAX_DISTANCES, machine, write_tree
 

@@ -192,7 +192,7 @@ def test_training_goes_on_from_its_checkpoint_when_a_rank_is_killed(tmp_path: Pa
 
 
 def test_an_outcome_is_the_same_after_a_journey_as_json() -> None:
-    from acclimate.launch.outcome import Outcome, RankFailure
+    from acclimate.launch.plan.outcome import Outcome, RankFailure
 
     failure = RankFailure(3, "host", 42, None, 9, ("last", "lines"), "a cause.")
     for outcome in (Outcome(0), Outcome(137, failure), Outcome(143, None, "why.")):

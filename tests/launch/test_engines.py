@@ -18,19 +18,20 @@ from hypothesis import strategies as st
 from launching import launched
 
 from acclimate.errors import EngineNotFoundError, LaunchProtocolError, UnknownEngineError
-from acclimate.launch import link, part
-from acclimate.launch.addresses import own_addresses
-from acclimate.launch.call import call_launcher
-from acclimate.launch.carried import carried_environment
 from acclimate.launch.engines import AUTO, ENGINES, choose_engine, engine_names
 from acclimate.launch.engines.ssh import Spoken
-from acclimate.launch.engines.streams import HeldLines
-from acclimate.launch.hostfile import HostPlan
-from acclimate.launch.job import JobPlan
-from acclimate.launch.link import Lines, SocketLink, StreamLink, decode, encode
-from acclimate.launch.own_python import own_python
-from acclimate.launch.part import Launcher
-from acclimate.launch.slot import Place, read_place
+from acclimate.launch.output.pump import HeldLines
+from acclimate.launch.plan.exported import carried_environment
+from acclimate.launch.plan.hostfile import HostPlan
+from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.remote import launcher_connection as part
+from acclimate.launch.remote import protocol as link
+from acclimate.launch.remote.addresses import own_addresses
+from acclimate.launch.remote.callback import call_launcher
+from acclimate.launch.remote.launcher_connection import Launcher
+from acclimate.launch.remote.protocol import Lines, SocketLink, StreamLink, decode, encode
+from acclimate.launch.remote.slot import Place, read_place
+from acclimate.launch.supervise.own_python import own_python
 from fresh_process import plain_environment
 
 VERSIONS = {
@@ -275,7 +276,7 @@ def run_module(
 
 
 def test_a_slot_started_by_hand_says_how_slots_are_started() -> None:
-    ended = run_module("acclimate.launch.slot")
+    ended = run_module("acclimate.launch.remote.slot")
     assert ended.returncode == 1
     assert "Slots are started by `acclimate run --launcher" in ended.stderr
 
@@ -284,14 +285,17 @@ def test_a_slot_whose_launcher_is_gone_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     ended = run_module(
-        "acclimate.launch.slot", PMI_RANK="0", MPI_LOCALRANKID="0", ACCLIMATE_LAUNCHER=f"k@127.0.0.1:{port}"
+        "acclimate.launch.remote.slot",
+        PMI_RANK="0",
+        MPI_LOCALRANKID="0",
+        ACCLIMATE_LAUNCHER=f"k@127.0.0.1:{port}",
     )
     assert ended.returncode == 1
     assert f"cannot reach the launcher on port {port} (127.0.0.1: Connection refused)" in ended.stderr
 
 
 def test_an_agent_whose_launcher_is_gone_ends() -> None:
-    assert run_module("acclimate.launch.agent").returncode == 1
+    assert run_module("acclimate.launch.remote.agent").returncode == 1
 
 
 @pytest.mark.parametrize("module", ["agent", "slot", "generation"])

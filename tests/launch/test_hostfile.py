@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate.errors import HostfileError, HostfileNotFoundError, HostFilterError
-from acclimate.launch.hostfile import Host, HostPlan, choose_slots, parse_hostfile, read_hostfile
+from acclimate.launch.plan.hostfile import Host, HostPlan, choose_slots, parse_hostfile, read_hostfile
 
 THREE = (Host("a", 4), Host("b", 2), Host("fe80::1", 3))
 

@@ -1,4 +1,4 @@
-"""Promises of acclimate.launch.memory_policy, kept by real processes that bind themselves and execute."""
+"""Promises of acclimate.launch.binding.affinity, kept by real processes that bind themselves and execute."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from acclimate.launch import memory_policy
-from acclimate.launch.binding import RankBinding, bind_ranks
-from acclimate.launch.memory_policy import apply_binding
+from acclimate.launch.binding.affinity import apply_binding
+from acclimate.launch.binding.cores import RankBinding, bind_ranks
+from acclimate.launch.binding.cores import affinity as memory_policy
 from acclimate.topology import format_cpu_list, read_topology
 
 pytestmark = pytest.mark.skipif(
@@ -27,8 +27,8 @@ SRC = Path(memory_policy.__file__).parents[2]
 # Binds itself, then becomes another program, which tells how it is bound.
 BOUND = """
 import json, os, sys
-from acclimate.launch.binding import RankBinding
-from acclimate.launch.memory_policy import apply_binding
+from acclimate.launch.binding.cores import RankBinding
+from acclimate.launch.binding.affinity import apply_binding
 {before}
 warning = apply_binding(RankBinding({binding}))
 tell = '''

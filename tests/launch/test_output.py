@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launching import command, environment, launched, living, run, wait_until
 
-from acclimate.launch.memory_shortage import KillCount, count_kills, explain_sigkill
-from acclimate.launch.output import LogFile, Tail, Writer
-from acclimate.launch.views import Source, TaggedLines
+from acclimate.launch.output.views import Source, TaggedLines
+from acclimate.launch.output.writer import LogFile, Tail, Writer
+from acclimate.launch.supervise.oom import KillCount, count_kills, explain_sigkill
 
 RANKS = [Source(f"[rank {rank}] ", stream) for rank in range(3) for stream in (1, 2)]
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from launching import command, environment, launched, run
 
 from acclimate.errors import LaunchOptionError
-from acclimate.launch.environment import PLACE, Place, rank_environment
 from acclimate.launch.options import RunOptions, add_arguments, read_options
+from acclimate.launch.plan.environment import PLACE, Place, rank_environment
 
 TELL = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
 

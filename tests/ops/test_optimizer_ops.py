@@ -20,14 +20,15 @@ from torch import Tensor
 import acclimate.ops
 from acclimate import get_accelerator
 from acclimate.errors import InstructionSetError, InvalidOptimizerArgumentError
-from acclimate.ops import CPUAdam, simd
-from acclimate.ops.adagrad.builder import CPUAdagradBuilder
-from acclimate.ops.adagrad.plain import adagrad_
-from acclimate.ops.adam.builder import CPUAdamBuilder, FusedAdamCPUBuilder
-from acclimate.ops.adam.plain import adam_
-from acclimate.ops.lamb.builder import FusedLambBuilder
-from acclimate.ops.lion.builder import CPULionBuilder, FusedLionCPUBuilder
-from acclimate.ops.lion.plain import lion_
+from acclimate.ops import CPUAdam
+from acclimate.ops.optimizers import simd
+from acclimate.ops.optimizers.adagrad.builder import CPUAdagradBuilder
+from acclimate.ops.optimizers.adagrad.plain import adagrad_
+from acclimate.ops.optimizers.adam.builder import CPUAdamBuilder, FusedAdamCPUBuilder
+from acclimate.ops.optimizers.adam.plain import adam_
+from acclimate.ops.optimizers.lamb.builder import FusedLambBuilder
+from acclimate.ops.optimizers.lion.builder import CPULionBuilder, FusedLionCPUBuilder
+from acclimate.ops.optimizers.lion.plain import lion_
 from fresh_process import FreshProcesses
 
 SIZES = (1, 15, 64, 65, 130, 4097)

@@ -18,10 +18,10 @@ class Ops(Devices):
 
     op_builders: ClassVar[Mapping[str, str]] = {
         "AsyncIOBuilder": "acclimate.ops.aio.builder:AsyncIOBuilder",
-        "CPUAdagradBuilder": "acclimate.ops.adagrad.builder:CPUAdagradBuilder",
-        "CPUAdamBuilder": "acclimate.ops.adam.builder:CPUAdamBuilder",
-        "CPULionBuilder": "acclimate.ops.lion.builder:CPULionBuilder",
-        "FusedAdamBuilder": "acclimate.ops.adam.builder:TorchFusedAdamBuilder",
+        "CPUAdagradBuilder": "acclimate.ops.optimizers.adagrad.builder:CPUAdagradBuilder",
+        "CPUAdamBuilder": "acclimate.ops.optimizers.adam.builder:CPUAdamBuilder",
+        "CPULionBuilder": "acclimate.ops.optimizers.lion.builder:CPULionBuilder",
+        "FusedAdamBuilder": "acclimate.ops.optimizers.adam.builder:TorchFusedAdamBuilder",
     }
     """Where this accelerator's op builders are: builder name to ``"module:Class"``, imported when asked
     for. The first four run on the host, which every accelerator has; a backend adds its own:
@@ -155,5 +155,5 @@ class Ops(Devices):
         CUDA: as stated.
         """
         # Imports setuptools, which is slow.
-        command: type[Any] = importlib.import_module("acclimate.ops.ahead_of_time").BuildOps
+        command: type[Any] = importlib.import_module("acclimate.ops.build.ahead_of_time").BuildOps
         return command

@@ -29,8 +29,8 @@ class CPUAccelerator(Accelerator):
     exported_variable_prefixes = ("CCL_", "FI_", "I_MPI_", "KMP_", "OMP_")
     op_builders = {  # noqa: RUF012 - a ClassVar by the interface
         **Accelerator.op_builders,
-        "FusedAdamBuilder": "acclimate.ops.adam.builder:FusedAdamCPUBuilder",
-        "FusedLionBuilder": "acclimate.ops.lion.builder:FusedLionCPUBuilder",
+        "FusedAdamBuilder": "acclimate.ops.optimizers.adam.builder:FusedAdamCPUBuilder",
+        "FusedLionBuilder": "acclimate.ops.optimizers.lion.builder:FusedLionCPUBuilder",
     }
 
     @property

@@ -24,9 +24,9 @@ class CUDAAccelerator(Accelerator):
     supports_nvtx_domain = True
     op_builders = {  # noqa: RUF012 - a ClassVar by the interface
         **Accelerator.op_builders,
-        "FusedAdamBuilder": "acclimate.ops.adam.builder:FusedAdamBuilder",
-        "FusedLambBuilder": "acclimate.ops.lamb.builder:FusedLambBuilder",
-        "FusedLionBuilder": "acclimate.ops.lion.builder:FusedLionBuilder",
+        "FusedAdamBuilder": "acclimate.ops.optimizers.adam.builder:FusedAdamBuilder",
+        "FusedLambBuilder": "acclimate.ops.optimizers.lamb.builder:FusedLambBuilder",
+        "FusedLionBuilder": "acclimate.ops.optimizers.lion.builder:FusedLionBuilder",
     }
 
     def is_available(self) -> bool:

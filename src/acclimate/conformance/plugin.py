@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from acclimate.conformance.session import Planned, Session
+    from acclimate.conformance.runner.session import Planned, Session
 
-_CHECKS = Path(__file__).with_name("catalog.py")
+_CHECKS = Path(__file__).with_name("runner") / "catalog.py"
 _session: pytest.StashKey[Session] = pytest.StashKey()
 
 
@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Has the checks collected where an accelerator is named."""
-    asked_for = {str(_CHECKS), str(_CHECKS.parent), "acclimate.conformance"} & set(config.args)
+    asked_for = {str(_CHECKS), str(Path(__file__).parent), "acclimate.conformance"} & set(config.args)
     if config.getoption("--acclimate-accelerator") and not asked_for:
         config.args.append(str(_CHECKS))
 
@@ -60,7 +60,7 @@ class CheckFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         """One test for each check."""
-        from acclimate.conformance.session import Session
+        from acclimate.conformance.runner.session import Session
         from acclimate.errors import ConformanceError
 
         try:

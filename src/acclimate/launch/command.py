@@ -15,15 +15,15 @@ from pathlib import Path
 from acclimate.backends import Backend
 from acclimate.errors import LaunchOptionError, ScriptNotFoundError
 from acclimate.launch import engines
-from acclimate.launch.addresses import free_port
-from acclimate.launch.carried import carried_environment
 from acclimate.launch.engines import AUTO, uses_slurm
-from acclimate.launch.hostfile import Host, HostPlan, choose_slots, read_hostfile
-from acclimate.launch.job import JobPlan
-from acclimate.launch.local_ranks import count_local_ranks, find_accelerator, plan_ranks
 from acclimate.launch.options import RunOptions, add_arguments, read_options
-from acclimate.launch.outcome import Outcome
-from acclimate.launch.supervisor import supervise
+from acclimate.launch.plan.exported import carried_environment
+from acclimate.launch.plan.hostfile import Host, HostPlan, choose_slots, read_hostfile
+from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.plan.outcome import Outcome
+from acclimate.launch.plan.ranks import count_local_ranks, find_accelerator, plan_ranks
+from acclimate.launch.remote.addresses import free_port
+from acclimate.launch.supervise.supervisor import supervise
 from acclimate.topology import read_topology
 
 __all__ = ["add_arguments", "run"]
@@ -202,7 +202,7 @@ def _run_elastic(job: JobPlan, options: RunOptions) -> Outcome:
     # What torch's agent cannot reach it tells with a stack trace of C++; what matters is told here.
     environ = dict(os.environ)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    from acclimate.launch import elastic  # imports torch
+    from acclimate.launch.elastic import agent as elastic  # imports torch
 
     meeting = replace(job, master_addr=options.master_addr or "127.0.0.1", master_port=port)
     return elastic.launch(
@@ -225,8 +225,8 @@ def elastic_nodes(options: RunOptions) -> tuple[int, int]:
 def _draw(job: JobPlan, node_rank: int) -> None:
     from rich.console import Console
 
-    from acclimate.launch.binding import bind_ranks, check_environment
-    from acclimate.launch.picture import show_binding
+    from acclimate.launch.binding.cores import bind_ranks, check_environment
+    from acclimate.launch.binding.diagram import show_binding
 
     check_environment(os.environ)
     topology = read_topology()

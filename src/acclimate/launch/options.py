@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from acclimate.errors import LaunchOptionError
 from acclimate.launch.engines import engine_names
-from acclimate.launch.environment import PLACE
+from acclimate.launch.plan.environment import PLACE
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 _EXAMPLES = """\

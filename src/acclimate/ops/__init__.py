@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from acclimate.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from acclimate.ops.adagrad import CPUAdagrad
-    from acclimate.ops.adam import CPUAdam, FusedAdam
     from acclimate.ops.aio import AsyncIOHandle
-    from acclimate.ops.builder import OpBuilder
-    from acclimate.ops.lamb import FusedLamb
-    from acclimate.ops.lion import CPULion, FusedLion
-    from acclimate.ops.recipe import Source
+    from acclimate.ops.build.builder import OpBuilder
+    from acclimate.ops.build.recipe import Source
+    from acclimate.ops.optimizers.adagrad import CPUAdagrad
+    from acclimate.ops.optimizers.adam import CPUAdam, FusedAdam
+    from acclimate.ops.optimizers.lamb import FusedLamb
+    from acclimate.ops.optimizers.lion import CPULion, FusedLion
 
 __all__ = [
     "AsyncIOHandle",
@@ -32,14 +32,14 @@ __all__ = [
 
 _HOMES = {
     "AsyncIOHandle": "acclimate.ops.aio",
-    "CPUAdagrad": "acclimate.ops.adagrad",
-    "CPUAdam": "acclimate.ops.adam",
-    "CPULion": "acclimate.ops.lion",
-    "FusedAdam": "acclimate.ops.adam",
-    "FusedLamb": "acclimate.ops.lamb",
-    "FusedLion": "acclimate.ops.lion",
-    "OpBuilder": "acclimate.ops.builder",
-    "Source": "acclimate.ops.recipe",
+    "CPUAdagrad": "acclimate.ops.optimizers.adagrad",
+    "CPUAdam": "acclimate.ops.optimizers.adam",
+    "CPULion": "acclimate.ops.optimizers.lion",
+    "FusedAdam": "acclimate.ops.optimizers.adam",
+    "FusedLamb": "acclimate.ops.optimizers.lamb",
+    "FusedLion": "acclimate.ops.optimizers.lion",
+    "OpBuilder": "acclimate.ops.build.builder",
+    "Source": "acclimate.ops.build.recipe",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

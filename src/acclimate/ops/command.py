@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from acclimate.errors import AcclimateError, UnknownOpError
-from acclimate.ops import store
+from acclimate.ops.build import store
 from acclimate.ops.survey import (
     BUILDABLE,
     BUILT,

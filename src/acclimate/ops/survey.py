@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from acclimate.backends.probes import describe
 from acclimate.errors import AcceleratorUnavailableError, AcclimateError, UnknownOpError
-from acclimate.ops.builder import OpBuilder
+from acclimate.ops.build.builder import OpBuilder
 from acclimate.selection import find_backends, get_accelerator, load_by_name
 
 if TYPE_CHECKING:

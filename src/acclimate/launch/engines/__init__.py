@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from acclimate.errors import EngineNotFoundError, UnknownEngineError
 
 if TYPE_CHECKING:
-    from acclimate.launch.job import JobPlan
-    from acclimate.launch.outcome import Outcome
+    from acclimate.launch.plan.job import JobPlan
+    from acclimate.launch.plan.outcome import Outcome
 
 AUTO = "auto"
 

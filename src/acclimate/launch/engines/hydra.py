@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from acclimate.launch.hostfile import HostPlan
+from acclimate.launch.plan.hostfile import HostPlan
 
 
 def arguments(hostfile: str, carried: Sequence[str], ranks: int) -> list[str]:

@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from acclimate.launch.engines import ssh
-from acclimate.launch.engines.examination import Examination
-from acclimate.launch.engines.switchboard import EXAMINE_AFTER_S, HandedFile, Switchboard
-from acclimate.launch.hostfile import HostPlan
-from acclimate.launch.job import JobPlan
-from acclimate.launch.own_python import own_python
+from acclimate.launch.plan.hostfile import HostPlan
+from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.remote.callback_server import EXAMINE_AFTER_S, HandedFile, Switchboard
+from acclimate.launch.remote.ssh_check import Examination
+from acclimate.launch.supervise.own_python import own_python
 
 if TYPE_CHECKING:
-    from acclimate.launch.outcome import Outcome
+    from acclimate.launch.plan.outcome import Outcome
 
-SLOT = tuple(own_python("acclimate.launch.slot"))
+SLOT = tuple(own_python("acclimate.launch.remote.slot"))
 
 Arguments = Callable[[str, Sequence[str]], Sequence[str]]
 """Makes an MPI's arguments from its hostfile's path and the names of the variables to carry."""

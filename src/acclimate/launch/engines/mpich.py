@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from acclimate.launch.engines import hydra
 from acclimate.launch.engines.mpi import launch_slots, ssh_options
 from acclimate.launch.engines.programs import find_program
-from acclimate.launch.job import JobPlan
+from acclimate.launch.plan.job import JobPlan
 
 if TYPE_CHECKING:
-    from acclimate.launch.outcome import Outcome
+    from acclimate.launch.plan.outcome import Outcome
 
 
 def find(environ: Mapping[str, str]) -> str | None:

@@ -13,14 +13,14 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from acclimate.launch.call import LAUNCHER_VARIABLE
 from acclimate.launch.engines import ssh
-from acclimate.launch.engines.switchboard import Switchboard
-from acclimate.launch.job import JobPlan
-from acclimate.launch.link import Lines
+from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.remote.callback import LAUNCHER_VARIABLE
+from acclimate.launch.remote.callback_server import Switchboard
+from acclimate.launch.remote.protocol import Lines
 
 if TYPE_CHECKING:
-    from acclimate.launch.outcome import Outcome
+    from acclimate.launch.plan.outcome import Outcome
 
 _HOST_ENDED = re.compile(rb"^pdsh@[^:]*: ([^:]+): \S+ exited with exit code (\d+)$")
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from acclimate.errors import HostfileError
 from acclimate.launch.engines.mpi import SLOT
-from acclimate.launch.engines.switchboard import HandedFile, Switchboard
-from acclimate.launch.hostfile import Host
-from acclimate.launch.job import JobPlan
+from acclimate.launch.plan.hostfile import Host
+from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.remote.callback_server import HandedFile, Switchboard
 
 if TYPE_CHECKING:
-    from acclimate.launch.outcome import Outcome
+    from acclimate.launch.plan.outcome import Outcome
 
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 

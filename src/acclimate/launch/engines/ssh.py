@@ -16,15 +16,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from acclimate.errors import LaunchOptionError
-from acclimate.launch.engines.conductor import Conductor, Peer
-from acclimate.launch.engines.streams import HeldLines, Streams
-from acclimate.launch.hostfile import HostPlan
-from acclimate.launch.job import JobPlan
-from acclimate.launch.link import AGENT_IS_HERE, Message, StreamLink, decode
-from acclimate.launch.own_python import own_python
+from acclimate.launch.output.pump import HeldLines, Streams
+from acclimate.launch.plan.hostfile import HostPlan
+from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.remote.coordinator import Conductor, Peer
+from acclimate.launch.remote.protocol import AGENT_IS_HERE, Message, StreamLink, decode
+from acclimate.launch.supervise.own_python import own_python
 
 if TYPE_CHECKING:
-    from acclimate.launch.outcome import Outcome
+    from acclimate.launch.plan.outcome import Outcome
 
 CONNECT_S = 7
 """How long a host may take to accept a connection."""
@@ -86,7 +86,7 @@ def what_was_said(code: int, words: str) -> str:
 
 def remote_command(job: JobPlan, *arguments: str) -> str:
     """What a login shell of whatever kind has to run there to become an agent."""
-    words = own_python("acclimate.launch.agent", *arguments)
+    words = own_python("acclimate.launch.remote.agent", *arguments)
     if "PYTHONPATH" in job.environment:  # an agent needs it before it has the plan
         words = ["env", f"PYTHONPATH={job.environment['PYTHONPATH']}", *words]
     return "exec " + shlex.join(words)

@@ -6,8 +6,8 @@ import sys
 from types import ModuleType
 
 from acclimate.ops.aio import functions, schema
-from acclimate.ops.builder import OpBuilder
-from acclimate.ops.recipe import Source
+from acclimate.ops.build.builder import OpBuilder
+from acclimate.ops.build.recipe import Source
 
 
 class AsyncIOBuilder(OpBuilder):

@@ -23,7 +23,7 @@ from typing import ParamSpec, Protocol, TypeVar, cast
 import torch
 
 from acclimate.ops.aio import failures
-from acclimate.ops.library import define_in_place
+from acclimate.ops.registry import define_in_place
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

@@ -1,0 +1,109 @@
+"""What a check is, and what came of one."""
+
+from __future__ import annotations
+
+import inspect
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from acclimate.accelerator import CATEGORIES
+from acclimate.backends.probes import describe
+from acclimate.conformance.checks.assertions import BrokenPromiseError, NotOfferedError
+from acclimate.conformance.checks.target import Subject
+from acclimate.conformance.runner.result import Result
+
+Observation = Callable[[Subject], "str | None"]
+"""Looks at an accelerator; returns a note for the reader, or raises :class:`BrokenPromiseError` or
+:class:`NotOfferedError`."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One promise of the interface, and how to see whether it is kept."""
+
+    category: str
+    """The module that it is in."""
+    name: str
+    promise: str
+    """What is promised, as a sentence."""
+    observes: tuple[str, ...]
+    """The names of the interface that make the promise."""
+    function: Observation
+    timeout_s: int
+    """How long it may take, in seconds."""
+
+    @property
+    def id(self) -> str:
+        """``category/name``."""
+        return f"{self.category}/{self.name}"
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """What the interface's documentation says under each name that is observed."""
+        return tuple(_rule(name) for name in self.observes)
+
+
+def check(*observes: str, timeout_s: int = 60) -> Callable[[Observation], Check]:
+    """Makes a check of a function whose docstring is the promise.
+
+    Args:
+        observes: the names of the interface that make the promise.
+        timeout_s: how long it may take, in seconds.
+    """
+
+    def make(function: Observation) -> Check:
+        return Check(
+            category=function.__module__.rpartition(".")[2],
+            name=function.__name__,
+            promise=" ".join(inspect.cleandoc(function.__doc__ or "").split()),
+            observes=observes,
+            function=function,
+            timeout_s=timeout_s,
+        )
+
+    return make
+
+
+def examine(check: Check, subject: Subject) -> Result:
+    """Carries out one check in this process.
+
+    Whatever a vendor's code raises counts as a failure with that reason, an attempt to end the process
+    included.
+    """
+    start = time.perf_counter()
+    outcome: Literal["passed", "failed", "not offered"]
+    reason, detail = "", ""
+    try:
+        with subject.restored():
+            reason = check.function(subject) or ""
+        outcome = "passed"
+    except NotOfferedError as absent:
+        outcome, reason = "not offered", str(absent)
+    except BrokenPromiseError as broken:
+        outcome, reason = "failed", str(broken)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a vendor's code may raise anything
+        outcome, reason, detail = "failed", describe(error), traceback.format_exc()
+    return Result(
+        check=check.id,
+        category=check.category,
+        promise=check.promise,
+        outcome=outcome,
+        reason=reason,
+        rules=check.rules,
+        seconds=time.perf_counter() - start,
+        detail=detail,
+    )
+
+
+def _rule(name: str) -> str:
+    for category in CATEGORIES:
+        if name in vars(category):
+            member = vars(category)[name]
+            explained = callable(member) or isinstance(member, property)
+            documentation = inspect.getdoc(member) if explained else None
+            first = (documentation or "").split("\n\n")[0].replace("\n", " ")
+            return f"{name}: {first}" if first else name
+    raise ValueError(f"The interface has no {name}.")

@@ -1,0 +1,117 @@
+"""Child processes, for what only a fresh process can show: selection, a fork, several ranks.
+
+Run as a module, this file is such a child.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from acclimate.conformance.checks.assertions import BrokenPromiseError
+from acclimate.conformance.runner.processes import ending, inherited_path, own_channel, tail
+
+
+class Child:
+    """A task under way in a process of its own.
+
+    Args:
+        task: ``"module:function"``; it is called with what is loaded from ``source`` and ``arguments``.
+        source: what :func:`acclimate.conformance.checks.target.load` takes.
+        arguments: of types that JSON has.
+        environment: of the process; this one's where ``None``.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        source: str,
+        arguments: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        variables = dict(os.environ if environment is None else environment)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by result()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, task, source, json.dumps(dict(arguments or {}))],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**variables, "PYTHONPATH": inherited_path()},
+        )
+
+    def result(self, timeout_s: float = 60) -> Any:
+        """What the task returned.
+
+        Args:
+            timeout_s: seconds to wait.
+
+        Raises:
+            BrokenPromiseError: the task found a promise broken, raised, crashed, or took too long.
+        """
+        try:
+            told, _ = self._process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            raise BrokenPromiseError(
+                f"a child process did not finish within {timeout_s:.0f} s{self._said()}"
+            ) from None
+        finally:
+            said = self._said()
+            self._errors.close()
+        if not told:
+            raise BrokenPromiseError(f"a child process {ending(self._process.returncode)}{said}")
+        answer = json.loads(told)
+        if "broken" in answer:
+            raise BrokenPromiseError(answer["broken"])
+        if "error" in answer:
+            raise BrokenPromiseError(f"in a child process: {answer['error']}")
+        return answer["result"]
+
+    def stop(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _said(self) -> str:
+        text = tail(self._errors, lines=3)
+        return f"; it wrote: {text}" if text else ""
+
+
+def in_child(
+    task: str,
+    source: str,
+    arguments: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 60,
+) -> Any:
+    """Carries out one task in a child process; see :class:`Child`.
+
+    Raises:
+        BrokenPromiseError: as :meth:`Child.result`.
+    """
+    return Child(task, source, arguments, environment).result(timeout_s)
+
+
+def _main(task: str, source: str, arguments: str) -> None:
+    channel = own_channel()
+    try:
+        # Loading is left to the task: what happens between loading and first use is what some look at.
+        module, _, name = task.partition(":")
+        result = getattr(importlib.import_module(module), name)(source, **json.loads(arguments))
+        answer = {"result": result}
+    except BrokenPromiseError as broken:
+        answer = {"broken": str(broken)}
+    except Exception as error:  # noqa: BLE001 - becomes the reason of the check
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    channel.write(json.dumps(answer))
+    channel.flush()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,159 @@
+"""Checks of graphs: work captured once gives right results at every replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate.conformance.checks.assertions import (
+    equal,
+    offered_or_not,
+    refused,
+    require,
+    require_close,
+)
+from acclimate.conformance.checks.check import check
+from acclimate.conformance.checks.target import Subject
+
+
+def _graph(accelerator: Accelerator) -> Any:
+    with offered_or_not("graphs"):
+        return accelerator.create_graph()
+
+
+def _warm_up(accelerator: Accelerator, work: Any) -> None:
+    """Runs the work before a capture, on a stream of its own, as devices with real graphs require."""
+    stream = accelerator.Stream()
+    stream.wait_stream(accelerator.current_stream())
+    with accelerator.stream(stream):
+        for _ in range(3):
+            work()
+    accelerator.current_stream().wait_stream(stream)
+    accelerator.synchronize()
+
+
+@check("create_graph", "capture_to_graph", "replay_graph", timeout_s=90)
+def replay_follows_inputs(subject: Subject) -> None:
+    """A replay computes from what the captured tensors hold now, and puts results where the capture did."""
+    accelerator = subject.accelerator
+    graph = _graph(accelerator)
+    device = accelerator.current_device_name()
+    weight, inputs = torch.randn(32, 32, device=device), torch.zeros(8, 32, device=device)
+
+    def work() -> torch.Tensor:
+        return torch.relu(inputs @ weight) + inputs.sum(-1, keepdim=True)
+
+    _warm_up(accelerator, work)
+    with accelerator.capture_to_graph(graph):
+        result = work()
+    address = result.data_ptr()
+    for seed in range(3):
+        fresh = torch.randn(8, 32, generator=torch.Generator().manual_seed(seed))
+        inputs.copy_(fresh)
+        accelerator.replay_graph(graph)
+        accelerator.synchronize()
+        wanted = torch.relu(fresh.double() @ weight.cpu().double()) + fresh.double().sum(-1, keepdim=True)
+        require_close(result, wanted, torch.float32, f"the result of replay {seed + 1}")
+    require(result.data_ptr() == address, "a replay moved the result to another place")
+
+
+@check("capture_to_graph", "replay_graph")
+def replay_repeats_updates(subject: Subject) -> None:
+    """Work that updates a tensor in place updates it at every replay."""
+    accelerator = subject.accelerator
+    graph = _graph(accelerator)
+    counter = torch.zeros(16, device=accelerator.current_device_name())
+
+    def work() -> None:
+        counter.add_(1)
+
+    _warm_up(accelerator, work)
+    with accelerator.capture_to_graph(graph):
+        work()
+    accelerator.synchronize()
+    before = counter.cpu().clone()
+    for _ in range(4):
+        accelerator.replay_graph(graph)
+    accelerator.synchronize()
+    grown = (counter.cpu() - before).unique().tolist()
+    require(grown == [4.0], f"four replays of an addition of 1 add {grown}")
+
+
+@check("capture_to_graph", "replay_graph", timeout_s=90)
+def replay_trains(subject: Subject) -> None:
+    """A captured training step, forward, backward and update, trains as the same steps without a graph do."""
+    accelerator = subject.accelerator
+    graph = _graph(accelerator)
+    device = accelerator.current_device_name()
+    generator = torch.Generator().manual_seed(3)
+    start = torch.randn(8, 16, generator=generator) / 4
+    batches = [torch.randn(4, 16, generator=generator) for _ in range(3)]
+    weight = start.clone().to(device).requires_grad_()
+    inputs = batches[0].clone().to(device)
+
+    def step(parameter: torch.Tensor, batch: torch.Tensor) -> None:
+        (gradient,) = torch.autograd.grad((batch @ parameter.T).square().mean(), [parameter])
+        with torch.no_grad():
+            parameter.sub_(0.1 * gradient)
+
+    _warm_up(accelerator, lambda: step(weight, inputs))
+    with accelerator.capture_to_graph(graph):
+        step(weight, inputs)
+    with torch.no_grad():
+        weight.copy_(start)
+    expected = start.clone().requires_grad_()
+    for batch in batches:
+        inputs.copy_(batch)
+        accelerator.replay_graph(graph)
+        step(expected, batch)
+    accelerator.synchronize()
+    require(not equal(weight, start), "replays of a training step leave the weights as they were")
+    require_close(weight, expected, torch.float32, "a weight after three replayed training steps")
+
+
+@check("is_current_stream_capturing", "capture_to_graph")
+def capture_is_told(subject: Subject) -> None:
+    """is_current_stream_capturing is true within a capture and false outside."""
+    accelerator = subject.accelerator
+    graph = _graph(accelerator)
+    ones = torch.ones(4, device=accelerator.current_device_name())
+    accelerator.synchronize()
+    require(accelerator.is_current_stream_capturing() is False, "it says that it captures before a capture")
+    with accelerator.capture_to_graph(graph):
+        inside = accelerator.is_current_stream_capturing()
+        ones.add_(1)
+    require(inside is True, f"within a capture is_current_stream_capturing() is {inside}")
+    require(accelerator.is_current_stream_capturing() is False, "it says that it captures after a capture")
+
+
+@check("replay_graph", "create_graph")
+def empty_graph_refused(subject: Subject) -> None:
+    """A graph into which nothing was captured, or that was reset, does not replay as if it had worked."""
+    accelerator = subject.accelerator
+    graph = _graph(accelerator)
+    with refused("replaying a graph without a capture", RuntimeError):
+        accelerator.replay_graph(graph)
+    ones = torch.ones(4, device=accelerator.current_device_name())
+    accelerator.synchronize()
+    with accelerator.capture_to_graph(graph):
+        ones.add_(1)
+    graph.reset()
+    with refused("replaying a graph that was reset", RuntimeError):
+        accelerator.replay_graph(graph)
+
+
+@check("capture_to_graph", "is_current_stream_capturing")
+def host_reads_refused(subject: Subject) -> None:
+    """Reading a value back to the host within a capture raises, as a replay could not follow it."""
+    accelerator = subject.accelerator
+    graph = _graph(accelerator)
+    ones = torch.ones(4, device=accelerator.current_device_name())
+    accelerator.synchronize()
+    with refused("reading a value back during a capture", RuntimeError), accelerator.capture_to_graph(graph):
+        float((ones * 2).sum())
+    require(
+        accelerator.is_current_stream_capturing() is False, "after a capture that failed it still captures"
+    )
+    require(float((ones * 2).sum()) == 8.0, "after a capture that failed results are wrong")

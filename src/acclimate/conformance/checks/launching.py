@@ -1,0 +1,167 @@
+"""Checks of what a launcher relies on: visible devices, launched ranks, a fork after selection."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from acclimate.conformance.checks.assertions import (
+    BrokenPromiseError,
+    NotOfferedError,
+    device_names,
+    exactly,
+    require,
+)
+from acclimate.conformance.checks.check import check
+from acclimate.conformance.checks.children import in_child
+from acclimate.conformance.checks.target import Subject, load
+from acclimate.conformance.runner.processes import ending
+
+_FORK_TIMEOUT_S = 60
+
+
+@check(
+    "set_visible_devices_envs",
+    "visible_devices_envs",
+    "visible_devices_variable",
+    "device_count",
+    timeout_s=120,
+)
+def visible_devices(subject: Subject) -> str | None:
+    """A child that is limited to some devices sees that many, from index 0 on, and computes on them."""
+    accelerator = subject.accelerator
+    variables = exactly(accelerator.visible_devices_envs(), list, "visible_devices_envs()")
+    declared = accelerator.visible_devices_variable
+    require(
+        declared in variables if declared else not variables,
+        f"visible_devices_envs() is {variables}, visible_devices_variable {declared!r}",
+    )
+    environment = dict(os.environ)
+    ours = dict(os.environ)
+    last = len(device_names(accelerator)) - 1
+    accelerator.set_visible_devices_envs(environment, [last])
+    require(dict(os.environ) == ours, "set_visible_devices_envs() changes the environment of this process")
+    if not variables:
+        require(
+            environment == ours,
+            "set_visible_devices_envs() changes variables that visible_devices_envs() lacks",
+        )
+        raise NotOfferedError("no variable limits which devices a process sees")
+    strings = dict(os.environ)
+    accelerator.set_visible_devices_envs(strings, [str(last)])
+    require(strings == environment, "set_visible_devices_envs() treats 0 and '0' differently")
+    seen = in_child(f"{__name__}:count_devices", subject.source, environment=environment)
+    require(seen == 1, f"with {_assignments(environment, variables)} a child sees {seen} devices")
+    if last == 0:
+        return "with one device here, that a child is limited cannot be seen"
+    accelerator.set_visible_devices_envs(environment, [last, 0])
+    seen = in_child(f"{__name__}:count_devices", subject.source, environment=environment)
+    require(seen == 2, f"with {_assignments(environment, variables)} a child sees {seen} devices")
+    return None
+
+
+def count_devices(source: str) -> int:
+    """How many devices there are, each of which is computed on."""
+    accelerator = load(source).accelerator
+    for name in device_names(accelerator):
+        require(float(torch.ones(4, device=name).sum()) == 4.0, f"a sum on {name} is wrong")
+    return accelerator.device_count()
+
+
+@check("export_envs", "exported_variable_prefixes")
+def exported_variables(subject: Subject) -> None:
+    """The variables that ranks on other hosts need are told as a list of beginnings of names."""
+    accelerator = subject.accelerator
+    prefixes = exactly(accelerator.export_envs(), list, "export_envs()")
+    for prefix in prefixes:
+        require(
+            bool(exactly(prefix, str, "an entry of export_envs()")), 'export_envs() has "", which means all'
+        )
+    declared = tuple(accelerator.exported_variable_prefixes)
+    require(
+        tuple(prefixes) == declared, f"export_envs() is {prefixes}, exported_variable_prefixes {declared}"
+    )
+    prefixes.append("changed")
+    require(
+        "changed" not in accelerator.export_envs(),
+        "changing the list that export_envs() gives changes the next",
+    )
+
+
+@check("current_device", "device_count", "current_device_name", "set_device", timeout_s=120)
+def launched_rank(subject: Subject) -> None:
+    """In a launched rank the current device is an index that exists, also before the rank has chosen one."""
+    environment = {**os.environ, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2"}
+    told = in_child(f"{__name__}:describe_rank", subject.source, environment=environment)
+    require(
+        told["types"] == ["int", "int", "str"],
+        f"current_device(), device_count() and the name are {told['types']}",
+    )
+    require(
+        0 <= told["current"] < told["count"], f"current_device() is {told['current']} among {told['count']}"
+    )
+
+
+def describe_rank(source: str) -> dict[str, Any]:
+    """What the accelerator says of itself in this process, after its device was chosen as programs do."""
+    accelerator = load(source).accelerator
+    found = (accelerator.current_device(), accelerator.device_count(), accelerator.current_device_name())
+    torch.ones(1, device=found[2])
+    accelerator.set_device(int(os.environ["LOCAL_RANK"]) % found[1])
+    return {"types": [type(value).__name__ for value in found], "current": found[0], "count": found[1]}
+
+
+@check("is_available", "device_count", "is_initialized", timeout_s=120)
+def fork_after_selection(subject: Subject) -> None:
+    """A process may fork after it has chosen its accelerator and counted devices; the child computes."""
+    if not hasattr(os, "fork"):
+        raise NotOfferedError("this system does not fork")
+    in_child(f"{__name__}:select_and_fork", subject.source, timeout_s=100)
+
+
+def select_and_fork(source: str) -> None:
+    """Selects, asks what selection may be asked for, forks, and computes in the forked process."""
+    accelerator = load(source).accelerator
+    accelerator.is_available()
+    accelerator.device_count()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _compute_and_leave(source, writing)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGALRM:
+        raise BrokenPromiseError(
+            f"a process that was forked after selection did not finish within {_FORK_TIMEOUT_S} s"
+        )
+    require(
+        code == 0, f"a process that was forked after selection {ending(code)}: {said or 'without a word'}"
+    )
+
+
+def _compute_and_leave(source: str, writing: int) -> None:
+    """The forked process; does not return."""
+    signal.alarm(_FORK_TIMEOUT_S)
+    code, said = 0, ""
+    try:
+        accelerator = load(source).accelerator
+        ones = torch.ones(64, 64, device=accelerator.current_device_name())
+        accelerator.synchronize()
+        total = float((ones @ ones).sum())
+        if total != 64.0**3:
+            code, said = 1, f"the sum of a product is {total}"
+    except Exception as error:  # noqa: BLE001 - told to the process that forked
+        code, said = 1, f"{type(error).__name__}: {error}"
+    os.write(writing, said.encode())
+    os._exit(code)
+
+
+def _assignments(environment: dict[str, str], variables: Sequence[str]) -> str:
+    return " ".join(f"{variable}={environment.get(variable)}" for variable in variables)

@@ -1,0 +1,139 @@
+"""Checks of pinned memory: it keeps values, tells the truth, and devices copy to and from it."""
+
+from __future__ import annotations
+
+import torch
+
+from acclimate.conformance.checks.assertions import (
+    NotOfferedError,
+    Work,
+    equal,
+    exactly,
+    refused,
+    require,
+    short,
+)
+from acclimate.conformance.checks.check import check
+from acclimate.conformance.checks.target import Subject
+from acclimate.errors import InvalidDeviceError
+
+
+@check("pin_memory", "pin_empty", "pin_empty_like", "unpin_memory")
+def contents(subject: Subject) -> None:
+    """Pinning keeps values, dtype and shape, on the host; templates give tensors of the shape asked for."""
+    accelerator = subject.accelerator
+    for dtype in (torch.float32, torch.int64, torch.bfloat16, torch.bool):
+        original = (torch.arange(24) % 5).to(dtype).reshape(4, 6)
+        pinned = accelerator.pin_memory(original)
+        require(pinned.device.type == "cpu", f"a pinned tensor is on {pinned.device}")
+        require(pinned.dtype == dtype, f"pinning {short(dtype)} gives {short(pinned.dtype)}")
+        require(equal(pinned, original), f"pinning {short(dtype)} changes its values")
+        made = {
+            "pin_memory(make_copy=False)": (accelerator.pin_memory(original, make_copy=False), (4, 6)),
+            "pin_memory(match_shape=False)": (
+                accelerator.pin_memory(original, False, match_shape=False),
+                (24,),
+            ),
+            "pin_empty(4, 6)": (accelerator.pin_empty(4, 6, dtype=dtype), (4, 6)),
+            "pin_empty([4, 6])": (accelerator.pin_empty([4, 6], dtype=dtype), (4, 6)),
+            "pin_empty_like": (accelerator.pin_empty_like(original), (4, 6)),
+        }
+        for what, (tensor, shape) in made.items():
+            require(tuple(tensor.shape) == shape, f"{what} has the shape {tuple(tensor.shape)}, not {shape}")
+            require(tensor.dtype == dtype, f"{what} is {short(tensor.dtype)}, not {short(dtype)}")
+            require(tensor.device.type == "cpu", f"{what} is on {tensor.device}")
+        accelerator.unpin_memory(pinned)
+        require(equal(pinned, original), "unpin_memory() changes values")
+    other = accelerator.pin_empty_like(torch.zeros(3), dtype=torch.int32)
+    require(other.dtype == torch.int32, f"pin_empty_like(dtype=int32) is {short(other.dtype)}")
+
+
+@check("is_pinned", "pin_memory", "pin_empty")
+def told_truly(subject: Subject) -> None:
+    """is_pinned tells locked memory from ordinary memory, and what pin_memory gives is locked."""
+    accelerator = subject.accelerator
+    ordinary = torch.ones(1024)
+    pinned = {
+        "pin_memory": accelerator.pin_memory(ordinary),
+        "pin_empty": accelerator.pin_empty(8, dtype=torch.int32),
+    }
+    told = exactly(accelerator.is_pinned(ordinary), bool, "is_pinned()")
+    require(not told, "is_pinned() is true of an ordinary tensor")
+    for what, tensor in pinned.items():
+        claimed, true = accelerator.is_pinned(tensor), tensor.is_pinned()
+        require(claimed == true, f"is_pinned() is {claimed} of what {what}() gives; torch says {true}")
+    real = {what: tensor.is_pinned() for what, tensor in pinned.items()}
+    require(len(set(real.values())) == 1, f"some ways to pin lock memory and some do not: {real}")
+    if not real["pin_memory"]:
+        raise NotOfferedError("nothing is locked: it copies from ordinary memory, and says so")
+
+
+@check("pin_memory", "pin_empty", "synchronize", timeout_s=90)
+def copies(subject: Subject) -> None:
+    """Copies to and from pinned memory that do not wait are right once the device was synchronised."""
+    accelerator = subject.accelerator
+    device = accelerator.current_device_name()
+    work = Work(accelerator, at_least_ms=10)
+    for seed in range(3):
+        values = torch.randn(1 << 18, generator=torch.Generator().manual_seed(seed))
+        source = accelerator.pin_memory(values)
+        target = accelerator.pin_empty(len(values), dtype=values.dtype).fill_(-1)
+        work.queue()
+        there = source.to(device, non_blocking=True)
+        target.copy_(there * 2, non_blocking=True)
+        accelerator.synchronize()
+        require(equal(there, values), "a copy from pinned memory gives other values")
+        require(equal(target, values * 2), "after synchronize() a copy to pinned memory holds other values")
+
+
+@check("pin_empty", "pin_empty_like")
+def only_on_the_host(subject: Subject) -> None:
+    """Asking for pinned memory anywhere but on the host is refused with InvalidDeviceError."""
+    accelerator = subject.accelerator
+    with refused('pin_empty(device="meta")', InvalidDeviceError):
+        accelerator.pin_empty(4, dtype=torch.float32, device="meta")
+    with refused('pin_empty_like(device="meta")', InvalidDeviceError):
+        accelerator.pin_empty_like(torch.zeros(4), device="meta")
+
+
+@check("register_host_memory", "unregister_host_memory", "pin_memory_alignment", "is_pinned")
+def registration(subject: Subject) -> None:
+    """Memory that torch did not pin is locked after it was registered, and not after that was undone."""
+    accelerator = subject.accelerator
+    alignment = exactly(accelerator.pin_memory_alignment(), int, "pin_memory_alignment()")
+    require(
+        alignment >= 1 and alignment & (alignment - 1) == 0, f"the alignment is {alignment}, no power of two"
+    )
+    length = 1 << 16
+    whole = torch.zeros(length + alignment, dtype=torch.uint8)
+    skip = -whole.data_ptr() % alignment
+    memory = whole[skip : skip + length]
+    taken = exactly(
+        accelerator.register_host_memory(memory.data_ptr(), length), bool, "register_host_memory()"
+    )
+    if not taken:
+        accelerator.unregister_host_memory(memory.data_ptr())
+        require(not accelerator.is_pinned(memory), "it did not take the memory, and says that it is pinned")
+        raise NotOfferedError("it does not take memory that torch allocated otherwise, and says so")
+    try:
+        require(accelerator.is_pinned(memory), "it took the memory, which is not pinned afterwards")
+        memory.copy_(torch.full((length,), 5, dtype=torch.uint8, device=accelerator.current_device_name()))
+        accelerator.synchronize()
+        require(
+            equal(memory, torch.full((length,), 5, dtype=torch.uint8)), "a copy to registered memory is wrong"
+        )
+    finally:
+        accelerator.unregister_host_memory(memory.data_ptr())
+    require(not accelerator.is_pinned(memory), "after unregister_host_memory() the memory is still pinned")
+
+
+@check("on_accelerator")
+def on_accelerator(subject: Subject) -> None:
+    """on_accelerator is true of tensors on the device, and of no others."""
+    accelerator = subject.accelerator
+    places = dict.fromkeys((accelerator.device_type, accelerator.current_device_name()), True)
+    places["meta"] = False
+    places["cpu"] = torch.zeros(1).device.type == accelerator.device_type
+    for place, expected in places.items():
+        told = exactly(accelerator.on_accelerator(torch.zeros(1, device=place)), bool, "on_accelerator()")
+        require(told == expected, f"on_accelerator() of a tensor on {place} is {told}")

@@ -1,0 +1,193 @@
+"""Checks of random numbers: seeds, states and generators."""
+
+from __future__ import annotations
+
+import torch
+
+from acclimate.conformance.checks.assertions import (
+    device_names,
+    equal,
+    exactly,
+    offered_or_not,
+    require,
+    several_devices,
+)
+from acclimate.conformance.checks.check import check
+from acclimate.conformance.checks.target import Subject
+
+_SEED = 20_260_101
+
+
+def _draw(device: str, count: int = 257) -> torch.Tensor:
+    """Random numbers from a device's default generator, on the host."""
+    return torch.rand(count, device=device).cpu()
+
+
+@check("manual_seed", "initial_seed")
+def seeds(subject: Subject) -> None:
+    """Equal seeds give equal numbers, different seeds different ones, and the seed can be read back."""
+    accelerator = subject.accelerator
+    device = accelerator.current_device_name()
+    accelerator.manual_seed(_SEED)
+    started = exactly(accelerator.initial_seed(), int, "initial_seed()")
+    require(started == _SEED, f"after manual_seed({_SEED}) initial_seed() is {started}")
+    first, second = _draw(device), _draw(device)
+    require(not equal(first, second), "two draws in a row are equal")
+    require(0.3 < float(first.mean()) < 0.7, f"the mean of uniform numbers is {float(first.mean()):.2f}")
+    accelerator.manual_seed(_SEED)
+    require(equal(_draw(device), first), "the same seed gives other numbers")
+    accelerator.manual_seed(_SEED + 1)
+    require(not equal(_draw(device), first), "another seed gives the same numbers")
+
+
+@check("manual_seed_all")
+def seeds_of_all_devices(subject: Subject) -> None:
+    """manual_seed_all seeds every device: each repeats its numbers."""
+    accelerator = subject.accelerator
+    names = device_names(accelerator)
+    accelerator.manual_seed_all(_SEED)
+    first = [_draw(name) for name in names]
+    accelerator.manual_seed_all(_SEED)
+    for name, numbers in zip(names, first, strict=True):
+        require(equal(_draw(name), numbers), f"the same seed gives other numbers on {name}")
+    accelerator.manual_seed_all(_SEED + 1)
+    for name, numbers in zip(names, first, strict=True):
+        require(not equal(_draw(name), numbers), f"another seed gives the same numbers on {name}")
+
+
+@check("get_rng_state", "set_rng_state")
+def state_saved_and_restored(subject: Subject) -> None:
+    """A state that is saved and restored gives the same numbers again, on each device."""
+    accelerator = subject.accelerator
+    for index, name in enumerate(device_names(accelerator)):
+        for device in (index, name):
+            state = accelerator.get_rng_state(device)
+            require(
+                state.device.type == "cpu" and state.dtype == torch.uint8,
+                f"the state is a {state.dtype} tensor on {state.device}, not uint8 on the host",
+            )
+            first = _draw(name)
+            require(
+                not equal(accelerator.get_rng_state(device), state),
+                f"drawing on {name} leaves its state as it was",
+            )
+            require(not equal(_draw(name), first), f"two draws in a row are equal on {name}")
+            accelerator.set_rng_state(state, device)
+            require(
+                equal(accelerator.get_rng_state(device), state),
+                f"the state of {name} is not the one just set",
+            )
+            require(equal(_draw(name), first), f"the restored state gives other numbers on {name}")
+
+
+@check("get_rng_state_all", "set_rng_state_all")
+def states_of_all_devices(subject: Subject) -> None:
+    """get_rng_state_all has one state per device, and restoring them repeats the numbers of all."""
+    accelerator = subject.accelerator
+    names = device_names(accelerator)
+    states = accelerator.get_rng_state_all()
+    require(len(states) == len(names), f"there are {len(states)} states for {len(names)} devices")
+    first = [_draw(name) for name in names]
+    accelerator.set_rng_state_all(states)
+    for name, numbers in zip(names, first, strict=True):
+        require(equal(_draw(name), numbers), f"the restored states give other numbers on {name}")
+
+
+@check("manual_seed", "set_rng_state", "get_rng_state")
+def devices_draw_independently(subject: Subject) -> None:
+    """Seeding, restoring and drawing on one device leave the other devices' generators as they were."""
+    accelerator = subject.accelerator
+    names = several_devices(accelerator)
+    accelerator.manual_seed_all(_SEED)
+    for index, name in enumerate(names):
+        others = [other for other in range(len(names)) if other != index]
+        before = {other: accelerator.get_rng_state(other) for other in others}
+        start = accelerator.get_rng_state(index)
+        with accelerator.device(index):
+            accelerator.manual_seed(_SEED + 1 + index)
+        _draw(name)
+        accelerator.set_rng_state(start, index)
+        for other in others:
+            require(
+                equal(accelerator.get_rng_state(other), before[other]),
+                f"seeding and drawing on {name} changes the state of {names[other]}",
+            )
+    streams = []
+    for index, name in enumerate(names):
+        with accelerator.device(index):
+            accelerator.manual_seed(_SEED + index)
+        streams.append(_draw(name))
+    require(not equal(streams[0], streams[1]), "two devices with different seeds draw the same numbers")
+
+
+@check("default_generator", "default_generators")
+def generators(subject: Subject) -> None:
+    """The default generator of a device is the one that its operations draw from."""
+    accelerator = subject.accelerator
+    with offered_or_not("default generators"):
+        generators = accelerator.default_generators
+    require(
+        len(exactly(generators, tuple, "default_generators")) == accelerator.device_count(),
+        f"there are {len(generators)} default generators for {accelerator.device_count()} devices",
+    )
+    for index, name in enumerate(device_names(accelerator)):
+        generator = accelerator.default_generator(index)
+        require(
+            isinstance(generator, torch.Generator), f"the generator of {name} is a {type(generator).__name__}"
+        )
+        require(
+            generator.device.type == accelerator.device_type,
+            f"the generator of {name} is one of {generator.device}",
+        )
+        generator.manual_seed(_SEED)
+        first = _draw(name)
+        for same in (accelerator.default_generator(index), generators[index]):
+            same.manual_seed(_SEED)
+            require(
+                equal(_draw(name), first),
+                f"seeding the default generator of {name} does not repeat its numbers",
+            )
+        generator.manual_seed(_SEED)
+        given = torch.rand(len(first), device=name, generator=generator).cpu()
+        require(equal(given, first), f"the default generator of {name}, when given, draws other numbers")
+
+
+@check("seed", "seed_all", "initial_seed")
+def fresh_seeds(subject: Subject) -> None:
+    """seed and seed_all return a number that differs each time and from which the numbers can be repeated."""
+    accelerator = subject.accelerator
+    device = accelerator.current_device_name()
+    with offered_or_not("seeding with a fresh number"):
+        seeds = [accelerator.seed(), accelerator.seed()]
+    seeds.append(accelerator.seed_all())
+    for seed in seeds:
+        exactly(seed, int, "the seed")
+    require(len(set(seeds)) == len(seeds), f"the seeds are {seeds}")
+    started = accelerator.initial_seed()
+    require(started == seeds[-1], f"seed_all() returned {seeds[-1]}, initial_seed() is {started}")
+    first = [_draw(name) for name in device_names(accelerator)]
+    accelerator.manual_seed_all(seeds[-1])
+    for name, numbers in zip(device_names(accelerator), first, strict=True):
+        require(
+            equal(_draw(name), numbers), f"the seed that seed_all() returned gives other numbers on {name}"
+        )
+    seed = accelerator.seed()
+    numbers = _draw(device)
+    accelerator.manual_seed(seed)
+    require(equal(_draw(device), numbers), "the seed that seed() returned gives other numbers")
+
+
+@check("random")
+def torch_random(subject: Subject) -> None:
+    """random() is torch's module of random number functions, and its fork_rng keeps this device's state."""
+    accelerator = subject.accelerator
+    module = accelerator.random()
+    require(module is torch.random, f"random() is {module!r}")
+    device = accelerator.current_device_name()
+    before = accelerator.get_rng_state()
+    # torch forks the host's generator always, and of others those that are named.
+    on_host = before.numel() == torch.get_rng_state().numel() and equal(before, torch.get_rng_state())
+    others = {} if on_host else {"device_type": accelerator.device_type}
+    with module.fork_rng(devices=[] if on_host else [accelerator.current_device()], **others):
+        _draw(device)
+    require(equal(accelerator.get_rng_state(), before), "a draw within random().fork_rng() changed the state")

@@ -1,0 +1,120 @@
+"""Checks of the rest of the runtime: profiler marks, late calls, compilers, Triton."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from acclimate.conformance.checks.assertions import (
+    NotOfferedError,
+    equal,
+    exactly,
+    refused,
+    require,
+    require_close,
+)
+from acclimate.conformance.checks.check import check
+from acclimate.conformance.checks.target import Subject
+from acclimate.errors import UnknownCompileBackendError
+
+
+@check("range_push", "range_pop", "nvtx", "supports_nvtx_domain")
+def profiler_marks(subject: Subject) -> str | None:
+    """Ranges nest and close, also under NVTX's names, and closing one too many is harmless."""
+    accelerator = subject.accelerator
+    domains = exactly(accelerator.supports_nvtx_domain, bool, "supports_nvtx_domain")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        accelerator.range_push("acclimate outer")
+        accelerator.range_push("acclimate inner", domain="acclimate", category="conformance")
+        torch.ones(4, device=accelerator.current_device_name()).sum()
+        accelerator.range_pop(domain="acclimate" if domains else None)
+        with accelerator.nvtx.range("acclimate block"):
+            pass
+        accelerator.nvtx.range_push("acclimate pushed")
+        accelerator.nvtx.range_pop()
+        accelerator.range_pop()
+    accelerator.range_pop()
+    shown = {event.key for event in profile.key_averages()} & {
+        "acclimate outer", "acclimate inner", "acclimate block", "acclimate pushed"
+    }  # fmt: skip
+    if shown:
+        require(len(shown) == 4, f"of four ranges torch's profiler shows only {sorted(shown)}")
+        return None
+    return "torch's profiler does not show the ranges; a profiler of the vendor may"
+
+
+@check("lazy_call", "init")
+def lazy_calls(subject: Subject) -> None:
+    """A late call is made exactly once, at the latest when the device's context is made."""
+    accelerator = subject.accelerator
+    calls: list[int] = []
+    accelerator.lazy_call(lambda: calls.append(1))
+    accelerator.init()
+    torch.ones(1, device=accelerator.current_device_name())
+    require(len(calls) == 1, f"the call was made {len(calls)} times")
+
+
+@check("get_compile_backend", timeout_s=240)
+def compiles(subject: Subject) -> str | None:
+    """A function compiled with the accelerator's backend gives the same results and gradients as without."""
+    accelerator = subject.accelerator
+    backend = exactly(accelerator.get_compile_backend(), str, "get_compile_backend()")
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (torch.nn.functional.gelu(x) * x).sum(-1)
+
+    torch._dynamo.reset()
+    values = torch.randn(16, 64, generator=torch.Generator().manual_seed(5))
+    found, wanted = (v.to(accelerator.current_device_name()).requires_grad_() for v in (values, values))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        compiled = torch.compile(function, backend=backend)
+        result = compiled(found)
+    result.sum().backward()
+    expected = function(wanted)
+    expected.sum().backward()
+    require_close(result, expected, torch.float32, f'a function compiled with "{backend}"')
+    require(found.grad is not None, f'a function compiled with "{backend}" has no gradient')
+    if found.grad is not None and wanted.grad is not None:
+        require_close(
+            found.grad, wanted.grad, torch.float32, f'the gradient of a function compiled with "{backend}"'
+        )
+    told = [str(w.message).splitlines()[0] for w in said if accelerator.device_type in str(w.message)]
+    return f'"{backend}" says: {told[0][:160]}' if told else None
+
+
+@check("get_compile_backend", "set_compile_backend")
+def compile_backend_chosen(subject: Subject) -> None:
+    """set_compile_backend takes a backend that torch has, and refuses one that it has not."""
+    accelerator = subject.accelerator
+    before = accelerator.get_compile_backend()
+    try:
+        for backend in ("eager", "aot_eager"):
+            accelerator.set_compile_backend(backend)
+            now = accelerator.get_compile_backend()
+            require(now == backend, f'after set_compile_backend("{backend}") it is "{now}"')
+        with refused('set_compile_backend("no such")', UnknownCompileBackendError):
+            accelerator.set_compile_backend("no such")
+        now = accelerator.get_compile_backend()
+        require(now == "aot_eager", f'after a backend was refused it is "{now}"')
+    finally:
+        accelerator.set_compile_backend(before)
+
+
+@check("is_triton_supported", "prefer_triton_grouped_mm", timeout_s=180)
+def triton(subject: Subject) -> None:
+    """Where Triton is said to work, a kernel runs and gives right numbers."""
+    accelerator = subject.accelerator
+    supported = exactly(accelerator.is_triton_supported(), bool, "is_triton_supported()")
+    preferred = exactly(accelerator.prefer_triton_grouped_mm(), bool, "prefer_triton_grouped_mm()")
+    require(
+        supported or not preferred,
+        "it prefers Triton for grouped products, and says that Triton does not work",
+    )
+    if not supported:
+        raise NotOfferedError("it says that Triton kernels do not run on it")
+    from acclimate.conformance.checks.triton_kernel import add_one
+
+    values = torch.arange(1000, dtype=torch.float32, device=accelerator.current_device_name())
+    require(equal(add_one(values), values.cpu() + 1), "a Triton kernel that adds 1 gives other numbers")

@@ -1,0 +1,154 @@
+"""Runs checks in a worker process, and goes on after one that crashes it or does not end."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from acclimate.conformance.runner.processes import tail
+from acclimate.conformance.runner.result import About, Report, Result
+from acclimate.conformance.runner.worker_process import WorkerDiedError, WorkerProcess
+from acclimate.errors import ConformanceError
+
+_START_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What is known of a check outside the worker."""
+
+    id: str
+    category: str
+    promise: str
+    rules: tuple[str, ...]
+    timeout_s: int
+
+
+class Session:
+    """The checks of one accelerator, carried out one at a time; a context manager.
+
+    This process imports neither torch nor the accelerator, so nothing that they do can end it.
+
+    Args:
+        source: which accelerator: the name of a record, ``"module:Class"``, or empty for the one that
+            selection gives.
+        timeout_s: replaces the time-out of every check, in seconds.
+
+    Raises:
+        ConformanceError: the accelerator cannot be loaded.
+    """
+
+    def __init__(self, source: str = "", timeout_s: float | None = None) -> None:
+        self._source = source
+        self._timeout_s = timeout_s
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._worker: WorkerProcess | None
+        self._worker, told = self._start()
+        self.about = About(**{**told["about"], "devices": tuple(told["about"]["devices"])})
+        self.checks = [Planned(**{**check, "rules": tuple(check["rules"])}) for check in told["checks"]]
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self, check: Planned) -> Result:
+        """Carries out one check.
+
+        A check that ends its process fails with the signal or exit code, and one that takes longer than its
+        time-out fails with that; the next then runs in a fresh worker.
+        """
+        timeout_s = check.timeout_s if self._timeout_s is None else self._timeout_s
+        start = time.perf_counter()
+        try:
+            if self._worker is None:
+                self._worker, _ = self._start()
+            answer = self._worker.ask(check.id, timeout_s)
+        except (WorkerDiedError, ConformanceError) as died:
+            self._worker = None
+            return Result(
+                check=check.id,
+                category=check.category,
+                promise=check.promise,
+                outcome="failed",
+                reason=str(died),
+                rules=check.rules,
+                seconds=time.perf_counter() - start,
+                detail=tail(self._output, lines=40),
+            )
+        return Result(**{**answer, "rules": tuple(answer["rules"])})
+
+    def close(self) -> None:
+        """Ends the worker and all that it started."""
+        if self._worker is not None:
+            self._worker.close()
+        self._output.close()
+
+    def _start(self) -> tuple[WorkerProcess, dict[str, Any]]:
+        """A worker that has loaded the accelerator, and what it says of it."""
+        worker = WorkerProcess(self._source, self._output)
+        try:
+            told = worker.answer(_START_TIMEOUT_S)
+        except WorkerDiedError as died:
+            name = f'The accelerator "{self._source}"' if self._source else "The accelerator"
+            said = tail(self._output, lines=5)
+            raise ConformanceError(
+                f"{name} cannot be loaded: {died}." + (f" It wrote:\n{said}" if said else "")
+            ) from None
+        except BaseException:  # the user's Ctrl-C: the worker is in another group and would stay
+            worker.close()
+            raise
+        if "unusable" in told:
+            worker.close()
+            raise ConformanceError(told["unusable"])
+        return worker, told
+
+
+def run(
+    source: str = "",
+    only: Sequence[str] = (),
+    progress: Callable[[Planned], None] | None = None,
+    timeout_s: float | None = None,
+) -> Report:
+    """Checks an accelerator.
+
+    Args:
+        source: see :class:`Session`.
+        only: categories or ids of the checks to run; all where empty.
+        progress: called before each check.
+        timeout_s: see :class:`Session`.
+
+    Raises:
+        ConformanceError: the accelerator cannot be loaded, or ``only`` names no check.
+    """
+    start = time.perf_counter()
+    with Session(source, timeout_s) as session:
+        results = []
+        for check in select(session.checks, only):
+            if progress is not None:
+                progress(check)
+            results.append(session.run(check))
+        return Report(session.about, results, time.perf_counter() - start)
+
+
+def select(checks: list[Planned], only: Sequence[str]) -> list[Planned]:
+    """The checks that ``only`` names, by category or id; all where it is empty.
+
+    Raises:
+        ConformanceError: a name is no category and no check.
+    """
+    known = {check.category for check in checks} | {check.id for check in checks}
+    for name in only:
+        if name not in known:
+            categories = ", ".join(dict.fromkeys(check.category for check in checks))
+            raise ConformanceError(
+                f'There is no check or category "{name}". The categories are {categories}.'
+            )
+    return [check for check in checks if not only or check.category in only or check.id in only]

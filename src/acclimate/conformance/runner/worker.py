@@ -1,0 +1,66 @@
+"""The process that carries out checks, one after another, so that a crash ends it and not the report.
+
+It reads the names of checks from standard input, a line each, and answers with a line of JSON each.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import platform
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from acclimate.conformance.runner.processes import own_channel
+from acclimate.errors import AcclimateError
+
+
+def main(source: str) -> int:
+    """Answers until standard input ends; returns the exit code."""
+    channel = own_channel()
+    faulthandler.enable()
+
+    def tell(answer: dict[str, Any]) -> None:
+        channel.write(json.dumps(answer) + "\n")
+        channel.flush()
+
+    try:
+        # torch is imported here, and with it whatever a vendor's package does at import.
+        from acclimate.conformance.checks.check import examine
+        from acclimate.conformance.checks.target import load
+        from acclimate.conformance.runner.catalog import checks
+
+        subject = load(source)
+        catalog = {check.id: check for check in checks()}
+        about = _about(subject.accelerator)
+    except AcclimateError as error:
+        tell({"unusable": str(error)})
+        return 2
+    known = [{"id": c.id, "category": c.category, "promise": c.promise, "rules": c.rules,
+              "timeout_s": c.timeout_s} for c in catalog.values()]  # fmt: skip
+    tell({"about": about, "checks": known})
+    for line in sys.stdin:
+        tell(asdict(examine(catalog[line.strip()], subject)))
+    return 0
+
+
+def _about(accelerator: Any) -> dict[str, Any]:
+    import torch
+
+    from acclimate import __version__
+    from acclimate.conformance.checks.assertions import device_names
+
+    return {
+        "accelerator": accelerator.name,
+        "implementation": f"{type(accelerator).__module__}:{type(accelerator).__qualname__}",
+        "devices": [f"{name} ({accelerator.get_device_name(name)})" for name in device_names(accelerator)],
+        "acclimate": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,104 @@
+"""The worker process as its parent sees it: questions, answers, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import IO, Any
+
+from acclimate.conformance.runner.processes import ending, inherited_path
+
+_REAPING_S = 5  # how long a process that closed its output may take to end
+
+
+class WorkerDiedError(Exception):
+    """The worker ended, or was ended, before it answered; the message says how."""
+
+
+class WorkerProcess:
+    """A process of :mod:`acclimate.conformance.runner.worker`.
+
+    Args:
+        source: which accelerator it loads.
+        output: a file that gets what it and what it runs writes.
+    """
+
+    def __init__(self, source: str, output: IO[bytes]) -> None:
+        self._unread = b""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "acclimate.conformance.runner.worker", source],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            env={**os.environ, "PYTHONPATH": inherited_path()},
+            start_new_session=True,  # a group of its own, which can be ended as a whole
+        )
+
+    def ask(self, question: str, timeout_s: float) -> dict[str, Any]:
+        """Sends a line and waits for the answer.
+
+        Raises:
+            WorkerDiedError: there was none; the process has then ended.
+        """
+        stdin = self._process.stdin
+        if stdin is not None:
+            with suppress(BrokenPipeError):  # told by the answer that does not come
+                stdin.write(question.encode() + b"\n")
+                stdin.flush()
+        return self.answer(timeout_s)
+
+    def answer(self, timeout_s: float) -> dict[str, Any]:
+        """Waits for the next answer.
+
+        Raises:
+            WorkerDiedError: there was none; the process has then ended.
+        """
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._unread:
+            chunk = self._read(max(0.0, deadline - time.monotonic()))
+            if chunk is None:
+                self._process.send_signal(signal.SIGABRT)  # on which it writes where it was
+                self._end()
+                raise WorkerDiedError(f"it did not finish within {timeout_s:g} s")
+            if not chunk:
+                raise WorkerDiedError(f"its process {self._end()}")
+            self._unread += chunk
+        line, _, self._unread = self._unread.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """Ends the process and all that it started."""
+        self._process.kill()
+        self._end()
+
+    def _read(self, timeout_s: float) -> bytes | None:
+        """What the process wrote; nothing where it ended, ``None`` where it took too long."""
+        stdout = self._process.stdout
+        if stdout is None:
+            return b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            return os.read(stdout.fileno(), 65536) if selector.select(timeout_s) else None
+
+    def _end(self) -> str:
+        """Waits for the end, forces it where it does not come, and tells how it came."""
+        process = self._process
+        try:
+            process.wait(_REAPING_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # what a check started and did not end
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+        return ending(process.returncode)

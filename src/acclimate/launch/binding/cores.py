@@ -1,0 +1,289 @@
+"""Which cores and memory nodes each rank of this host gets.
+
+The rules, in the order in which they count:
+
+1. Every usable core goes to exactly one rank, and ranks differ by at most one core: ranks that work in
+   step wait for the slowest.
+2. Where cores differ in kind, each rank gets the same mix, for the same reason: 10 performance and 10
+   efficiency cores for 2 ranks are 5 and 5 each. Who wants none of the slow ones names the others
+   in a core list.
+3. Cores of a rank come from as few memory nodes as possible. So 3 ranks on 2 nodes of 4 cores get 3, 3
+   and 2 (rule 1), and exactly one of them reaches across. Nodes of a rank that needs several are of the same
+   package where that is possible, and else near each other.
+4. A core's hardware threads belong to one rank: the first alone, or all of them. A core list says exactly
+   which threads are used, so that both are used where it names both.
+
+Memory follows the cores: bound to the memory nodes of the cores, so far as this process may use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+from acclimate.errors import BindingError, TopologyError
+from acclimate.launch.binding.numa_groups import Counts, NodeGroup, group_nodes
+from acclimate.topology import (
+    LIVE,
+    Core,
+    MemoryNode,
+    Topology,
+    fast_memory_near,
+    format_cpu_list,
+    parse_cpu_list,
+)
+
+# OMP_PLACES is not among them: OpenMP uses only those of its places that the process is bound to.
+_PINNING_VARIABLES = {
+    # Intel's and LLVM's OpenMP; how it looks to a user: https://github.com/pytorch/pytorch/issues/8126
+    "KMP_AFFINITY": (
+        "OpenMP then pins the first thread of a rank to one core, which all that the rank starts later"
+        " (data loaders, other threads) has to share"
+    ),
+    # GNU's OpenMP, which torch comes with. It sets affinities without looking at that of the process.
+    "GOMP_CPU_AFFINITY": (
+        "OpenMP then moves the threads of every rank to these same cores, off those that the rank is bound to"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class RankBinding:
+    """Where one rank runs.
+
+    ``cpus`` are its hardware threads, ascending, ``cores`` the number of physical cores among them.
+    ``memory_nodes`` is what its memory is bound to; empty: the policy is left alone.
+    ``preferred_memory_node`` is a fast node without cores (HBM in flat mode) to take memory from
+    first, instead of binding; ``None`` where there is none.
+    """
+
+    cpus: tuple[int, ...]
+    cores: int
+    memory_nodes: tuple[int, ...]
+    preferred_memory_node: int | None
+
+    def describe(self) -> str:
+        """Its processors and memory in a few words: ``processors 0-3, memory node 0``."""
+        words = f"processors {format_cpu_list(self.cpus)}"
+        if self.preferred_memory_node is not None:
+            return f"{words}, memory node {self.preferred_memory_node} preferred"
+        return f"{words}, memory node {format_cpu_list(self.memory_nodes)}" if self.memory_nodes else words
+
+
+def bind_ranks(
+    topology: Topology,
+    ranks: int,
+    *,
+    core_list: str | None = None,
+    use_hyperthreads: bool = False,
+    root: Path = LIVE,
+) -> tuple[RankBinding, ...]:
+    """Shares the cores that this process may use among ``ranks``, by the rules at the top of this module.
+
+    ``core_list`` takes the place of all that the process may use: exactly these hardware threads.
+    Without it, ranks run on the first usable thread of each core, or on all with ``use_hyperthreads``.
+    Ranks are in the order of their memory nodes. ``root`` is what ``topology`` was read from.
+
+    Raises:
+        BindingError: there are fewer cores than ranks, or the core list is no list, descends,
+            overlaps, or names processors that are not there or not allowed.
+        TopologyError: a file of the kernel is corrupt.
+    """
+    if ranks < 1:
+        raise BindingError(f"cores cannot be shared among {ranks} ranks; ask for at least 1")
+    if core_list is not None:
+        topology = replace(topology, allowed_cpus=frozenset(_listed_cpus(topology, core_list)))
+    cores = topology.usable_cores()
+    if core_list is None and not use_hyperthreads:
+        cores = tuple(replace(core, cpus=core.cpus[:1]) for core in cores)
+    if len(cores) < ranks:
+        raise BindingError(_too_few(topology, cores, ranks, core_list))
+    fast = {index: fast_memory_near(topology, index, root) for index in {core.node for core in cores}}
+    shared = _share(topology, cores, ranks)
+    shared.sort(key=lambda own: (min(core.node for core in own), min(core.cpus[0] for core in own)))
+    return tuple(
+        RankBinding(
+            cpus=tuple(sorted(cpu for core in own for cpu in core.cpus)),
+            cores=len(own),
+            memory_nodes=_memory_nodes(topology, own) if preferred is None else (),
+            preferred_memory_node=preferred,
+        )
+        for own in shared
+        for preferred in [_preferred_node(own, fast)]
+    )
+
+
+def check_environment(environ: Mapping[str, str]) -> None:
+    """Refuses variables by which OpenMP would undo the binding.
+
+    Raises:
+        BindingError: ``KMP_AFFINITY`` or ``GOMP_CPU_AFFINITY`` is set and not empty.
+    """
+    for name, effect in _PINNING_VARIABLES.items():
+        if value := environ.get(name):
+            raise BindingError(
+                f'{name} is "{value}", which works against binding: {effect}; unset it (unset {name}),'
+                " or leave out --bind_cores_to_rank"
+            )
+
+
+# -- the cores there are ---------------------------------------------------------------------------
+
+
+def _listed_cpus(topology: Topology, core_list: str) -> tuple[int, ...]:
+    try:
+        cpus = parse_cpu_list(core_list)
+    except TopologyError as error:
+        raise BindingError(f"--bind_core_list: {error}") from error
+    if not cpus:
+        raise BindingError('--bind_core_list names no cores; write them as in "0-51,56-107"')
+    ascending = format_cpu_list(cpus)
+    if list(cpus) != sorted(cpus):
+        # Refused, because a list out of order looks as if it said which rank gets what.
+        raise BindingError(
+            f'--bind_core_list "{core_list}" descends; write it as "{ascending}" (the order decides nothing,'
+            " as ranks get cores by memory node)"
+        )
+    if missing := set(cpus) - topology.online_cpus:
+        raise BindingError(
+            f"--bind_core_list names {format_cpu_list(missing)}, which this machine does not have or has"
+            f" offline; online are {format_cpu_list(topology.online_cpus)}"
+        )
+    if forbidden := set(cpus) - topology.allowed_cpus:
+        raise BindingError(
+            f"--bind_core_list names {format_cpu_list(forbidden)}, which this process may not use; its"
+            f" affinity or control group allows {format_cpu_list(topology.allowed_cpus)}"
+        )
+    return cpus
+
+
+def _too_few(topology: Topology, cores: Sequence[Core], ranks: int, core_list: str | None) -> str:
+    whose = "this process may use" if core_list is None else f'--bind_core_list "{core_list}" names'
+    threads = ""
+    if len(topology.allowed_cpus) > len(cores):
+        threads = " (hardware threads of one core stay together)"
+    return (
+        f"{ranks} ranks need at least {ranks} cores, and {whose} {len(cores)}: processors"
+        f" {format_cpu_list(topology.allowed_cpus)}{threads}; start at most {len(cores)}"
+        f" (--num_accelerators {len(cores)}), or leave out --bind_cores_to_rank"
+    )
+
+
+# -- sharing them ----------------------------------------------------------------------------------
+
+
+def _share(topology: Topology, cores: Sequence[Core], ranks: int) -> list[list[Core]]:
+    """The cores of each rank."""
+    by_kind = _grouped(topology, [(core, (core.kind, 0)) for core in cores], ranks).share()
+    # Ranks with as many hardware threads each are better still, but not worth reaching across nodes.
+    by_threads = _grouped(topology, [(core, (core.kind, len(core.cpus))) for core in cores], ranks).share()
+    return min(
+        by_threads, by_kind, key=lambda shared: sum(len({core.node for core in own}) for own in shared)
+    )
+
+
+@dataclass(frozen=True)
+class _Sharing:
+    """Groups of nodes, and the cores of each node by class."""
+
+    groups: list[NodeGroup]
+    cores: list[list[list[Core]]]
+
+    def share(self) -> list[list[Core]]:
+        shared: list[list[Core]] = []
+        for group in self.groups:
+            own: list[list[Core]] = [[] for _ in range(group.ranks)]
+            first_with_one_more = 0
+            for of_class in zip(*(self.cores[node] for node in group.nodes), strict=True):
+                cores = [core for of_node in of_class for core in of_node]
+                share, left = divmod(len(cores), group.ranks)
+                # What one class leaves over goes to the ranks after those that the last class favoured.
+                favoured = {(first_with_one_more + n) % group.ranks for n in range(left)}
+                first_with_one_more += left
+                start = 0
+                for rank in range(group.ranks):
+                    end = start + share + (rank in favoured)
+                    own[rank] += cores[start:end]
+                    start = end
+            shared += own
+        return shared
+
+
+def _grouped(topology: Topology, classed: Sequence[tuple[Core, tuple[str, int]]], ranks: int) -> _Sharing:
+    """Groups the nodes so that each rank gets its share of every class of cores."""
+    # By package, then by number, so that a kernel without memory nodes does not mix packages.
+    classed = sorted(classed, key=lambda each: (each[0].package, each[0].cpus))
+    # Classes of one kind follow each other, so that what they leave over is dealt evenly too.
+    classes = sorted({of_core for _, of_core in classed}, reverse=True)
+    packages: dict[int, set[int]] = {}
+    for core, _ in classed:
+        packages.setdefault(core.node, set()).add(core.package)
+    nodes = sorted((topology.node(index) for index in packages), key=lambda node: node.index)
+    cores = [
+        [[core for core, own in classed if own == each and core.node == node.index] for each in classes]
+        for node in nodes
+    ]
+    counts: list[Counts] = [
+        (
+            *map(len, of_node),
+            *(sum(core.kind == kind for core in chain(*of_node)) for kind in ("performance", "efficiency")),
+            sum(map(len, of_node)),
+        )
+        for of_node in cores
+    ]
+
+    def nearest(group: list[int], others: Iterable[int]) -> int:
+        """Of the same package as a node of the group, then near to all of them, then the lowest."""
+        in_group = {package for member in group for package in packages[nodes[member].index]}
+
+        def remoteness(other: int) -> tuple[bool, int, int]:
+            index = nodes[other].index
+            distance = sum(nodes[member].distances.get(index, 0) for member in group)
+            return in_group.isdisjoint(packages[index]), distance, index
+
+        return min(others, key=remoteness)
+
+    return _Sharing(group_nodes(counts, ranks, nearest), cores)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def _memory_nodes(topology: Topology, cores: Iterable[Core]) -> tuple[int, ...]:
+    """The nodes of the cores that have memory this process may use.
+
+    A node without memory is left out. Where none has any, the policy is best left alone: the kernel
+    then takes memory from the nearest node, and from the next when that is full.
+    """
+    homes = [topology.node(index) for index in {core.node for core in cores}]
+    return tuple(sorted({node.index for home in homes for node in _local_memory(topology, home)}))
+
+
+def _local_memory(topology: Topology, home: MemoryNode) -> list[MemoryNode]:
+    """A node, and those without cores that are as near to it as itself.
+
+    These are slices of the same memory: a kernel started with ``numa=fake=N`` lists a node's cores
+    with each of its slices, of which the first keeps them here.
+    """
+    local = home.distances.get(home.index)
+    return [
+        node
+        for node in topology.nodes
+        if node.memory_bytes > 0
+        and node.index in topology.allowed_memory_nodes
+        and (
+            node is home or (not node.cpus and local is not None and home.distances.get(node.index) == local)
+        )
+    ]
+
+
+def _preferred_node(cores: Iterable[Core], fast: Mapping[int, int | None]) -> int | None:
+    """The fast memory of a rank's cores, of what ``fast`` gives for each node.
+
+    None where its nodes have one each: the kernel prefers one node, and that of half the cores would
+    be far from the other half.
+    """
+    near = {fast[core.node] for core in cores}
+    return near.pop() if len(near) == 1 else None

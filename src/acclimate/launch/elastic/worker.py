@@ -1,0 +1,57 @@
+"""``python -m acclimate.launch.elastic.worker``: this host's ranks between two rendezvous of an elastic job.
+
+A process of its own, because the elastic agent has torch's threads in it, and a supervisor forks. It reads a
+line of JSON: ``job``, ``node_rank``, ``variables`` (of all ranks besides). When standard input ends, so do
+the ranks; how they ended is written as JSON to the descriptor that the only argument names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+
+from acclimate.errors import AcclimateError
+from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.plan.outcome import Outcome
+from acclimate.launch.plan.ranks import plan_ranks
+from acclimate.launch.supervise.supervisor import StopRequest, supervise
+
+REGROUPING = "the ranks were ended because the hosts of the job have changed."
+
+
+def main() -> int:
+    """Runs the ranks; returns 0 where it could tell how they ended."""
+    answers = int(sys.argv[1])
+    os.set_inheritable(answers, False)
+    line = b""
+    while not line.endswith(b"\n"):
+        piece = os.read(0, 1 << 16)
+        if not piece:
+            return 1
+        line += piece
+    values = json.loads(line)
+    job = JobPlan.from_json(values["job"])
+    try:
+        ranks = [
+            replace(plan, environment={**plan.environment, **values["variables"]})
+            for plan in plan_ranks(job, values["node_rank"], os.environ)
+        ]
+        outcome = supervise(
+            ranks, grace_s=job.grace_s, quiet=job.quiet, tagged=True, stop=StopRequest(0, _reason_to_stop)
+        )
+    except AcclimateError as error:
+        outcome = Outcome(2, None, str(error))
+    with open(answers, "wb") as answer:
+        answer.write(json.dumps(outcome.to_dict()).encode())
+    return 0
+
+
+def _reason_to_stop() -> str | None:
+    """At the end of the input: the agent wants another generation, or is gone."""
+    return None if os.read(0, 1 << 16) else REGROUPING
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""How the ranks' output is tagged, shown and logged, at the pace of whoever reads it."""

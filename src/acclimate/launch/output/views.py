@@ -1,0 +1,206 @@
+"""How the output of several ranks looks on one stream: as it is, tagged line by line, or on a terminal.
+
+Everything is bytes: a rank may write what is no UTF-8, or write half a letter now and half later.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import unicodedata
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from acclimate.launch.output.writer import Writer
+
+_PARTIAL_DELAY_S = 0.2
+"""How long a line may stay unfinished before it is shown as far as it is."""
+_REDRAW_DELAY_S = 0.05
+_LONGEST_PARTIAL = 1 << 16
+_NOT_A_COLOUR = re.compile(rb"\x1b\[[0-9;?]*[@-ln-~]")
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[@-~]")
+
+
+class Source(NamedTuple):
+    """One of the two streams of a rank, or the launcher itself."""
+
+    tag: str
+    """``"[rank 1] "``; empty for none."""
+    stream: int
+
+
+class View(ABC):
+    """What several sources write, on one stream."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+
+    @abstractmethod
+    def feed(self, source: Source, data: bytes) -> None:
+        """Takes what a source wrote."""
+
+    def end(self, source: Source) -> None:  # noqa: B027 - a view that keeps nothing has nothing to end
+        """Shows what is left of a source that writes no more."""
+
+    def flush(self) -> float | None:
+        """Shows what has been waiting long enough; in how many seconds to call again."""
+        return None
+
+
+class Plain(View):
+    """Byte by byte what the only rank wrote."""
+
+    def feed(self, source: Source, data: bytes) -> None:
+        """Passes it on."""
+        self.writer.write(data)
+
+
+class TaggedLines(View):
+    """Whole lines, each after its rank's tag; for files, pipes and other programs.
+
+    Nothing is left out. An update of a progress bar keeps its carriage return, and has a tag of its own. A
+    line that stays unfinished is shown after a moment and continued; another rank's line breaks it.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        super().__init__(writer)
+        self._pending: dict[Source, bytes] = {}
+        self._due: dict[Source, float] = {}
+        self._continued: Source | None = None
+        """The source whose unfinished line is the last thing that was written."""
+
+    def feed(self, source: Source, data: bytes) -> None:
+        """Shows the finished lines."""
+        *lines, rest = (self._pending.get(source, b"") + data).split(b"\n")
+        shown: list[bytes] = []
+        for line in lines:
+            ending = b"\r\n" if line.endswith(b"\r") else b"\n"
+            shown += (self._tagged(source, line.removesuffix(b"\r")), ending)
+            self._continued = None
+        if shown:
+            self.writer.write(b"".join(shown))
+        self._pending[source] = rest
+        if not rest:
+            self._due.pop(source, None)
+        elif len(rest) > _LONGEST_PARTIAL:
+            self._show_partial(source)
+        elif lines or source not in self._due:
+            self._due[source] = time.monotonic() + _PARTIAL_DELAY_S
+
+    def end(self, source: Source) -> None:
+        """Finishes the last line."""
+        self._show_partial(source)
+        if self._continued == source:
+            self.writer.write(b"\n")
+            self._continued = None
+        self._pending.pop(source, None)
+
+    def flush(self) -> float | None:
+        """Shows lines that stayed unfinished."""
+        now = time.monotonic()
+        for source, due in list(self._due.items()):
+            if due <= now:
+                self._show_partial(source)
+        return max(0.0, min(self._due.values()) - now) if self._due else None
+
+    def _show_partial(self, source: Source) -> None:
+        pending = self._pending.get(source, b"")
+        text = pending.removesuffix(b"\r")  # what follows may make it "\r\n"
+        if text:
+            self.writer.write(self._tagged(source, text))
+            self._continued = source
+            self._pending[source] = pending[len(text) :]
+        self._due.pop(source, None)
+
+    def _tagged(self, source: Source, text: bytes) -> bytes:
+        tag = source.tag.encode()
+        text = text.replace(b"\r", b"\r" + tag)
+        if self._continued == source:
+            return text
+        broken = b"\n" if self._continued is not None else b""
+        return broken + text if text.startswith(b"\r") else broken + tag + text
+
+
+class TaggedTerminal(View):
+    """Finished lines scroll by; unfinished ones, such as progress bars, stay below them, one row a source."""
+
+    def __init__(self, writer: Writer) -> None:
+        super().__init__(writer)
+        self._partial: dict[Source, bytes] = {}
+        self._finished: list[bytes] = []
+        self._rows = 0
+        """How many unfinished lines are on the screen."""
+        self._changed_at: float | None = None
+        """When something changed that is not drawn yet."""
+
+    def feed(self, source: Source, data: bytes) -> None:
+        """Takes it; :meth:`flush` draws."""
+        *lines, rest = (self._partial.pop(source, b"") + data).split(b"\n")
+        self._finished += (_tagged(source, line) + b"\n" for line in lines)
+        if rest:
+            # The row that changed last is the lowest, and the last to be left out where there is no room.
+            self._partial[source] = rest if len(rest) < _LONGEST_PARTIAL else _last_update(rest)
+        self._changed_at = self._changed_at or time.monotonic()
+
+    def end(self, source: Source) -> None:
+        """Lets the last state of an unfinished line scroll by."""
+        rest = self._partial.pop(source, b"")
+        if rest:
+            self._changed_at = time.monotonic() - _REDRAW_DELAY_S
+        if _last_update(rest).strip():
+            self._finished.append(_tagged(source, rest) + b"\n")
+
+    def flush(self) -> float | None:
+        """Draws; unfinished lines at most 20 times a second, as most are finished a moment later."""
+        if self._changed_at is None:
+            return None
+        wait = self._changed_at + _REDRAW_DELAY_S - time.monotonic()
+        if not self._finished and wait > 0:
+            return wait
+        try:
+            size = os.get_terminal_size(self.writer.descriptor)
+        except OSError:  # the terminal was closed, and what follows is for nobody
+            size = os.terminal_size((80, 24))
+        rows = [
+            _fitting(_tagged(source, text), size.columns - 1)
+            for source, text in self._partial.items()
+            if _last_update(text).strip()
+        ][-max(1, size.lines - 1) :]
+        erase = b"\r" + b"\x1b[A" * (self._rows - 1) + b"\x1b[J" if self._rows else b""
+        self.writer.write(erase + b"".join(self._finished) + b"\n".join(rows))
+        self._finished.clear()
+        self._rows, self._changed_at = len(rows), None
+        return None
+
+
+def _last_update(line: bytes) -> bytes:
+    """What is left on the screen of a line that a carriage return begins anew."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+def _tagged(source: Source, line: bytes) -> bytes:
+    # Moving the cursor would write over other ranks' lines; colours are welcome.
+    return source.tag.encode() + _NOT_A_COLOUR.sub(b"", _last_update(line))
+
+
+def _fitting(line: bytes, columns: int) -> bytes:
+    """A line that takes one row of the terminal: a longer one could not be erased again."""
+    if len(line) <= columns:  # there are at least as many bytes as letters
+        return line
+    shown, used, position = [], 0, 0
+    text = line.decode(errors="surrogateescape")
+    while position < len(text):
+        escape = _ESCAPE.match(text, position)
+        if escape:
+            shown.append(escape[0])
+            position = escape.end()
+            continue
+        letter = text[position]
+        position += 1
+        width = 2 if unicodedata.east_asian_width(letter) in "WF" else int(not unicodedata.combining(letter))
+        if used + width <= max(columns, 1):
+            used += width
+            shown.append(letter)
+    reset = "\x1b[m" if "\x1b" in text else ""
+    return ("".join(shown) + reset).encode(errors="surrogateescape")

@@ -1,0 +1,118 @@
+"""Where the ranks' output goes: a stream that may be slow or gone, a log file, the last lines."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+from collections import deque
+from pathlib import Path
+
+from acclimate.launch.plan.outcome import KEPT_LINES
+
+# A pipe that poll() calls writable takes this much at once without blocking (POSIX: at least 512).
+_PIPE_ROOM = getattr(select, "PIPE_BUF", 512)
+_LONGEST_KEPT = 2000
+"""Bytes of a line that are kept for the report on a failure."""
+
+
+class Writer:
+    """One of the launcher's own streams, written to as fast as its reader takes it.
+
+    The descriptor is never made non-blocking: the shell and others on the terminal share that setting.
+    """
+
+    FULL = 1 << 20
+    """Bytes waiting beyond which the ranks should be left to wait too."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.is_terminal = os.isatty(descriptor)
+        self.error: OSError | None = None
+        """Why nothing more can be written; what is written from then on is dropped."""
+        self._waiting = bytearray()
+        self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that its reader did not take yet."""
+        return len(self._waiting)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the reader of the pipe is gone, such as ``head``."""
+        return isinstance(self.error, BrokenPipeError)
+
+    def write(self, data: bytes) -> None:
+        """Writes what the reader takes now, and keeps the rest for :meth:`drain`."""
+        if self.error is None:
+            self._waiting += data
+            self.drain()
+
+    def drain(self) -> None:
+        """Writes on for as long as that does not block."""
+        while self._waiting and (self._is_file or self._poll.poll(0)):
+            room = len(self._waiting) if self._is_file else _PIPE_ROOM
+            try:
+                written = os.write(self.descriptor, self._waiting[:room])
+            except OSError as error:
+                self.error = error
+                self._waiting.clear()
+                return
+            del self._waiting[:written]
+
+
+class LogFile:
+    """A rank's own file. A full disk ends the log and not the job."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.error: OSError | None = None
+        # Appended to, so that a second run does not take away what the first one said.
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    @property
+    def descriptor(self) -> int:
+        """For processes that must not keep it open."""
+        return self._descriptor
+
+    def write(self, data: bytes) -> None:
+        """Appends; an error is kept in ``error`` and ends the log."""
+        while data and self.error is None:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except OSError as error:
+                self.error = error
+
+    def close(self) -> None:
+        """Ends the file."""
+        os.close(self._descriptor)
+
+
+class Tail:
+    """The last lines that a rank wrote, to both streams in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._lines: deque[bytes] = deque(maxlen=KEPT_LINES)
+        self._partial: dict[int, bytes] = {}
+
+    def feed(self, stream: int, data: bytes) -> None:
+        """Takes what was written to stream 1 or 2."""
+        *lines, partial = (self._partial.get(stream, b"") + data).split(b"\n")
+        self._lines += (_as_shown(line) for line in lines[-KEPT_LINES:])
+        # Of a progress bar only the newest state counts.
+        self._partial[stream] = partial if len(partial) <= _LONGEST_KEPT else _as_shown(partial)
+
+    def lines(self) -> tuple[str, ...]:
+        """The last lines, the unfinished ones at the end."""
+        unfinished = (_as_shown(partial) for partial in self._partial.values() if partial.strip())
+        kept = [*self._lines, *unfinished][-KEPT_LINES:]
+        return tuple(line.decode(errors="backslashreplace") for line in kept)
+
+
+def _as_shown(line: bytes) -> bytes:
+    """What a terminal shows of a line in the end, within reason."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2][:_LONGEST_KEPT]

@@ -1,0 +1,304 @@
+"""Conducts a job on many hosts: waits for all to answer, starts them together, ends all when one fails."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from acclimate.errors import HostUnreachableError, RankStartError
+from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.plan.outcome import Outcome, signal_name
+from acclimate.launch.remote.addresses import is_loopback
+from acclimate.launch.remote.protocol import ALIVE_EVERY_S, Link, Message
+from acclimate.launch.supervise.guard import ENDING, PLAIN
+from acclimate.launch.supervise.signals import SignalInbox
+
+# Python and its packages may come from a slow network file system that all hosts read at once.
+ANSWER_S = 120.0
+"""How long hosts that can be reached may take to answer."""
+_BRIEFLY_S = 2.0
+"""How long to wait on when one host cannot be reached, to name all such at once; for the engine's program
+when nobody is left of a job that failed; and after a slow reader took what there was."""
+_SETTLE_S = 10.0
+"""How long hosts may take to end after their grace, before the engine is killed."""
+_LOST = 1
+"""Exit code where a host was lost, as it tells none."""
+
+
+@dataclass
+class Peer:
+    """A host's agent, or a slot, as the launcher sees it."""
+
+    host: str
+    link: Link | None = None
+    """None before it is connected and after it is gone."""
+    ready: Message | None = None
+    refused: bool = False
+    gone: bool = False
+    failing: Outcome | None = None
+    """What it told when a rank failed, before all its ranks had ended."""
+    outcome: Outcome | None = None
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is known if this one can do its part."""
+        return self.ready is not None or self.refused or self.gone
+
+
+class Fleet(Protocol):
+    """What an engine started, for the conductor to wait on and to end."""
+
+    def open(self, conductor: Conductor) -> None:
+        """Starts the engine's processes, and has the conductor wait on what they say."""
+        ...
+
+    @property
+    def running(self) -> bool:
+        """Whether a process of the engine's runs, or has left something to read."""
+        ...
+
+    @property
+    def waits_for_reader(self) -> bool:
+        """Whether the launcher holds output that its own reader did not take yet."""
+        ...
+
+    def kill(self) -> None:
+        """Ends the engine's processes at once, and by that the connections to what they started."""
+        ...
+
+
+class Conductor:
+    """One job from its first host's answer to its last host's end.
+
+    Args:
+        job: what to run.
+        peers: one for each host, or one for each rank, in their order.
+        answer_s: how long to wait for the first of them; the others have :data:`ANSWER_S` from then on.
+    """
+
+    def __init__(self, job: JobPlan, peers: Sequence[Peer], answer_s: float = ANSWER_S) -> None:
+        self.job, self.peers = job, peers
+        self.started = False
+        self._selector = selectors.DefaultSelector()
+        self._later: list[tuple[float, Callable[[], None]]] = []
+        self._refusals: list[str] = []
+        self._explanations: list[str] = []
+        self._blamed: Peer | None = None
+        self._reason: str | None = None
+        self._engines_end = f"{ANSWER_S:.0f} s have passed"
+        self._signalled: int | None = None
+        self._own_end: Outcome | None = None
+        self._deadline = time.monotonic() + answer_s
+
+    def run(self, fleet: Fleet) -> Outcome:
+        """Runs the job to its end.
+
+        Raises:
+            HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
+            RankStartError: the system refuses the engine's processes.
+        """
+        self.after(ALIVE_EVERY_S, self._say_alive)
+        with SignalInbox((*ENDING, *PLAIN, signal.SIGTSTP)) as inbox:
+            self.watch(inbox.descriptor, lambda: self._pass_on(inbox))
+            try:
+                self._open(fleet)
+                while fleet.running and time.monotonic() < self._deadline:
+                    next_at = min(self._deadline, *(at for at, _ in self._later))
+                    for key, _ in self._selector.select(max(0.0, next_at - time.monotonic())):
+                        key.data()
+                    self._act_in_time()
+                    if fleet.waits_for_reader and self._signalled is None:
+                        # As on one host: nothing that ranks wrote is lost because it is read late.
+                        self._deadline = max(self._deadline, time.monotonic() + _BRIEFLY_S)
+            finally:
+                fleet.kill()
+                self._selector.close()
+        return self._conclude()
+
+    def _open(self, fleet: Fleet) -> None:
+        try:
+            fleet.open(self)
+        except OSError as error:
+            raise RankStartError(
+                error.errno,
+                f"The programs that reach the hosts cannot be started: {error.strerror}. The limits on "
+                "processes and open files (ulimit -u, ulimit -n) say how many there may be",
+            ) from error
+
+    def _say_alive(self) -> None:
+        self.tell_all(alive=True)
+        self.after(ALIVE_EVERY_S, self._say_alive)
+
+    def _act_in_time(self) -> None:
+        now = time.monotonic()
+        due = [act for at, act in self._later if at <= now]
+        self._later = [(at, act) for at, act in self._later if at > now]
+        for act in due:
+            act()
+
+    # -- what an engine tells ------------------------------------------------------------------------
+
+    def watch(self, descriptor: int, react: Callable[[], None], events: int = selectors.EVENT_READ) -> None:
+        """Calls back whenever there is something to read."""
+        self._selector.register(descriptor, events, react)
+
+    def forget(self, descriptor: int) -> None:
+        """Ends :meth:`watch`."""
+        self._selector.unregister(descriptor)
+
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        """Calls back once, so much later."""
+        self._later.append((time.monotonic() + seconds, act))
+
+    def heard(self, peer: Peer, message: Message) -> None:
+        """A peer said something."""
+        if "ready" in message:
+            peer.ready = message["ready"]
+            self._end_within(ANSWER_S)
+            self._start_when_all_are_ready()
+        elif "refused" in message:
+            peer.refused = True
+            self.refuse(f'host "{peer.host}": {message["refused"]}')
+        elif "failed" in message:
+            peer.failing = Outcome.from_dict(message["failed"])
+            self._blame(peer)
+        elif "outcome" in message:
+            peer.outcome = Outcome.from_dict(message["outcome"])
+            if peer.outcome.exit_code != 0:
+                self._blame(peer)
+            self._end_when_all_have_ended()
+
+    def lost(self, peer: Peer, words: str, *, was_reached: bool = False) -> None:
+        """A peer cannot be heard any more.
+
+        Args:
+            peer: who.
+            words: why, as far as the engine knows.
+            was_reached: whether the host itself answered.
+        """
+        if peer.gone:
+            return
+        peer.gone, peer.link = True, None
+        if peer.outcome is not None or peer.refused:
+            return
+        words = f": {words}" if words else "."
+        if not self.started:
+            how = "cannot run an agent" if was_reached else "cannot be reached"
+            self.refuse(f'host "{peer.host}" {how}{words}')
+        elif self._blamed is None:
+            self._reason = f'host "{peer.host}" was lost{words}'
+            self._blame(peer)
+        self._end_when_all_have_ended()
+
+    def end(self, reason: str, exit_code: int) -> None:
+        """Ends the job for a reason of the launcher's own."""
+        if self._own_end is None and self._blamed is None:
+            self._own_end = Outcome(exit_code, None, reason)
+            self.tell_all(stop=reason)
+            self._allow_the_grace()
+
+    def refuse(self, sentence: str) -> None:
+        """The job cannot begin; the other hosts have a little time left to say why they cannot either."""
+        self._refusals.append(sentence)
+        self._end_within(_BRIEFLY_S)
+        self._end_when_all_are_decided()
+
+    def engine_ended(self, how: str, seconds: float) -> None:
+        """The engine's own program is gone; who has not told how it ended has so many seconds left for it."""
+        self._engines_end = how
+        self._end_within(seconds)
+
+    def explain(self, sentence: str) -> None:
+        """What may be why the job does not begin, should it not begin."""
+        self._explanations.append(sentence)
+
+    def tell_all(self, **message: object) -> None:
+        """Says something to everybody who can still hear it."""
+        for peer in self.peers:
+            if peer.link is not None and peer.outcome is None:
+                peer.link.send(message)
+
+    # -- what follows from it ------------------------------------------------------------------------
+
+    def _start_when_all_are_ready(self) -> None:
+        if self._refusals:
+            self._end_when_all_are_decided()
+            return
+        if self.started or any(peer.ready is None for peer in self.peers):
+            return
+        first = self.peers[0].ready or {}
+        address = self.job.master_addr or first["address"]
+        if address is None or (len(self.job.hosts) > 1 and is_loopback(address)):
+            address = self.job.hosts[0].name
+        self.started = True
+        self._deadline = float("inf")
+        port = self.job.master_port or first["port"]
+        self.tell_all(start={"master_addr": address, "master_port": port})
+
+    def _end_when_all_are_decided(self) -> None:
+        if all(peer.decided for peer in self.peers):
+            self._deadline = 0.0
+
+    def _end_when_all_have_ended(self) -> None:
+        """Nobody is left to tell anything: the engine's program has a little time to end by itself."""
+        if self.started and all(peer.outcome is not None or peer.gone for peer in self.peers):
+            self._end_within(_SETTLE_S if self._blamed is None else _BRIEFLY_S)
+
+    def _blame(self, peer: Peer) -> None:
+        """The first to end badly ends the job; what the others do after it only follows from it."""
+        if self._blamed is not None:
+            return
+        self._blamed = peer
+        self._allow_the_grace()
+        if self._signalled is None:
+            self.tell_all(stop=self._reason or f'A rank on host "{peer.host}" failed.')
+
+    def _allow_the_grace(self) -> None:
+        self._end_within(self.job.grace_s + _SETTLE_S)
+
+    def _end_within(self, seconds: float) -> None:
+        self._deadline = min(self._deadline, time.monotonic() + seconds)
+
+    def _pass_on(self, inbox: SignalInbox) -> None:
+        for number in inbox.read():
+            if number == signal.SIGTSTP:
+                self.tell_all(pause=True)
+                inbox.take_default(number)
+                self.tell_all(alive=True)
+                continue
+            if number in ENDING:
+                self._signalled = self._signalled or number
+                if self.started:
+                    self._allow_the_grace()
+                else:
+                    self._deadline = 0.0
+            self.tell_all(signal=number)
+
+    def _conclude(self) -> Outcome:
+        if self._signalled is not None and not self.started:
+            return Outcome(
+                128 + self._signalled, None, f"{signal_name(self._signalled)} came before the start."
+            )
+        if not self.started:
+            silent = dict.fromkeys(f'"{peer.host}"' for peer in self.peers if not peer.decided)
+            reasons = [*self._refusals, *self._explanations]
+            if not reasons and silent:
+                reasons.append(f"no answer from {', '.join(silent)}: {self._engines_end}.")
+            raise HostUnreachableError("no rank was started:\n" + "\n".join(dict.fromkeys(reasons)))
+        if self._own_end is not None:
+            return self._own_end
+        peer = self._blamed
+        if peer is None:
+            silent = dict.fromkeys(f'"{peer.host}"' for peer in self.peers if peer.outcome is None)
+            if not silent:
+                return Outcome(0)
+            code = _LOST if self._signalled is None else 128 + self._signalled
+            reason = f"{', '.join(silent)} did not tell how the ranks there ended: {self._engines_end}."
+            return Outcome(code, None, reason)
+        told = [outcome for outcome in (peer.outcome, peer.failing) if outcome is not None]
+        with_a_rank = [outcome for outcome in told if outcome.failed is not None]
+        return (with_a_rank or told or [Outcome(_LOST, None, self._reason)])[0]

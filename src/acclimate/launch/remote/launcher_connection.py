@@ -1,0 +1,139 @@
+"""This host's part in a job that a launcher elsewhere conducts: what agents and slots have in common."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from acclimate.errors import AcclimateError, LaunchOptionError
+from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.plan.outcome import Outcome, RankFailure
+from acclimate.launch.plan.rank_plan import RankPlan
+from acclimate.launch.plan.ranks import plan_ranks
+from acclimate.launch.remote.addresses import free_port
+from acclimate.launch.remote.protocol import SILENCE_S, Link, Message
+from acclimate.launch.remote.timer import Timer
+from acclimate.launch.supervise.supervisor import StopRequest, supervise
+
+LAUNCHER_LOST = "The connection to the launcher was lost."
+Choice = Callable[[Sequence[RankPlan]], Sequence[RankPlan]]
+"""Which of a host's ranks are this process's to run."""
+
+
+class Launcher:
+    """The other side: gives one message after another, and finds out when it is gone."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._silence = Timer(SILENCE_S)
+        self._either = select.epoll()
+        self._either.register(link.fileno(), select.EPOLLIN)
+        self._either.register(self._silence.fileno(), select.EPOLLIN)
+        self.lost = False
+
+    def fileno(self) -> int:
+        """Readable when :meth:`listen` has something to do."""
+        return self._either.fileno()
+
+    def say(self, **message: object) -> None:
+        """Sends a message."""
+        self._link.send(message)
+
+    def listen(self) -> list[Message]:
+        """What has come by now; waits where nothing has."""
+        for descriptor, _ in self._either.poll():
+            messages = self._link.receive() if descriptor == self._link.fileno() else None
+            if messages is None:
+                self.lost = True
+                self._either.unregister(self._link.fileno())
+                self._silence.pause()
+                break
+            self._silence.restart()
+            if any("pause" in message for message in messages):
+                self._silence.pause()
+            return messages
+        return []
+
+    def wait_for(self, key: str) -> Message | None:
+        """The next message that has this key; ``None`` where the job ends before it begins."""
+        while not self.lost:
+            messages = self.listen()
+            if any("stop" in message or "signal" in message for message in messages):
+                return None
+            for message in messages:
+                if key in message:
+                    return message
+        return None
+
+    def tell_failure(self, failure: RankFailure) -> None:
+        """For the supervisor: says which rank failed before its end makes others fail elsewhere."""
+        self.say(failed=Outcome(failure.shell_code, failure).to_dict())
+
+    def reason_to_stop(self) -> str | None:
+        """For the supervisor: passes signals on, and says why the ranks have to end where they have to."""
+        for message in self.listen():
+            if "signal" in message:
+                os.kill(os.getpid(), int(message["signal"]))  # which the supervisor passes on
+            if "stop" in message:
+                return str(message["stop"])
+        return LAUNCHER_LOST if self.lost else None
+
+
+def play(launcher: Launcher, job: JobPlan, node_rank: int, choose: Choice, address: str | None) -> int:
+    """Runs this host's part of a job, from the answer that it can to the word on how it ended.
+
+    Args:
+        launcher: the other side.
+        job: all of it.
+        node_rank: which of its hosts this one is.
+        choose: which of this host's ranks to run.
+        address: by which other hosts reach this one, where that is known.
+
+    Returns:
+        0 where the launcher knows how it ended, else the exit code.
+    """
+    logging.getLogger("acclimate").setLevel(job.log_level.upper())
+    try:
+        _enter(job.directory)
+        # What cannot be done here is told before a rank starts anywhere.
+        _plan(job, node_rank, job.master_addr or "localhost", job.master_port or 1)
+    except AcclimateError as error:
+        launcher.say(refused=str(error))
+        return 0
+    launcher.say(ready={"host": socket.gethostname(), "address": address, "port": free_port()})
+    start = launcher.wait_for("start")
+    if start is None:
+        return 0 if not launcher.lost else 1
+    try:
+        where = start["start"]
+        ranks = choose(_plan(job, node_rank, str(where["master_addr"]), int(where["master_port"])))
+        outcome = supervise(
+            ranks,
+            grace_s=job.grace_s,
+            quiet=job.quiet,
+            tagged=job.world_size > 1,
+            stop=StopRequest(launcher.fileno(), launcher.reason_to_stop, launcher.tell_failure),
+        )
+    except AcclimateError as error:
+        outcome = Outcome(1, None, f"host {socket.gethostname()}: {error}")
+    launcher.say(outcome=outcome.to_dict())
+    return outcome.exit_code if launcher.lost else 0
+
+
+def _plan(job: JobPlan, node_rank: int, master_addr: str, master_port: int) -> Sequence[RankPlan]:
+    settled = replace(job, master_addr=master_addr, master_port=master_port)
+    return plan_ranks(settled, node_rank, os.environ)
+
+
+def _enter(directory: str) -> None:
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise LaunchOptionError(
+            f"The working directory {directory} cannot be entered there ({error.strerror}). Start the job in "
+            "a folder that all hosts have."
+        ) from error

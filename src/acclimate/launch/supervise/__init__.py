@@ -1,0 +1,1 @@
+"""The ranks of this host: started under guards, signalled, and ended together."""

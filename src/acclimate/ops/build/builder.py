@@ -1,0 +1,326 @@
+"""What every native op's builder is: it says what the op is made of, and ``load()`` gives its module."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from acclimate.accelerator.compilers import CXX_SUFFIXES
+from acclimate.errors import CompilerNotFoundError, OpBuildError
+from acclimate.ops.build import store
+from acclimate.ops.build.recipe import Recipe, Source, Unit
+
+if TYPE_CHECKING:
+    from acclimate.accelerator import Accelerator
+    from acclimate.ops.build.compile import Progress
+
+_logger = logging.getLogger("acclimate")
+_Builder = TypeVar("_Builder", bound="OpBuilder")
+
+_lock = threading.RLock()
+_defined: set[type[OpBuilder]] = set()
+_modules: dict[tuple[str, type[OpBuilder], str], ModuleType] = {}
+_opened: set[Path] = set()
+_FALLBACK = "fallback"
+
+
+class OpBuilder:
+    """One native op: its sources and flags, its Python side, and how to get it.
+
+    A subclass gives :attr:`name`, :meth:`sources`, :meth:`define` and :meth:`module`; an accelerator names it
+    in its ``op_builders``. Paths are relative to the folder of the module that defines the subclass, so an
+    op's builder and its native source move together, in whatever package.
+
+    Args:
+        accelerator: to build for; the one of this process where ``None``.
+    """
+
+    name: ClassVar[str]
+    """The op's, and its library's; letters, digits and "_"."""
+
+    stable_abi: ClassVar[bool] = True
+    """Whether the source includes of torch only ``torch/csrc/stable`` and ``torch/headeronly``. One library
+    then serves torch 2.10 and all later releases. ``False``: any of torch's headers and pybind11 can be
+    included, and a library serves only the exact torch and Python it was built with."""
+
+    def __init__(self, accelerator: Accelerator | None = None) -> None:
+        self._accelerator = accelerator
+
+    @classmethod
+    def for_accelerator(cls: type[_Builder], accelerator: Accelerator) -> _Builder:
+        """A builder for that accelerator; what ``create_op_builder()`` calls."""
+        builder = cls()
+        builder._accelerator = accelerator
+        return builder
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The accelerator that is built for."""
+        if self._accelerator is None:
+            from acclimate.selection import get_accelerator
+
+            self._accelerator = get_accelerator()
+        return self._accelerator
+
+    # -- what a subclass says --------------------------------------------------------------------
+
+    def sources(self) -> Sequence[str | Source]:
+        """The native source files; none for an op that needs no native code.
+
+        A :class:`Source` has flags of its own, such as ``-mavx512f`` for the file whose functions are only
+        called where the processor has that.
+        """
+        return []
+
+    def include_paths(self) -> list[str]:
+        """Folders of the op's own headers. Those that the sources include are part of the cache key."""
+        return []
+
+    def cxx_args(self) -> list[str]:
+        """Flags for all C++ sources, after the common ones and the accelerator's."""
+        return []
+
+    def link_args(self) -> list[str]:
+        """Flags for the linker, after the accelerator's: ``["-fopenmp"]``."""
+        return []
+
+    def define(self) -> None:
+        """Defines the op in Python: ``torch.library`` schemas, fake kernels, and the plain torch fallback,
+        registered as ``CompositeExplicitAutograd`` so that a native kernel goes before it.
+
+        Called once per process and subclass, before anything native is loaded. Native files only register
+        implementations: two libraries that define the same schema end the process.
+        """
+
+    def module(self) -> ModuleType:
+        """The Python module that :meth:`load` returns, with DeepSpeed's functions for an op that it has."""
+        raise NotImplementedError(f"{type(self).__name__} has to say which module load() returns.")
+
+    def open_library(self, path: Path) -> None:
+        """Loads the built library into this process, where its initialisers register its kernels.
+
+        Called once per library and process. A library that is a Python module (``PYBIND11_MODULE`` with
+        ``TORCH_EXTENSION_NAME``) calls :meth:`import_library` here instead.
+        """
+        import torch
+
+        torch.ops.load_library(str(path))
+
+    def import_library(self, path: Path) -> ModuleType:
+        """The built library as a Python module, where its source makes it one."""
+        loader = ExtensionFileLoader(self.name, str(path))
+        module = module_from_spec(ModuleSpec(self.name, loader, origin=str(path)))
+        loader.exec_module(module)
+        return module
+
+    # -- what can be asked -----------------------------------------------------------------------
+
+    def incompatibility(self) -> str | None:
+        """Why the op cannot be built here, or ``None`` when it can."""
+        try:
+            for suffix in self._suffixes():
+                self.accelerator.op_compiler(suffix)
+        except CompilerNotFoundError as error:
+            return str(error)
+        return None
+
+    def is_compatible(self, verbose: bool = False) -> bool:
+        """Whether the op can be built here.
+
+        Args:
+            verbose: also logs why not, as a warning.
+        """
+        reason = self.incompatibility()
+        if reason is not None and verbose:
+            _logger.warning('The op "%s" cannot be built: %s.', self.name, reason)
+        return reason is None
+
+    def built_library(self) -> Path | None:
+        """The library that :meth:`load` would use as it is; ``None`` where it would have to build one, or
+        the op has no native source."""
+        if not self.sources():
+            return None
+        return self._find()[0]
+
+    def build(self, progress: Progress | None = None) -> Path | None:
+        """Makes sure that the library is in the cache, without loading it.
+
+        Args:
+            progress: called after each step with the number of steps done, of how many, and the step's name.
+
+        Returns:
+            The library; ``None`` for an op that has no native source.
+
+        Raises:
+            CompilerNotFoundError: there is no compiler, and no library that was built before.
+            OpBuildError: it does not compile; the message has the compiler's, the command and the log's
+                place.
+            OpLockTimeoutError: another process was building it for too long.
+        """
+        if not self.sources():
+            return None
+        library, recipe, key = self._find()
+        if library is not None:
+            return library
+        if key is None:
+            raise CompilerNotFoundError(f'The op "{self.name}" cannot be built: {self.incompatibility()}.')
+        return store.obtain(recipe, key, progress)
+
+    def load(self, verbose: bool = False) -> ModuleType:
+        """The op's module, running on native code: built before, or now.
+
+        Where it cannot be built (:meth:`incompatibility` says why) the module runs on the plain torch
+        fallback, with the same results, and a warning says so once. What was loaded is remembered by
+        accelerator, op and build key, so another accelerator never gets this one's.
+
+        Args:
+            verbose: also logs where the library is, as information.
+
+        Raises:
+            OpBuildError: the source does not compile, or the library does not load.
+            OpLockTimeoutError: another process was building it for too long.
+        """
+        with _lock:
+            if type(self) not in _defined:
+                self.define()
+                _defined.add(type(self))
+            if not self.sources():
+                return self.module()
+            library, recipe, key = self._find()
+            found = key or (library.parent.name if library is not None else _FALLBACK)
+            identity = (self.accelerator.name, type(self), found)
+            if identity in _modules:
+                return _modules[identity]
+            if library is None and key is not None:
+                library = store.obtain(recipe, key)
+            if library is None:
+                self._warn_of_fallback(self.incompatibility())
+            elif self._open(library, key) and verbose:
+                _logger.info('The op "%s" is %s.', self.name, library)
+            module = _modules[identity] = self.module()
+            return module
+
+    def builder(self) -> Any:
+        """The setuptools extension that builds the op ahead of time, into the package of its builder.
+
+        Used as ``ext_modules=[…]`` with ``cmdclass={"build_ext": accelerator.build_extension()}``.
+        :meth:`load` finds the result by the key of its source, so it is never used after the source changed.
+        """
+        from acclimate.ops.build.ahead_of_time import OpExtension
+
+        return OpExtension(self)
+
+    # -- how it is got ---------------------------------------------------------------------------
+
+    def recipe(self, portable: bool = False) -> Recipe:
+        """What the library is made of and how; a compiler that is not there is left empty.
+
+        Args:
+            portable: for all devices of the accelerator's kind, not only for those present.
+
+        Raises:
+            OpBuildError: a source or a folder of headers is not where it should be.
+        """
+        accelerator = self.accelerator
+        return Recipe(
+            name=self.name,
+            base=self._folders()[0],
+            units=tuple(self._unit(source, portable) for source in self._sources()),
+            include_paths=tuple(self._found(path) for path in self.include_paths()),
+            system_paths=tuple(accelerator.op_include_paths()),
+            linker=self._compiler(".cpp"),
+            link_flags=(*accelerator.op_link_flags(self._suffixes()), *self.link_args()),
+            stable_abi=self.stable_abi,
+        )
+
+    def _find(self) -> tuple[Path | None, Recipe, str | None]:
+        """The library if there is one, what it is made of, and where one can be built, its key."""
+        recipe = self.recipe()
+        versions = store.versions(recipe) if self.incompatibility() is None else None
+        key = recipe.key(versions) if versions is not None else None
+        library = self._built(recipe, versions)
+        if library is None:
+            # One for all devices of a kind was made where there was none: while an image was built.
+            library = self._built(self.recipe(portable=True), versions)
+        return library, recipe, key
+
+    def _built(self, recipe: Recipe, versions: list[str] | None) -> Path | None:
+        library = self._built_ahead(recipe)
+        if library is None and versions is not None:
+            library = store.find(recipe, recipe.key(versions))
+        elif library is None:
+            library = store.find_built_elsewhere(recipe)
+        return library
+
+    def _built_ahead(self, recipe: Recipe) -> Path | None:
+        """The library that :meth:`builder` installed beside the builder, if it is of this very source."""
+        found = (path for folder in self._folders() for path in folder.glob(f"{recipe.full_name}*.so"))
+        return next(found, None)
+
+    def _open(self, library: Path, key: str | None) -> bool:
+        """Whether the library could be loaded; one that was built here has to."""
+        if library in _opened:
+            return True
+        try:
+            self.open_library(library)
+        except OSError as error:
+            if key is not None:
+                raise OpBuildError(f'The op "{self.name}" was built, but does not load: {error}.') from error
+            self._warn_of_fallback(f"{library} was built elsewhere and does not load: {error}")
+            return False
+        _opened.add(library)
+        return True
+
+    def _warn_of_fallback(self, reason: str | None) -> None:
+        _logger.warning(
+            'The op "%s" runs on plain torch, with the same results but slower: %s.', self.name, reason
+        )
+
+    def _compiler(self, suffix: str) -> tuple[str, ...]:
+        try:
+            return tuple(self.accelerator.op_compiler(suffix))
+        except CompilerNotFoundError:
+            return ()
+
+    def _unit(self, source: Source, portable: bool) -> Unit:
+        suffix = Path(source.path).suffix
+        own = self.cxx_args() if suffix in CXX_SUFFIXES else []
+        return Unit(
+            label=source.path,
+            path=self._found(source.path),
+            compiler=self._compiler(suffix),
+            flags=(*self.accelerator.op_compile_flags(suffix, portable), *own, *source.flags),
+        )
+
+    def _sources(self) -> list[Source]:
+        return [Source(source) if isinstance(source, str) else source for source in self.sources()]
+
+    def _suffixes(self) -> list[str]:
+        """How the names of the sources end, and C++'s for the linker."""
+        if not self.sources():
+            return []
+        return list(dict.fromkeys([*(Path(source.path).suffix for source in self._sources()), ".cpp"]))
+
+    def _folders(self) -> list[Path]:
+        """The folders of the modules that define this class and the ones it derives from."""
+        modules = [
+            sys.modules[cls.__module__] for cls in type(self).__mro__ if cls not in (OpBuilder, object)
+        ]
+        files = [module.__file__ for module in modules if getattr(module, "__file__", None)]
+        return list(dict.fromkeys(Path(file).resolve().parent for file in files if file is not None))
+
+    def _found(self, path: str) -> Path:
+        for folder in self._folders():
+            if (folder / path).exists():
+                return folder / path
+        raise OpBuildError(
+            f'The op "{self.name}" needs {path}, which is not in {self._folders()[0]}, the folder of '
+            f"{type(self).__module__}."
+        )

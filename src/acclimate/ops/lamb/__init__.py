@@ -1,5 +1,0 @@
-"""LAMB, for whole groups on any device."""
-
-from acclimate.ops.lamb.optimizer import FusedLamb
-
-__all__ = ["FusedLamb"]

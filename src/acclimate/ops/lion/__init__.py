@@ -1,5 +1,0 @@
-"""Lion: on the host (CPULion), and for whole groups on any device (FusedLion)."""
-
-from acclimate.ops.lion.optimizers import CPULion, FusedLion
-
-__all__ = ["CPULion", "FusedLion"]

@@ -1,0 +1,1 @@
+"""Native optimizers: what they share, and one folder for each."""

@@ -1,0 +1,5 @@
+"""Adagrad on the host."""
+
+from acclimate.ops.optimizers.adagrad.optimizer import CPUAdagrad
+
+__all__ = ["CPUAdagrad"]

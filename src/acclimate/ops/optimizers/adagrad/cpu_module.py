@@ -1,0 +1,93 @@
+"""DeepSpeed's functions for Adagrad on the host: what ``CPUAdagradBuilder().load()`` returns.
+
+Signatures are those of DeepSpeed 0.19's ``cpu_adagrad`` extension, so that its ``DeepSpeedCPUAdagrad`` runs
+on this module. DeepSpeed's also overwrites the gradient; this one leaves it as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from acclimate.errors import InvalidOptimizerArgumentError
+from acclimate.ops.optimizers.adagrad.schema import define
+from acclimate.ops.optimizers.simd import chosen_isa
+
+_logger = logging.getLogger("acclimate")
+_optimizers: set[int] = set()
+
+
+def create_adagrad(
+    optimizer_id: int,
+    alpha: float = 1e-2,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    should_log: bool = False,
+) -> int:
+    """Makes an optimizer known by a number; each update gives its settings, so none is kept.
+
+    Args:
+        optimizer_id: its number, chosen by the caller.
+        alpha: not used; :func:`adagrad_update` has the learning rate.
+        eps: not used, likewise.
+        weight_decay: not used, likewise.
+        should_log: logs, as information, that the optimizer was made.
+
+    Returns:
+        0.
+    """
+    _optimizers.add(optimizer_id)
+    if should_log:
+        _logger.info(
+            "Adagrad optimizer %d: lr %g, eps %g, weight decay %g.", optimizer_id, alpha, eps, weight_decay
+        )
+    return 0
+
+
+def destroy_adagrad(optimizer_id: int) -> int:
+    """Forgets an optimizer. Returns 0."""
+    _optimizers.discard(optimizer_id)
+    return 0
+
+
+@torch.no_grad()
+def adagrad_update(
+    optimizer_id: int,
+    step: int,
+    lr: float,
+    epsilon: float,
+    weight_decay: float,
+    params: Tensor,
+    grads: Tensor,
+    exp_avg_sq: Tensor,
+) -> int:
+    """Updates one parameter and its state in place.
+
+    Args:
+        optimizer_id: as given to :func:`create_adagrad`.
+        step: the number of this update, from 1; without decay of the learning rate it changes nothing.
+        lr: learning rate.
+        epsilon: added to the denominator.
+        weight_decay: L2.
+        params: the parameter; float32, bfloat16 or float16, as all tensors here, in any combination.
+        grads: its gradient.
+        exp_avg_sq: the sum of squared gradients (the name is DeepSpeed's).
+
+    Returns:
+        0.
+
+    Raises:
+        InvalidOptimizerArgumentError: no optimizer has that number.
+    """
+    if optimizer_id not in _optimizers:
+        raise InvalidOptimizerArgumentError(
+            f"There is no Adagrad optimizer number {optimizer_id}. "
+            f"Call create_adagrad({optimizer_id}, …) first."
+        )
+    done = torch.tensor(float(step - 1))
+    define()([params], [grads], [exp_avg_sq], [done], [], lr=lr, lr_decay=0.0, weight_decay=weight_decay,
+             eps=epsilon, isa=chosen_isa())  # fmt: skip
+    torch.autograd.graph.increment_version(params)
+    return 0

@@ -1,0 +1,82 @@
+// The arguments of acclimate::adam_, checked; the schema is in acclimate.ops.optimizers.adam.schema.
+#pragma once
+
+#include <cmath>
+
+#include "../../csrc/group.h"
+
+namespace acclimate {
+
+// What is the same for all elements of a tensor in one step of Adam.
+struct AdamCoefficients {
+  float gradient_scale;   // multiplies the gradient: -1 to maximize, 1 / loss scale
+  float l2;               // weight decay that joins the gradient; 0 for none
+  float decay;            // multiplies the parameter: 1 - lr * weight decay, decoupled
+  float one_minus_beta1;
+  float lerp_rest;        // 1 - one_minus_beta1, rounded as torch.lerp does
+  float beta2;
+  float one_minus_beta2;
+  float variance_scale;   // 1 / sqrt(1 - beta2^t)
+  float eps;
+  float negative_step;    // -lr / (1 - beta1^t)
+};
+
+struct AdamSettings {
+  explicit AdamSettings(Arguments& arguments)
+      : lr(arguments.scalar<double>()),
+        beta1(arguments.scalar<double>()),
+        beta2(arguments.scalar<double>()),
+        eps(arguments.scalar<double>()),
+        weight_decay(arguments.scalar<double>()),
+        decoupled(arguments.scalar<bool>()),
+        bias_correction(arguments.scalar<bool>()),
+        maximize(arguments.scalar<bool>()),
+        gradient_scale(arguments.scalar<double>()),
+        isa(arguments.scalar<int64_t>()) {}
+
+  AdamCoefficients coefficients(double step) const {
+    const double correction1 = bias_correction ? 1.0 - std::pow(beta1, step) : 1.0;
+    const double correction2 = bias_correction ? 1.0 - std::pow(beta2, step) : 1.0;
+    const float one_minus_beta1 = static_cast<float>(1.0 - beta1);
+    return {
+        static_cast<float>(maximize ? -gradient_scale : gradient_scale),
+        static_cast<float>(decoupled ? 0.0 : weight_decay),
+        static_cast<float>(decoupled ? 1.0 - lr * weight_decay : 1.0),
+        one_minus_beta1,
+        1.0f - one_minus_beta1,
+        static_cast<float>(beta2),
+        static_cast<float>(1.0 - beta2),
+        static_cast<float>(1.0 / std::sqrt(correction2)),
+        static_cast<float>(eps),
+        static_cast<float>(-lr / correction1),
+    };
+  }
+
+  // In the order of the schema.
+  double lr, beta1, beta2, eps, weight_decay;
+  bool decoupled, bias_correction, maximize;
+  double gradient_scale;
+  int64_t isa;
+};
+
+// Members are made in the order of the schema.
+struct AdamCall {
+  explicit AdamCall(Arguments arguments)
+      : parameters(arguments.list()),
+        gradients(arguments.list()),
+        momenta(arguments.list()),
+        variances(arguments.list()),
+        steps(arguments.list()),
+        outputs(arguments.list()),
+        settings(arguments),
+        group(parameters, gradients, {{momenta, "exp_avg"}, {variances, "exp_avg_sq"}}, outputs),
+        coefficients(count_steps(
+            steps, group.size(), [this](double step) { return settings.coefficients(step); })) {}
+
+  TensorList parameters, gradients, momenta, variances, steps, outputs;
+  AdamSettings settings;
+  Group group;
+  std::vector<AdamCoefficients> coefficients;
+};
+
+}  // namespace acclimate

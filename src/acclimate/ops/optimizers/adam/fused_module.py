@@ -1,0 +1,51 @@
+"""DeepSpeed's function for Adam on a group of tensors: what ``FusedAdamBuilder().load()`` returns.
+
+Its signature is that of DeepSpeed 0.19's ``fused_adam`` extension, so that its ``FusedAdam`` runs on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from acclimate.ops.optimizers.adam.schema import define
+from acclimate.ops.optimizers.simd import chosen_isa
+
+
+@torch.no_grad()
+def multi_tensor_adam(
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: Sequence[Sequence[Tensor]],
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    step: int,
+    mode: int,
+    bias_correction: int,
+    weight_decay: float,
+) -> None:
+    """Updates a group of parameters and their state in place.
+
+    Args:
+        chunk_size: not used: work is divided evenly whatever the sizes are.
+        noop_flag: not used, as in DeepSpeed.
+        tensor_lists: gradients, parameters, first moments, second moments.
+        lr: learning rate.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        epsilon: added to the denominator.
+        step: the number of this update, from 1.
+        mode: 1 for decoupled weight decay, 0 for L2.
+        bias_correction: 1 if moments are corrected for starting at zero.
+        weight_decay: see ``mode``.
+    """
+    grads, params, exp_avgs, exp_avg_sqs = (list(tensors) for tensors in tensor_lists)
+    steps = list(torch.full((len(params),), float(step - 1)).unbind())
+    define()(params, grads, exp_avgs, exp_avg_sqs, steps, [], lr=lr, beta1=beta1, beta2=beta2, eps=epsilon,
+             weight_decay=weight_decay, decoupled=mode == 1, bias_correction=bias_correction == 1,
+             isa=chosen_isa())  # fmt: skip
+    torch.autograd.graph.increment_version(params)

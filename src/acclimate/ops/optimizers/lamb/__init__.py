@@ -1,0 +1,5 @@
+"""LAMB, for whole groups on any device."""
+
+from acclimate.ops.optimizers.lamb.optimizer import FusedLamb
+
+__all__ = ["FusedLamb"]

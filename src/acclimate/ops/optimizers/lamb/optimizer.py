@@ -1,0 +1,147 @@
+"""FusedLamb."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameterError
+from acclimate.ops.build.builder import OpBuilder
+from acclimate.ops.optimizers.base import GroupOptimizer, Parameters, by_device, check_settings, number
+from acclimate.ops.optimizers.lamb.builder import FusedLambBuilder
+from acclimate.ops.optimizers.lamb.schema import define
+from acclimate.ops.optimizers.shards import is_sharded
+
+
+class FusedLamb(GroupOptimizer):
+    r"""LAMB: Adam with a step for each tensor in proportion to its norm, for very large batches.
+
+    For gradient :math:`g_t`, learning rate :math:`\gamma` and weight decay :math:`\lambda`, for each
+    parameter tensor:
+
+    .. math::
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t, \quad v_t = \beta_2 v_{t-1} + (1 - \beta_2) g_t^2 \\
+        u_t &= \frac{m_t / (1 - \beta_1^t)}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon} + \lambda \theta_{t-1} \\
+        \theta_t &= \theta_{t-1} - \gamma \,
+            \mathrm{clip}\left(\frac{\lVert \theta_{t-1} \rVert}{\lVert u_t \rVert}\right) u_t
+
+    where the ratio is 1 if either norm is 0. Paper: You et al., "Large Batch Optimization for Deep Learning:
+    Training BERT in 76 minutes" (arXiv:1904.00962).
+
+    On CUDA three launches update a whole group; elsewhere it runs in plain torch. Arithmetic is in float32.
+
+    Args:
+        params: parameters, parameter groups or named parameters; float32, bfloat16 or float16.
+        lr: learning rate.
+        bias_correction: divide the moments by :math:`1 - \beta^t`.
+        betas: decay of the moments, each from 0 to below 1.
+        eps: added to the denominator.
+        eps_inside_sqrt: added to the second moment before its root is taken, instead.
+        weight_decay: joins the update.
+        max_grad_norm: gradients of a group are scaled down to this norm; 0: they are not.
+        max_coeff: the greatest trust ratio.
+        min_coeff: the least.
+        amsgrad: only ``False``.
+        maximize: go up the gradient.
+        state_dtype: of the state; ``None``: each parameter's.
+        master_weights: keep a float32 copy of each 16-bit parameter in the state, update that, and write the
+            parameter from it in the same pass.
+
+    Raises:
+        InvalidOptimizerArgumentError: a setting that it cannot have.
+        UnsupportedParameterError: a parameter of another dtype.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    builders: ClassVar[Mapping[str, type[OpBuilder]]] = {"cuda": FusedLambBuilder}
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float | Tensor = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        eps_inside_sqrt: bool = False,
+        weight_decay: float = 0.0,
+        max_grad_norm: float = 0.0,
+        max_coeff: float = 10.0,
+        min_coeff: float = 0.01,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        state_dtype: torch.dtype | None = None,
+        master_weights: bool = False,
+    ) -> None:
+        if amsgrad:
+            raise InvalidOptimizerArgumentError("FusedLamb has no AMSGrad variant. Leave amsgrad out.")
+        check_settings(lr=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay,
+                       max_grad_norm=max_grad_norm, max_coeff=max_coeff, min_coeff=min_coeff)  # fmt: skip
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "bias_correction": bias_correction,
+            "max_grad_norm": max_grad_norm,
+            "max_coeff": max_coeff,
+            "min_coeff": min_coeff,
+            "maximize": maximize,
+        }
+        self.eps_inside_sqrt = eps_inside_sqrt
+        self._op = define()
+        self._ratios: list[Tensor] = []
+        super().__init__(params, defaults, state_dtype=state_dtype, master_weights=master_weights)
+
+    def check_parameter(self, parameter: Tensor) -> None:
+        """Loads the op for the parameter's device.
+
+        Raises:
+            UnsupportedParameterError: a parameter that this optimizer cannot update.
+        """
+        if is_sharded(parameter):
+            raise UnsupportedParameterError(
+                "FusedLamb scales each parameter's update by norms of the whole of it, and was given one "
+                "that is sharded over ranks. Use FusedAdam, or a model whose ranks hold it whole (DDP)."
+            )
+        super().check_parameter(parameter)
+
+    def get_lamb_coeffs(self) -> list[float]:
+        """The trust ratios of the last step, in the order of the parameters that had a gradient."""
+        return [ratio for ratios in self._ratios for ratio in ratios.tolist()]
+
+    def step(self, *arguments: Any, **options: Any) -> Any:
+        """Updates all parameters that have a gradient; see :meth:`GroupOptimizer.step`."""
+        self._ratios.clear()
+        return super().step(*arguments, **options)
+
+    def update(
+        self,
+        group: Mapping[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: tuple[list[Tensor], list[Tensor]],
+        steps: list[Tensor],
+        outputs: list[Tensor],
+        grad_scale: float,
+    ) -> None:
+        """Updates the tensors of one group, in one call for each device they are on."""
+        beta1, beta2 = group["betas"]
+        limit = group["max_grad_norm"]
+        if limit > 0:
+            norms = torch._foreach_norm(grads)
+            norm = torch.stack([n.float().to(norms[0].device) for n in norms]).norm().item() * grad_scale
+            grad_scale /= max(1.0, norm / limit)
+        for part in by_device(params, grads, *states, steps, outputs):
+            ratios = torch.ones(len(part[0]), dtype=torch.float32, device=part[0][0].device)
+            self._op(
+                *part, ratios,
+                lr=number(group["lr"]), beta1=number(beta1), beta2=number(beta2), eps=group["eps"],
+                weight_decay=group["weight_decay"], min_ratio=group["min_coeff"],
+                max_ratio=group["max_coeff"], bias_correction=group["bias_correction"],
+                eps_inside_sqrt=self.eps_inside_sqrt, maximize=group["maximize"], grad_scale=grad_scale,
+            )  # fmt: skip
+            self._ratios.append(ratios)

@@ -1,0 +1,97 @@
+"""DeepSpeed's functions for Lion on the host: what ``CPULionBuilder().load()`` returns.
+
+Signatures are those of DeepSpeed 0.19's ``cpu_lion`` extension, so that its ``DeepSpeedCPULion`` runs on
+this module.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from acclimate.errors import InvalidOptimizerArgumentError
+from acclimate.ops.optimizers.lion.schema import define
+from acclimate.ops.optimizers.simd import chosen_isa
+
+_logger = logging.getLogger("acclimate")
+_optimizers: set[int] = set()
+
+
+def create_lion(
+    optimizer_id: int,
+    alpha: float = 1e-3,
+    betta1: float = 0.9,
+    betta2: float = 0.999,
+    weight_decay: float = 0.0,
+    should_log: bool = False,
+) -> int:
+    """Makes an optimizer known by a number; each update gives its settings, so none is kept.
+
+    Args:
+        optimizer_id: its number, chosen by the caller.
+        alpha: not used; :func:`lion_update` has the learning rate.
+        betta1: not used, likewise.
+        betta2: not used, likewise.
+        weight_decay: not used, likewise.
+        should_log: logs, as information, that the optimizer was made.
+
+    Returns:
+        0.
+    """
+    _optimizers.add(optimizer_id)
+    if should_log:
+        _logger.info(
+            "Lion optimizer %d: lr %g, betas (%g, %g), weight decay %g.",
+            optimizer_id, alpha, betta1, betta2, weight_decay,
+        )  # fmt: skip
+    return 0
+
+
+def destroy_lion(optimizer_id: int) -> int:
+    """Forgets an optimizer. Returns 0."""
+    _optimizers.discard(optimizer_id)
+    return 0
+
+
+@torch.no_grad()
+def lion_update(
+    optimizer_id: int,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    params: Tensor,
+    grads: Tensor,
+    exp_avg: Tensor,
+) -> int:
+    """Updates one parameter and its state in place.
+
+    Args:
+        optimizer_id: as given to :func:`create_lion`.
+        step: the number of this update, from 1; Lion has no bias correction, so it changes nothing.
+        lr: learning rate.
+        beta1: weight of the momentum in the direction.
+        beta2: decay of the momentum.
+        weight_decay: decoupled.
+        params: the parameter; float32, bfloat16 or float16, as all tensors here, in any combination.
+        grads: its gradient.
+        exp_avg: momentum.
+
+    Returns:
+        0.
+
+    Raises:
+        InvalidOptimizerArgumentError: no optimizer has that number.
+    """
+    if optimizer_id not in _optimizers:
+        raise InvalidOptimizerArgumentError(
+            f"There is no Lion optimizer number {optimizer_id}. Call create_lion({optimizer_id}, …) first."
+        )
+    done = torch.tensor(float(step - 1))
+    define()([params], [grads], [exp_avg], [done], [], lr=lr, beta1=beta1, beta2=beta2,
+             weight_decay=weight_decay, isa=chosen_isa())  # fmt: skip
+    torch.autograd.graph.increment_version(params)
+    return 0

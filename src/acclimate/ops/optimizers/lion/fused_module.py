@@ -1,0 +1,44 @@
+"""DeepSpeed's function for Lion on a group of tensors: what ``FusedLionBuilder().load()`` returns.
+
+Its signature is that of DeepSpeed 0.19's ``fused_lion`` extension, so that its ``FusedLion`` runs on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from acclimate.ops.optimizers.lion.schema import define
+from acclimate.ops.optimizers.simd import chosen_isa
+
+
+@torch.no_grad()
+def multi_tensor_lion(
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: Sequence[Sequence[Tensor]],
+    lr: float,
+    beta1: float,
+    beta2: float,
+    step: int,
+    weight_decay: float,
+) -> None:
+    """Updates a group of parameters and their state in place.
+
+    Args:
+        chunk_size: not used: work is divided evenly whatever the sizes are.
+        noop_flag: not used, as in DeepSpeed.
+        tensor_lists: gradients, parameters, momenta.
+        lr: learning rate.
+        beta1: weight of the momentum in the direction.
+        beta2: decay of the momentum.
+        step: the number of this update, from 1; Lion has no bias correction, so it changes nothing.
+        weight_decay: decoupled.
+    """
+    grads, params, exp_avgs = (list(tensors) for tensors in tensor_lists)
+    steps = list(torch.full((len(params),), float(step - 1)).unbind())
+    define()(params, grads, exp_avgs, steps, [], lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay,
+             isa=chosen_isa())  # fmt: skip
+    torch.autograd.graph.increment_version(params)
