@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from acclimate.launch.binding import affinity as memory_policy
 from acclimate.launch.binding.affinity import apply_binding
 from acclimate.launch.binding.cores import RankBinding, bind_ranks
-from acclimate.launch.binding.cores import affinity as memory_policy
 from acclimate.topology import format_cpu_list, read_topology
 
 pytestmark = pytest.mark.skipif(
