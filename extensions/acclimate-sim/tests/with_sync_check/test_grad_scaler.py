@@ -143,7 +143,8 @@ def test_a_scale_that_is_no_power_of_two_is_inverted_to_the_nearest_float() -> N
 
 def test_the_state_of_a_scaler_goes_on_where_it_was() -> None:
     weight = torch.ones(4, device="sim", requires_grad=True)
-    optimizer, scaler = torch.optim.SGD([weight], lr=0.1), SIM.amp.GradScaler(init_scale=64.0, growth_interval=2)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler = SIM.amp.GradScaler(init_scale=64.0, growth_interval=2)
 
     def step(scaler: torch.amp.GradScaler) -> None:
         optimizer.zero_grad()
