@@ -42,7 +42,12 @@ def _device_module(device_type: str) -> str:
 
 _TORCH_XPU = "import torch\ntorch.xpu.device_count = lambda: DEVICES\n"
 _CUDA = dedent("""
-    import torch
+    import ctypes, torch
+    class Linker(ctypes.CDLL):
+        def __init__(self, name, *args, **kwargs):
+            if name != "libcuda.so.1":
+                super().__init__(name, *args, **kwargs)
+    ctypes.CDLL = Linker
     torch.backends.cuda.is_built = lambda: True
     torch.cuda.device_count = lambda: DEVICES
 """)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
+import itertools
 import json
 import os
 import signal
@@ -150,9 +151,12 @@ def _hide_installed_plug_ins(path: Sequence[str]) -> None:
     find = importlib.metadata.entry_points
 
     def entry_points(**selection: Any) -> Any:
+        found = find(**selection)
+        # Up to Python 3.11 a call without a selection gives a dictionary of groups (triton makes one).
+        groups = found.values() if isinstance(found, dict) else [found]
         return importlib.metadata.EntryPoints(
             point
-            for point in find(**selection)
+            for point in itertools.chain.from_iterable(groups)
             if point.group != "acclimate.backends" or str(point.dist.locate_file("")) in path
         )
 

@@ -60,6 +60,11 @@ def overrides(backend: type[Accelerator]) -> dict[str, Any]:
     }
 
 
+def members(cls: type) -> list[tuple[str, Any]]:
+    """What a class and its bases have, without the descriptors being called (getmembers_static is 3.11's)."""
+    return [(name, inspect.getattr_static(cls, name)) for name in dir(cls)]
+
+
 def function_of(member: Any) -> Callable[..., Any]:
     return member.fget if isinstance(member, property) else member
 
@@ -133,7 +138,7 @@ def test_a_backend_is_three_lines() -> None:
 
 
 def test_every_public_method_is_annotated() -> None:
-    for name, member in inspect.getmembers_static(Accelerator):
+    for name, member in members(Accelerator):
         if name.startswith("_") or not (inspect.isfunction(member) or isinstance(member, property)):
             continue
         hints = typing.get_type_hints(function_of(member))
@@ -202,8 +207,8 @@ PLAIN = (bool, int, str, float, list, tuple, dict, type(None))
 
 
 def methods() -> list[str]:
-    members = inspect.getmembers_static(CPUAccelerator)
-    return [n for n, m in members if inspect.isfunction(m) and not n.startswith("_") and n not in SPECIAL]
+    found = members(CPUAccelerator)
+    return [n for n, m in found if inspect.isfunction(m) and not n.startswith("_") and n not in SPECIAL]
 
 
 @pytest.mark.parametrize("name", methods())

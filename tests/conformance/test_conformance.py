@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from acclimate.conformance.runner.session import Session, select
+from acclimate.conformance.runner.worker_process import end_group
 from fresh_process import plain_environment
 
 HERE = Path(__file__).parent
@@ -169,6 +170,20 @@ def test_a_check_that_is_ended_leaves_none_of_its_processes_behind(monkeypatch: 
     assert result.outcome == "failed"
     assert "did not finish within 6 s" in result.reason
     assert theirs() == []
+
+
+def test_a_workers_processes_are_gone_when_ending_them_returns() -> None:
+    """A killed process goes on until the kernel has freed its memory."""
+    code = "import time; memory = b'x' * (300 << 20); print('started', flush=True); time.sleep(600)"
+    command = ["sh", "-c", '"$0" -c "$1" & wait', sys.executable, code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as shell:
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        processes = [psutil.Process(shell.pid), *psutil.Process(shell.pid).children()]
+        end_group(shell.pid)
+        alive = [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert len(processes) == 2
+    assert alive == []
 
 
 # -- the plugin for pytest -----------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import glob
 import os
 import re
 import sys
@@ -12,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _BUILD = re.compile(r"""^(\w+)\b[^=\n]*=\s*['"](.+)['"]""", re.MULTILINE)
+# Servers and PCs; integrated GPUs (Jetson); the Windows around WSL.
+_NVIDIA_DEVICE_FILES = ("/dev/nvidia*", "/dev/nvhost-*", "/dev/nvgpu*", "/dev/dxg")
 
 
 def is_installed(package: str) -> bool:
@@ -65,6 +69,20 @@ def torch_build() -> dict[str, str]:
     except OSError:
         return {}
     return {name: release for name, release in _BUILD.findall(source) if not name.startswith("_")}
+
+
+def has_nvidia_driver() -> bool:
+    """Whether CUDA's runtime would find a driver, told without starting it.
+
+    A driver opens files under ``/dev``; one that reaches GPUs over a network has the library alone.
+    """
+    if not sys.platform.startswith("linux") or any(map(glob.glob, _NVIDIA_DEVICE_FILES)):
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")  # loading it starts nothing: that is what cuInit() is for
+    except OSError:
+        return False
+    return True
 
 
 def has_ipex_for_gpus() -> bool:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from types import ModuleType
 
-from acclimate.backends.presence import is_bare_folder, locate
+from acclimate.backends.presence import has_nvidia_driver, is_bare_folder, locate, torch_build
 
 Probe = Callable[[], "str | None"]
 
@@ -111,7 +111,9 @@ def cuda() -> str | None:
     if not torch.backends.cuda.is_built():
         return f"this build of torch ({torch.__version__}) has no CUDA support."
     # Not torch.cuda.is_available(): it starts the driver, after which forked children cannot use CUDA.
-    # device_count() asks the management library first.
+    # device_count() asks the management library first, and starts the driver where that does not answer.
+    if "cuda" in torch_build() and not has_nvidia_driver():
+        return f"torch {torch.__version__} finds no NVIDIA driver."
     if torch.cuda.device_count() == 0:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         hidden = "" if visible is None else f' (CUDA_VISIBLE_DEVICES is "{visible}")'

@@ -12,6 +12,8 @@ import time
 from contextlib import suppress
 from typing import IO, Any
 
+import psutil
+
 from acclimate.conformance.runner.processes import ending, inherited_path
 
 _REAPING_S = 5  # how long a process that closed its output may take to end
@@ -94,11 +96,29 @@ class WorkerProcess:
             process.wait(_REAPING_S)
         except subprocess.TimeoutExpired:
             process.kill()
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # what a check started and did not end
+        end_group(process.pid)  # what a check started and did not end
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with suppress(BrokenPipeError):
                     pipe.close()
         return ending(process.returncode)
+
+
+def end_group(group: int) -> None:
+    """Ends the processes of a group, and waits for their end: a killed process goes on for a moment."""
+    deadline = time.monotonic() + _REAPING_S
+    with suppress(ProcessLookupError, PermissionError):  # there is none
+        os.killpg(group, signal.SIGKILL)
+        while _runs(group) and time.monotonic() < deadline:
+            time.sleep(0.01)
+            os.killpg(group, signal.SIGKILL)
+
+
+def _runs(group: int) -> bool:
+    """Whether a process of a group is alive; one that ended and that nobody has waited for is not."""
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, PermissionError, psutil.Error):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
