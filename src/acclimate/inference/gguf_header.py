@@ -1,25 +1,32 @@
 """The header of a GGUF file, read and checked in well under a second.
 
-``gguf.GGUFReader`` builds several numpy views per vocabulary entry: 11 s for 262,144 tokens, and
-transformers runs it three times per load. Conversion needs only where each entry lies, so this reader
-walks over the arrays. It also refuses what the other one would crash on: every length is checked against
-the file. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+``gguf.GGUFReader`` builds several numpy views per vocabulary entry: 11 s for 262,144 tokens. Conversion
+needs only where each entry lies, so this reader walks over the arrays. Every count and every length is
+compared with the bytes that are left in the file before anything of that size is read or built, so time and
+memory are bounded by the file's size. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from acclimate.errors import CorruptModelError
+from acclimate.errors import AcclimateError, CorruptModelError, UnsupportedModelError
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+
+# The fewest bytes that one can take: a key without letters and a byte; a tensor of one dimension.
+_SMALLEST_ENTRY, _SMALLEST_TENSOR, _SMALLEST_STRING = 13, 32, 8
+_LARGEST_ALIGNMENT = 1 << 20
+# Far above any real model's (a few thousand): reading more would take minutes and gigabytes.
+_MOST_ENTRIES = 200_000
 
 Scalar = int | float | bool | str
 
@@ -33,6 +40,12 @@ class MetadataEntry:
     array_length: int | None
     start: int
     end: int
+    numbers_start: int | None = None
+    """Where the elements of an array of numbers begin."""
+    numbers_format: str = ""
+    """The :mod:`struct` letter of such an element."""
+    longest_string: int = 0
+    """Of an array of strings, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -72,21 +85,32 @@ class GGUFHeader:
         entry = self.metadata.get(key)
         return None if entry is None else entry.value
 
+    def numbers(self, key: str) -> tuple[int | float | bool, ...] | None:
+        """The elements of a key that is an array of numbers, or ``None``."""
+        entry = self.metadata.get(key)
+        if entry is None or entry.numbers_start is None or entry.array_length is None:
+            return None
+        with self.path.open("rb") as file:
+            file.seek(entry.numbers_start)
+            content = file.read(entry.end - entry.numbers_start)
+        return struct.unpack(f"<{entry.array_length}{entry.numbers_format}", content)
+
 
 def read_gguf_header(path: Path) -> GGUFHeader:
     """Reads the header of a GGUF file.
 
     Raises:
         CorruptModelError: this is no GGUF file, or its header is truncated or makes no sense.
+        UnsupportedModelError: its numbers are big-endian.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _parse(path, content)
     except (struct.error, IndexError, OverflowError) as error:
         raise CorruptModelError(f"{path} is truncated: it ends within its header") from error
-    except ValueError as error:  # an empty file cannot be mapped; CorruptModelError is one too
-        if isinstance(error, CorruptModelError):
-            raise
+    except AcclimateError:
+        raise
+    except ValueError as error:  # an empty file cannot be mapped; a name is not UTF-8
         raise CorruptModelError(f"{path} is not a readable GGUF file: {error}") from error
 
 
@@ -95,34 +119,68 @@ def _parse(path: Path, content: mmap.mmap) -> GGUFHeader:
         raise CorruptModelError(f"{path} is not a GGUF file: it does not begin with {MAGIC.decode()}")
     version, tensor_count, entry_count = struct.unpack_from("<IQQ", content, 4)
     if version not in _VERSIONS:
+        if version.to_bytes(4, "big") in (number.to_bytes(4, "little") for number in _VERSIONS):
+            raise UnsupportedModelError(
+                f"{path} is a big-endian GGUF file; only little-endian ones can be read"
+            )
         raise CorruptModelError(f"{path} has GGUF version {version}; versions 2 and 3 can be read")
+    _check_count(path, content, 24, entry_count, _SMALLEST_ENTRY, "metadata keys")
     position = 24
-    metadata = {}
+    metadata: dict[str, MetadataEntry] = {}
     for _ in range(entry_count):
         start = position
         key, position = _string(content, position)
+        if key in metadata:
+            raise CorruptModelError(f"{path} is corrupt: its header has the key {key!r} twice")
         (kind,) = struct.unpack_from("<I", content, position)
-        value, length, position = _value(path, content, position + 4, kind)
-        metadata[key] = MetadataEntry(value, length, start, position)
+        metadata[key] = entry = _entry(path, content, start, position + 4, kind)
+        position = entry.end
+    alignment = _alignment(path, metadata)
     tensors_start = position
+    _check_count(path, content, position, tensor_count, _SMALLEST_TENSOR, "tensors")
     tensors = []
     for _ in range(tensor_count):
         name, position = _string(content, position)
         (dimensions,) = struct.unpack_from("<I", content, position)
-        if dimensions > 4:  # GGML_MAX_DIMS
+        if not 1 <= dimensions <= 4:  # GGML_MAX_DIMS
             raise CorruptModelError(f"{path} is corrupt: tensor {name!r} has {dimensions} dimensions")
         sizes = struct.unpack_from(f"<{dimensions}Q", content, position + 4)
         ggml_type, offset = struct.unpack_from("<IQ", content, position + 4 + 8 * dimensions)
         position += 16 + 8 * dimensions
+        if 0 in sizes or offset % alignment:
+            raise CorruptModelError(
+                f"{path} is corrupt: tensor {name!r} has the shape {sizes[::-1]} and begins at byte {offset}"
+            )
         tensors.append(TensorEntry(name, sizes[::-1], ggml_type, offset))
-    entry = metadata.get("general.alignment")
-    alignment = entry.value if entry is not None else 32
-    if not isinstance(alignment, int) or alignment <= 0:
-        raise CorruptModelError(f"{path} is corrupt: its alignment is {alignment!r}")
+    repeated = [name for name, count in Counter(tensor.name for tensor in tensors).items() if count > 1]
+    if repeated:
+        raise CorruptModelError(f"{path} is corrupt: it has the tensor {repeated[0]!r} twice")
     data_start = -(-position // alignment) * alignment
     if tensors and data_start > len(content):
         raise CorruptModelError(f"{path} is truncated: it ends within its header")
     return GGUFHeader(path, version, metadata, tuple(tensors), tensors_start, position, data_start)
+
+
+def _check_count(path: Path, content: mmap.mmap, position: int, count: int, smallest: int, what: str) -> None:
+    if count > (len(content) - position) // smallest:
+        raise CorruptModelError(
+            f"{path} is truncated or corrupt: its header promises {count:,} {what}, "
+            f"more than its {len(content):,} bytes can hold"
+        )
+    if count > _MOST_ENTRIES and smallest != _SMALLEST_STRING:
+        raise CorruptModelError(f"{path} is corrupt: its header promises {count:,} {what}")
+
+
+def _alignment(path: Path, metadata: dict[str, MetadataEntry]) -> int:
+    entry = metadata.get("general.alignment")
+    alignment = entry.value if entry is not None else 32
+    if (
+        isinstance(alignment, bool)
+        or not isinstance(alignment, int)
+        or not 0 < alignment <= _LARGEST_ALIGNMENT
+    ):
+        raise CorruptModelError(f"{path} is corrupt: its alignment is {alignment!r}")
+    return alignment
 
 
 def _string(content: mmap.mmap, position: int) -> tuple[str, int]:
@@ -133,29 +191,37 @@ def _string(content: mmap.mmap, position: int) -> tuple[str, int]:
     return content[position + 8 : end].decode("utf-8"), end
 
 
-def _value(path: Path, content: mmap.mmap, position: int, kind: int) -> tuple[Scalar | None, int | None, int]:
-    """One value, or ``None`` and the length of an array; and where it ends."""
+def _entry(path: Path, content: mmap.mmap, start: int, position: int, kind: int) -> MetadataEntry:
+    """The value that begins at ``position``, of the key that begins at ``start``."""
     if kind in _SCALARS:
         code = "<" + _SCALARS[kind]
-        return struct.unpack_from(code, content, position)[0], None, position + struct.calcsize(code)
+        (value,) = struct.unpack_from(code, content, position)
+        return MetadataEntry(value, None, start, position + struct.calcsize(code))
     if kind == _STRING:
         text, end = _string(content, position)
-        return text, None, end
+        return MetadataEntry(text, None, start, end)
     if kind != _ARRAY:
         raise CorruptModelError(f"{path} is corrupt: its header holds a value of type {kind}")
     element, count = struct.unpack_from("<IQ", content, position)
     position += 12
     if element in _SCALARS:
-        position += count * struct.calcsize("<" + _SCALARS[element])
-        if position > len(content):
+        code = _SCALARS[element]
+        end = position + count * struct.calcsize("<" + code)
+        if end > len(content):
             raise IndexError("an array ends beyond the file")
-    elif element == _STRING:
-        length_at = struct.Struct("<Q").unpack_from
-        for _ in range(count):
-            position += 8 + length_at(content, position)[0]
-    else:
+        return MetadataEntry(None, count, start, end, position, code)
+    if element != _STRING:
         raise CorruptModelError(f"{path} is corrupt: its header holds an array of type {element}")
-    return None, count, position
+    _check_count(path, content, position, count, _SMALLEST_STRING, "strings in one array")
+    length_at = struct.Struct("<Q").unpack_from
+    longest = 0
+    for _ in range(count):
+        (length,) = length_at(content, position)
+        position += 8 + length
+        longest = max(longest, length)
+    if position > len(content):
+        raise IndexError("an array ends beyond the file")
+    return MetadataEntry(None, count, start, position, longest_string=longest)
 
 
 def element_count(tensor: TensorEntry) -> int:

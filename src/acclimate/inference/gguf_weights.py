@@ -9,7 +9,7 @@ with the model.
 from __future__ import annotations
 
 import json
-import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -23,17 +23,10 @@ from gguf import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, get_t
 from gguf.quants import dequantize
 
 from acclimate.errors import CorruptModelError, UnsupportedModelError
+from acclimate.inference.gguf_config import Architecture
 from acclimate.inference.gguf_header import GGUFHeader, TensorEntry, element_count
 
-logger = logging.getLogger("acclimate.inference")
-
 Array = npt.NDArray[Any]
-
-# Architectures whose tensors differ from those of transformers only in name and in what `_values` undoes;
-# each is held to its loader by a test. The others take the general path.
-DIRECT_ARCHITECTURES = frozenset({"gemma2", "gemma3", "llama", "qwen2", "qwen3"})
-_NORMS_OFF_BY_ONE = frozenset({"gemma2", "gemma3"})
-_ROTARY_ROWS_INTERLEAVED = frozenset({"llama"})
 
 # Values unpacked at a time: small enough to stay in the second-level cache with the intermediates.
 _CHUNK_VALUES = 1 << 20
@@ -42,12 +35,21 @@ _SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float3
 
 
 @dataclass(frozen=True)
+class Part:
+    """Rows of one tensor of the file."""
+
+    source: TensorEntry
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
 class Placement:
-    """Where one parameter of the model comes from."""
+    """Where the values of one parameter of the model come from: parts in the order of its rows."""
 
     parameter: str
     shape: tuple[int, ...]
-    source: TensorEntry
+    parts: tuple[Part, ...]
 
 
 def stored_bytes(path: Path, tensor: TensorEntry) -> tuple[int, GGMLQuantizationType]:
@@ -69,58 +71,132 @@ def stored_bytes(path: Path, tensor: TensorEntry) -> tuple[int, GGMLQuantization
     return element_count(tensor) // block_values * block_bytes, kind
 
 
-def check_size(header: GGUFHeader, file_bytes: int) -> None:
-    """Raises :class:`CorruptModelError` if the file is shorter than its header says."""
-    needed = max(
-        (header.data_start + t.offset + stored_bytes(header.path, t)[0] for t in header.tensors), default=0
-    )
+def check_tensors(header: GGUFHeader, file_bytes: int) -> None:
+    """Checks that the file holds the data of all its tensors, in packings that can be read.
+
+    Raises:
+        CorruptModelError: the file is shorter than its header says, or two tensors share bytes.
+        UnsupportedModelError: tensors are packed in a way that the gguf package cannot unpack.
+    """
+    if not header.tensors:
+        raise CorruptModelError(f"{header.path} holds no tensors")
+    end, last, kinds = 0, "", set()
+    for tensor in sorted(header.tensors, key=lambda tensor: tensor.offset):
+        size, kind = stored_bytes(header.path, tensor)
+        kinds.add(kind)
+        if tensor.offset < end:
+            raise CorruptModelError(f"{header.path} is corrupt: tensors {last!r} and {tensor.name!r} overlap")
+        end, last = tensor.offset + size, tensor.name
+    needed = header.data_start + end
     if needed > file_bytes:
         raise CorruptModelError(
             f"{header.path} is truncated: it has {file_bytes:,} bytes, its header describes {needed:,}"
         )
-    if not header.tensors:
-        raise CorruptModelError(f"{header.path} holds no tensors")
+    if unreadable := sorted(kind.name for kind in kinds if not _can_unpack(kind)):
+        raise UnsupportedModelError(
+            f"{header.path} holds {', '.join(unreadable)} tensors, which the gguf package cannot unpack"
+        )
 
 
-def place_tensors(header: GGUFHeader, model: torch.nn.Module) -> list[Placement]:
-    """Says for each parameter of a model (which may be on the meta device) which tensor fills it.
+def _can_unpack(kind: GGMLQuantizationType) -> bool:
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def place_tensors(header: GGUFHeader, architecture: Architecture, model: torch.nn.Module) -> list[Placement]:
+    """Says for each parameter of a model (which may be on the meta device) which tensors fill it.
 
     Raises:
         CorruptModelError: the file lacks a tensor or has it in another shape.
+        UnsupportedModelError: it has tensors that the model has no place for.
     """
-    architectures = {name: number for number, name in MODEL_ARCH_NAMES.items()}
-    names = get_tensor_name_map(architectures[header.architecture], _layers(header))
+    config: Any = model.config
+    kinds = {name: number for number, name in MODEL_ARCH_NAMES.items()}
+    names = get_tensor_name_map(kinds[header.architecture], config.num_hidden_layers)
     available = {tensor.name: tensor for tensor in header.tensors}
+    unused = {name for name in available if not name.startswith(_READ_INTO_THE_CONFIG)}
     placements = []
     for parameter, value in model.named_parameters():  # names tied ones once
-        name = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
-        source = available.pop(name, None) if name is not None else None
-        if source is None:
-            raise CorruptModelError(f"{header.path} lacks {name or parameter!r}, which its model needs")
         shape = tuple(value.shape)
-        if source.shape != shape:
-            raise CorruptModelError(
-                f"{header.path}: tensor {source.name!r} has the shape {source.shape}, its model needs {shape}"
-            )
-        placements.append(Placement(parameter, shape, source))
-    if available:
-        logger.warning(
-            "%s holds tensors that transformers' model has no place for: %s",
-            header.path.name,
-            ", ".join(sorted(available)),
+        wanted = _sources(parameter, names)
+        sources = []
+        for name in wanted:
+            if name not in available:
+                raise CorruptModelError(f"{header.path} lacks {name}, which its model needs")
+            sources.append(available[name])
+        unused -= set(wanted)
+        expected = shape[::-1] if _is_transposed(architecture, sources[0]) else shape
+        placements.append(Placement(parameter, shape, _parts(header, parameter, expected, sources)))
+    if unused:
+        shown = sorted(unused)
+        more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
+        raise UnsupportedModelError(
+            f"{header.path} holds tensors that a {config.model_type} model in transformers has no place "
+            f"for: {', '.join(shown[:3])}{more}"
         )
     return placements
 
 
-def _layers(header: GGUFHeader) -> int:
-    layers = header.value(f"{header.architecture}.block_count")
-    if not isinstance(layers, int) or layers < 1:
-        raise CorruptModelError(f"{header.path} does not say how many layers its model has")
-    return layers
+# Scaling factors of the rotary embedding, which are settings to transformers.
+_READ_INTO_THE_CONFIG = ("rope_freqs.", "rope_factors_")
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+_HEAD_NORM = re.compile(r"\.([qk])_layernorm\.norms\.(\d+)\.weight$")
+
+
+def _sources(parameter: str, names: Any) -> list[str]:
+    """The names of the tensors in the file that hold a parameter."""
+    layer = _LAYER.search(parameter)
+    if layer is not None and parameter.endswith(".experts.gate_up_proj"):
+        return [f"blk.{layer[1]}.ffn_{part}_exps.weight" for part in ("gate", "up")]
+    if layer is not None and (norm := _HEAD_NORM.search(parameter)):
+        return [f"blk.{layer[1]}.attn_{norm[1]}_norm.weight"]
+    name = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
+    if name is None:
+        raise UnsupportedModelError(f"llama.cpp has no name for the parameter {parameter!r}")
+    return [name if name.endswith((".weight", ".bias")) else f"{name}.weight"]
+
+
+def _parts(
+    header: GGUFHeader, parameter: str, shape: tuple[int, ...], sources: list[TensorEntry]
+) -> tuple[Part, ...]:
+    rows = [prod(source.shape[:-1]) for source in sources]
+    if norm := _HEAD_NORM.search(parameter):  # all heads' norms are one tensor
+        head = int(norm[2])
+        _require_shape(header, sources[0], head < rows[0] and sources[0].shape[1:] == shape, shape)
+        return (Part(sources[0], head, 1),)
+    if len(sources) == 1:
+        fits = _without_ones(sources[0].shape) == _without_ones(shape)
+        _require_shape(header, sources[0], fits, shape)
+        return (Part(sources[0], 0, rows[0]),)
+    experts, both, width = shape  # gate and up of each expert are one matrix
+    each = both // len(sources)
+    for source in sources:
+        _require_shape(header, source, source.shape == (experts, each, width), (experts, each, width))
+    return tuple(Part(source, expert * each, each) for expert in range(experts) for source in sources)
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def _require_shape(header: GGUFHeader, tensor: TensorEntry, fits: bool, shape: tuple[int, ...]) -> None:
+    if not fits:
+        raise CorruptModelError(
+            f"{header.path}: tensor {tensor.name!r} has the shape {tensor.shape}, its model needs {shape}"
+        )
+
+
+def _is_transposed(architecture: Architecture, tensor: TensorEntry) -> bool:
+    part, _, kind = tensor.name.rpartition(".")
+    return kind == "weight" and part.rpartition(".")[2] in architecture.transposed
 
 
 def write_safetensors(
     header: GGUFHeader,
+    architecture: Architecture,
     placements: list[Placement],
     heads: Mapping[str, int],
     dtype: torch.dtype,
@@ -130,8 +206,9 @@ def write_safetensors(
     """Writes all parameters into one safetensors file.
 
     Args:
-        header: The GGUF file, whose size has been checked.
-        placements: Which tensor fills which parameter.
+        header: The GGUF file, whose tensors have been checked.
+        architecture: What llama.cpp's converter did to them.
+        placements: Which tensors fill which parameter.
         heads: ``query`` and ``key``: the attention's head counts.
         dtype: What to store; values are unpacked to float32 and rounded to it once.
         target: The file to write.
@@ -152,8 +229,12 @@ def write_safetensors(
     with target.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for placement in placements:
-            for values in _values(header, content, placement.source, heads):
-                _write(file, torch.from_numpy(values).to(dtype), advance)
+            for part in placement.parts:
+                chunks = _values(header, architecture, content, part, heads)
+                if _is_transposed(architecture, part.source):
+                    chunks = iter([np.concatenate(list(chunks)).T])
+                for values in chunks:
+                    _write(file, torch.from_numpy(values).to(dtype), advance)
 
 
 def _write(file: BinaryIO, values: torch.Tensor, advance: Callable[[int], None]) -> None:
@@ -163,38 +244,38 @@ def _write(file: BinaryIO, values: torch.Tensor, advance: Callable[[int], None])
 
 
 def _values(
-    header: GGUFHeader, content: Array, tensor: TensorEntry, heads: Mapping[str, int]
+    header: GGUFHeader, architecture: Architecture, content: Array, part: Part, heads: Mapping[str, int]
 ) -> Iterator[Array]:
-    """A tensor's values in float32, in the order transformers has them, in blocks of rows."""
+    """A part's values in float32, in the order transformers has them, in blocks of rows."""
+    tensor = part.source
     size, kind = stored_bytes(header.path, tensor)
     start = header.data_start + tensor.offset
     rows = content[start : start + size].reshape(prod(tensor.shape[:-1]), -1)
-    order = _row_order(header.architecture, tensor, rows.shape[0], heads)
+    rows = rows[part.first : part.first + part.count]
+    order = _rotary_order(architecture, tensor, heads)
+    is_bias = len(tensor.shape) == 1
     per_chunk = max(1, _CHUNK_VALUES // tensor.shape[-1])
     for first in range(0, rows.shape[0], per_chunk):
-        chosen = slice(first, first + per_chunk) if order is None else order[first : first + per_chunk]
-        try:
-            # A copy, for torch refuses to wrap the read-only map that a float32 tensor would be a view of.
-            values: Array = np.array(dequantize(np.ascontiguousarray(rows[chosen]), kind), dtype=np.float32)
-        except NotImplementedError as error:
-            raise UnsupportedModelError(
-                f"{header.path} holds {kind.name} tensors, which the gguf package cannot unpack"
-            ) from error
-        if header.architecture in _NORMS_OFF_BY_ONE and tensor.name.endswith("norm.weight"):
-            values -= 1  # llama.cpp stores 1 + weight
-        yield values
+        chosen: Any = slice(first, first + per_chunk)
+        if order is not None and not is_bias:
+            chosen = order[chosen]
+        # A copy, for torch refuses to wrap the read-only map that a float32 tensor would be a view of.
+        values: Array = np.array(dequantize(np.ascontiguousarray(rows[chosen]), kind), dtype=np.float32)
+        if architecture.norms_plus_one and tensor.name.endswith("norm.weight"):
+            values -= 1
+        yield values[..., order] if is_bias and order is not None else values
 
 
-def _row_order(architecture: str, tensor: TensorEntry, rows: int, heads: Mapping[str, int]) -> Array | None:
-    """Which stored row each row of transformers' tensor is; ``None`` if they are in the same order.
-
-    llama.cpp keeps the two halves of each head that rotary embedding mixes next to each other.
-    """
-    if architecture not in _ROTARY_ROWS_INTERLEAVED:
+def _rotary_order(architecture: Architecture, tensor: TensorEntry, heads: Mapping[str, int]) -> Array | None:
+    """Which stored output each output of transformers' tensor is; ``None`` if they are in the same order."""
+    if not architecture.rotary_rows_interleaved:
         return None
-    for part, count in ((".attn_q.", heads["query"]), (".attn_k.", heads["key"])):
-        if part in tensor.name:
-            if rows % (2 * count):
-                raise CorruptModelError(f"{tensor.name!r} has {rows} rows, which {count} heads cannot share")
-            return np.arange(rows).reshape(count, rows // count // 2, 2).swapaxes(1, 2).reshape(-1)
+    outputs = tensor.shape[0]
+    for name, count in ((".attn_q.", heads["query"]), (".attn_k.", heads["key"])):
+        if name in tensor.name:
+            if outputs % (2 * count):
+                raise CorruptModelError(
+                    f"{tensor.name!r} has {outputs} rows, which {count} heads cannot share"
+                )
+            return np.arange(outputs).reshape(count, outputs // count // 2, 2).swapaxes(1, 2).reshape(-1)
     return None

@@ -20,7 +20,7 @@ from acclimate.errors import (
     UnsupportedModelError,
 )
 from acclimate.inference.locate import find_model
-from acclimate.inference.quiet import quiet_transformers
+from acclimate.inference.quiet import first_line, quiet_transformers
 from acclimate.inference.text import ConvertedTokenizer, HubTokenizer, Tokenizer
 from acclimate.selection import get_accelerator
 
@@ -153,7 +153,7 @@ def _hub_tokenizer(folder: Path) -> Tokenizer:
             raise MissingExtraError(f"the tokenizer in {folder} needs one more package: {error}") from error
         except Exception as error:  # the tokenizers library raises plain Exception
             raise CorruptModelError(
-                f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}"
+                f"the tokenizer in {folder} cannot be loaded: {first_line(error)}"
             ) from error
 
 
@@ -167,14 +167,12 @@ def _load_module(folder: Path, dtype: torch.dtype) -> Any:
                 folder, dtype=dtype, local_files_only=True, output_loading_info=True
             )
         except SafetensorError as error:
-            raise CorruptModelError(
-                f"the weights in {folder} cannot be read: {_first_line(error)}"
-            ) from error
+            raise CorruptModelError(f"the weights in {folder} cannot be read: {first_line(error)}") from error
         except ImportError as error:
             raise MissingExtraError(f"the model in {folder} needs one more package: {error}") from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UnsupportedModelError(
-                f"transformers cannot load the model in {folder}: {_first_line(error)}"
+                f"transformers cannot load the model in {folder}: {first_line(error)}"
             ) from error
     # transformers fills parameters that have no weights with random numbers and only warns.
     for kind, names in (
@@ -188,7 +186,3 @@ def _load_module(folder: Path, dtype: torch.dtype) -> Any:
                 f"{folder} {kind} weights its config asks for: {', '.join(shown[:3])}{more}"
             )
     return module.eval()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

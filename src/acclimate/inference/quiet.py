@@ -1,4 +1,4 @@
-"""Keeps transformers' own bars and hints off the user's terminal while acclimate drives it."""
+"""Keeps transformers' own bars, hints and long errors off the user's terminal."""
 
 from __future__ import annotations
 
@@ -26,3 +26,8 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says in its first line; the name of its type if it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

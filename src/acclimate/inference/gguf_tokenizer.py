@@ -1,0 +1,126 @@
+"""The tokenizer of a GGUF file, made by transformers from the vocabulary in the file's header."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from acclimate.errors import CorruptModelError, UnsupportedModelError
+from acclimate.inference.gguf_header import GGUFHeader
+from acclimate.inference.quiet import first_line
+
+logger = logging.getLogger("acclimate.inference")
+
+_MODELS = ("gpt2", "llama")
+# llama.cpp's names of the ways to cut a text before merging that transformers does not know but that equal
+# one that it does, or GPT-2's own.
+_LIKE_GPT2 = frozenset({"gpt-2", "phi-2", "jina-es", "jina-de", "mellum", "modern-bert", "olmo", "mpt"})
+_DIGIT_BY_DIGIT = frozenset(
+    {"starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"}
+)
+_LIKE_QWEN2 = frozenset({"stablelm2", "hunyuan", "solar-open"})
+# llama.cpp too warns of these and goes on: no file says less than they do.
+_UNSTATED = frozenset({"", "default"})
+# Merges are derived in a time that grows with the square of a token's length; real ones have some 100 bytes.
+_LONGEST_TOKEN = 1024
+
+
+def check_vocabulary(header: GGUFHeader) -> None:
+    """Checks what can be told of a vocabulary before it is read.
+
+    Raises:
+        CorruptModelError: a part of it is missing or makes no sense.
+        UnsupportedModelError: it is of a kind that cannot be converted.
+    """
+    kind = header.value("tokenizer.ggml.model")
+    if kind not in _MODELS:
+        raise UnsupportedModelError(
+            f"{header.path} has a tokenizer of the kind {kind!r}; "
+            f"these can be converted: {', '.join(_MODELS)}"
+        )
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    count = tokens.array_length if tokens is not None else None
+    if tokens is None or not count or tokens.numbers_start is not None:
+        raise CorruptModelError(
+            f"{header.path} holds no vocabulary: tokenizer.ggml.tokens is no list of words"
+        )
+    if tokens.longest_string > _LONGEST_TOKEN:
+        raise CorruptModelError(
+            f"{header.path} is corrupt: a token of its vocabulary has {tokens.longest_string:,} bytes"
+        )
+    needed = "tokenizer.ggml.merges" if kind == "gpt2" else "tokenizer.ggml.scores"
+    if needed not in header.metadata and "tokenizer.ggml.merges" not in header.metadata:
+        raise CorruptModelError(f"{header.path} lacks the key {needed}, which its tokenizer needs")
+    for key in ("tokenizer.ggml.scores", "tokenizer.ggml.token_type"):
+        entry = header.metadata.get(key)
+        if entry is not None and (entry.array_length != count or entry.numbers_start is None):
+            raise CorruptModelError(f"{header.path} is corrupt: {key} is no list of {count:,} numbers")
+    _split(header)
+
+
+def convert_tokenizer(header: GGUFHeader, target: Path) -> None:
+    """Saves the tokenizer of a file whose vocabulary has been checked.
+
+    Raises:
+        CorruptModelError: the vocabulary contradicts itself.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    # In a folder of its own: transformers would also read what lies beside the file.
+    with tempfile.TemporaryDirectory(dir=target, prefix=".vocabulary") as folder:
+        (Path(folder) / "model.gguf").symlink_to(header.path.resolve())
+        try:
+            # The generic class: it loads tokenizer.json as it stands, where the model's own class, with the
+            # same result, would build the tokenizer again from its vocabulary at each start (3 s, not 1 s).
+            tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file="model.gguf")
+            split = _split(header)
+            if split is not None:
+                tokenizer.backend_tokenizer.pre_tokenizer = split
+        except Exception as error:  # the tokenizers library raises plain Exception
+            raise CorruptModelError(
+                f"the tokenizer in {header.path} cannot be converted: {first_line(error)}"
+            ) from error
+    tokenizer.name_or_path = ""  # else the folder that is gone
+    tokenizer.save_pretrained(target)
+
+
+def _split(header: GGUFHeader) -> Any | None:
+    """How a text is cut before merging, where transformers would cut it as GPT-2 does; else ``None``.
+
+    Raises:
+        UnsupportedModelError: nobody here knows the way that the file names.
+    """
+    from tokenizers import Regex, pre_tokenizers
+
+    name = header.value("tokenizer.ggml.pre") or ""
+    if header.value("tokenizer.ggml.model") != "gpt2":  # SentencePiece cuts nothing
+        return None
+    known = _known_splits()
+    if name in _UNSTATED:
+        logger.warning(
+            "%s does not say how its tokenizer cuts a text: GPT-2's way is taken", header.path.name
+        )
+        return None
+    if name in known or name in _LIKE_GPT2:
+        return None
+    if name in _DIGIT_BY_DIGIT:
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    if name in _LIKE_QWEN2 and "qwen2" in known:
+        by_words = pre_tokenizers.Split(Regex(known["qwen2"]), behavior="isolated")
+        bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        return pre_tokenizers.Sequence([by_words, bytes_only])
+    raise UnsupportedModelError(
+        f"{header.path} has a tokenizer that cuts texts in the way {name!r}, which transformers does not know"
+    )
+
+
+def _known_splits() -> dict[str, str]:
+    try:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    except ImportError:  # an older transformers takes the way from the architecture
+        return {"llama-bpe": "", "qwen2": ""}
+    splits: dict[str, str] = GGUF_PRE_TOKENIZER_SPLITS
+    return splits

@@ -1,0 +1,82 @@
+"""A model is no larger than its files: building one stops as soon as it is.
+
+A config can ask for a million layers with a few bytes. torch tells of each parameter, buffer and module that
+is registered while a model is built, so what the config asks for is compared with what the files hold while
+it is being built, whatever the config's fields are called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from acclimate.errors import CorruptModelError
+
+# A file can hold the experts or heads of a layer in one tensor where the model has a parameter for each.
+_PARAMETERS_PER_TENSOR, _MODULES_PER_TENSOR = 64, 256
+# What a model of a few tensors may have beyond that.
+_FEW, _FEW_VALUES = 1_000, 1 << 20
+
+
+@dataclass(frozen=True)
+class WeightTotals:
+    """What a model's files hold."""
+
+    source: str
+    """The file or folder, for messages."""
+    tensors: int
+    values: int
+    """The most values the tensors can stand for."""
+
+
+@contextlib.contextmanager
+def bounded_model(totals: WeightTotals) -> Iterator[None]:
+    """Inside the block, building a model that is larger than its files raises :class:`CorruptModelError`.
+
+    Only models built by this thread are looked at.
+    """
+    from torch.nn.modules import module as registration
+
+    thread = threading.get_ident()
+    counts = {"modules": 0, "parameters": 0, "values": 0}
+    limits = {
+        "modules": _MODULES_PER_TENSOR * totals.tensors + _FEW,
+        "parameters": _PARAMETERS_PER_TENSOR * totals.tensors + _FEW,
+        "values": 4 * totals.values + _FEW_VALUES,  # tied weights are counted twice, buffers too
+    }
+
+    def add(kind: str, amount: int) -> None:
+        counts[kind] += amount
+        if counts[kind] > limits[kind]:
+            raise CorruptModelError(
+                f"the config asks for a model far larger than {totals.source}, which holds "
+                f"{totals.tensors:,} tensors: it has more than {limits[kind]:,} {kind}"
+            )
+
+    def on_module(_module: Any, _name: str, _submodule: Any) -> None:
+        if threading.get_ident() == thread:
+            add("modules", 1)
+
+    def on_parameter(_module: Any, _name: str, parameter: Any) -> None:
+        if parameter is not None and threading.get_ident() == thread:
+            add("parameters", 1)
+            add("values", prod(parameter.shape))
+
+    def on_buffer(_module: Any, _name: str, buffer: Any) -> None:
+        if buffer is not None and threading.get_ident() == thread:
+            add("values", prod(buffer.shape))
+
+    handles = [
+        registration.register_module_module_registration_hook(on_module),
+        registration.register_module_parameter_registration_hook(on_parameter),
+        registration.register_module_buffer_registration_hook(on_buffer),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,304 @@
+"""Writes a transformers model as llama.cpp's converter would: the same names, keys and changed values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from tiny_models import CONTEXT, byte_level_tokenizer, sentencepiece_vocabulary
+from transformers import AutoConfig, AutoModelForCausalLM
+
+Array = np.ndarray[Any, Any]
+
+COMMON = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+    "initializer_range": 0.2,
+}
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+# Names of models here: llama.cpp's architecture, transformers' kind, and what differs from the defaults.
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gemma": ("gemma", "gemma", {"head_dim": 16}),
+    "gpt2": (
+        "gpt2",
+        "gpt2",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "layer_norm_epsilon": 1e-3},
+    ),
+    "gpt2-narrow": (
+        "gpt2",
+        "gpt2",
+        {"n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": CONTEXT, "n_inner": 48},
+    ),
+    "llama": ("llama", "llama", COMMON | {"attention_bias": True, "head_dim": 16, "rms_norm_eps": 1e-3}),
+    "llama-linear": (
+        "llama",
+        "llama",
+        COMMON | {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}},
+    ),
+    "llama-yarn": (
+        "llama",
+        "llama",
+        COMMON
+        | {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 16,
+            }
+        },
+    ),
+    "llama3": (
+        "llama",
+        "llama",
+        COMMON
+        | {
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "rope_theta": 1e4,
+            },
+        },
+    ),
+    "mixtral": ("llama", "mixtral", COMMON | {"num_local_experts": 4, "rope_theta": 1e4}),
+    "nemotron": ("nemotron", "nemotron", COMMON | {"head_dim": 8, "partial_rotary_factor": 0.25}),
+    "phi3": ("phi3", "phi3", COMMON | {"sliding_window": 5}),
+    "phi3-partial": (
+        "phi3",
+        "phi3",
+        COMMON | {"tie_word_embeddings": True, "partial_rotary_factor": 0.75, "hidden_size": 64},
+    ),
+    "phi3-long": (
+        "phi3",
+        "phi3",
+        COMMON
+        | {
+            "original_max_position_embeddings": 16,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0, 1.5, 2.0, 2.5],
+                "long_factor": [2.0, 3.0, 4.0, 5.0],
+            },
+        },
+    ),
+    "qwen2-yarn": (
+        "qwen2",
+        "qwen2",
+        COMMON
+        | {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 2.0,
+                "rope_theta": 1e6,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "qwen2_moe": (
+        "qwen2moe",
+        "qwen2_moe",
+        COMMON | _MOE | {"shared_expert_intermediate_size": 40},
+    ),
+    "qwen3": ("qwen3", "qwen3", COMMON | {"head_dim": 16}),
+    "qwen3_moe": ("qwen3moe", "qwen3_moe", COMMON | _MOE | {"head_dim": 16, "norm_topk_prob": True}),
+    "stablelm": ("stablelm", "stablelm", COMMON | {"partial_rotary_factor": 0.5, "use_qkv_bias": True}),
+    "stablelm2": (
+        "stablelm",
+        "stablelm",
+        COMMON | {"qk_layernorm": True, "use_parallel_residual": True, "partial_rotary_factor": 0.25},
+    ),
+    "starcoder2": (
+        "starcoder2",
+        "starcoder2",
+        COMMON | {"rope_theta": 99999.0, "norm_epsilon": 1e-3, "hidden_act": "gelu_pytorch_tanh"},
+    ),
+}
+
+
+def make_model(name: str, **changes: Any) -> Any:
+    """A tiny model whose parameters are all random, biases and norms included."""
+    _, kind, fields = MODELS[name]
+    base = COMMON if kind in ("gemma",) else {"bos_token_id": 0, "eos_token_id": 1}
+    config = AutoConfig.for_model(
+        kind, **(base | fields | {"vocab_size": len(byte_level_tokenizer())} | changes)
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1 or "norm" in str(parameter.shape):
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def write_gguf(
+    name: str,
+    model: Any,
+    path: Path,
+    change: Callable[[dict[str, Any], dict[str, Array]], None] | None = None,
+) -> Path:
+    """Writes a model of :data:`MODELS`; ``change`` may alter the keys and tensors before."""
+    architecture, _, _ = MODELS[name]
+    keys, tensors = _keys(model.config, architecture), dict(_tensors(model, architecture))
+    keys |= _byte_level_vocabulary()
+    if change is not None:
+        change(keys, tensors)
+    return write_raw(path, keys.pop("general.architecture", architecture), keys, tensors)
+
+
+def write_raw(path: Path, architecture: str, keys: dict[str, Any], tensors: dict[str, Array]) -> Path:
+    """A GGUF file of these keys and tensors."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in keys.items():
+        if isinstance(value, (list, tuple)):
+            writer.add_array(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        else:
+            writer.add_string(key, value)
+    for tensor_name, values in tensors.items():
+        writer.add_tensor(tensor_name, np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _byte_level_vocabulary() -> dict[str, Any]:
+    tokenizer = byte_level_tokenizer()
+    names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": names,
+        "tokenizer.ggml.token_type": [3, 3] + [1] * (len(names) - 2),
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in merges],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+
+
+def sentencepiece_keys() -> dict[str, Any]:
+    """The keys of a SentencePiece vocabulary of some 300 tokens."""
+    tokens, scores, kinds = sentencepiece_vocabulary()
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+
+
+def _keys(config: Any, architecture: str) -> dict[str, Any]:
+    heads = config.num_attention_heads
+    rope = getattr(config, "rope_parameters", None) or {}
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    inner = config.n_inner or 4 * config.n_embd if architecture == "gpt2" else config.intermediate_size
+    keys: dict[str, Any] = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": inner,
+        "attention.head_count": heads,
+    }
+    epsilon = getattr(config, "rms_norm_eps", None)
+    if epsilon is not None:
+        keys["attention.layer_norm_rms_epsilon"] = epsilon
+    else:
+        names = ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps")
+        keys["attention.layer_norm_epsilon"] = next(
+            getattr(config, name) for name in names if getattr(config, name, None) is not None
+        )
+    if rope:
+        keys["attention.head_count_kv"] = config.num_key_value_heads
+        keys["rope.freq_base"] = float(rope["rope_theta"])
+        keys["rope.dimension_count"] = int(head_size * rope.get("partial_rotary_factor", 1.0))
+    if head_size != config.hidden_size // heads:
+        keys["attention.key_length"] = keys["attention.value_length"] = head_size
+    if rope.get("rope_type") in ("linear", "yarn"):
+        keys |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
+    if rope.get("rope_type") == "yarn" or architecture == "phi3":
+        original = rope.get("original_max_position_embeddings") or config.original_max_position_embeddings
+        keys["rope.scaling.original_context_length"] = original
+    if architecture == "phi3" and config.sliding_window:
+        keys["attention.sliding_window"] = config.sliding_window
+    if architecture == "stablelm":
+        keys["use_parallel_residual"] = config.use_parallel_residual
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    if experts:
+        keys |= {"expert_count": experts, "expert_used_count": config.num_experts_per_tok}
+    if architecture.endswith("moe"):
+        keys["expert_feed_forward_length"] = config.moe_intermediate_size
+    return {f"{architecture}.{key}": value for key, value in keys.items()}
+
+
+def _tensors(model: Any, architecture: str) -> Iterator[tuple[str, Array]]:
+    config = model.config
+    names = gguf.get_tensor_name_map(
+        {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[architecture],
+        config.num_hidden_layers,
+    )
+    head_norms: dict[str, list[Array]] = {}
+    for parameter, tensor in model.named_parameters():
+        values = tensor.detach().float().numpy()
+        layer = parameter.split(".")[2] if ".layers." in parameter or ".h." in parameter else ""
+        if parameter.endswith("experts.gate_up_proj"):
+            gate, up = np.split(values, 2, axis=1)
+            yield f"blk.{layer}.ffn_gate_exps.weight", gate
+            yield f"blk.{layer}.ffn_up_exps.weight", up
+            continue
+        if ".norms." in parameter:
+            which = "q" if ".q_layernorm." in parameter else "k"
+            head_norms.setdefault(f"blk.{layer}.attn_{which}_norm.weight", []).append(values)
+            continue
+        name = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
+        if not name.endswith((".weight", ".bias")):
+            name += ".weight"
+        if architecture == "gpt2" and parameter.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+            values = values.T
+        if architecture in ("gemma", "nemotron") and name.endswith("norm.weight"):
+            values = values + 1
+        if architecture == "llama" and (".attn_q." in name or ".attn_k." in name):
+            heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
+            split = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+            values = split.swapaxes(1, 2).reshape(values.shape)
+        if name.endswith("ffn_gate_inp_shexp.weight"):
+            values = values[0]
+        yield name, values
+    for name, stacked in head_norms.items():
+        yield name, np.stack(stacked)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        for which in ("short", "long"):
+            yield f"rope_factors_{which}.weight", np.array(rope[f"{which}_factor"], np.float32)
+    if rope.get("rope_type") == "llama3":
+        size = config.head_dim
+        usual = 1.0 / rope["rope_theta"] ** (torch.arange(0, size, 2).float() / size)
+        yield "rope_freqs.weight", (usual / model.model.rotary_emb.inv_freq).numpy()
