@@ -19,17 +19,17 @@ from launching import launched
 
 from acclimate.errors import EngineNotFoundError, LaunchProtocolError, UnknownEngineError
 from acclimate.launch.engines import AUTO, ENGINES, choose_engine, engine_names
-from acclimate.launch.engines.ssh import Spoken
+from acclimate.launch.engines.ssh import MessageDemux
 from acclimate.launch.output.pump import HeldLines
-from acclimate.launch.plan.exported import carried_environment
+from acclimate.launch.plan.exported import exported_environment
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.remote import launcher_connection as part
 from acclimate.launch.remote import protocol as link
 from acclimate.launch.remote.addresses import own_addresses
 from acclimate.launch.remote.callback import call_launcher
-from acclimate.launch.remote.launcher_connection import Launcher
-from acclimate.launch.remote.protocol import Lines, SocketLink, StreamLink, decode, encode
+from acclimate.launch.remote.launcher_connection import LauncherConnection
+from acclimate.launch.remote.protocol import Lines, PipeChannel, SocketChannel, decode, encode
 from acclimate.launch.remote.slot import Place, read_place
 from acclimate.launch.supervise.own_python import own_python
 from fresh_process import plain_environment
@@ -125,7 +125,7 @@ def test_carried_are_listed_variables_listed_prefixes_and_the_accelerators() -> 
         "LS_COLORS": "",
         "HF_HOME": "/models",
     }
-    assert carried_environment(environ, ["ACME_"]) == {
+    assert exported_environment(environ, ["ACME_"]) == {
         name: environ[name] for name in ("PATH", "PYTHONPATH", "OMP_PROC_BIND", "ACME_VISIBLE", "HF_HOME")
     }
 
@@ -135,11 +135,11 @@ def test_carried_are_listed_variables_listed_prefixes_and_the_accelerators() -> 
     ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "ACME_API_KEY", "TORCH_PASSWORD", "ACME_CREDENTIALS", "UCX_KEY"],
 )
 def test_what_is_called_like_a_secret_is_not_carried_by_a_prefix(name: str) -> None:
-    assert carried_environment({name: "x"}, ["ACME_", "AWS_"]) == {}
+    assert exported_environment({name: "x"}, ["ACME_", "AWS_"]) == {}
 
 
 def test_a_name_that_only_contains_the_letters_of_a_secrets_is_carried() -> None:
-    assert carried_environment({"OMP_MONKEY": "1", "TORCH_KEYBOARD": "1"})
+    assert exported_environment({"OMP_MONKEY": "1", "TORCH_KEYBOARD": "1"})
 
 
 texts = st.text(max_size=20)
@@ -214,13 +214,13 @@ def test_an_agents_words_are_told_from_what_ranks_write_however_they_are_cut(
     written = b"".join(part for part in stream if isinstance(part, bytes))
     if MARK in written or whole.count(MARK) != sum(isinstance(part, int) for part in stream):
         return
-    spoken, shown, heard = Spoken(MARK), b"", []
+    demux, shown, heard = MessageDemux(MARK), b"", []
     for start in range(0, len(whole), cut):
-        piece, messages = spoken.feed(whole[start : start + cut])
+        piece, messages = demux.feed(whole[start : start + cut])
         shown += piece
         heard += [message["number"] for message in messages]
     assert heard == [part for part in stream if isinstance(part, int)]
-    assert shown + spoken.end() == written
+    assert shown + demux.end() == written
 
 
 @given(st.lists(st.binary(max_size=10), max_size=10))
@@ -298,12 +298,13 @@ def test_an_agent_whose_launcher_is_gone_ends() -> None:
     assert run_module("acclimate.launch.remote.agent").returncode == 1
 
 
-@pytest.mark.parametrize("module", ["agent", "slot", "generation"])
+@pytest.mark.parametrize("module", ["remote.agent", "remote.slot", "elastic.worker"])
 def test_a_file_of_the_users_takes_the_place_of_no_module(module: str, tmp_path: Path) -> None:
     for name in ("re.py", "selectors.py", "random.py"):
         (tmp_path / name).write_text("raise SystemExit('the one in the working directory was taken')")
-    arguments = [str(os.dup(1))] if module == "generation" else []
+    arguments = [str(os.dup(1))] if module == "elastic.worker" else []
     ended = run_module(f"acclimate.launch.{module}", *arguments, folder=tmp_path)
+    assert "No module named" not in ended.stderr
     assert "working directory" not in ended.stderr
 
 
@@ -359,7 +360,7 @@ def test_a_message_is_given_up_when_nobodyreads_orspeaks(monkeypatch: pytest.Mon
     (hears, speaks), (reads, writes) = os.pipe(), os.pipe()
     try:
         os.write(writes, bytes(1 << 16))
-        agents = StreamLink(hears, writes, waits_for_the_living=True)
+        agents = PipeChannel(hears, writes, waits_for_the_living=True)
         agents.send({"failed": "x" * 10_000})  # returns
     finally:
         for descriptor in (hears, speaks, reads, writes):
@@ -391,23 +392,23 @@ def test_loopback_is_the_last_address_that_others_are_told() -> None:
 
 
 @pytest.fixture
-def both_ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SocketLink, Launcher]]:
+def both_ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SocketChannel, LauncherConnection]]:
     """The launcher's end, and a host's that takes it for lost after a short silence."""
     monkeypatch.setattr(part, "SILENCE_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        here = SocketLink(socket.create_connection(server.getsockname()))
-        there = SocketLink(server.accept()[0])
-    yield here, Launcher(there)
+        here = SocketChannel(socket.create_connection(server.getsockname()))
+        there = SocketChannel(server.accept()[0])
+    yield here, LauncherConnection(there)
     here.close()
     there.close()
 
 
-def is_told_something(launcher: Launcher, within_s: float) -> bool:
+def is_told_something(launcher: LauncherConnection, within_s: float) -> bool:
     return bool(select.select([launcher], [], [], within_s)[0])
 
 
 def test_a_launcher_that_says_nothing_for_long_is_taken_for_lost(
-    both_ends: tuple[SocketLink, Launcher],
+    both_ends: tuple[SocketChannel, LauncherConnection],
 ) -> None:
     here, launcher = both_ends
     here.send({"alive": True})
@@ -418,7 +419,9 @@ def test_a_launcher_that_says_nothing_for_long_is_taken_for_lost(
     assert not is_told_something(launcher, 0.5)  # it is told once
 
 
-def test_a_launcher_that_a_user_has_suspended_may_be_silent(both_ends: tuple[SocketLink, Launcher]) -> None:
+def test_a_launcher_that_a_user_has_suspended_may_be_silent(
+    both_ends: tuple[SocketChannel, LauncherConnection],
+) -> None:
     here, launcher = both_ends
     here.send({"pause": True})
     assert is_told_something(launcher, 10)
@@ -432,7 +435,7 @@ def test_a_launcher_that_a_user_has_suspended_may_be_silent(both_ends: tuple[Soc
 
 
 def test_a_launcher_that_is_gone_ends_the_ranks_and_so_does_its_word(
-    both_ends: tuple[SocketLink, Launcher],
+    both_ends: tuple[SocketChannel, LauncherConnection],
 ) -> None:
     here, launcher = both_ends
     here.send({"stop": "Because."})

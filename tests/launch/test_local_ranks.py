@@ -152,20 +152,20 @@ def test_ranks_count_on_from_the_hosts_before(machine: Machine) -> None:
     two = JobPlan(
         (HostPlan("a", (0, 1, 2)), HostPlan("b", (0, 1))),
         ("true",),
-        {"CARRIED": "yes"},
+        {"EXPORTED": "yes"},
         "/",
         "cpu",
         "10.0.0.1",
         4444,
         log_dir="/logs",
     )
-    plans = plan_ranks(two, 1, {"CARRIED": "no", "OWN": "kept"})
+    plans = plan_ranks(two, 1, {"EXPORTED": "no", "OWN": "kept"})
     assert [plan.rank for plan in plans] == [3, 4]
     assert [plan.local_rank for plan in plans] == [0, 1]
     assert [str(plan.log_path) for plan in plans] == ["/logs/rank_3.log", "/logs/rank_4.log"]
     first = plans[0].environment
     assert (first["WORLD_SIZE"], first["LOCAL_WORLD_SIZE"], first["NODE_RANK"]) == ("5", "2", "1")
-    assert (first["CARRIED"], first["OWN"], first["MASTER_ADDR"]) == ("yes", "kept", "10.0.0.1")
+    assert (first["EXPORTED"], first["OWN"], first["MASTER_ADDR"]) == ("yes", "kept", "10.0.0.1")
 
 
 def test_ranks_are_not_planned_without_a_master(machine: Machine) -> None:

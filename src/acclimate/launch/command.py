@@ -17,7 +17,7 @@ from acclimate.errors import LaunchOptionError, ScriptNotFoundError
 from acclimate.launch import engines
 from acclimate.launch.engines import AUTO, uses_slurm
 from acclimate.launch.options import RunOptions, add_arguments, read_options
-from acclimate.launch.plan.exported import carried_environment
+from acclimate.launch.plan.exported import exported_environment
 from acclimate.launch.plan.hostfile import Host, HostPlan, choose_slots, read_hostfile
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
@@ -83,11 +83,11 @@ def plan_job(options: RunOptions, accelerator: Backend | None, environ: Mapping[
     )
     here = _runs_here(job, options)
     prefixes = accelerator.exported_variable_prefixes if accelerator is not None else ()
-    carried = carried_environment(environ, prefixes)
+    exported = exported_environment(environ, prefixes)
     return replace(
         job,
         command=_command(options, here) if options.command else (),
-        environment={**({} if here else carried), **options.environment},
+        environment={**({} if here else exported), **options.environment},
     )
 
 

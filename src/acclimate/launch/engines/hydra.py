@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from acclimate.launch.plan.hostfile import HostPlan
 
 
-def arguments(hostfile: str, carried: Sequence[str], ranks: int) -> list[str]:
+def arguments(hostfile: str, exported: Sequence[str], ranks: int) -> list[str]:
     """Where the ranks go, and which variables; without these Hydra carries all of the environment."""
-    return ["-f", hostfile, "-n", str(ranks), "-genvlist", ",".join(carried)]
+    return ["-f", hostfile, "-n", str(ranks), "-genvlist", ",".join(exported)]
 
 
 def host_line(host: HostPlan) -> str:

@@ -26,8 +26,8 @@ def launch(job: JobPlan, program: str) -> Outcome:
         HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
     """
 
-    def arguments(hostfile: str, carried: Sequence[str]) -> list[str]:
-        return [*hydra.arguments(hostfile, carried, job.world_size), "-genv", "I_MPI_PIN", "0"]
+    def arguments(hostfile: str, exported: Sequence[str]) -> list[str]:
+        return [*hydra.arguments(hostfile, exported, job.world_size), "-genv", "I_MPI_PIN", "0"]
 
     settings = {"I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": ssh_options(job)}
     return launch_slots(job, program, arguments, hydra.host_line, settings)

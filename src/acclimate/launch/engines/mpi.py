@@ -1,6 +1,6 @@
 """What the MPI engines have in common: a process per slot, its environment named, its place ours to bind.
 
-Variables are carried by name, so that their values do not show in a list of processes.
+Variables are exported by name, so that their values do not show in a list of processes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from acclimate.launch.engines import ssh
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.remote.callback_server import EXAMINE_AFTER_S, HandedFile, Switchboard
-from acclimate.launch.remote.ssh_check import Examination
+from acclimate.launch.remote.callback_server import CHECK_AFTER_S, CallbackServer, MemoryFile
+from acclimate.launch.remote.ssh_check import SshReachabilityCheck
 from acclimate.launch.supervise.own_python import own_python
 
 if TYPE_CHECKING:
@@ -44,19 +44,19 @@ def launch_slots(
     Raises:
         HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
     """
-    with HandedFile("".join(f"{host_line(host)}\n" for host in job.hosts)) as hostfile:
+    with MemoryFile("".join(f"{host_line(host)}\n" for host in job.hosts)) as hostfile:
 
         def command(where: Mapping[str, str]) -> list[str]:
-            carried = sorted({*job.environment, *where})
-            return [program, *arguments(hostfile.path, carried), *job.launcher_args, *SLOT]
+            exported = sorted({*job.environment, *where})
+            return [program, *arguments(hostfile.path, exported), *job.launcher_args, *SLOT]
 
-        return Switchboard(
+        return CallbackServer(
             job,
             command,
             each_rank=True,
             environment=environment,
             hostfile=hostfile,
-            examination=_examination(job),
+            ssh_check=_ssh_check(job),
         ).run()
 
 
@@ -80,11 +80,11 @@ def _in_slurm() -> bool:
     return "SLURM_JOB_ID" in os.environ
 
 
-def _examination(job: JobPlan) -> Examination | None:
+def _ssh_check(job: JobPlan) -> SshReachabilityCheck | None:
     """None where MPI reaches hosts by other means than ssh, or ssh is not here to ask."""
     program = ssh.find(os.environ)
     if program is None or _in_slurm():
         return None
     # So that it has given up on a silent host when MPI's ssh has, which began before it.
-    connect_s = ssh.CONNECT_S - int(EXAMINE_AFTER_S)
-    return Examination([host.name for host in job.hosts], [program, *_ssh_options(job, connect_s)])
+    connect_s = ssh.CONNECT_S - int(CHECK_AFTER_S)
+    return SshReachabilityCheck([host.name for host in job.hosts], [program, *_ssh_options(job, connect_s)])

@@ -26,8 +26,8 @@ def launch(job: JobPlan, program: str) -> Outcome:
         HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
     """
 
-    def arguments(hostfile: str, carried: Sequence[str]) -> list[str]:
-        return [*hydra.arguments(hostfile, carried, job.world_size), "-bind-to", "none"]
+    def arguments(hostfile: str, exported: Sequence[str]) -> list[str]:
+        return [*hydra.arguments(hostfile, exported, job.world_size), "-bind-to", "none"]
 
     settings = {"HYDRA_LAUNCHER_EXTRA_ARGS": ssh_options(job)}
     return launch_slots(job, program, arguments, hydra.host_line, settings)

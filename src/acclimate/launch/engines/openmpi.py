@@ -26,9 +26,9 @@ def launch(job: JobPlan, program: str) -> Outcome:
         HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
     """
 
-    def arguments(hostfile: str, carried: Sequence[str]) -> list[str]:
+    def arguments(hostfile: str, exported: Sequence[str]) -> list[str]:
         where = ["--hostfile", hostfile, "-np", str(job.world_size), "--map-by", "slot"]
-        return [*where, "--bind-to", "none", *(word for name in carried for word in ("-x", name))]
+        return [*where, "--bind-to", "none", *(word for name in exported for word in ("-x", name))]
 
     # Under both names: up to release 4 the starter is part of Open MPI, from 5 on it is PRRTE.
     settings = {"PRTE_MCA_plm_ssh_args": ssh_options(job), "OMPI_MCA_plm_rsh_args": ssh_options(job)}

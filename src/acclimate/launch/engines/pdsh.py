@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from acclimate.launch.engines import ssh
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.remote.callback import LAUNCHER_VARIABLE
-from acclimate.launch.remote.callback_server import Switchboard
+from acclimate.launch.remote.callback_server import CallbackServer
 from acclimate.launch.remote.protocol import Lines
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def launch(job: JobPlan, program: str) -> Outcome:
     to_port = "" if port is None else f"-p{port} "
     arguments = f"{' '.join(ssh.options(ssh.CONNECT_S))} {to_port}-a -x %h"
     environment = {"PDSH_SSH_ARGS": arguments}
-    return Switchboard(job, command, each_rank=False, environment=environment, on_stderr=_Listener()).run()
+    return CallbackServer(job, command, each_rank=False, environment=environment, on_stderr=_Listener()).run()
 
 
 class _Listener:
@@ -71,20 +71,20 @@ class _Listener:
         self._lines = Lines()
         self._words: list[str] = []
 
-    def __call__(self, switchboard: Switchboard, data: bytes) -> None:
+    def __call__(self, server: CallbackServer, data: bytes) -> None:
         for line in self._lines.feed(data):
             ended = _HOST_ENDED.match(line)
             if ended is None:
                 words = line.decode(errors="backslashreplace")
                 self._words = [*self._words[-_KEPT:], words]
-                if switchboard.conductor.started:
+                if server.coordinator.started:
                     sys.stderr.write(f"{words}\n")
                 continue
             host, code = ended[1].decode(), int(ended[2])
-            peer = switchboard.peers.get(host)
+            peer = server.peers.get(host)
             if peer is not None:
                 said = ssh.what_was_said(code, self._about(host))
-                switchboard.conductor.lost(peer, said, was_reached=code != ssh.FAILED)
+                server.coordinator.lost(peer, said, was_reached=code != ssh.FAILED)
 
     def _about(self, host: str) -> str:
         """What was said that names the host, else the last that was said at all."""

@@ -12,7 +12,7 @@ from acclimate.errors import HostfileError
 from acclimate.launch.engines.mpi import SLOT
 from acclimate.launch.plan.hostfile import Host
 from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.remote.callback_server import HandedFile, Switchboard
+from acclimate.launch.remote.callback_server import CallbackServer, MemoryFile
 
 if TYPE_CHECKING:
     from acclimate.launch.plan.outcome import Outcome
@@ -68,7 +68,7 @@ def launch(job: JobPlan, program: str) -> Outcome:
         HostUnreachableError: Slurm does not start the ranks; none was.
     """
     # One line for each task: the only way to give hosts different numbers of them, in this order.
-    with HandedFile("".join(f"{host.name}\n" for host in job.hosts for _ in host.slots)) as hostfile:
+    with MemoryFile("".join(f"{host.name}\n" for host in job.hosts for _ in host.slots)) as hostfile:
 
         def command(where: Mapping[str, str]) -> list[str]:
             return [
@@ -86,7 +86,7 @@ def launch(job: JobPlan, program: str) -> Outcome:
 
         environment = {"SLURM_HOSTFILE": hostfile.path}
         # A job may have to wait for its turn, for as long as it takes.
-        return Switchboard(
+        return CallbackServer(
             job,
             command,
             each_rank=True,

@@ -19,8 +19,8 @@ from acclimate.errors import LaunchOptionError
 from acclimate.launch.output.pump import HeldLines, Streams
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.remote.coordinator import Conductor, Peer
-from acclimate.launch.remote.protocol import AGENT_IS_HERE, Message, StreamLink, decode
+from acclimate.launch.remote.coordinator import Coordinator, Peer
+from acclimate.launch.remote.protocol import AGENT_IS_HERE, Message, PipeChannel, decode
 from acclimate.launch.supervise.own_python import own_python
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def launch(job: JobPlan, program: str) -> Outcome:
     Raises:
         HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
     """
-    fleet = SshFleet(job, program)
-    return Conductor(job, list(fleet.connections)).run(fleet)
+    processes = SshAgents(job, program)
+    return Coordinator(job, list(processes.connections)).run(processes)
 
 
 def options(connect_s: int) -> tuple[str, ...]:
@@ -99,13 +99,13 @@ class Connection(Peer):
         super().__init__(plan.name)
         self.node_rank, self.plan = node_rank, plan
         self.process: subprocess.Popen[bytes] | None = None
-        self.spoken = Spoken(AGENT_IS_HERE)
+        self.demux = MessageDemux(AGENT_IS_HERE)
         self.lines = {1: HeldLines(), 2: HeldLines()}
         self.last_words = b""
         self.open_streams = 0
 
 
-class Spoken:
+class MessageDemux:
     """Tells what an agent says from what its ranks write to the same stream."""
 
     def __init__(self, mark: bytes) -> None:
@@ -142,7 +142,7 @@ class Spoken:
         return rest
 
 
-class SshFleet:
+class SshAgents:
     """All hosts' connections."""
 
     def __init__(self, job: JobPlan, program: str) -> None:
@@ -151,9 +151,9 @@ class SshFleet:
         self._mark = f"\x1e{secrets.token_hex(8)}"
         self.connections = [Connection(node_rank, plan) for node_rank, plan in enumerate(job.hosts)]
 
-    def open(self, conductor: Conductor) -> None:
+    def open(self, coordinator: Coordinator) -> None:
         """Connects to all hosts at once, and tells each agent its part."""
-        self._conductor, self._streams = conductor, Streams(conductor)
+        self._coordinator, self._streams = coordinator, Streams(coordinator)
         for connection in self.connections:
             self._connect(connection)
 
@@ -194,7 +194,7 @@ class SshFleet:
         connection.process = process
         if process.stdin is None or process.stdout is None or process.stderr is None:
             return
-        connection.link = StreamLink(process.stdout.fileno(), process.stdin.fileno())
+        connection.channel = PipeChannel(process.stdout.fileno(), process.stdin.fileno())
         for stream, pipe in ((1, process.stdout), (2, process.stderr)):
             connection.open_streams += 1
             self._streams.read_from(pipe.fileno(), partial(self._read, connection, stream, pipe.fileno()))
@@ -202,7 +202,7 @@ class SshFleet:
     def _read(self, connection: Connection, stream: int, descriptor: int) -> None:
         data = os.read(descriptor, _READ_BYTES)
         if not data:
-            lines, held = connection.lines[stream], connection.spoken.end() if stream == 1 else b""
+            lines, held = connection.lines[stream], connection.demux.end() if stream == 1 else b""
             self._streams.write(stream, lines.feed(held) + lines.end())
             self._streams.forget(descriptor)
             connection.open_streams -= 1
@@ -210,27 +210,27 @@ class SshFleet:
                 self._ended(connection)
             return
         if stream == 1:
-            data, messages = connection.spoken.feed(data)
+            data, messages = connection.demux.feed(data)
             for message in messages:
                 if "hello" in message:
                     self._tell_its_part(connection)
-                self._conductor.heard(connection, message)
+                self._coordinator.heard(connection, message)
         else:
             connection.last_words = (connection.last_words + data)[-_LAST_WORDS:]
-            if not self._conductor.started:
+            if not self._coordinator.started:
                 return  # shown as the reason where the host cannot be used
         self._streams.write(stream, connection.lines[stream].feed(data))
 
     def _tell_its_part(self, connection: Connection) -> None:
         """Only now: until its agent is there ssh reads nothing, and a long plan does not fit its pipe."""
-        connection.spoken.mark = self._mark.encode()
-        if connection.link is not None:
+        connection.demux.mark = self._mark.encode()
+        if connection.channel is not None:
             part = {"job": self._job.to_json(), "node_rank": connection.node_rank, "mark": self._mark}
-            connection.link.send(part)
+            connection.channel.send(part)
 
     def _ended(self, connection: Connection) -> None:
         if connection.process is None:
             return
         code = connection.process.wait()
         words = connection.last_words.decode(errors="backslashreplace").strip()
-        self._conductor.lost(connection, what_was_said(code, words), was_reached=code != FAILED)
+        self._coordinator.lost(connection, what_was_said(code, words), was_reached=code != FAILED)

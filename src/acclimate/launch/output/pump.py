@@ -8,16 +8,16 @@ import sys
 from collections.abc import Callable
 
 from acclimate.launch.output.writer import Writer
-from acclimate.launch.remote.coordinator import Conductor
+from acclimate.launch.remote.coordinator import Coordinator
 
 
 class Streams:
     """The launcher's standard output (1) and standard error (2)."""
 
-    def __init__(self, conductor: Conductor) -> None:
+    def __init__(self, coordinator: Coordinator) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        self._conductor = conductor
+        self._coordinator = coordinator
         self._writers = {1: Writer(1), 2: Writer(2)}
         self._draining: set[int] = set()
         self._sources: dict[int, Callable[[], None]] = {}
@@ -27,13 +27,13 @@ class Streams:
         """Watches a source of output, but not while the launcher's reader is far behind."""
         self._sources[descriptor] = react
         if not self._paused:
-            self._conductor.watch(descriptor, react)
+            self._coordinator.watch(descriptor, react)
 
     def forget(self, descriptor: int) -> None:
         """A source has ended."""
         del self._sources[descriptor]
         if not self._paused:
-            self._conductor.forget(descriptor)
+            self._coordinator.forget(descriptor)
 
     def write(self, stream: int, data: bytes) -> None:
         """Shows whole lines."""
@@ -42,11 +42,11 @@ class Streams:
         self._notice_abandonment(stream)
         if writer.waiting and stream not in self._draining:
             self._draining.add(stream)
-            self._conductor.watch(stream, lambda: self._drain(stream), selectors.EVENT_WRITE)
+            self._coordinator.watch(stream, lambda: self._drain(stream), selectors.EVENT_WRITE)
         if writer.waiting > Writer.FULL and not self._paused:
             self._paused = True
             for descriptor in self._sources:
-                self._conductor.forget(descriptor)
+                self._coordinator.forget(descriptor)
 
     def _drain(self, stream: int) -> None:
         writer = self._writers[stream]
@@ -55,17 +55,17 @@ class Streams:
         if writer.waiting:
             return
         self._draining.discard(stream)
-        self._conductor.forget(stream)
+        self._coordinator.forget(stream)
         if self._paused and not self._draining:
             self._paused = False
             for descriptor, react in self._sources.items():
-                self._conductor.watch(descriptor, react)
+                self._coordinator.watch(descriptor, react)
 
     def _notice_abandonment(self, stream: int) -> None:
         if self._writers[stream].is_abandoned:
             name = {1: "output", 2: "error"}[stream]
             reason = f"nobody reads standard {name} any more, so the ranks were ended."
-            self._conductor.end(reason, 128 + signal.SIGPIPE)
+            self._coordinator.end(reason, 128 + signal.SIGPIPE)
 
     @property
     def waiting(self) -> bool:

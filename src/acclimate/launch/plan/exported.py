@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-CARRIED = (
+EXPORTED = (
     # where programs and modules are found
     "PATH",
     "LD_LIBRARY_PATH",
@@ -32,9 +32,9 @@ CARRIED = (
     "TOKENIZERS_PARALLELISM",
     "XDG_CACHE_HOME",
 )
-"""Always carried where they are set."""
+"""Always exported where they are set."""
 
-CARRIED_PREFIXES = (
+EXPORTED_PREFIXES = (
     "PYTHON",
     "ACCLIMATE_",
     "TORCH",
@@ -49,22 +49,22 @@ CARRIED_PREFIXES = (
     "LD_BIND_",
     "MALLOC_",
 )
-"""Settings of what ranks are made of, carried too; the accelerator's record names more."""
+"""Settings of what ranks are made of, exported too; the accelerator's record names more."""
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(^|_)(API_?)?KEY($|_)", re.IGNORECASE)
-"""What a variable that holds a secret is called; such a one is carried only when the user names it."""
+"""What a variable that holds a secret is called; such a one is exported only when the user names it."""
 
 
-def carried_environment(environ: Mapping[str, str], prefixes: Iterable[str] = ()) -> dict[str, str]:
+def exported_environment(environ: Mapping[str, str], prefixes: Iterable[str] = ()) -> dict[str, str]:
     """The variables that ranks on other hosts get, besides those that the user names.
 
     Args:
         environ: the launcher's.
         prefixes: of the accelerator's own variables.
     """
-    wanted = (*CARRIED_PREFIXES, *prefixes)
+    wanted = (*EXPORTED_PREFIXES, *prefixes)
     return {
         name: value
         for name, value in environ.items()
-        if name in CARRIED or (name.startswith(wanted) and not _SECRET.search(name))
+        if name in EXPORTED or (name.startswith(wanted) and not _SECRET.search(name))
     }

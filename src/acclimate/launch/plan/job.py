@@ -19,7 +19,7 @@ class JobPlan:
     command: tuple[str, ...]
     """What each rank runs, the interpreter included."""
     environment: Mapping[str, str]
-    """Variables of the launcher that are carried to the ranks; nothing else of its environment is."""
+    """Variables of the launcher that are exported to the ranks; nothing else of its environment is."""
     directory: str
     """Working directory of the ranks."""
     accelerator: str

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from acclimate.errors import AcclimateError
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.remote.callback import call_launcher
-from acclimate.launch.remote.launcher_connection import Launcher, play
-from acclimate.launch.remote.protocol import AGENT_IS_HERE, SocketLink, StreamLink
+from acclimate.launch.remote.launcher_connection import LauncherConnection, run_assigned_ranks
+from acclimate.launch.remote.protocol import AGENT_IS_HERE, PipeChannel, SocketChannel
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,21 +24,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--launcher", help="where to call it")
     parser.add_argument("--host", help="this host's name in the launcher's list of hosts")
     args = parser.parse_args(arguments)
-    link: StreamLink | SocketLink
+    channel: PipeChannel | SocketChannel
     try:
         if args.launcher is None:
-            link = _take_standard_streams()
+            channel = _take_standard_streams()
             address = _address_of_this_end(os.environ.get("SSH_CONNECTION", ""))
         else:
-            link = call_launcher(args.launcher, {"host": args.host})
-            address = link.own_address
-        launcher = Launcher(link)
+            channel = call_launcher(args.launcher, {"host": args.host})
+            address = channel.own_address
+        launcher = LauncherConnection(channel)
         first = launcher.wait_for("job")
         if first is None:
             return 1
-        if isinstance(link, StreamLink):
-            link.mark_with(first["mark"])
-        return play(
+        if isinstance(channel, PipeChannel):
+            channel.mark_with(first["mark"])
+        return run_assigned_ranks(
             launcher, JobPlan.from_json(first["job"]), int(first["node_rank"]), lambda ranks: ranks, address
         )
     except AcclimateError as error:
@@ -46,14 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _take_standard_streams() -> StreamLink:
+def _take_standard_streams() -> PipeChannel:
     """Keeps what ranks must neither read nor inherit."""
-    link = StreamLink(os.dup(0), os.dup(1), AGENT_IS_HERE, waits_for_the_living=True)
-    link.send({"hello": {}})
+    channel = PipeChannel(os.dup(0), os.dup(1), AGENT_IS_HERE, waits_for_the_living=True)
+    channel.send({"hello": {}})
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    return link
+    return channel
 
 
 def _address_of_this_end(connection: str) -> str | None:

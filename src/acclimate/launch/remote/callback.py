@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from acclimate.errors import HostUnreachableError, LaunchProtocolError
-from acclimate.launch.remote.protocol import SocketLink
+from acclimate.launch.remote.protocol import SocketChannel
 
 LAUNCHER_VARIABLE = "ACCLIMATE_LAUNCHER"
 """A key, the launcher's addresses, best first, and its port: ``KEY@10.0.0.1,127.0.0.1:4242``."""
 _CONNECT_S = 5.0
 
 
-def call_launcher(where: str, hello: Mapping[str, Any]) -> SocketLink:
+def call_launcher(where: str, hello: Mapping[str, Any]) -> SocketChannel:
     """Connects to the first of the launcher's addresses that answers, and says who calls.
 
     Args:
@@ -43,9 +43,9 @@ def call_launcher(where: str, hello: Mapping[str, Any]) -> SocketLink:
             connection.close()  # on loopback a free port may connect to itself
             reasons.append(f"{address}: nobody listens")
             continue
-        link = SocketLink(connection)
-        link.send({"hello": {"key": key, **hello}})
-        return link
+        channel = SocketChannel(connection)
+        channel.send({"hello": {"key": key, **hello}})
+        return channel
     raise HostUnreachableError(
         f"{socket.gethostname()} cannot reach the launcher on port {port} ({'; '.join(reasons)}). Let hosts "
         "connect to the machine that starts the job, start it on one of them, or use --launcher ssh."

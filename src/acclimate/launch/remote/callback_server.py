@@ -22,24 +22,24 @@ from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
 from acclimate.launch.remote.addresses import own_addresses
 from acclimate.launch.remote.callback import LAUNCHER_VARIABLE
-from acclimate.launch.remote.coordinator import ANSWER_S, Conductor, Peer
-from acclimate.launch.remote.protocol import SocketLink
-from acclimate.launch.remote.ssh_check import Examination
+from acclimate.launch.remote.coordinator import ANSWER_S, Coordinator, Peer
+from acclimate.launch.remote.protocol import SocketChannel
+from acclimate.launch.remote.ssh_check import SshReachabilityCheck
 
 _BACKLOG = 1024
 _READ_BYTES = 1 << 16
 _LAST_WORDS_S = 5.0
 """How long those who called may take to say how they ended, after the engine's program has."""
-EXAMINE_AFTER_S = 2.0
+CHECK_AFTER_S = 2.0
 """After so long without all calls, it is looked into which hosts can be reached."""
 _TERM_S = 3.0
 """What MPI's programs need to end the processes they started elsewhere."""
 
 Command = Callable[[Mapping[str, str]], Sequence[str]]
-"""Makes the command of an engine's program, from the variables by which the switchboard is found."""
+"""Makes the command of an engine's program, from the variables by which the server is found."""
 
 
-class HandedFile:
+class MemoryFile:
     """A file in memory that a program is handed: nothing is left of it, also when this process is killed."""
 
     def __init__(self, text: str) -> None:
@@ -51,15 +51,15 @@ class HandedFile:
         """What the program and those that it starts find it by."""
         return f"/proc/self/fd/{self.descriptor}"
 
-    def __enter__(self) -> HandedFile:
+    def __enter__(self) -> MemoryFile:
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self.descriptor)
 
 
-class Switchboard:
-    """A fleet of callers, and the one program that starts them.
+class CallbackServer:
+    """A processes of callers, and the one program that starts them.
 
     Args:
         job: what to run.
@@ -69,7 +69,7 @@ class Switchboard:
         hostfile: for the program to read.
         on_stderr: told what the program writes to standard error; else that is this process's own.
         answer_s: how long to wait for the first call.
-        examination: finds out which hosts cannot be reached, where the program does not tell.
+        ssh_check: finds out which hosts cannot be reached, where the program does not tell.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Switchboard:
         *,
         each_rank: bool,
         environment: Mapping[str, str] | None = None,
-        hostfile: HandedFile | None = None,
-        on_stderr: Callable[[Switchboard, bytes], None] | None = None,
+        hostfile: MemoryFile | None = None,
+        on_stderr: Callable[[CallbackServer, bytes], None] | None = None,
         answer_s: float = ANSWER_S,
-        examination: Examination | None = None,
+        ssh_check: SshReachabilityCheck | None = None,
     ) -> None:
         self._job, self._command, self._on_stderr = job, command, on_stderr
         self._settings = environment or {}
-        self._handed = () if hostfile is None else (hostfile.descriptor,)
+        self._passed_descriptors = () if hostfile is None else (hostfile.descriptor,)
         names = [host.name for host in job.hosts]
         if each_rank:
             self.peers = {str(rank): Peer(names[job.node_of(rank)]) for rank in range(job.world_size)}
@@ -94,10 +94,10 @@ class Switchboard:
             self.peers = {name: Peer(name) for name in names}
         self._node_ranks = {name: node_rank for node_rank, name in enumerate(names)}
         self._each_rank = each_rank
-        self._answer_s, self._examination = answer_s, examination
+        self._answer_s, self._ssh_check = answer_s, ssh_check
         self._key = secrets.token_hex(16)
         self._server = _listen()
-        self._callers: set[SocketLink] = set()
+        self._callers: set[SocketChannel] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._open: set[int] = set()
         """Descriptors that the program's end or its last words will be read from."""
@@ -108,17 +108,17 @@ class Switchboard:
         Raises:
             HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
         """
-        self.conductor = Conductor(self._job, list(self.peers.values()), self._answer_s)
-        return self.conductor.run(self)
+        self.coordinator = Coordinator(self._job, list(self.peers.values()), self._answer_s)
+        return self.coordinator.run(self)
 
-    def open(self, conductor: Conductor) -> None:
+    def open(self, coordinator: Coordinator) -> None:
         """Starts the program, and answers calls."""
         sys.stdout.flush()
         sys.stderr.flush()
         addresses = own_addresses([host.name for host in self._job.hosts])
         port = self._server.getsockname()[1]
         where = {LAUNCHER_VARIABLE: f"{self._key}@{','.join(addresses)}:{port}"}
-        conductor.watch(self._server.fileno(), self._answer)
+        coordinator.watch(self._server.fileno(), self._answer)
         command = self._command(where)
         self._name = Path(command[0]).name
         self._process = process = subprocess.Popen(
@@ -126,18 +126,18 @@ class Switchboard:
             stdin=subprocess.DEVNULL,
             stderr=None if self._on_stderr is None else subprocess.PIPE,
             env=self._environment(where),
-            pass_fds=self._handed,
+            pass_fds=self._passed_descriptors,
             start_new_session=True,  # Ctrl-C is for the ranks, to which it is passed on
         )
         if process.stderr is not None:
             self._watch(process.stderr.fileno(), self._read_stderr)
         self._watch(os.pidfd_open(process.pid), self._program_ended)
-        if self._examination is not None:
-            conductor.after(EXAMINE_AFTER_S, self._examine_silence)
+        if self._ssh_check is not None:
+            coordinator.after(CHECK_AFTER_S, self._check_silent_hosts)
 
-    def _examine_silence(self) -> None:
-        if self._examination is not None and not all(peer.decided for peer in self.peers.values()):
-            self._examination.begin(self.conductor)
+    def _check_silent_hosts(self) -> None:
+        if self._ssh_check is not None and not all(peer.decided for peer in self.peers.values()):
+            self._ssh_check.begin(self.coordinator)
 
     def _environment(self, where: Mapping[str, str]) -> dict[str, str]:
         """The user's own settings of an engine hold before ours.
@@ -151,7 +151,7 @@ class Switchboard:
     @property
     def running(self) -> bool:
         """Whether the program runs, somebody who called is still there, or it is being found out why not."""
-        examining = self._examination is not None and self._examination.running
+        examining = self._ssh_check is not None and self._ssh_check.running
         return bool(self._open or self._callers) or examining
 
     @property
@@ -162,10 +162,10 @@ class Switchboard:
     def kill(self) -> None:
         """Ends the program; callers whose connection has ended end their ranks."""
         self._server.close()
-        if self._examination is not None:
-            self._examination.end()
-        for link in self._callers:
-            link.close()
+        if self._ssh_check is not None:
+            self._ssh_check.end()
+        for channel in self._callers:
+            channel.close()
         if self._process is None:
             return
         with self._process as process:  # closes its pipe
@@ -178,61 +178,61 @@ class Switchboard:
 
     def _watch(self, descriptor: int, react: Callable[[int], None]) -> None:
         self._open.add(descriptor)
-        self.conductor.watch(descriptor, partial(react, descriptor))
+        self.coordinator.watch(descriptor, partial(react, descriptor))
 
     def _forget(self, descriptor: int) -> None:
         self._open.discard(descriptor)
-        self.conductor.forget(descriptor)
+        self.coordinator.forget(descriptor)
 
     # -- calls ---------------------------------------------------------------------------------------
 
     def _answer(self) -> None:
         connection, _ = self._server.accept()
-        link = SocketLink(connection)
-        self._callers.add(link)
-        self.conductor.watch(link.fileno(), partial(self._listen_to, link, []))
+        channel = SocketChannel(connection)
+        self._callers.add(channel)
+        self.coordinator.watch(channel.fileno(), partial(self._listen_to, channel, []))
 
-    def _listen_to(self, link: SocketLink, known: list[Peer]) -> None:
+    def _listen_to(self, channel: SocketChannel, known: list[Peer]) -> None:
         """Hears one caller; ``known`` holds who that is once it has said so."""
-        messages = link.receive()
+        messages = channel.receive()
         for message in messages or ():
             if known:
-                self.conductor.heard(known[0], message)
+                self.coordinator.heard(known[0], message)
                 continue
-            peer = self._introduce(link, message.get("hello"))
+            peer = self._introduce(channel, message.get("hello"))
             if peer is None:
                 messages = None
                 break
             known.append(peer)
         if messages is None:
-            self._callers.discard(link)
-            self.conductor.forget(link.fileno())
-            link.close()
+            self._callers.discard(channel)
+            self.coordinator.forget(channel.fileno())
+            channel.close()
             if known:
                 self._call_ended(known[0])
 
     def _call_ended(self, peer: Peer) -> None:
         words = f"{self._whose(peer)} ended or cannot be heard any more"
-        if self.conductor.started:
-            self.conductor.lost(peer, words)
+        if self.coordinator.started:
+            self.coordinator.lost(peer, words)
             return
         # The engine most likely ended it because of another host, and will say so.
-        peer.link = peer.ready = None
-        self.conductor.after(_LAST_WORDS_S, partial(self.conductor.lost, peer, words))
+        peer.channel = peer.ready = None
+        self.coordinator.after(_LAST_WORDS_S, partial(self.coordinator.lost, peer, words))
 
     def _whose(self, peer: Peer) -> str:
         caller = next(name for name, other in self.peers.items() if other is peer)
         return f"the slot of rank {caller}" if self._each_rank else "its agent"
 
-    def _introduce(self, link: SocketLink, hello: object) -> Peer | None:
+    def _introduce(self, channel: SocketChannel, hello: object) -> Peer | None:
         """Who calls; None for strangers, and for who has called before."""
         if not isinstance(hello, dict) or not hmac.compare_digest(str(hello.get("key")), self._key):
             return None
         peer = self.peers.get(str(hello.get("rank", hello.get("host"))))
-        if peer is None or peer.link is not None or peer.gone:
+        if peer is None or peer.channel is not None or peer.gone:
             return None
-        peer.link = link
-        link.send({"job": self._job.to_json(), "node_rank": self._node_ranks[peer.host], "mark": ""})
+        peer.channel = channel
+        channel.send({"job": self._job.to_json(), "node_rank": self._node_ranks[peer.host], "mark": ""})
         return peer
 
     # -- the program ---------------------------------------------------------------------------------
@@ -252,9 +252,9 @@ class Switchboard:
             return
         code = process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        self.conductor.engine_ended(f"{self._name} {how}", _LAST_WORDS_S)
-        if self._examination is not None and not self.conductor.started:
-            self._examination.begin(self.conductor)
+        self.coordinator.engine_ended(f"{self._name} {how}", _LAST_WORDS_S)
+        if self._ssh_check is not None and not self.coordinator.started:
+            self._ssh_check.begin(self.coordinator)
 
 
 def _listen() -> socket.socket:

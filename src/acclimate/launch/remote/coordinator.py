@@ -13,7 +13,7 @@ from acclimate.errors import HostUnreachableError, RankStartError
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome, signal_name
 from acclimate.launch.remote.addresses import is_loopback
-from acclimate.launch.remote.protocol import ALIVE_EVERY_S, Link, Message
+from acclimate.launch.remote.protocol import ALIVE_EVERY_S, Channel, Message
 from acclimate.launch.supervise.guard import ENDING, PLAIN
 from acclimate.launch.supervise.signals import SignalInbox
 
@@ -34,7 +34,7 @@ class Peer:
     """A host's agent, or a slot, as the launcher sees it."""
 
     host: str
-    link: Link | None = None
+    channel: Channel | None = None
     """None before it is connected and after it is gone."""
     ready: Message | None = None
     refused: bool = False
@@ -49,11 +49,11 @@ class Peer:
         return self.ready is not None or self.refused or self.gone
 
 
-class Fleet(Protocol):
-    """What an engine started, for the conductor to wait on and to end."""
+class RemoteProcesses(Protocol):
+    """What an engine started, for the coordinator to wait on and to end."""
 
-    def open(self, conductor: Conductor) -> None:
-        """Starts the engine's processes, and has the conductor wait on what they say."""
+    def open(self, coordinator: Coordinator) -> None:
+        """Starts the engine's processes, and has the coordinator wait on what they say."""
         ...
 
     @property
@@ -71,7 +71,7 @@ class Fleet(Protocol):
         ...
 
 
-class Conductor:
+class Coordinator:
     """One job from its first host's answer to its last host's end.
 
     Args:
@@ -94,7 +94,7 @@ class Conductor:
         self._own_end: Outcome | None = None
         self._deadline = time.monotonic() + answer_s
 
-    def run(self, fleet: Fleet) -> Outcome:
+    def run(self, processes: RemoteProcesses) -> Outcome:
         """Runs the job to its end.
 
         Raises:
@@ -105,23 +105,23 @@ class Conductor:
         with SignalInbox((*ENDING, *PLAIN, signal.SIGTSTP)) as inbox:
             self.watch(inbox.descriptor, lambda: self._pass_on(inbox))
             try:
-                self._open(fleet)
-                while fleet.running and time.monotonic() < self._deadline:
+                self._open(processes)
+                while processes.running and time.monotonic() < self._deadline:
                     next_at = min(self._deadline, *(at for at, _ in self._later))
                     for key, _ in self._selector.select(max(0.0, next_at - time.monotonic())):
                         key.data()
                     self._act_in_time()
-                    if fleet.waits_for_reader and self._signalled is None:
+                    if processes.waits_for_reader and self._signalled is None:
                         # As on one host: nothing that ranks wrote is lost because it is read late.
                         self._deadline = max(self._deadline, time.monotonic() + _BRIEFLY_S)
             finally:
-                fleet.kill()
+                processes.kill()
                 self._selector.close()
         return self._conclude()
 
-    def _open(self, fleet: Fleet) -> None:
+    def _open(self, processes: RemoteProcesses) -> None:
         try:
-            fleet.open(self)
+            processes.open(self)
         except OSError as error:
             raise RankStartError(
                 error.errno,
@@ -182,7 +182,7 @@ class Conductor:
         """
         if peer.gone:
             return
-        peer.gone, peer.link = True, None
+        peer.gone, peer.channel = True, None
         if peer.outcome is not None or peer.refused:
             return
         words = f": {words}" if words else "."
@@ -219,8 +219,8 @@ class Conductor:
     def tell_all(self, **message: object) -> None:
         """Says something to everybody who can still hear it."""
         for peer in self.peers:
-            if peer.link is not None and peer.outcome is None:
-                peer.link.send(message)
+            if peer.channel is not None and peer.outcome is None:
+                peer.channel.send(message)
 
     # -- what follows from it ------------------------------------------------------------------------
 

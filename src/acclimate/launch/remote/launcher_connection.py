@@ -15,7 +15,7 @@ from acclimate.launch.plan.outcome import Outcome, RankFailure
 from acclimate.launch.plan.rank_plan import RankPlan
 from acclimate.launch.plan.ranks import plan_ranks
 from acclimate.launch.remote.addresses import free_port
-from acclimate.launch.remote.protocol import SILENCE_S, Link, Message
+from acclimate.launch.remote.protocol import SILENCE_S, Channel, Message
 from acclimate.launch.remote.timer import Timer
 from acclimate.launch.supervise.supervisor import StopRequest, supervise
 
@@ -24,14 +24,14 @@ Choice = Callable[[Sequence[RankPlan]], Sequence[RankPlan]]
 """Which of a host's ranks are this process's to run."""
 
 
-class Launcher:
+class LauncherConnection:
     """The other side: gives one message after another, and finds out when it is gone."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
         self._silence = Timer(SILENCE_S)
         self._either = select.epoll()
-        self._either.register(link.fileno(), select.EPOLLIN)
+        self._either.register(channel.fileno(), select.EPOLLIN)
         self._either.register(self._silence.fileno(), select.EPOLLIN)
         self.lost = False
 
@@ -41,15 +41,15 @@ class Launcher:
 
     def say(self, **message: object) -> None:
         """Sends a message."""
-        self._link.send(message)
+        self._channel.send(message)
 
     def listen(self) -> list[Message]:
         """What has come by now; waits where nothing has."""
         for descriptor, _ in self._either.poll():
-            messages = self._link.receive() if descriptor == self._link.fileno() else None
+            messages = self._channel.receive() if descriptor == self._channel.fileno() else None
             if messages is None:
                 self.lost = True
-                self._either.unregister(self._link.fileno())
+                self._either.unregister(self._channel.fileno())
                 self._silence.pause()
                 break
             self._silence.restart()
@@ -83,7 +83,9 @@ class Launcher:
         return LAUNCHER_LOST if self.lost else None
 
 
-def play(launcher: Launcher, job: JobPlan, node_rank: int, choose: Choice, address: str | None) -> int:
+def run_assigned_ranks(
+    launcher: LauncherConnection, job: JobPlan, node_rank: int, choose: Choice, address: str | None
+) -> int:
     """Runs this host's part of a job, from the answer that it can to the word on how it ended.
 
     Args:

@@ -36,7 +36,7 @@ AGENT_IS_HERE = b"\x1eacclimate-agent "
 """What an agent's first words begin with, before the launcher has told it a mark of its own."""
 
 
-class Link(Protocol):
+class Channel(Protocol):
     """Both ways of talking to the other side."""
 
     def fileno(self) -> int:
@@ -78,7 +78,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-class StreamLink(Link):
+class PipeChannel(Channel):
     """Over two descriptors, as those of a remote command: one is read, the other written.
 
     Others may write to the same stream, so each message there begins with a mark that they cannot know.
@@ -131,7 +131,7 @@ class StreamLink(Link):
         return [decode(line) for line in self._lines.feed(piece)] if piece else None
 
 
-class SocketLink(Link):
+class SocketChannel(Channel):
     """Over TCP. The kernel finds out when the other host is gone, also while nothing is said."""
 
     def __init__(self, connection: socket.socket) -> None:

@@ -14,7 +14,7 @@ from acclimate.errors import AcclimateError, LaunchProtocolError
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.rank_plan import RankPlan
 from acclimate.launch.remote.callback import LAUNCHER_VARIABLE, call_launcher
-from acclimate.launch.remote.launcher_connection import Launcher, play
+from acclimate.launch.remote.launcher_connection import LauncherConnection, run_assigned_ranks
 
 # Rank, rank on its host: in the words of Open MPI; of MPICH and Intel MPI; of Slurm. An MPI inside a Slurm
 # allocation sets both its own and Slurm's, and its own hold.
@@ -52,8 +52,8 @@ def main() -> int:
     """Runs one rank; returns the exit code."""
     try:
         place = read_place(os.environ)
-        link = call_launcher(os.environ.pop(LAUNCHER_VARIABLE, ""), {"rank": place.rank})
-        launcher = Launcher(link)
+        channel = call_launcher(os.environ.pop(LAUNCHER_VARIABLE, ""), {"rank": place.rank})
+        launcher = LauncherConnection(channel)
         first = launcher.wait_for("job")
         if first is None:
             return 1
@@ -70,7 +70,7 @@ def main() -> int:
         def mine(ranks: Sequence[RankPlan]) -> Sequence[RankPlan]:
             return ranks[local_rank : local_rank + 1]
 
-        return play(launcher, job, node_rank, mine, link.own_address)
+        return run_assigned_ranks(launcher, job, node_rank, mine, channel.own_address)
     except AcclimateError as error:
         sys.stderr.write(f"acclimate run: error: {error}\n")
         return 1

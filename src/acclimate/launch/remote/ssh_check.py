@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from acclimate.launch.engines.ssh import FAILED
-from acclimate.launch.remote.coordinator import Conductor
+from acclimate.launch.remote.coordinator import Coordinator
 
 _READ_BYTES = 1 << 16
 
 
-class Examination:
+class SshReachabilityCheck:
     """One ssh to each host when a job does not begin. What it finds explains, and decides nothing.
 
     Args:
@@ -32,7 +32,7 @@ class Examination:
         """Whether an answer is still to come."""
         return bool(self._running)
 
-    def begin(self, conductor: Conductor) -> None:
+    def begin(self, coordinator: Coordinator) -> None:
         """Asks all hosts, once."""
         if self._has_begun:
             return
@@ -49,19 +49,19 @@ class Examination:
                 self._running[host] = process
                 self._words[host] = b""
                 descriptor = process.stderr.fileno()
-                conductor.watch(descriptor, partial(self._read, conductor, host, descriptor))
+                coordinator.watch(descriptor, partial(self._read, coordinator, host, descriptor))
 
-    def _read(self, conductor: Conductor, host: str, descriptor: int) -> None:
+    def _read(self, coordinator: Coordinator, host: str, descriptor: int) -> None:
         data = os.read(descriptor, _READ_BYTES)
         self._words[host] += data
         if data:
             return
-        conductor.forget(descriptor)
+        coordinator.forget(descriptor)
         with self._running.pop(host) as process:
             failed = process.wait() == FAILED
-        if failed and not conductor.started:
+        if failed and not coordinator.started:
             words = self._words[host].decode(errors="backslashreplace").strip()
-            conductor.explain(f'host "{host}" cannot be reached: {words or "ssh did not say why"}')
+            coordinator.explain(f'host "{host}" cannot be reached: {words or "ssh did not say why"}')
 
     def end(self) -> None:
         """Asks no longer."""
