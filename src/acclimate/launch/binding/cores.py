@@ -24,7 +24,8 @@ from itertools import chain
 from pathlib import Path
 
 from acclimate.errors import BindingError, TopologyError
-from acclimate.launch.binding.numa_groups import Counts, NodeGroup, group_nodes
+from acclimate.launch.binding.group_search import Counts
+from acclimate.launch.binding.numa_groups import NodeGroup, group_nodes
 from acclimate.topology import (
     LIVE,
     Core,
@@ -177,6 +178,8 @@ def _too_few(topology: Topology, cores: Sequence[Core], ranks: int, core_list: s
 def _share(topology: Topology, cores: Sequence[Core], ranks: int) -> list[list[Core]]:
     """The cores of each rank."""
     by_kind = _grouped(topology, [(core, (core.kind, 0)) for core in cores], ranks).share()
+    if len({len(core.cpus) for core in cores}) == 1:
+        return by_kind
     # Ranks with as many hardware threads each are better still, but not worth reaching across nodes.
     by_threads = _grouped(topology, [(core, (core.kind, len(core.cpus))) for core in cores], ranks).share()
     return min(

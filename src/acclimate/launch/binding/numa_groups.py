@@ -4,6 +4,10 @@ Ranks of equal size rarely fit the nodes exactly: of 3 ranks on 2 nodes of 4 cor
 across. Nodes and ranks that share cores form groups, and a group of n nodes and m ranks has at least
 n + m - 1 pairs of a rank and a node it uses. Over all groups that sum is least when there are the most
 groups, so that is what is looked for.
+
+That problem contains bin packing, so no quick method is always exact. Where there are few states, all of
+them are weighed. Elsewhere the better one of two answers is taken: the best groups of nodes that follow
+each other, and what a search with a limit finds (``group_search.py``).
 """
 
 from __future__ import annotations
@@ -15,15 +19,16 @@ from itertools import product
 from math import prod
 from typing import TypeAlias
 
-Counts: TypeAlias = tuple[int, ...]
-"""Cores of one node or of several: one number for each sort of core that ranks get equal shares of."""
+from acclimate.launch.binding.group_search import Counts, GroupSearch, rank_limits
+
+Nearest: TypeAlias = Callable[[list[int], Iterable[int]], int]
 
 Candidates: TypeAlias = Callable[
     [tuple[Counts, ...]], Iterator[tuple[tuple[Counts, ...], tuple[Counts, ...]]]
 ]
 
 # Below this many states every way to group is weighed, in milliseconds: any machine of up to 8 nodes, and
-# larger ones whose nodes are mostly alike. Above it, only nodes next to each other are grouped.
+# larger ones whose nodes are mostly alike.
 _MOST_STATES = 256
 
 
@@ -49,45 +54,37 @@ class _Grouping:
         )
 
 
-def group_nodes(
-    counts: Sequence[Counts], ranks: int, nearest: Callable[[list[int], Iterable[int]], int]
-) -> list[NodeGroup]:
+def group_nodes(counts: Sequence[Counts], ranks: int, nearest: Nearest) -> list[NodeGroup]:
     """Splits nodes into the most groups within which whole ranks get equal shares.
 
     ``counts`` gives what each node has, ``ranks`` is at most the number of all cores, and every rank
     will get as much of each count as any other, give or take one. ``nearest(group, others)`` tells which
     of ``others`` lies nearest to the nodes of ``group``.
     """
-    shares = tuple(total // ranks for total in _totals(counts))
-    types = sorted(set(counts), reverse=True)
-    is_small = prod(counts.count(each) + 1 for each in types) <= _MOST_STATES
-    remaining = tuple(sorted(counts, reverse=True) if is_small else counts)
-    best = max(
-        (
-            grouping
-            for grouping in _groupings(remaining, shares, _subsets if is_small else _prefixes)
-            if grouping.fewest <= ranks <= grouping.most
-        ),
-        key=lambda grouping: len(grouping.groups),
-    )
-    placed = _place(best.groups, counts, nearest) if is_small else _consecutive(best.groups)
-    limits = [_rank_limits(group, shares) for group in best.groups]
+    shares = tuple(sum(of_all) // ranks for of_all in zip(*counts, strict=True))
+    if prod(counts.count(each) + 1 for each in set(counts)) <= _MOST_STATES:
+        ordered = tuple(sorted(counts, reverse=True))
+        placed = _place(_most_groups(ordered, shares, ranks, _subsets), counts, nearest)
+    else:
+        row = _most_groups(tuple(counts), shares, ranks, _prefixes)
+        found = GroupSearch(counts, shares, ranks).most_groups(at_least=len(row))
+        placed = _consecutive(row) if found is None else _place(found, counts, nearest)
+    limits = [rank_limits([counts[node] for node in group], shares) for group in placed]
     held = [fewest for fewest, _ in limits]
     for index, (fewest, most) in enumerate(limits):
         held[index] += min(most - fewest, ranks - sum(held))
     return [NodeGroup(tuple(nodes), m) for nodes, m in zip(placed, held, strict=True)]
 
 
-def _totals(counts: Iterable[Counts]) -> Counts:
-    return tuple(map(sum, zip(*counts, strict=True)))
-
-
-def _rank_limits(group: Iterable[Counts], shares: Counts) -> tuple[int, int]:
-    """The fewest and the most ranks that can share a group evenly; impossible where these cross."""
-    totals = _totals(group)
-    fewest = max(-(-total // (share + 1)) for total, share in zip(totals, shares, strict=True))
-    most = min(total // share for total, share in zip(totals, shares, strict=True) if share)
-    return fewest, most
+def _most_groups(
+    remaining: tuple[Counts, ...], shares: Counts, ranks: int, candidates: Candidates
+) -> tuple[tuple[Counts, ...], ...]:
+    possible = (
+        grouping
+        for grouping in _groupings(remaining, shares, candidates)
+        if grouping.fewest <= ranks <= grouping.most
+    )
+    return max(possible, key=lambda grouping: len(grouping.groups)).groups
 
 
 def _groupings(remaining: tuple[Counts, ...], shares: Counts, candidates: Candidates) -> list[_Grouping]:
@@ -99,7 +96,7 @@ def _groupings(remaining: tuple[Counts, ...], shares: Counts, candidates: Candid
             return [_Grouping()]
         found: list[_Grouping] = []
         for group, rest in candidates(remaining):
-            fewest, most = _rank_limits(group, shares)
+            fewest, most = rank_limits(group, shares)
             if fewest > most:
                 continue
             for other in solve(rest):
@@ -137,11 +134,7 @@ def _consecutive(groups: Iterable[tuple[Counts, ...]]) -> list[list[int]]:
     return placed
 
 
-def _place(
-    groups: Sequence[tuple[Counts, ...]],
-    counts: Sequence[Counts],
-    nearest: Callable[[list[int], Iterable[int]], int],
-) -> list[list[int]]:
+def _place(groups: Sequence[Sequence[Counts]], counts: Sequence[Counts], nearest: Nearest) -> list[list[int]]:
     """Chooses nodes that have the cores a group asks for and lie near each other."""
     free = set(range(len(counts)))
     placed: list[list[int]] = [[] for _ in groups]
