@@ -22,7 +22,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def unpack(name: str) -> Path:
         archive = RECORDED / f"{name}.tar.gz"
         if not archive.exists():
-            pytest.skip(f"the recorded machine {archive.name} is not beside this checkout")
+            pytest.skip("the recorded machines (../shared/numa) are not beside this checkout")
         if not (folder / name).exists():
             with tarfile.open(archive) as tar:
                 tar.extractall(folder, filter="data")
