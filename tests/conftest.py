@@ -13,7 +13,7 @@ from machine_trees import recorded as recorded
 from skip_summary import pytest_terminal_summary as pytest_terminal_summary
 
 IGNORED_IN_THE_BACKGROUND = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-"""What ``make test &`` in a script, or ``nohup``, has the tests ignore, and with them every process they start."""
+"""What `make test &` in a script, or `nohup`, has tests ignore, and with them each process they start."""
 
 
 def pytest_configure() -> None:
