@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -63,6 +63,18 @@ def machine(
     return files | more
 
 
+def access_classes(
+    bandwidths: Mapping[int, tuple[int, Sequence[int]]], access: str = "access1"
+) -> dict[str, str]:
+    """Files of the firmware's figures with ``{node: (MB/s, the nodes whose processors get them)}``."""
+    files = {}
+    for node, (mb_s, initiators) in bandwidths.items():
+        folder = f"sys/devices/system/node/node{node}/{access}/initiators"
+        files[f"{folder}/read_bandwidth"] = str(mb_s)
+        files |= {f"{folder}/node{initiator}": "" for initiator in initiators}  # links, on a real machine
+    return files
+
+
 def cgroup_files(mounts: str, own: str, **more: str) -> dict[str, str]:
     return {"proc/mounts": mounts, "proc/self/cgroup": own, "proc/meminfo": MEMINFO, **more}
 
@@ -78,6 +90,9 @@ V1 = "\n".join(
 # Machines with memory that has no cores, for machine(): {node: (cpulist, GiB)}, and their distances.
 XEON_MAX = {0: ("0-55", 256), 1: ("56-111", 256), 2: ("", 64), 3: ("", 64)}
 XEON_MAX_DISTANCES = ["10 21 13 23", "21 10 23 13", "13 23 10 23", "23 13 23 10"]
+XEON_MAX_BANDWIDTHS = access_classes(
+    {0: (300_000, [0]), 1: (300_000, [1]), 2: (800_000, [0]), 3: (800_000, [1])}
+)
 KNL = {0: ("0-63", 96), 1: ("", 16)}
 KNL_CPUINFO = "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 87\nmodel name\t: 0000"
 GRACE_HOPPER = {0: ("0-71", 480), 1: ("", 96)} | dict.fromkeys(range(2, 9), ("", 0))

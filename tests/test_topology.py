@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import timeit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -39,7 +39,9 @@ from machine_trees import (
     V1,
     V2,
     XEON_MAX,
+    XEON_MAX_BANDWIDTHS,
     XEON_MAX_DISTANCES,
+    access_classes,
     cgroup_files,
     machine,
     write_tree,
@@ -246,6 +248,13 @@ def test_a_node_folder_that_is_not_online_does_not_count(tmp_path):
     assert [node.index for node in read_topology(write_tree(tmp_path, files)).nodes] == [1]
 
 
+def test_a_node_with_online_cpus_counts_although_the_list_of_nodes_lacks_it(tmp_path):
+    files = machine({0: ("0-3", 4), 33: ("4-7", 4)}) | {"sys/devices/system/node/online": "0-1"}
+    root = write_tree(tmp_path, files)
+    assert [node.index for node in read_topology(root).usable_nodes] == [0, 33]
+    assert usable_node_count(root) == 2
+
+
 def test_a_node_whose_cpus_are_all_offline_does_not_count(tmp_path):
     files = machine({0: ("0-3", 4), 1: ("4-7", 4)}) | {"sys/devices/system/cpu/online": "4-7"}
     root = write_tree(tmp_path, files)
@@ -314,6 +323,94 @@ def test_efficiency_cores_are_told_apart_by_frequency_where_nothing_else_is_know
     assert [core.kind[0] for core in cores] == ["p", "p", "e", "e"]
 
 
+def kinds(values: Mapping[str, Sequence[int]], tmp_path: Path) -> str:
+    """The kinds of 5 cores, an initial each, where each file in their folders has these values."""
+    files = machine({0: ("0-4", 16)})
+    for name, of_cpu in values.items():
+        files |= {f"sys/devices/system/cpu/cpu{cpu}/{name}": str(value) for cpu, value in enumerate(of_cpu)}
+    return "".join(core.kind[0] for core in read_topology(write_tree(tmp_path, files)).cores)
+
+
+LAKEFIELD = {
+    "cpufreq/cpuinfo_max_freq": [2_800_000] * 4 + [3_000_000],
+    "acpi_cppc/highest_perf": [28] * 4 + [43],
+    "acpi_cppc/nominal_perf": [14] * 4 + [20],
+}
+
+
+def test_efficiency_cores_are_told_apart_by_the_firmware_s_scale_where_frequencies_are_alike(tmp_path):
+    assert kinds(LAKEFIELD, tmp_path) == "eeeep"
+
+
+def test_efficiency_cores_are_told_apart_where_the_kernel_s_scale_says_they_are_alike(tmp_path):
+    assert kinds({"cpu_capacity": [1024] * 5} | LAKEFIELD, tmp_path) == "eeeep"
+
+
+def test_the_kernel_s_scale_comes_before_that_of_the_firmware(tmp_path):
+    assert kinds(LAKEFIELD | {"cpu_capacity": [1024, 400, 400, 400, 1000]}, tmp_path) == "peeep"
+
+
+def test_cores_ranked_as_hints_for_the_scheduler_are_of_one_kind(tmp_path):
+    # A Ryzen: highest_perf ranks cores that are alike.
+    ranked = {"acpi_cppc/highest_perf": [236, 221, 206, 181, 166], "acpi_cppc/nominal_perf": [125] * 5}
+    assert kinds(ranked | {"cpufreq/cpuinfo_max_freq": [5_700_000] * 5}, tmp_path) == "ppppp"
+
+
+def test_a_scale_that_some_cores_lack_is_not_used(tmp_path):
+    some = {"acpi_cppc/highest_perf": [20, 20, 20, 43], "cpufreq/cpuinfo_max_freq": [3_000_000] * 5}
+    assert kinds(some, tmp_path) == "ppppp"
+
+
+def cpuinfo(*blocks: Mapping[str, int]) -> dict[str, str]:
+    texts = ("".join(f"{name}\t: {value}\n" for name, value in block.items()) for block in blocks)
+    return {"proc/cpuinfo": "\n".join(texts)}
+
+
+def test_cores_and_packages_come_from_cpuinfo_where_sys_is_absent(tmp_path):
+    files = cpuinfo(
+        *(
+            {"processor": cpu, "physical id": cpu % 2, "core id": cpu // 4, "siblings": 4, "cpu cores": 2}
+            for cpu in range(8)
+        )
+    )
+    cores = read_topology(write_tree(tmp_path, files)).cores
+    assert [(core.cpus, core.package) for core in cores] == [
+        ((0, 2), 0),
+        ((1, 3), 1),
+        ((4, 6), 0),
+        ((5, 7), 1),
+    ]
+
+
+def test_cores_of_cpuinfo_with_more_threads_than_it_says_are_not_believed(tmp_path):
+    same = {"physical id": 0, "core id": 0, "siblings": 1, "cpu cores": 1}
+    files = cpuinfo(*({"processor": cpu} | same for cpu in range(4)))
+    assert [core.cpus for core in read_topology(write_tree(tmp_path, files)).cores] == [
+        (0,),
+        (1,),
+        (2,),
+        (3,),
+    ]
+
+
+def test_sys_comes_before_cpuinfo(tmp_path):
+    files = machine({0: ("0-1", 4)}) | cpuinfo(
+        *({"processor": cpu, "physical id": 7, "core id": 0} for cpu in range(2))
+    )
+    cores = read_topology(write_tree(tmp_path, files)).cores
+    assert [(core.cpus, core.package) for core in cores] == [((0,), 0), ((1,), 0)]
+
+
+def test_files_that_were_recorded_with_a_nul_at_their_end_are_read(tmp_path):
+    root = write_tree(tmp_path, machine({0: ("0-3", 4), 1: ("4-7", 4)}, ["10 21", "21 10"]))
+    for path in root.rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes() + b"\0")
+    read = read_topology(root)
+    assert [node.cpus for node in read.nodes] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert read.node(1).distances == {0: 21, 1: 10}
+
+
 def test_usable_cores_leave_out_threads_that_are_not_allowed(tmp_path):
     files = machine({0: ("0-3", 4)}, siblings=dict.fromkeys((0, 1), "0-1") | dict.fromkeys((2, 3), "2-3"))
     read = read_topology(write_tree(tmp_path, files), allowed={1, 2, 3})
@@ -335,16 +432,36 @@ def fast_memory(root: Path) -> dict[int, int | None]:
     return {node.index: fast_memory_near(read, node.index, root) for node in read.usable_nodes}
 
 
-def bandwidths(**by_node: int) -> dict[str, str]:
-    return {
-        f"sys/devices/system/node/{node}/access0/initiators/read_bandwidth": str(mb_s)
-        for node, mb_s in by_node.items()
-    }
-
-
 def test_hbm_of_each_socket_is_the_fast_memory_of_its_own_cores(tmp_path):
-    root = write_tree(tmp_path, machine(XEON_MAX, XEON_MAX_DISTANCES))
+    root = write_tree(tmp_path, machine(XEON_MAX, XEON_MAX_DISTANCES) | XEON_MAX_BANDWIDTHS)
     assert fast_memory(root) == {0: 2, 1: 3}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "distances"),
+    [
+        (XEON_MAX, XEON_MAX_DISTANCES),
+        ({0: ("0-3", 256), 1: ("4-7", 256), 2: ("", 128)}, ["10 21 14", "21 10 24", "14 24 10"]),  # CXL
+        ({0: ("0-3", 256), 1: ("", 128)}, ["10 14", "14 10"]),
+        ({0: ("0-3", 96), 1: ("4-7", 96), 2: ("", 1)}, ["10 20 15", "20 10 15", "15 15 10"]),
+        ({0: ("0-3", 16), 1: ("", 16)}, ["10 10", "10 10"]),  # numa=fake
+        ({0: ("0-3", 16), 1: ("", 16)}, ["10 11", "11 10"]),
+    ],
+)
+def test_size_and_distance_alone_make_no_memory_fast(tmp_path, nodes, distances):
+    answers = fast_memory(write_tree(tmp_path, machine(nodes, distances)))
+    assert set(answers.values()) == {None}
+
+
+def test_small_memory_that_lies_equally_far_from_all_nodes_is_not_fast_memory(tmp_path):
+    nodes = {n: (f"{8 * n}-{8 * n + 7}", 96) for n in range(16)} | {16: ("", 0.97)}
+    rows = [" ".join("10" if n == m else "20" for m in range(16)) + " 15" for n in range(16)]
+    tiers = {f"sys/devices/virtual/memory_tiering/memory_tier{4 - n // 16}/nodelist": "" for n in (0, 16)}
+    tiers |= dict(zip(tiers, ("0-15", "16"), strict=True))
+    files = machine(nodes, [*rows, " ".join(["15"] * 16 + ["10"])])
+    assert set(fast_memory(write_tree(tmp_path / "plain", files)).values()) == {None}
+    # Even a faster tier does not say whose it is.
+    assert set(fast_memory(write_tree(tmp_path / "tiers", files | tiers)).values()) == {None}
 
 
 def test_mcdram_of_a_xeon_phi_is_fast_memory_despite_its_distance(tmp_path):
@@ -353,53 +470,106 @@ def test_mcdram_of_a_xeon_phi_is_fast_memory_despite_its_distance(tmp_path):
     assert fast_memory(write_tree(tmp_path / "other", files)) == {0: None}
 
 
+def test_a_slice_of_a_xeon_phi_s_normal_memory_is_not_fast_memory(tmp_path):
+    files = machine(KNL, ["10 10", "10 10"]) | {"proc/cpuinfo": KNL_CPUINFO}
+    assert fast_memory(write_tree(tmp_path, files)) == {0: None}
+
+
 def test_gpu_memory_of_grace_hopper_is_never_fast_memory(tmp_path):
     files = machine(GRACE_HOPPER, GRACE_HOPPER_DISTANCES)
     assert fast_memory(write_tree(tmp_path, files)) == {0: None}
 
 
 def test_gpu_memory_is_too_far_to_be_fast_memory_whatever_its_bandwidth(tmp_path):
-    files = machine(GRACE_HOPPER, GRACE_HOPPER_DISTANCES) | bandwidths(node0=500, node1=4000)
+    files = machine(GRACE_HOPPER, GRACE_HOPPER_DISTANCES)
+    files |= access_classes({0: (500, [0]), 1: (4000, [0])})
     assert fast_memory(write_tree(tmp_path, files)) == {0: None}
 
 
+@pytest.mark.parametrize(("distance", "answer"), [(40, 1), (41, None)])
+def test_memory_at_most_four_times_the_local_distance_away_can_be_fast(tmp_path, distance, answer):
+    files = machine({0: ("0-3", 16), 1: ("", 8)}, [f"10 {distance}", f"{distance} 10"])
+    root = write_tree(tmp_path, files | access_classes({0: (100, [0]), 1: (400, [0])}))
+    assert fast_memory(root) == {0: answer}
+
+
 def test_memory_of_a_generic_initiator_is_device_memory_however_near(tmp_path):
-    files = machine(XEON_MAX, XEON_MAX_DISTANCES) | {"sys/devices/system/node/has_generic_initiator": "2"}
-    assert fast_memory(write_tree(tmp_path, files | bandwidths(node0=300, node2=3000))) == {0: None, 1: 3}
+    files = machine(XEON_MAX, XEON_MAX_DISTANCES) | XEON_MAX_BANDWIDTHS
+    files |= {"sys/devices/system/node/has_generic_initiator": "2"}
+    assert fast_memory(write_tree(tmp_path, files)) == {0: None, 1: 3}
 
 
 def test_memory_tiers_decide_where_the_kernel_has_them(tmp_path):
     tiers = "sys/devices/virtual/memory_tiering/memory_tier{}/nodelist"
-    files = machine(XEON_MAX, XEON_MAX_DISTANCES)
+    files = machine(XEON_MAX, XEON_MAX_DISTANCES) | XEON_MAX_BANDWIDTHS
     files |= {tiers.format(2): "2", tiers.format(4): "0-1", tiers.format(22): "3"}
     assert fast_memory(write_tree(tmp_path, files)) == {0: 2, 1: None}
 
 
+def test_bandwidth_decides_where_memory_is_in_the_tier_of_the_processors(tmp_path):
+    files = machine(XEON_MAX, XEON_MAX_DISTANCES) | XEON_MAX_BANDWIDTHS
+    files |= {"sys/devices/virtual/memory_tiering/memory_tier4/nodelist": "0-3"}
+    assert fast_memory(write_tree(tmp_path, files)) == {0: 2, 1: 3}
+
+
 def test_bandwidth_tells_hbm_from_cxl_of_the_same_size_and_distance(tmp_path):
-    files = machine(XEON_MAX, XEON_MAX_DISTANCES) | bandwidths(node0=300, node1=300, node2=800, node3=60)
+    files = machine(XEON_MAX, XEON_MAX_DISTANCES) | XEON_MAX_BANDWIDTHS | access_classes({3: (60_000, [1])})
     assert fast_memory(write_tree(tmp_path, files)) == {0: 2, 1: None}
 
 
-def test_memory_handed_out_through_dax_is_slow_unless_its_bandwidth_says_otherwise(tmp_path):
-    files = machine(XEON_MAX, XEON_MAX_DISTANCES) | bandwidths(node0=300, node2=800)
-    files |= {f"sys/bus/dax/devices/dax{n}.0/target_node": str(n) for n in (2, 3)}
+def test_memory_of_the_same_bandwidth_is_not_fast_memory(tmp_path):
+    files = machine(XEON_MAX, XEON_MAX_DISTANCES) | XEON_MAX_BANDWIDTHS | access_classes({3: (300_000, [1])})
     assert fast_memory(write_tree(tmp_path, files)) == {0: 2, 1: None}
 
 
-def test_persistent_memory_larger_than_its_socket_is_not_fast_memory(tmp_path):
-    nodes = {0: ("0-3", 96), 1: ("4-7", 96), 2: ("", 512), 3: ("", 512)}
-    root = write_tree(tmp_path, machine(nodes, ["10 21 17 28", "21 10 28 17", "17 28 10 28", "28 17 28 10"]))
-    assert fast_memory(root) == {0: None, 1: None}
+def test_bandwidth_counts_only_for_the_initiators_it_is_given_for(tmp_path):
+    # All equally far, as on a virtual machine: only the initiators tell that node 2 belongs to node 1.
+    rows = ["10 20 20", "20 10 20", "20 20 10"]
+    files = machine({0: ("0-1", 3), 1: ("2-3", 1), 2: ("", 1)}, rows)
+    files |= access_classes({0: (1000, [0]), 1: (1000, [1]), 2: (10_000, [1])})
+    assert fast_memory(write_tree(tmp_path, files)) == {0: None, 1: 2}
 
 
-def test_hot_plugged_movable_memory_is_not_fast_memory(tmp_path):
-    files = machine(XEON_MAX, XEON_MAX_DISTANCES) | {"sys/devices/system/node/has_normal_memory": "0-2"}
-    assert fast_memory(write_tree(tmp_path, files)) == {0: 2, 1: None}
+def test_bandwidth_for_a_device_is_not_that_for_the_processors(tmp_path):
+    nodes = {0: ("0-3", 64), 1: ("", 32), 4: ("", 0)}
+    files = machine(nodes, ["10 15 20", "15 10 20", "20 20 10"]) | access_classes({0: (100, [0])})
+    files |= access_classes({1: (900, [4])}, "access0") | access_classes({1: (50, [0])})
+    assert fast_memory(write_tree(tmp_path, files)) == {0: None}
+
+
+def test_bandwidth_of_older_kernels_counts_too(tmp_path):
+    files = machine({0: ("0-3", 64), 1: ("", 32)}, ["10 15", "15 10"])
+    files |= access_classes({0: (100, [0]), 1: (900, [0])}, "access0")
+    assert fast_memory(write_tree(tmp_path, files)) == {0: 1}
+
+
+def test_hbm_that_several_nodes_share_is_the_fast_memory_of_each(tmp_path):
+    nodes = {0: ("0-3", 64), 1: ("4-7", 64), 2: ("", 32)}
+    files = machine(nodes, ["10 12 13", "12 10 13", "13 13 10"])
+    files |= access_classes({0: (100, [0]), 1: (100, [1]), 2: (400, [0, 1])})
+    assert fast_memory(write_tree(tmp_path, files)) == {0: 2, 1: 2}
+
+
+def test_the_nearest_of_two_fast_memories_is_taken(tmp_path):
+    files = machine({0: ("0-3", 64), 1: ("", 32), 2: ("", 32)}, ["10 17 13", "17 10 20", "13 20 10"])
+    files |= access_classes({0: (100, [0]), 1: (800, [0]), 2: (700, [0])})
+    assert fast_memory(write_tree(tmp_path, files)) == {0: 2}
 
 
 def test_fast_memory_outside_the_cpuset_is_not_offered(tmp_path):
-    files = machine(XEON_MAX, XEON_MAX_DISTANCES) | {"proc/self/status": "Mems_allowed_list:\t0-1,3"}
+    files = machine(XEON_MAX, XEON_MAX_DISTANCES) | XEON_MAX_BANDWIDTHS
+    files |= {"proc/self/status": "Mems_allowed_list:\t0-1,3"}
     assert fast_memory(write_tree(tmp_path, files)) == {0: None, 1: 3}
+
+
+def test_a_node_without_memory_is_not_fast_memory(tmp_path):
+    files = machine(XEON_MAX | {2: ("", 0)}, XEON_MAX_DISTANCES) | XEON_MAX_BANDWIDTHS
+    assert fast_memory(write_tree(tmp_path, files)) == {0: None, 1: 3}
+
+
+def test_a_node_without_cores_has_no_fast_memory_of_its_own(tmp_path):
+    root = write_tree(tmp_path, machine(XEON_MAX, XEON_MAX_DISTANCES) | XEON_MAX_BANDWIDTHS)
+    assert fast_memory_near(read_topology(root), 2, root) is None
 
 
 def test_fast_memory_of_a_node_that_does_not_exist_is_an_error(tmp_path):
@@ -446,6 +616,30 @@ def test_a_group_path_that_is_not_visible_means_the_root_of_the_mount(tmp_path, 
     root = write_tree(tmp_path, files)
     assert read_topology(root).allowed_cpus == {6, 7}
     assert memory_limit(root) == GIB
+
+
+def test_a_v2_cpuset_is_found_where_proc_self_cgroup_is_absent(tmp_path):
+    files = machine({0: ("0-3", 4), 1: ("4-7", 4)}) | cgroup_files(V2, "")
+    del files["proc/self/cgroup"]
+    files |= {"proc/self/cpuset": "/job/step", "sys/fs/cgroup/cpuset.cpus.effective": "0-7"}
+    files |= {
+        "sys/fs/cgroup/job/step/cpuset.cpus.effective": "2-5",
+        "sys/fs/cgroup/job/step/cpuset.mems.effective": "1",
+    }
+    root = write_tree(tmp_path, files)
+    assert read_topology(root).allowed_cpus == {2, 3, 4, 5}
+    assert read_topology(root).allowed_memory_nodes == {1}
+
+
+def test_the_path_of_a_v1_cpuset_is_not_taken_for_a_v2_group(tmp_path):
+    hybrid = f"{V1}\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0"
+    files = machine({0: ("0-7", 4)}) | cgroup_files(hybrid, "")
+    del files["proc/self/cgroup"]
+    files |= {"proc/self/cpuset": "/job", "sys/fs/cgroup/cpuset/job/cpuset.cpus": "2-3"}
+    files |= {"sys/fs/cgroup/unified/job/memory.max": str(GIB)}
+    root = write_tree(tmp_path, files)
+    assert read_topology(root).allowed_cpus == {2, 3}
+    assert memory_limit(root) is None
 
 
 def test_affinity_of_a_recorded_process_is_within_its_cpuset(tmp_path):

@@ -16,6 +16,7 @@ from machine_trees import (
     GRACE_HOPPER_DISTANCES,
     V2,
     XEON_MAX,
+    XEON_MAX_BANDWIDTHS,
     XEON_MAX_DISTANCES,
     cgroup_files,
     machine,
@@ -182,7 +183,7 @@ def test_gpu_memory_is_not_bound_to(tmp_path: Path) -> None:
 
 
 def test_hbm_in_flat_mode_is_preferred_by_the_ranks_it_is_near_to(tmp_path: Path) -> None:
-    root = write_tree(tmp_path, machine(XEON_MAX, XEON_MAX_DISTANCES))
+    root = write_tree(tmp_path, machine(XEON_MAX, XEON_MAX_DISTANCES) | XEON_MAX_BANDWIDTHS)
     bindings = bind_ranks(read_topology(root), 2, root=root)
     assert [(each.memory_nodes, each.preferred_memory_node) for each in bindings] == [((), 2), ((), 3)]
 
@@ -197,13 +198,13 @@ def test_hbm_of_a_divided_socket_is_preferred_part_by_part(tmp_path: Path) -> No
     # Two parts of one socket, each with its own HBM, which is nearer than the other part.
     nodes = {0: ("0-13", 64), 1: ("14-27", 64), 2: ("", 16), 3: ("", 16)}
     distances = ["10 21 17 28", "21 10 28 17", "17 28 10 28", "28 17 28 10"]
-    root = write_tree(tmp_path, machine(nodes, distances))
+    root = write_tree(tmp_path, machine(nodes, distances) | XEON_MAX_BANDWIDTHS)
     bindings = bind_ranks(read_topology(root), 4, root=root)
     assert [each.preferred_memory_node for each in bindings] == [2, 2, 3, 3]
 
 
 def test_a_rank_with_cores_near_two_hbm_nodes_is_bound_to_normal_memory(tmp_path: Path) -> None:
-    root = write_tree(tmp_path, machine(XEON_MAX, XEON_MAX_DISTANCES))
+    root = write_tree(tmp_path, machine(XEON_MAX, XEON_MAX_DISTANCES) | XEON_MAX_BANDWIDTHS)
     (binding,) = bind_ranks(read_topology(root), 1, root=root)
     assert (binding.memory_nodes, binding.preferred_memory_node) == ((0, 1), None)
 
@@ -221,8 +222,20 @@ def test_slices_of_one_memory_are_bound_to_together(tmp_path: Path) -> None:
     files = machine(nodes | {2: ("", 4), 3: ("", 4)}, distances)
     files["sys/devices/system/node/node2/cpulist"] = "0-3"
     files["sys/devices/system/node/node3/cpulist"] = "4-7"
-    bindings = bind_ranks(read_topology(write_tree(tmp_path, files)), 2)
-    assert [binding.memory_nodes for binding in bindings] == [(0, 2), (1, 3)]
+    root = write_tree(tmp_path, files)
+    bindings = bind_ranks(read_topology(root), 2, root=root)
+    assert [(each.memory_nodes, each.preferred_memory_node) for each in bindings] == [
+        ((0, 2), None),
+        ((1, 3), None),
+    ]
+
+
+def test_slices_of_the_only_memory_are_all_bound_to(tmp_path: Path) -> None:
+    files = machine({0: ("0-3", 4), 1: ("", 4), 2: ("", 3)}, ["10 10 10"] * 3)
+    files |= {f"sys/devices/system/node/node{slice_}/cpulist": "0-3" for slice_ in (1, 2)}
+    root = write_tree(tmp_path, files)
+    for binding in bind_ranks(read_topology(root), 2, root=root):
+        assert (binding.memory_nodes, binding.preferred_memory_node) == ((0, 1, 2), None)
 
 
 def test_256_threads_are_shared_by_core(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from acclimate.launch.binding.cores import bind_ranks
 from acclimate.launch.binding.diagram import _COLOURS, _SIXTEEN_COLOURS, show_binding
 from acclimate.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
-from machine_trees import XEON_MAX, XEON_MAX_DISTANCES, machine, write_tree
+from machine_trees import XEON_MAX, XEON_MAX_BANDWIDTHS, XEON_MAX_DISTANCES, machine, write_tree
 
 
 def drawn(
@@ -116,7 +116,7 @@ def test_memory_that_is_not_allowed_is_said(recorded: Callable[[str], Path]) -> 
 
 
 def test_fast_memory_is_shown_and_by_whom_it_is_preferred(tmp_path: Path) -> None:
-    root = write_tree(tmp_path, machine(XEON_MAX, XEON_MAX_DISTANCES))
+    root = write_tree(tmp_path, machine(XEON_MAX, XEON_MAX_DISTANCES) | XEON_MAX_BANDWIDTHS)
     lines = drawn(read_topology(root), 2, root=root)
     assert "memory node 2, 64 GiB, no cores" in lines
     assert lines[-2].split()[-3:] == ["prefers", "node", "2"]

@@ -6,9 +6,10 @@ that a recorded machine can stand in for the running one. No program is run and 
 
 from acclimate.topology.control_groups import cpu_quota
 from acclimate.topology.coreless_memory import fast_memory_near
+from acclimate.topology.cores import Core
 from acclimate.topology.kernel_files import LIVE, format_cpu_list, parse_cpu_list
 from acclimate.topology.limits import available_memory, memory_limit, total_memory
-from acclimate.topology.machine import Core, MemoryNode, Topology, read_topology, usable_node_count
+from acclimate.topology.machine import MemoryNode, Topology, read_topology, usable_node_count
 
 __all__ = [
     "LIVE",

@@ -22,9 +22,16 @@ def own_groups(root: Path, controller: str) -> list[list[str]]:
     that are there: in a container the path in ``/proc/self/cgroup`` may not be visible under the
     mount, whose root is then the container's own group.
     """
+    mounts = list(_mounts(root))
     paths = _own_paths(root)
+    # Where /proc/self/cgroup is absent, the path of the cpuset is that of the version 2 group, unless a
+    # cpuset of version 1 is mounted.
+    if "cpuset" in paths and not any(
+        "cpuset" in controllers for _, is_v2, controllers in mounts if not is_v2
+    ):
+        paths.setdefault("", paths["cpuset"])
     chains = []
-    for mount_point, is_v2, controllers in _mounts(root):
+    for mount_point, is_v2, controllers in mounts:
         if not is_v2 and controller not in controllers:
             continue
         path = paths.get("" if is_v2 else controller, "/")
@@ -82,7 +89,7 @@ def _own_paths(root: Path) -> dict[str, str]:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         paths.update(dict.fromkeys(controllers.split(","), path))
-    # Systems from before /proc/self/cgroup, with a cpuset mounted by itself.
+    # Kernels without /proc/self/cgroup, and containers and recorded machines that leave it out.
     if "cpuset" not in paths and (path_of_cpuset := read(under(root, "/proc/self/cpuset"))):
         paths["cpuset"] = path_of_cpuset.strip()
     return paths

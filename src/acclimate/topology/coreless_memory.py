@@ -1,8 +1,14 @@
-"""Tells apart the memory nodes that have no processors: fast memory, slow memory, and device memory."""
+"""Finds fast memory among the memory nodes that have no processors, such as HBM in flat mode.
+
+Such a node may also be slow (CXL, persistent memory), belong to a device (the GPUs of Grace Hopper), or be a
+slice of other memory (``numa=fake``). Sizes and distances cannot tell these apart, so only what the kernel or
+the processor says about speed counts.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from acclimate.topology.kernel_files import LIVE, numbered_entries, read, read_cpus, read_number, under
@@ -13,68 +19,66 @@ _TIERS = "/sys/devices/virtual/memory_tiering"
 
 # HBM is at 13 (Xeon Max) to 31 (Xeon Phi) from its own processors; GPU memory on POWER9 and Grace at 80.
 _FARTHEST = 40
-# The second memory of a machine whose processors are all in one node must be as near as a next socket.
-_FARTHEST_UNSTATED = 20
 
 
 def fast_memory_near(topology: Topology, index: int, root: Path = LIVE) -> int | None:
-    """The nearest node of normal memory without processors (HBM in flat mode) for node ``index``, if any.
+    """The nearest node without processors whose memory is faster for node ``index`` than its own, if any.
 
-    Such a node must have memory that this process may use, be at most four times the local distance
-    away, and have no node with processors nearer to it. Then what the system says decides, in this
-    order: memory that belongs to a device (a generic initiator: the GPUs of Grace Hopper), no; a
-    memory tier above or below that of node ``index``, yes or no; a read bandwidth greater or not
-    greater than that of node ``index``, yes or no; memory handed out through DAX (persistent memory,
-    CXL), no; a Xeon Phi, yes, as there is no other core-less memory; memory that only holds movable
-    pages (hot-plugged), no. Where it says nothing: yes only if the node is no larger than node
-    ``index`` and nearer to it than any other node with processors. When unsure, the answer is no:
-    memory of the own node is never a bad choice.
+    The answer is a node only where the system says that it is faster, and ``None`` wherever that is unknown,
+    because memory of the own node is never a bad choice. The node must have memory that this process may
+    use, be at most four times the local distance away, and belong to node ``index``: the kernel lists
+    ``index`` among its initiators or, where it lists none, ``index`` is nearer than all other nodes with
+    processors. Then the first of these decides:
+
+    1. Memory of a device (a generic initiator): no.
+    2. The memory tiers of the two nodes, where they differ: yes if its tier is the faster one.
+    3. The read bandwidths from node ``index`` to both, where firmware gives them (HMAT): yes if its
+       bandwidth is greater.
+    4. A Xeon Phi, which has no other memory without processors: yes, unless it is as near as node
+       ``index`` itself and so a slice of the same memory.
 
     Raises:
         TopologyError: there is no node ``index``, or a file is corrupt.
     """
     home = topology.node(index)
-    with_cpus = [node for node in topology.nodes if node.cpus]
-    candidates = []
-    for node in topology.nodes:
-        distance = home.distances.get(node.index)
-        if node.cpus or not node.memory_bytes or node.index not in topology.allowed_memory_nodes:
-            continue
-        if distance is None or distance > _FARTHEST or not home.cpus:
-            continue
-        if any(other.distances.get(node.index, distance) < distance for other in with_cpus):
-            continue
-        is_fast = _stated_fast(root, home.index, node.index)
-        if is_fast is None:
-            is_fast = _looks_fast(home, node, with_cpus)
-        if is_fast:
-            candidates.append((distance, node.index))
+    candidates = [
+        (home.distances.get(node.index, _FARTHEST), node.index)
+        for node in topology.nodes
+        if not node.cpus
+        and node.memory_bytes
+        and node.index in topology.allowed_memory_nodes
+        and home.distances.get(node.index, 0) <= _FARTHEST
+        and _belongs_to(topology, root, home, node)
+        and _is_faster(root, home, node)
+    ]
     return min(candidates)[1] if candidates else None
 
 
-def _looks_fast(home: MemoryNode, node: MemoryNode, with_cpus: list[MemoryNode]) -> bool:
-    """By size and distance alone, where the system says nothing."""
-    to_others = [home.distances[other.index] for other in with_cpus if other.index != home.index]
-    near = home.distances[node.index] < min(to_others, default=_FARTHEST_UNSTATED + 1)
-    return near and node.memory_bytes <= home.memory_bytes
+def _belongs_to(topology: Topology, root: Path, home: MemoryNode, node: MemoryNode) -> bool:
+    if not home.cpus:
+        return False
+    with_cpus = {other.index: other for other in topology.nodes if other.cpus}
+    listed = {initiator for _, initiators in _access_classes(root, node.index) for initiator in initiators}
+    if listed := listed.intersection(with_cpus):
+        return home.index in listed
+    distance = home.distances.get(node.index)
+    others = (other for other in with_cpus.values() if other is not home)
+    return distance is not None and all(
+        other.distances.get(node.index, distance) > distance for other in others
+    )
 
 
-def _stated_fast(root: Path, home: int, node: int) -> bool | None:
-    """Whether the system says that a core-less node is fast; ``None`` where it says nothing."""
-    if node in (read_cpus(under(root, f"{_NODE}/has_generic_initiator")) or ()):
+def _is_faster(root: Path, home: MemoryNode, node: MemoryNode) -> bool:
+    """Whether the system says that a node's memory is faster for the processors of ``home`` than theirs."""
+    if node.index in (read_cpus(under(root, f"{_NODE}/has_generic_initiator")) or ()):
         return False
     tiers = _tiers(root)
-    if home in tiers and node in tiers and tiers[home] != tiers[node]:
-        return tiers[node] < tiers[home]
-    bandwidths = _read_bandwidth(root, home), _read_bandwidth(root, node)
-    if bandwidths[0] and bandwidths[1]:
-        return bandwidths[1] > bandwidths[0]
-    if node in _dax_targets(root):
-        return False
-    if _is_xeon_phi(root):
-        return True
-    normal = read_cpus(under(root, f"{_NODE}/has_normal_memory"))
-    return False if normal and node not in normal else None
+    if home.index in tiers and node.index in tiers and tiers[home.index] != tiers[node.index]:
+        return tiers[node.index] < tiers[home.index]
+    own, its = (_read_bandwidth(root, home.index, target) for target in (home.index, node.index))
+    if own and its:
+        return its > own
+    return _is_xeon_phi(root) and home.distances.get(node.index) != home.distances.get(home.index)
 
 
 def _tiers(root: Path) -> dict[int, int]:
@@ -87,23 +91,20 @@ def _tiers(root: Path) -> dict[int, int]:
     }
 
 
-def _read_bandwidth(root: Path, node: int) -> int | None:
-    """MB/s that firmware (the HMAT) promises to the node's nearest initiator."""
+def _access_classes(root: Path, node: int) -> Iterator[tuple[str, list[int]]]:
+    """The folders with a node's figures, and the nodes whose processors these figures are for."""
     # access1 counts processors only; access0 also counts devices and is all that older kernels have.
     for access in ("access1", "access0"):
-        path = under(root, f"{_NODE}/node{node}/{access}/initiators/read_bandwidth")
-        if bandwidth := read_number(path):
+        folder = under(root, f"{_NODE}/node{node}/{access}/initiators")
+        yield folder, numbered_entries(folder, "node")
+
+
+def _read_bandwidth(root: Path, home: int, node: int) -> int | None:
+    """MB/s that firmware (the HMAT) promises to processors of ``home`` that read memory of ``node``."""
+    for folder, initiators in _access_classes(root, node):
+        if home in initiators and (bandwidth := read_number(f"{folder}/read_bandwidth")):
             return bandwidth
     return None
-
-
-def _dax_targets(root: Path) -> set[int]:
-    folder = Path(under(root, "/sys/bus/dax/devices"))
-    try:
-        devices = list(folder.iterdir())
-    except OSError:
-        return set()
-    return {target for device in devices if (target := read_number(f"{device}/target_node")) is not None}
 
 
 def _is_xeon_phi(root: Path) -> bool:

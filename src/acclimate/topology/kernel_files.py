@@ -85,15 +85,16 @@ def under(root: Path, path: str) -> str:
 
 
 def read(path: str) -> str | None:
-    """The text of a file, or ``None`` where it is absent or may not be read.
+    """The text of a file up to its first NUL, or ``None`` where it is absent or may not be read.
 
+    Some programs that record a machine write the kernel's C strings with the NUL at their end.
     Containers hide some files, and a processor that goes offline takes its files along between
     listing and reading, so neither is an error.
     """
     try:
         # Unbuffered: half the time of Path.read_text, and memory methods are called often.
         with open(path, "rb", buffering=0) as file:
-            return file.read().decode(errors="replace")
+            return file.read().partition(b"\0")[0].decode(errors="replace")
     except OSError:
         return None
 

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from acclimate.errors import TopologyError
 from acclimate.topology.control_groups import cpuset
+from acclimate.topology.cores import Core, read_cores
 from acclimate.topology.kernel_files import (
     LIVE,
     format_cpu_list,
@@ -24,27 +24,6 @@ from acclimate.topology.kernel_files import (
 
 _CPU = "/sys/devices/system/cpu"
 _NODE = "/sys/devices/system/node"
-
-# Cores of one kind differ by a few percent (binning, favoured turbo cores): 731 and 718, 1024 and 997
-# on a GB10. Efficiency cores reach 0.45 to 0.75 of a performance core's capacity or frequency.
-_EFFICIENCY_BELOW = 0.8
-
-
-@dataclass(frozen=True)
-class Core:
-    """One physical core.
-
-    ``cpus`` are its online hardware threads, ascending. ``package`` is its socket, -1 where unknown,
-    ``node`` its memory node. ``capacity`` compares cores of this machine only: the kernel's scale,
-    where the fastest core has 1024, or else the highest frequency in kHz; 0 where neither is known.
-    ``kind`` is "efficiency" for the slower cores of a hybrid machine and "performance" for all others.
-    """
-
-    cpus: tuple[int, ...]
-    package: int
-    node: int
-    capacity: int
-    kind: Literal["performance", "efficiency"]
 
 
 @dataclass(frozen=True)
@@ -130,7 +109,7 @@ def read_topology(root: Path = LIVE, allowed: Iterable[int] | None = None) -> To
     )
     return Topology(
         nodes=nodes,
-        cores=_cores(root, nodes),
+        cores=read_cores(root, {node.index: node.cpus for node in nodes}),
         allowed_cpus=online.intersection(_allowed_cpus(root, online) if allowed is None else allowed),
         allowed_memory_nodes=_within(
             frozenset(cpus_by_node), _from_status(root, "Mems_allowed_list"), *cpuset(root, "mems")
@@ -201,80 +180,6 @@ def _within(numbers: frozenset[int], *restrictions: frozenset[int] | None) -> fr
     return numbers
 
 
-def _cores(root: Path, nodes: tuple[MemoryNode, ...]) -> tuple[Core, ...]:
-    threads = {cpus[0]: cpus for node in nodes for cpus in _cores_of(root, node)}
-    capacities = _capacities(root, threads)
-    declared = _performance_cpus(root, frozenset(cpu for node in nodes for cpu in node.cpus))
-    enough = _EFFICIENCY_BELOW * max(capacities.values())
-    node_of = {cpu: node.index for node in nodes for cpu in node.cpus}
-    cores = []
-    for cpu, cpus in sorted(threads.items()):
-        fast = cpu in declared if declared is not None else capacities[cpu] >= enough
-        package = read_number(under(root, f"{_CPU}/cpu{cpu}/topology/physical_package_id"))
-        cores.append(
-            Core(
-                cpus=cpus,
-                package=-1 if package is None else package,
-                node=node_of[cpu],
-                capacity=capacities[cpu],
-                kind="performance" if fast else "efficiency",
-            )
-        )
-    return tuple(cores)
-
-
-def _cores_of(root: Path, node: MemoryNode) -> list[tuple[int, ...]]:
-    """The hardware threads of each core of a node.
-
-    What the kernel calls siblings is one core, as in ``lscpu``: also the two halves of an AMD compute
-    unit, which have a core_id each but share their floating-point unit. A core_id is unique only
-    within a node: the two nodes of some packages number theirs alike.
-    """
-    cores: dict[object, list[int]] = {}
-    for cpu in node.cpus:
-        cores.setdefault(_siblings(root, cpu) or _core_id(root, cpu) or cpu, []).append(cpu)
-    return [tuple(cpus) for cpus in cores.values()]
-
-
-def _siblings(root: Path, cpu: int) -> frozenset[int] | None:
-    for name in ("core_cpus", "thread_siblings"):
-        path = under(root, f"{_CPU}/cpu{cpu}/topology/{name}")
-        if siblings := read_cpus(f"{path}_list", path):
-            return siblings
-    return None
-
-
-def _core_id(root: Path, cpu: int) -> tuple[int | None, ...] | None:
-    path = under(root, f"{_CPU}/cpu{cpu}/topology")
-    core_id = read_number(f"{path}/core_id")
-    if core_id is None or core_id < 0:
-        return None
-    return read_number(f"{path}/physical_package_id"), read_number(f"{path}/die_id"), core_id
-
-
-def _capacities(root: Path, cpus: Iterable[int]) -> dict[int, int]:
-    """How fast each processor is, all from the same kind of file; zeros where no kind covers them all."""
-    for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
-        values: dict[int, int] = {}
-        for cpu in cpus:
-            value = read_number(under(root, f"{_CPU}/cpu{cpu}/{name}"))
-            if value is None:
-                break
-            values[cpu] = value
-        else:
-            return values
-    return dict.fromkeys(cpus, 0)
-
-
-def _performance_cpus(root: Path, online: frozenset[int]) -> frozenset[int] | None:
-    """The performance cores that Intel's hybrid processors declare; ``None`` on all other machines."""
-    fast = read_cpus(under(root, "/sys/devices/cpu_core/cpus"))
-    slow = read_cpus(under(root, "/sys/devices/cpu_atom/cpus"))
-    if fast:
-        return fast
-    return online - slow if slow else None
-
-
 # -- memory nodes --------------------------------------------------------------------------------
 
 
@@ -282,22 +187,21 @@ def _cpus_by_node(root: Path, online: frozenset[int]) -> dict[int, set[int]]:
     """The online processors of each memory node, by ascending index."""
     left = set(online)
     nodes: dict[int, set[int]] = {}
-    for index in _node_indices(root):
+    there = numbered_entries(under(root, _NODE), "node")
+    online_nodes = read_cpus(under(root, f"{_NODE}/online")) or frozenset()
+    for index in there:
         folder = under(root, f"{_NODE}/node{index}")
         # Old kernels list offline processors too.
-        nodes[index] = left.intersection(read_cpus(f"{folder}/cpulist", f"{folder}/cpumap") or ())
-        left -= nodes[index]
+        own = left.intersection(read_cpus(f"{folder}/cpulist", f"{folder}/cpumap") or ())
+        # A node with online processors is online, whatever the list of nodes says.
+        if own or index in online_nodes or online_nodes.isdisjoint(there):
+            nodes[index] = own
+            left -= own
     if not nodes:
         return {0: left}
     lowest = min((index for index, cpus in nodes.items() if cpus), default=min(nodes))
     nodes[lowest] |= left
     return nodes
-
-
-def _node_indices(root: Path) -> list[int]:
-    there = numbered_entries(under(root, _NODE), "node")
-    online = read_cpus(under(root, f"{_NODE}/online")) or frozenset()
-    return [index for index in there if index in online] or there
 
 
 def _memory_bytes(root: Path, index: int) -> int:
