@@ -131,3 +131,59 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 def names_in(folder: Path) -> set[str]:
     """Files that ranks made to say that they are there; one that is being written counts when it is done."""
     return {path.name for path in folder.iterdir()}
+
+
+READY = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+rank, folder = int(os.environ["RANK"]), Path({folder!r})
+def ready(name=None):
+    (folder / (name or f"ready{{rank}}")).write_text(str(os.getpid()))
+def wait():
+    while True: time.sleep(0.05)  # Python misses a signal that comes just before a long sleep
+"""
+"""How each of these ranks begins: it tells that it is ready by a file with its pid."""
+
+
+def ranks_code(folder: Path, text: str) -> str:
+    return READY.format(folder=str(folder)) + text
+
+
+def pid_in(path: Path) -> int:
+    wait_until(lambda: path.exists() and path.read_text(), f"{path.name} with a pid")
+    return int(path.read_text())
+
+
+def all_ready(folder: Path, ranks: int) -> None:
+    wait_until(lambda: {f"ready{rank}" for rank in range(ranks)} <= names_in(folder), "all ranks to be ready")
+
+
+FAMILY = """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+deaf = subprocess.Popen([sys.executable, "-c", '''
+import os, signal, time
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(number, signal.SIG_IGN)
+open(os.environ["DEAF"], "w").write(str(os.getpid()))
+time.sleep(600)
+'''], env={**os.environ, "DEAF": str(folder / f"deaf{rank}")})
+if os.fork() == 0:  # a daemon: a session of its own, and a parent that is gone
+    os.setsid()
+    if os.fork() == 0:
+        ready(f"daemon{rank}")
+        time.sleep(600)
+    os._exit(0)
+while not ((folder / f"deaf{rank}").exists() and (folder / f"daemon{rank}").exists()): time.sleep(0.01)
+"""
+"""A rank's children: one in its process group, one that ignores all but SIGKILL, and a daemon."""
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def assert_nothing_is_left(job: Launched) -> None:
+    wait_until(lambda: not job.living(), f"the end of {job.living()}")

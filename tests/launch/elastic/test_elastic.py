@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from launching import command, launched, run, wait_until
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "train_gpt.py"
 
 COUNTING = """
 import json, os, signal, sys, time

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from acclimate.launch.binding import affinity as memory_policy
+from acclimate.launch.binding import affinity
 from acclimate.launch.binding.affinity import apply_binding
 from acclimate.launch.binding.cores import RankBinding, bind_ranks
 from acclimate.topology import format_cpu_list, read_topology
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="binding is by system calls of Linux"
 )
 
-SRC = Path(memory_policy.__file__).parents[2]
+SRC = Path(affinity.__file__).parents[3]
 
 # Binds itself, then becomes another program, which tells how it is bound.
 BOUND = """
@@ -60,7 +60,7 @@ if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(Program(len(code
     os._exit(77)
 """
 SET_AFFINITY = {"x86_64": 203, "aarch64": 122}.get(platform.machine())
-SET_MEMPOLICY = memory_policy._CALL_NUMBER
+SET_MEMPOLICY = affinity._CALL_NUMBER
 
 
 def bound(binding: RankBinding, before: str = "") -> tuple[str, list[int], list[str]]:
@@ -204,7 +204,7 @@ def test_a_forked_child_binds_itself_and_not_its_parent() -> None:
 
 
 def test_a_processor_whose_system_calls_are_not_known_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_policy, "_CALL_NUMBER", None)
+    monkeypatch.setattr(affinity, "_CALL_NUMBER", None)
     binding = RankBinding(tuple(os.sched_getaffinity(0)), 1, (0,), None)
     assert apply_binding(binding) == (
         "memory is not bound to memory nodes: set_mempolicy is refused"
