@@ -43,8 +43,8 @@ from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome, signal_name
 from acclimate.launch.remote.addresses import address_towards
-from acclimate.launch.supervise.guard import ENDING
 from acclimate.launch.supervise.own_python import own_python
+from acclimate.launch.supervise.signals import TERMINATING
 
 _RUN_ID = "acclimate"
 _ROLE = "default"
@@ -245,7 +245,7 @@ def _signals_to(agent: _Agent) -> Iterator[None]:
         if not agent.pass_on(number):
             raise SignalException(f"{signal_name(number)} came", signal.Signals(number))
 
-    before = {number: signal.getsignal(number) for number in ENDING}
+    before = {number: signal.getsignal(number) for number in TERMINATING}
     for number, handler in before.items():
         if handler != signal.SIG_IGN:
             signal.signal(number, take)

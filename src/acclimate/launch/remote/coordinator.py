@@ -14,8 +14,7 @@ from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome, signal_name
 from acclimate.launch.remote.addresses import is_loopback
 from acclimate.launch.remote.protocol import ALIVE_EVERY_S, Channel, Message
-from acclimate.launch.supervise.guard import ENDING, PLAIN
-from acclimate.launch.supervise.signals import SignalInbox
+from acclimate.launch.supervise.signals import NOTICES, TERMINATING, SignalInbox
 
 # Python and its packages may come from a slow network file system that all hosts read at once.
 ANSWER_S = 120.0
@@ -102,7 +101,7 @@ class Coordinator:
             RankStartError: the system refuses the engine's processes.
         """
         self.after(ALIVE_EVERY_S, self._say_alive)
-        with SignalInbox((*ENDING, *PLAIN, signal.SIGTSTP)) as inbox:
+        with SignalInbox((*TERMINATING, *NOTICES, signal.SIGTSTP)) as inbox:
             self.watch(inbox.descriptor, lambda: self._pass_on(inbox))
             try:
                 self._open(processes)
@@ -270,7 +269,7 @@ class Coordinator:
                 inbox.take_default(number)
                 self.tell_all(alive=True)
                 continue
-            if number in ENDING:
+            if number in TERMINATING:
                 self._signalled = self._signalled or number
                 if self.started:
                     self._allow_the_grace()

@@ -1,12 +1,16 @@
-"""What the kernel is asked about processes: who dies with whom, who adopts orphans, whose they are."""
+"""What the kernel is asked about processes: who dies with whom, who adopts orphans, what they are called."""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
+import socket
 import sys
+import time
 from collections.abc import Container
+from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -39,10 +43,38 @@ def die_with_parent(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
-def name_process(name: str) -> None:
-    """What ``ps`` and ``top`` call this process; at most 15 letters, Linux only."""
-    if _libc is not None:
-        _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+def kill_group_at_hangup(end: socket.socket, group: int) -> None:
+    """Has the kernel kill a process group when the other end of a socket pair closes; Linux only.
+
+    Data that comes has the same effect, so the other end must not send any.
+    """
+    if _libc is None:
+        return
+    with suppress(OSError):  # the group's first process has ended already
+        fcntl.fcntl(end, fcntl.F_SETOWN, -group)
+        fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def name_process(name: str, title: str) -> None:
+    """Renames this process; Linux only.
+
+    Args:
+        name: what ``top`` and ``pkill`` show and match; at most 15 letters.
+        title: what ``ps`` and ``pkill -f`` show and match instead of the command line; cut to its length.
+    """
+    if _libc is None:
+        return
+    _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+    try:
+        with open("/proc/self/stat", "rb", buffering=0) as file:
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5)
+    except (OSError, IndexError, ValueError):
+        return
+    if 0 < start < end:
+        shown = title.encode()[: end - start - 1]
+        ctypes.memmove(start, shown.ljust(end - start, b"\0"), end - start)
 
 
 def children(parent: int) -> list[int]:
@@ -93,6 +125,30 @@ def _parents() -> list[tuple[int, int]]:
         if len(fields) == 3:
             found.append((int(name), int(fields[1])))
     return found
+
+
+def kill_descendants(without: Container[int] = (), *, patience_s: float) -> dict[int, int]:
+    """Kills this process's descendants and reaps those that it adopts; returns their wait statuses by pid.
+
+    Args:
+        without: processes to leave alone, with their own descendants.
+        patience_s: how long to wait for the last of them; one that hangs in a driver does not die.
+    """
+    statuses: dict[int, int] = {}
+    give_up = time.monotonic() + patience_s
+    while time.monotonic() < give_up:
+        left = [pid for pid in children(os.getpid()) if pid not in without]
+        for pid in left:
+            with suppress(ChildProcessError):
+                reaped, status = os.waitpid(pid, os.WNOHANG)
+                if reaped:
+                    statuses[pid] = status
+        if not left:
+            break
+        for pid in descendants(os.getpid(), without):
+            send(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    return statuses
 
 
 def send(pid: int, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""A rank that was started: what the launcher reads of it, and how it ended."""
+"""One rank of this host: its guard, its output's last lines and log, and how it ended."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import os
 import signal
 import socket
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from acclimate.errors import RankStartError
 from acclimate.launch.output.writer import LogFile, Tail
 from acclimate.launch.plan.outcome import RankFailure
 from acclimate.launch.plan.rank_plan import RankPlan
-from acclimate.launch.supervise import processes
-from acclimate.launch.supervise.guard import Guard, Streams, start_guard
+from acclimate.launch.supervise.guard import Guard, start_guard
+from acclimate.launch.supervise.guard_process import StandardStreams
 from acclimate.launch.supervise.oom import KillCount, count_kills, explain_sigkill
 
 
 @dataclass
-class RunningRank:
+class RankProcess:
     """Starts as a plan; :meth:`start` makes it run."""
 
     plan: RankPlan
@@ -84,7 +83,9 @@ class RunningRank:
                 pipes[stream] = os.pipe()
             self.guard = start_guard(
                 self.plan,
-                Streams(stdin, *(pipes[stream][1] if stream in pipes else stream for stream in (1, 2))),
+                StandardStreams(
+                    stdin, *(pipes[stream][1] if stream in pipes else stream for stream in (1, 2))
+                ),
                 grace_s=grace_s,
                 shares_terminal=shares_terminal,
                 ignored=ignored,
@@ -103,28 +104,22 @@ class RunningRank:
                 os.close(writing)
         return {stream: reading for stream, (reading, _) in pipes.items()}
 
-    def bury_guard(self) -> str | None:
-        """Takes leave of a guard that ended; a sentence where it ended before its work was done."""
-        if self.guard is None:
-            return None
-        guard, self.guard = self.guard, None
-        guard.channel.close()
-        status = 0
-        with suppress(ChildProcessError):  # the program that supervises ignores SIGCHLD
-            _, status = os.waitpid(guard.pid, 0)
-        code = os.waitstatus_to_exitcode(status)
-        if code == 0:
-            return None
+    def guard_was_lost(self, code: int) -> None:
+        """The guard ended before its work was done; the kernel has killed the rank with it."""
+        pid = self.guard.pid if self.guard is not None else None
         how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-        return f"Its guard process (pid {guard.pid}) {how}, and the rank was killed with it."
+        if self.code is None:
+            self.trouble = f"Its guard process (pid {pid}) {how}, and the rank was killed with it."
 
-    def take_leave(self, ended_at: float) -> None:
-        """For a rank whose guard is gone, and which the kernel therefore killed: learns how it ended."""
-        self.code, self.ended_at = -signal.SIGKILL, ended_at
-        if self.pid is not None:
-            processes.send_to_group(self.pid, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+    def reap_guard(self) -> bool:
+        """Reaps the guard, whose connection has ended; returns whether it ended as it should."""
+        if self.guard is None:
+            return True
+        code = self.guard.reap()
+        if code != 0:
+            self.guard_was_lost(code)
+        self.guard = None
+        return code == 0
 
     def failure(self, kills_before: KillCount) -> RankFailure:
         """What to tell of it, where it failed."""

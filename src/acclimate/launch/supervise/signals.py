@@ -1,4 +1,4 @@
-"""Signals to the launcher, as something that a loop can wait for beside its pipes."""
+"""Signals: which ones the launcher handles, and a descriptor that is readable when one has come."""
 
 from __future__ import annotations
 
@@ -8,6 +8,19 @@ from collections.abc import Iterable
 from contextlib import suppress
 from types import FrameType
 from typing import Any
+
+TERMINATING = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)
+)
+"""End a program that does not handle them; the launcher forwards them and the job ends."""
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""Schedulers send these as a warning; the launcher forwards them and the job goes on."""
+KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
+"""A terminal's keys send these to its whole foreground process group."""
+STOPPING = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+"""Stop a process; unlike SIGSTOP they can be ignored."""
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Python ignores these at its start; a program that it runs must not inherit that."""
 
 
 class SignalInbox:
@@ -51,7 +64,8 @@ class SignalInbox:
     def read(self) -> list[int]:
         """The numbers of the signals that came since the last call, in their order."""
         with suppress(BlockingIOError):
-            return list(os.read(self.descriptor, 512))
+            # Other signals with a handler, such as SIGCHLD, are written to the descriptor too.
+            return [number for number in os.read(self.descriptor, 512) if number in self._before]
         return []
 
     def take_default(self, number: int) -> None:
@@ -61,6 +75,14 @@ class SignalInbox:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         signal.signal(number, _keep)
+
+
+def restore_defaults(ignored: Iterable[int]) -> None:
+    """Before ``exec``: undoes the launcher's handlers; signals in ``ignored`` stay ignored."""
+    signal.set_wakeup_fd(-1)
+    kept = frozenset(ignored)
+    for number in (*TERMINATING, *NOTICES, *STOPPING, *_IGNORED_BY_PYTHON):
+        signal.signal(number, signal.SIG_IGN if number in kept else signal.SIG_DFL)
 
 
 def _keep(number: int, frame: FrameType | None) -> None:

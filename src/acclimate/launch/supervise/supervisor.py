@@ -18,14 +18,13 @@ from acclimate.launch.output.writer import Writer
 from acclimate.launch.plan.outcome import Outcome, RankFailure, signal_name
 from acclimate.launch.plan.rank_plan import RankPlan
 from acclimate.launch.supervise import processes
-from acclimate.launch.supervise.guard import ENDING, PLAIN
+from acclimate.launch.supervise.guard_process import KILL_PATIENCE_S
 from acclimate.launch.supervise.oom import count_kills
-from acclimate.launch.supervise.rank_process import RunningRank
-from acclimate.launch.supervise.signals import SignalInbox
+from acclimate.launch.supervise.rank_process import RankProcess
+from acclimate.launch.supervise.signals import KEYBOARD, NOTICES, TERMINATING, SignalInbox
 
-_IMPATIENT = (signal.SIGINT, signal.SIGQUIT)
-"""Sent again while the ranks are ending, they mean: at once."""
-_ORPHAN_PATIENCE_S = 5.0
+_GUARD_PATIENCE_S = 2 * KILL_PATIENCE_S
+"""How long a guard may take, after the grace, to kill its rank and to end."""
 _CHUNK = 1 << 16
 
 _logger = logging.getLogger("acclimate")
@@ -74,7 +73,7 @@ def supervise(
     # A terminal's keys signal the group in front, and only that may read: a rank that is to have the terminal
     # has to be in the launcher's own group.
     shares_terminal = len(ranks) == 1 and not tagged and any(map(os.isatty, range(3)))
-    numbers = (*ENDING, *PLAIN) if shares_terminal else (*ENDING, *PLAIN, signal.SIGTSTP)
+    numbers = (*TERMINATING, *NOTICES) if shares_terminal else (*TERMINATING, *NOTICES, signal.SIGTSTP)
     adopted_before = processes.adopt_orphans()
     try:
         with SignalInbox(numbers) as inbox, _terminal_settings_kept(shares_terminal):
@@ -96,7 +95,7 @@ class _Supervisor:
         stop: StopRequest | None,
         inbox: SignalInbox,
     ) -> None:
-        self.ranks = [RunningRank(plan) for plan in plans]
+        self.ranks = [RankProcess(plan) for plan in plans]
         self.grace_s = grace_s
         self.quiet = quiet
         self.shares_terminal = shares_terminal
@@ -105,9 +104,9 @@ class _Supervisor:
         self.views = _views(tagged)
         self.tagged = tagged
         self.selector = selectors.PollSelector()  # epoll refuses files, and stdout may be one
-        self.readers: dict[int, tuple[RunningRank, int]] = {}
+        self.readers: dict[int, tuple[RankProcess, int]] = {}
         """By descriptor of a pipe: whose stream 1 or 2 it is."""
-        self.failed: RunningRank | None = None
+        self.failed: RankProcess | None = None
         """The first that failed by itself."""
         self.ended_by: int | None = None
         """The signal that was passed on to end the job."""
@@ -116,6 +115,8 @@ class _Supervisor:
         self.abandons_output = False
         self.output_deadline: float | None = None
         """When to stop waiting for a reader that does not read, where the job was interrupted."""
+        self.guards_deadline: float | None = None
+        """When to kill guards that do not end, where the job is to end."""
         self.said: set[str] = set()
         self.kills_before = count_kills()
         self.children_before = frozenset(processes.children(os.getpid()))
@@ -162,7 +163,7 @@ class _Supervisor:
             return [1, 2]
         return [stream for stream in (1, 2) if not os.isatty(stream) or self.ranks[0].log is not None]
 
-    def _stdin_of(self, rank: RunningRank, nothing: int) -> int:
+    def _stdin_of(self, rank: RankProcess, nothing: int) -> int:
         """The launcher's own for a single rank, and for the first of several unless it is a terminal."""
         if self.stop is not None or rank is not self.ranks[0]:
             return nothing
@@ -196,23 +197,26 @@ class _Supervisor:
         delays = [view.flush() for view in self._distinct_views()]
         if self.output_deadline is not None:
             delays.append(max(0.0, self.output_deadline - time.monotonic()) + 0.001)
+        if self.guards_deadline is not None:
+            delays.append(max(0.0, self.guards_deadline - time.monotonic()))
         self._watch_output()
         for key, _ in self.selector.select(
             min((delay for delay in delays if delay is not None), default=None)
         ):
-            if isinstance(key.data, RunningRank):
+            if isinstance(key.data, RankProcess):
                 self._listen(key.data)
             elif key.data is not None:
                 key.data()
             elif key.fd in self.readers:
                 self._read(key.fd)
+        self._kill_unresponsive_guards()
         self._judge()
 
     def _leave_nothing(self) -> None:
         for rank in self.ranks:  # only where something above failed
             if rank.guard is not None:
-                rank.guard.tell("kill")
-                rank.bury_guard()
+                rank.guard.kill()
+                rank.reap_guard()
         self._kill_orphans()
         for reading in list(self.readers):
             self._close(reading)
@@ -279,23 +283,17 @@ class _Supervisor:
 
     # -- what happens ----------------------------------------------------------------------------
 
-    def _listen(self, rank: RunningRank) -> None:
+    def _listen(self, rank: RankProcess) -> None:
         guard = rank.guard
         if guard is None:
             return
         messages = guard.receive()
         if messages is None:
-            self.selector.unregister(guard.channel)
-            trouble = rank.bury_guard()
-            if rank.code is None:
-                rank.trouble = rank.trouble or trouble
-                rank.take_leave(time.monotonic())
-            if trouble:
-                self._kill_orphans()
+            self._reap_guard(rank)
             return
         for word, *values in messages:
             if word == "started":
-                rank.pid = values[0]
+                rank.pid, guard.pid = values
                 bound = rank.plan.binding
                 where = f", on {bound.describe()}" if bound is not None else ""
                 self._note(logging.INFO, f"rank {rank.plan.rank} is pid {rank.pid}{where}.")
@@ -305,12 +303,35 @@ class _Supervisor:
                 rank.trouble = values[0]
             elif word == "ended":
                 rank.code, rank.ended_at = values
+            elif word == "guard_lost":
+                rank.guard_was_lost(values[0])
             elif word == "stuck":
                 self._note(
                     logging.ERROR,
                     f"rank {rank.plan.rank} left processes that do not die when killed, as those waiting for "
                     f"a device or a file server: {', '.join(map(str, values[0]))}.",
                 )
+
+    def _reap_guard(self, rank: RankProcess) -> None:
+        if rank.guard is not None:
+            self.selector.unregister(rank.guard.channel)
+        statuses = {} if rank.reap_guard() else self._kill_orphans()
+        if rank.code is None:
+            status = statuses.get(rank.pid or 0)
+            rank.code = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
+            rank.ended_at = time.monotonic()
+
+    def _kill_unresponsive_guards(self) -> None:
+        """Kills guards that are long past the grace: stopped again and again, or frozen."""
+        if self.guards_deadline is None or time.monotonic() < self.guards_deadline:
+            return
+        self.guards_deadline = None
+        for rank in self.ranks:
+            if rank.guard is not None:
+                sentence = f"the guard of rank {rank.plan.rank} (pid {rank.guard.pid}) does not react."
+                self._note(logging.ERROR, f"{sentence} It was killed, and the rank with it.")
+                rank.guard.kill()
+                self._reap_guard(rank)
 
     def _judge(self) -> None:
         """Ends the job once a rank has failed by itself, or nobody reads its output any more."""
@@ -336,23 +357,31 @@ class _Supervisor:
     def _end(self, number: int) -> None:
         self.ending = True
         self._tell_all("end", number)
+        self._expect_guards_to_end(self.grace_s)
+
+    def _expect_guards_to_end(self, within_s: float) -> None:
+        deadline = time.monotonic() + within_s + _GUARD_PATIENCE_S
+        self.guards_deadline = min(deadline, self.guards_deadline or math.inf)
 
     def _tell_all(self, command: str, number: int = 0) -> None:
         for rank in self.ranks:
             if rank.guard is not None:
-                rank.guard.tell(command, number)
+                rank.guard.send(command, number)
 
     def _take_signals(self) -> None:
         for number in self.inbox.read():
-            if number in PLAIN:
+            if number in NOTICES:
                 self._tell_all("rank", number)
             elif number == signal.SIGTSTP:
                 self._pause()
             elif self.shares_terminal:
                 self.ended_by = number
                 self._tell_all("end", number)
-            elif self.ending and number in _IMPATIENT:
+                if number not in KEYBOARD:  # what those do is up to the program that has the terminal
+                    self._expect_guards_to_end(self.grace_s)
+            elif self.ending and number in KEYBOARD:
                 self._tell_all("kill")
+                self._expect_guards_to_end(0.0)
                 self.abandons_output = True
             else:
                 self.ended_by = self.ended_by or number
@@ -376,21 +405,10 @@ class _Supervisor:
             self.ended_by = self.ended_by or signal.SIGTERM
             self._end(signal.SIGTERM)
 
-    def _kill_orphans(self) -> None:
-        """Kills what came to this process because a guard died before its rank's processes."""
-        give_up = time.monotonic() + _ORPHAN_PATIENCE_S
-        while time.monotonic() < give_up:
-            guards = {rank.guard.pid for rank in self.ranks if rank.guard is not None}
-            kept = guards | self.children_before
-            if not any(pid not in kept for pid in processes.children(os.getpid())):
-                return
-            for pid in processes.descendants(os.getpid(), without=kept):
-                processes.send(pid, signal.SIGKILL)
-            for pid in processes.children(os.getpid()):
-                if pid not in kept:
-                    with suppress(ChildProcessError):
-                        os.waitpid(pid, os.WNOHANG)
-            time.sleep(0.005)
+    def _kill_orphans(self) -> dict[int, int]:
+        """Kills what came to this process because a guard and its standby died; returns wait statuses."""
+        guards = {rank.guard.standby_pid for rank in self.ranks if rank.guard is not None}
+        return processes.kill_descendants(guards | self.children_before, patience_s=KILL_PATIENCE_S)
 
     # -- the outcome -----------------------------------------------------------------------------
 
@@ -409,7 +427,7 @@ class _Supervisor:
             self.reason = f"{signal_name(self.ended_by)} was passed on, and the ranks have ended."
         return Outcome(own, None, self.reason)
 
-    def _failed_despite(self, number: int) -> RunningRank | None:
+    def _failed_despite(self, number: int) -> RankProcess | None:
         """On a terminal a Ctrl-C may be long past, as in an interactive program, when the rank fails."""
         code = self.ranks[0].code or 0
         return self.ranks[0] if code not in (0, -number, 128 + number) else None

@@ -1,0 +1,370 @@
+"""What runs in a guard and in its standby: starts one rank, and ends whatever the rank leaves behind.
+
+The guard adopts the processes that its rank leaves behind and ends them with the rank. It outlives the
+launcher: when the launcher is gone, even by SIGKILL, their connection ends and the guard ends its rank.
+
+When the guard is killed, the kernel kills the rank (a parent-death signal) and the rank's process group (a
+socket between guard and standby sends SIGKILL when one of them closes it), and the standby kills the rest. So
+where launcher, guard and standby are all killed at one moment, a process remains only if it left its rank's
+process group.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import selectors
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from acclimate.launch.binding.affinity import apply_binding
+from acclimate.launch.plan.rank_plan import RankPlan
+from acclimate.launch.supervise import processes
+from acclimate.launch.supervise.signals import KEYBOARD, NOTICES, STOPPING, TERMINATING, restore_defaults
+
+KILL_PATIENCE_S = 5.0
+"""How long to wait for killed processes: one that hangs in a driver does not die."""
+_DEFER_S = 0.2
+"""How far apart the launcher and a guard may hear of one signal."""
+_KILL_AGAIN_S = 0.05
+_CONTINUE_AFTER_S = 0.5
+"""How long a guard that somebody stopped stays so."""
+_PID_BYTES = 8
+
+
+@dataclass(frozen=True)
+class StandardStreams:
+    """Descriptors that become the rank's standard streams."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+
+    def close(self) -> None:
+        """In a process that does not use them."""
+        for descriptor in {self.stdin, self.stdout, self.stderr} - {0, 1, 2}:
+            os.close(descriptor)
+
+
+class _Channel:
+    """To the launcher."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+
+    def send(self, *words: Any) -> None:
+        """Sends a word and its values, if the launcher is still there."""
+        with suppress(OSError):
+            self.connection.sendall(json.dumps(words).encode() + b"\n")
+
+    def refuse(self, error: OSError) -> None:
+        """The system refuses a process."""
+        self.send(
+            "unstartable",
+            f"It was not started: {error.strerror}. The limits on processes and open files (ulimit -u, "
+            "ulimit -n, a control group's pids.max) say how many there may be.",
+        )
+        self.send("ended", 126, time.monotonic())
+
+
+def run_standby(
+    plan: RankPlan,
+    streams: StandardStreams,
+    connection: socket.socket,
+    *,
+    grace_s: float,
+    shares_terminal: bool,
+    ignored: Collection[int],
+    mask: Iterable[int],
+) -> None:
+    """In a fork of the launcher: starts the guard and waits; ends what is left where the guard is killed.
+
+    All signals are blocked, and stay so here.
+
+    Args:
+        plan, streams, grace_s, shares_terminal, ignored: as for
+            :func:`acclimate.launch.supervise.guard.start_guard`.
+        connection: to the launcher.
+        mask: the signals that the launcher blocks.
+    """
+    gc.disable()  # a collection would copy the pages shared with the launcher
+    if not shares_terminal:
+        os.setsid()
+    processes.adopt_orphans()
+    channel = _Channel(connection)
+    link = socket.socketpair()
+    try:
+        guard = os.fork()
+    except OSError as error:
+        channel.refuse(error)
+        return
+    if guard == 0:
+        code = 1
+        try:
+            _GuardProcess(plan, streams, channel, link, grace_s, shares_terminal, ignored, mask).run()
+            code = 0
+        except BaseException:  # noqa: BLE001 - nothing above may run twice, in the standby and here
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    # Other names than the launcher's, so that "pkill -f" of its command line finds the launcher alone.
+    processes.name_process("rank-standby", f"rank-standby: rank {plan.rank}")
+    link[1].close()
+    streams.close()
+    status = _wait_for(guard)
+    if status != 0:
+        statuses = processes.kill_descendants(patience_s=KILL_PATIENCE_S)
+        channel.send("guard_lost", os.waitstatus_to_exitcode(status))
+        rank = _received_pid(link[0])
+        if rank in statuses:
+            channel.send("ended", os.waitstatus_to_exitcode(statuses[rank]), time.monotonic())
+
+
+def _wait_for(guard: int) -> int:
+    """Waits for the end of the guard, and has it go on where somebody stops it; returns its wait status."""
+    while True:
+        pid, status = os.waitpid(-1, os.WUNTRACED)
+        if pid != guard:
+            continue
+        if not os.WIFSTOPPED(status):
+            return status
+        time.sleep(_CONTINUE_AFTER_S)
+        processes.send(guard, signal.SIGCONT)
+
+
+def _received_pid(link: socket.socket) -> int | None:
+    link.setblocking(False)
+    try:
+        data = link.recv(_PID_BYTES)
+    except OSError:
+        return None
+    return int.from_bytes(data, "big") if data else None
+
+
+class _GuardProcess:
+    """What happens in the guard."""
+
+    def __init__(
+        self,
+        plan: RankPlan,
+        streams: StandardStreams,
+        channel: _Channel,
+        link: tuple[socket.socket, socket.socket],
+        grace_s: float,
+        shares_terminal: bool,
+        ignored: Collection[int],
+        mask: Iterable[int],
+    ) -> None:
+        self.plan = plan
+        self.channel = channel
+        self.link = link
+        """The standby's end and the guard's."""
+        self.grace_s = grace_s
+        self.shares_terminal = shares_terminal
+        self.deadline: float | None = None
+        self.killing_since: float | None = None
+        self.ended = False
+        self.from_group: dict[int, float] = {}
+        """When a signal last came to the whole process group."""
+        self.deferred: list[tuple[int, float]] = []
+        """Signals that the launcher got, and when it said so, while it is not clear yet who sent them."""
+        self._received = b""
+        processes.name_process("acclimate-guard", f"rank-guard: rank {plan.rank}")
+        processes.adopt_orphans()
+        guard = os.getpid()
+        try:
+            self.wakeup = self._handle_signals()
+            self.selector = selectors.DefaultSelector()
+            self.selector.register(self.channel.connection, selectors.EVENT_READ)
+            self.selector.register(self.wakeup, selectors.EVENT_READ)
+            self.rank = os.fork()
+        except OSError as error:
+            self.channel.refuse(error)
+            os._exit(0)
+        if self.rank == 0:
+            self._become_rank(guard, streams, ignored, mask)
+        self._tie_rank_to_standby()
+        streams.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self.channel.send("started", self.rank, guard)
+
+    def _tie_rank_to_standby(self) -> None:
+        """Has the kernel kill the rank's process group when either the guard or the standby is killed."""
+        standby_end, own_end = self.link
+        own_end.send(self.rank.to_bytes(_PID_BYTES, "big"))  # before the next step: data would set it off
+        if not self.shares_terminal:
+            for end in self.link:
+                processes.kill_group_at_hangup(end, self.rank)
+        standby_end.close()
+
+    def _handle_signals(self) -> int:
+        """Ignores what is meant for the launcher; returns a descriptor that is readable after SIGCHLD."""
+        for number in (*NOTICES, *STOPPING):
+            signal.signal(number, signal.SIG_IGN)
+        for number in TERMINATING:
+            counted = self.shares_terminal and number in KEYBOARD
+            signal.signal(number, self._count if counted else signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        reading, writing = os.pipe()
+        for descriptor in (reading, writing):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        return reading
+
+    def _count(self, number: int, frame: object) -> None:
+        # The terminal's Ctrl-C reaches the whole group: if the guard had it, so had the rank.
+        self.from_group[number] = time.monotonic()
+
+    def _become_rank(
+        self, guard: int, streams: StandardStreams, ignored: Collection[int], mask: Iterable[int]
+    ) -> NoReturn:
+        program = self.plan.command[0]
+        try:
+            if not self.shares_terminal:
+                os.setsid()
+            processes.die_with_parent(guard)
+            for number, descriptor in enumerate((streams.stdin, streams.stdout, streams.stderr)):
+                os.dup2(descriptor, number)
+            restore_defaults(ignored)
+            if self.plan.binding is not None and (warning := apply_binding(self.plan.binding)):
+                self.channel.send("warning", warning)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.execvpe(program, self.plan.command, dict(self.plan.environment))
+        except OSError as error:
+            self.channel.send("unstartable", f"{program} cannot be run: {error.strerror}.")
+            os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+        finally:
+            os._exit(126)
+
+    def run(self) -> None:
+        """Until no process is left."""
+        while not self._reap():
+            delays = [
+                delay
+                for delay in (self._forward_deferred_signals(), self._kill_when_due())
+                if delay is not None
+            ]
+            if any(delay < 0 for delay in delays):
+                return
+            for key, _ in self.selector.select(min(delays, default=None)):
+                if key.fileobj == self.wakeup:
+                    with suppress(BlockingIOError):
+                        os.read(self.wakeup, 512)
+                else:
+                    self._obey()
+
+    def _reap(self) -> bool:
+        """Reaps processes that ended; returns whether none is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if pid == 0:
+                return False
+            if pid == self.rank:
+                self.ended = True
+                self.channel.send("ended", os.waitstatus_to_exitcode(status), time.monotonic())
+                self._end_leftovers()
+
+    def _end_leftovers(self) -> None:
+        """Asks what the rank left running to end."""
+        if not self.shares_terminal:
+            self._signal_group(signal.SIGTERM)
+        for pid in processes.descendants(os.getpid()):
+            with suppress(OSError):
+                if self.shares_terminal or os.getpgid(pid) != self.rank:
+                    os.kill(pid, signal.SIGTERM)
+                    os.kill(pid, signal.SIGCONT)
+        self._set_deadline(time.monotonic() + self.grace_s)
+
+    def _set_deadline(self, deadline: float) -> None:
+        self.deadline = deadline if self.deadline is None else min(self.deadline, deadline)
+
+    def _signal_group(self, number: int) -> None:
+        """To the rank and what runs in its process group, as a terminal, mpirun or Slurm would."""
+        if self.shares_terminal:
+            if not self.ended:
+                processes.send(self.rank, number)
+        elif not processes.send_to_group(self.rank, number) and not self.ended:
+            processes.send(self.rank, number)  # between fork and setsid it is in no group of its own
+        if number in TERMINATING:
+            # A stopped process would not hear of it.
+            self._signal_group(signal.SIGCONT)
+
+    def _end(self, number: int) -> None:
+        """Asks the rank to end, and sets the time at which it is killed."""
+        self._signal_group(number)
+        self._set_deadline(time.monotonic() + self.grace_s)
+
+    def _forward_deferred_signals(self) -> float | None:
+        """Passes on what did not come from the terminal's keys; in how many seconds to call again.
+
+        What did has reached the rank already, and what becomes of it is up to the rank: an interactive
+        program goes on. It may reach the guard later than the launcher, and several may reach it as one.
+        """
+        now = time.monotonic()
+        while self.deferred:
+            number, told_at = self.deferred[0]
+            if now < told_at + _DEFER_S:
+                return told_at + _DEFER_S - now
+            del self.deferred[0]
+            if self.from_group.get(number, -math.inf) < told_at - _DEFER_S:
+                self._end(number)
+        return None
+
+    def _kill_when_due(self) -> float | None:
+        """Kills everything once the deadline is over; in how many seconds to call again, negative: never."""
+        now = time.monotonic()
+        if self.deadline is None:
+            return None
+        if now < self.deadline:
+            return self.deadline - now
+        if self.killing_since is None:
+            self.killing_since = now
+        if not self.shares_terminal:
+            processes.send_to_group(self.rank, signal.SIGKILL)
+        left = processes.descendants(os.getpid())
+        for pid in left:
+            processes.send(pid, signal.SIGKILL)
+        if now - self.killing_since > KILL_PATIENCE_S:
+            self.channel.send("stuck", left)
+            return -1.0
+        return _KILL_AGAIN_S
+
+    def _obey(self) -> None:
+        data = self._read()
+        if not data:  # the launcher is gone
+            self.selector.unregister(self.channel.connection)
+            self._end(signal.SIGTERM)
+            return
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            command, number = line.split()
+            self._carry_out(command.decode(), int(number))
+
+    def _read(self) -> bytes:
+        try:
+            return self.channel.connection.recv(4096)
+        except ConnectionError:
+            return b""
+
+    def _carry_out(self, command: str, number: int) -> None:
+        if command == "kill":
+            self._set_deadline(time.monotonic())
+        elif command == "end" and self.shares_terminal and number in KEYBOARD:
+            self.deferred.append((number, time.monotonic()))
+        elif command == "end":
+            self._end(number)
+        elif command == "group":
+            self._signal_group(number)
+        elif command == "rank" and not self.ended:
+            processes.send(self.rank, number)
