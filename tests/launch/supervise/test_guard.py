@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from launching import (
     parent_of,
     pid_in,
     ranks_code,
+    wait_until,
 )
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers and /proc")
@@ -80,3 +84,121 @@ os.kill(os.getpid(), signal.SIGSTOP)
     with launched(command(2, ranks_code(tmp_path, text), "--grace", "60")) as job:
         job.read()
         assert job.wait() == 3
+
+
+def test_killing_what_has_the_launchers_command_line_leaves_no_process(tmp_path: Path) -> None:
+    logs = str(tmp_path / "logs")  # only in the launcher's command line
+    text = FAMILY + "ready()\ntime.sleep(600)"
+    with launched(command(2, ranks_code(tmp_path, text), "--grace", "0.3", "--log_dir", logs)) as job:
+        all_ready(tmp_path, 2)
+        subprocess.run(["pkill", "-9", "-f", logs], check=True)
+        assert job.wait() == -signal.SIGKILL
+        assert_nothing_is_left(job)
+
+
+def test_guard_and_standby_have_names_of_their_own(tmp_path: Path) -> None:
+    with launched(command(1, ranks_code(tmp_path, "ready()\ntime.sleep(600)"), "--grace", "0.3")) as job:
+        guard = parent_of(pid_in(tmp_path / "ready0"))
+        standby = parent_of(guard)
+        assert parent_of(standby) == job.process.pid
+        shown = [names_of(pid) for pid in (guard, standby)]
+    assert shown == [
+        ("acclimate-guard", "rank-guard: rank 0"),
+        ("rank-standby", "rank-standby: rank 0"),
+    ]
+
+
+def names_of(pid: int) -> tuple[str, str]:
+    """What ``ps`` shows of a process: its name, and its command line."""
+    folder = Path(f"/proc/{pid}")
+    return (folder / "comm").read_text().strip(), (folder / "cmdline").read_text().strip("\0")
+
+
+@pytest.mark.parametrize("first", ["launcher", "guards"])
+def test_nothing_is_left_when_launcher_and_guards_are_killed_at_once(first: str, tmp_path: Path) -> None:
+    text = FAMILY + "ready()\ntime.sleep(600)"
+    with launched(command(2, ranks_code(tmp_path, text), "--grace", "60")) as job:
+        all_ready(tmp_path, 2)
+        guards = [parent_of(pid_in(tmp_path / f"ready{rank}")) for rank in range(2)]
+        kill_at_once([job.process.pid, *guards] if first == "launcher" else [*guards, job.process.pid])
+        assert_nothing_is_left(job)
+
+
+def kill_at_once(pids: list[int]) -> None:
+    """Stopped first, so that none of them sees another one's end."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, number)
+
+
+def test_the_kernel_ends_a_ranks_process_group_when_all_above_it_are_killed_at_once(tmp_path: Path) -> None:
+    with launched(command(1, ranks_code(tmp_path, FAMILY + "ready()\ntime.sleep(600)"))) as job:
+        guard = parent_of(pid_in(tmp_path / "ready0"))
+        daemon = pid_in(tmp_path / "daemon0")
+        kill_at_once([job.process.pid, parent_of(guard), guard])
+        wait_until(lambda: set(job.living()) <= {daemon}, "the end of all but the daemon")
+
+
+def test_a_rank_is_reported_when_its_standby_is_killed(tmp_path: Path) -> None:
+    text = FAMILY + "ready()\ntime.sleep(600)"
+    with launched(command(2, ranks_code(tmp_path, text), "--grace", "0.3")) as job:
+        all_ready(tmp_path, 2)
+        os.kill(parent_of(parent_of(pid_in(tmp_path / "ready1"))), signal.SIGKILL)
+        _, stderr = job.read()
+        assert job.wait() == 137
+        assert job.living() == {}
+    assert "rank 1 (" in stderr
+
+
+# -- guards that are stopped -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stopped", ["guard", "standby", "both"])
+def test_a_launcher_ends_though_a_guard_is_stopped(stopped: str, tmp_path: Path) -> None:
+    text = FAMILY + "ready()\ntime.sleep(600)"
+    with launched(command(1, ranks_code(tmp_path, text), "--grace", "0.3")) as job:
+        guard = parent_of(pid_in(tmp_path / "ready0"))
+        # The standby first: it would have the guard go on.
+        for pid in {"guard": [guard], "standby": [parent_of(guard)], "both": [parent_of(guard), guard]}[
+            stopped
+        ]:
+            os.kill(pid, signal.SIGSTOP)
+        job.signal(signal.SIGTERM)
+        job.read()
+        assert job.wait() == 128 + signal.SIGTERM
+        assert job.living() == {}
+
+
+def test_a_rank_that_ends_under_a_stopped_guard_ends_the_job(tmp_path: Path) -> None:
+    text = "ready()\nwhile not (folder / 'go').exists(): time.sleep(0.01)\nsys.exit(5)"
+    with launched(command(1, ranks_code(tmp_path, text))) as job:
+        os.kill(parent_of(pid_in(tmp_path / "ready0")), signal.SIGSTOP)
+        (tmp_path / "go").touch()
+        job.read()
+        assert job.wait() == 5
+
+
+@pytest.mark.slow
+def test_a_guard_that_is_stopped_again_and_again_is_killed(tmp_path: Path) -> None:
+    text = FAMILY + "ready()\ntime.sleep(600)"
+    with launched(command(1, ranks_code(tmp_path, text), "--grace", "0.3")) as job:
+        guard = parent_of(pid_in(tmp_path / "ready0"))
+        over = threading.Event()
+
+        def stop() -> None:
+            while not over.wait(0.001):
+                with suppress(ProcessLookupError):
+                    os.kill(guard, signal.SIGSTOP)
+
+        stopping = threading.Thread(target=stop)
+        stopping.start()
+        try:
+            job.signal(signal.SIGTERM)
+            _, stderr = job.read(60)
+            assert job.wait() == 128 + signal.SIGTERM
+            assert job.living() == {}
+        finally:
+            over.set()
+            stopping.join()
+    # Between two stops it may have had the time to do its work.
+    assert "does not react" in stderr or "the ranks have ended" in stderr
