@@ -98,6 +98,46 @@ def test_without_functions_in_the_module_the_generators_serve(
     assert [generator.initial_seed() for generator in whole.default_generators] == [3, 4]
 
 
+def test_seeding_one_of_several_devices_leaves_the_others_where_only_all_can_be_seeded(
+    whole: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(whole.torch_module, "manual_seed")
+    whole.manual_seed_all(1)
+    with whole.device(1):
+        whole.manual_seed(2)
+    assert [generator.initial_seed() for generator in whole.default_generators] == [1, 2]
+
+
+def test_a_device_alone_is_seeded_by_what_seeds_all(bare: Accelerator) -> None:
+    bare.manual_seed(9)
+    assert torch.default_generator.initial_seed() == 9
+
+
+def test_a_device_alone_is_seeded_where_its_module_seeds_one_but_not_all(
+    bare: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeded: list[int] = []
+    monkeypatch.delattr(bare.torch_module, "manual_seed_all")
+    monkeypatch.setattr(bare.torch_module, "manual_seed", seeded.append, raising=False)
+    bare.manual_seed_all(8)
+    assert seeded == [8]
+
+
+def test_each_device_is_given_its_own_generator(whole: Accelerator) -> None:
+    assert [whole.default_generator(index) for index in range(2)] == list(
+        whole.torch_module.default_generators
+    )
+    assert whole.default_generator(1) is not torch.default_generator
+    with whole.device(1):
+        assert whole.default_generator() is whole.torch_module.default_generators[1]
+
+
+def test_all_states_are_set_each_on_its_device(whole: Accelerator) -> None:
+    states = [torch.Generator().manual_seed(seed).get_state() for seed in (21, 22)]
+    whole.set_rng_state_all(states)
+    assert all(map(torch.equal, whole.get_rng_state_all(), states))
+
+
 @pytest.mark.parametrize("generator", ["value", "function"])
 def test_a_module_with_one_default_generator_serves(
     whole: Accelerator, generator: str, monkeypatch: pytest.MonkeyPatch

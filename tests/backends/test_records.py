@@ -112,7 +112,21 @@ def test_devices_are_counted_by_their_files_alone(
 @pytest.mark.parametrize("name", DEVICE_FILES)
 @pytest.mark.parametrize(
     ("visible", "count"),
-    [("", 0), ("0", 1), ("1,3", 2), (" 1, 3 ", 2), ("0,1,2,3,4,5", 4), ("-1", 0), ("0,-1,2", 1), ("0,,2", 1)],
+    [
+        ("", 0),
+        ("0", 1),
+        ("1,3", 2),
+        (" 1, 3 ", 2),
+        ("0,1,2,3,4,5", 4),
+        ("-1", 0),
+        ("-1,0", 0),
+        ("-2,0,1", 0),
+        (" -,0", 0),
+        ("-GPU-1,0", 0),
+        ("0,-1,2", 1),
+        ("0,-7,2", 1),
+        ("0,,2", 1),
+    ],
 )
 def test_a_visible_devices_variable_limits_the_count(
     name: str, visible: str, count: int, plug: Callable[..., None], monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from acclimate.backends import cuda_toolkit
 from acclimate.backends.cuda import CUDAAccelerator
@@ -86,6 +87,39 @@ def test_without_a_gpu_all_common_architectures_and_those_to_come_are_compiled_f
     flags = cuda_toolkit.architecture_flags([])
     assert "-gencode=arch=compute_90,code=sm_90" in flags
     assert flags[-1].rpartition("code=")[2].startswith("compute_")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "oldest", "newest"),
+    [
+        ("12.7", "70", "compute_90"),
+        ("12.8", "70", "compute_120"),  # the first toolkit that knows Blackwell
+        ("12.9", "70", "compute_120"),
+        ("13.0", "75", "compute_120"),  # the first that no longer knows Volta
+        ("13.1", "75", "compute_120"),
+    ],
+)
+def test_the_first_toolkit_that_knows_an_architecture_compiles_for_it(
+    cuda: str, oldest: str, newest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    flags = cuda_toolkit.architecture_flags([])
+    assert flags[0] == f"-gencode=arch=compute_{oldest},code=sm_{oldest}"
+    assert flags[-1].rpartition("code=")[2] == newest
+
+
+@pytest.mark.parametrize(("number", "newest"), [(12070, "compute_90"), (12080, "compute_120")])
+def test_the_version_of_the_toolkit_counts_where_torch_has_no_cuda(
+    number: int, newest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda_runtime.h").touch()
+    (tmp_path / "include" / "cuda.h").write_text(f"#define CUDA_VERSION {number}\n")
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert cuda_toolkit.architecture_flags([])[-1].rpartition("code=")[2] == newest
 
 
 def test_a_library_for_all_gpus_is_used_where_there_is_one(
