@@ -87,6 +87,10 @@ class UnsupportedModelError(AcclimateError, ValueError):
     """A readable model of a kind that cannot be run here."""
 
 
+class RemoteCodeError(AcclimateError, PermissionError):
+    """A model brings Python code of its own, which runs only with ``trust_remote_code``."""
+
+
 class PromptError(AcclimateError, ValueError):
     """A prompt that is empty, is not text, or is longer than the model's context."""
 

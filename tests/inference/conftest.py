@@ -15,6 +15,7 @@ pytest.importorskip("transformers", reason="the extra `llm` is not installed")
 pytest.importorskip("gguf", reason="the extra `llm` is not installed")
 
 from tiny_models import save_tiny_model, write_tiny_gguf
+from warm_processes import WarmProcesses
 
 from acclimate.cli import main
 
@@ -59,17 +60,12 @@ def acclimate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     return run
 
 
-@pytest.fixture
-def process() -> Run:
-    """Runs ``acclimate generate …`` in a process of its own."""
-
-    def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-        settings: dict[str, object] = {"capture_output": True, "text": True, "timeout": 120}
-        if "input" not in options:
-            settings["stdin"] = subprocess.DEVNULL
-        return subprocess.run(command(*arguments), **(settings | options))  # type: ignore[call-overload]
-
-    return run
+@pytest.fixture(scope="session")
+def warm() -> Iterator[WarmProcesses]:
+    """Starts processes of ``acclimate generate`` in which the imports are made already."""
+    processes = WarmProcesses()
+    yield processes
+    processes.close()
 
 
 def command(*arguments: str) -> list[str]:

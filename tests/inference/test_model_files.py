@@ -9,16 +9,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from test_command import PROMPT, assert_one_line_error
 from tiny_models import save_tiny_model
+from warm_processes import WarmProcesses
 
+import acclimate as acclimate_package
 from acclimate.cache import cache_root, publish_once
 from acclimate.errors import CacheWriteError, CorruptModelError, ModelNotFoundError
+from acclimate.inference.converted import write_manifest
 from acclimate.inference.folder import check_model_folder
-from conftest import Run, command
+from acclimate.inference.gguf_convert import converted_gguf
+from conftest import Run
 
 
 @pytest.fixture
@@ -103,15 +108,59 @@ def test_a_truncated_gguf_is_one_line_and_exit_code_2(
 
 
 def test_a_gguf_file_is_converted_once_and_then_only_loaded(
-    acclimate: Run, process: Run, tiny_gguf: Path, private_cache: Path
+    acclimate: Run, warm: WarmProcesses, tiny_gguf: Path, private_cache: Path
 ) -> None:
     first = acclimate(PROMPT, "--model", str(tiny_gguf), "--max-new-tokens", "5")
-    again = process(PROMPT, "--model", str(tiny_gguf), "--max-new-tokens", "5")
+    again = warm.run(PROMPT, "--model", str(tiny_gguf), "--max-new-tokens", "5")
     assert first.returncode == again.returncode == 0, first.stderr + again.stderr
     assert first.stdout == again.stdout
     assert "converting" in first.stderr
     assert "converting" not in again.stderr
     assert len(published(private_cache)) == 1
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def overwrite(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 64] = bytes(64)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut, empty, overwrite, Path.unlink])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "tokenizer.json", "generation_config.json", "acclimate.json"]
+)
+def test_a_damaged_converted_model_is_made_again(
+    tiny_gguf: Path, name: str, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = converted_gguf(tiny_gguf, "float32")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    damage(folder / name)
+    assert converted_gguf(tiny_gguf, "float32") == folder
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert "making it again" in caplog.text
+
+
+def test_a_converted_model_that_seems_whole_but_does_not_load_is_made_again_once(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = acclimate_package.generate(PROMPT, model=tiny_gguf, max_new_tokens=3)
+    folder = converted_gguf(tiny_gguf, "bfloat16")
+    (folder / "tokenizer.json").write_text("{}")
+    facts = {"source": "x", "dtype": "bfloat16", "converter": 0}
+    write_manifest(folder, facts)  # as if nobody could tell
+    assert acclimate_package.generate(PROMPT, model=tiny_gguf, max_new_tokens=3).tokens == first.tokens
+    monkeypatch.setattr("acclimate.inference.text.ConvertedTokenizer.__init__", lambda *_: 1 / 0)
+    with pytest.raises(CorruptModelError, match="tokenizer"):  # and not for ever
+        acclimate_package.generate(PROMPT, model=tiny_gguf, max_new_tokens=3)
 
 
 # Converts the file named on the command line, but stays for ever in the middle of writing the weights.
@@ -127,10 +176,9 @@ gguf_convert.converted_gguf(Path(sys.argv[1]), "bfloat16")
 
 
 def test_a_killed_conversion_leaves_nothing_under_the_final_name_and_the_next_works(
-    acclimate: Run, tiny_gguf: Path, private_cache: Path
+    acclimate: Run, warm: WarmProcesses, tiny_gguf: Path, private_cache: Path
 ) -> None:
-    process = subprocess.Popen([sys.executable, "-c", STUCK, str(tiny_gguf)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
+    process = warm.start(str(tiny_gguf), code=STUCK)
     assert process.stdout.readline() == b"writing\n"
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=30)
@@ -144,36 +192,29 @@ def test_a_killed_conversion_leaves_nothing_under_the_final_name_and_the_next_wo
 
 
 def test_of_several_processes_one_converts_and_all_use_the_result(
-    tiny_gguf: Path, private_cache: Path
+    warm: WarmProcesses, tiny_gguf: Path, private_cache: Path
 ) -> None:
-    arguments = command(PROMPT, "--model", str(tiny_gguf), "--max-new-tokens", "5")
-    running = [
-        subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    results = [process.communicate(timeout=120) for process in running]
-    assert [process.returncode for process in running] == [0, 0], results
+    arguments = (PROMPT, "--model", str(tiny_gguf), "--max-new-tokens", "5")
+    running = [warm.start(*arguments) for _ in range(3)]
+    results = [process.communicate() for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0], results
     assert len({stdout for stdout, _ in results}) == 1
-    assert sum("converting" in stderr for _, stderr in results) == 1
+    assert sum(b"converting" in stderr for _, stderr in results) == 1
     assert len(published(private_cache)) == 1
 
 
-def test_who_waits_for_a_builder_that_is_killed_builds_itself(tiny_gguf: Path, private_cache: Path) -> None:
-    stuck = subprocess.Popen([sys.executable, "-c", STUCK, str(tiny_gguf)], stdout=subprocess.PIPE)
-    assert stuck.stdout is not None
+def test_who_waits_for_a_builder_that_is_killed_builds_itself(
+    warm: WarmProcesses, tiny_gguf: Path, private_cache: Path
+) -> None:
+    stuck = warm.start(str(tiny_gguf), code=STUCK)
     stuck.stdout.readline()
-    waiting = subprocess.Popen(
-        command(PROMPT, "--model", str(tiny_gguf), "--max-new-tokens", "3"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert waiting.stderr is not None
+    waiting = warm.start(PROMPT, "--model", str(tiny_gguf), "--max-new-tokens", "3")
     for line in waiting.stderr:
         if b"waiting for another process" in line:
             break
     stuck.kill()
     stuck.communicate()
-    waiting.communicate(timeout=60)
+    waiting.communicate()
     assert waiting.returncode == 0
     assert len(published(private_cache)) == 1
 
@@ -189,16 +230,9 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_a_write_that_the_system_refuses_is_one_line_and_leaves_nothing(
-    tiny_gguf: Path, private_cache: Path
+    warm: WarmProcesses, tiny_gguf: Path, private_cache: Path
 ) -> None:
-    arguments = ["generate", PROMPT, "--model", str(tiny_gguf)]
-    done = subprocess.run(
-        [sys.executable, "-c", SMALL_FILES, *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = warm.run("generate", PROMPT, "--model", str(tiny_gguf), code=SMALL_FILES)
     assert_one_line_error(done, "no space left", str(private_cache), "ACCLIMATE_CACHE")
     assert published(private_cache) == leftovers(private_cache) == []
 

@@ -25,16 +25,24 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _PARTIAL = ".partial"
 
 
-def publish_once(folder: Path, build: Callable[[Path], None]) -> Path:
+def publish_once(
+    folder: Path, build: Callable[[Path], None], is_whole: Callable[[], bool] | None = None
+) -> Path:
     """Returns ``folder``, after filling it as :func:`publish` does if it does not exist yet.
+
+    Args:
+        folder: to be filled.
+        build: fills the folder that it is given.
+        is_whole: whether ``folder`` needs no building; by default, whether it exists.
 
     Raises:
         CacheWriteError: the disk is full or the cache cannot be written.
     """
-    if folder.is_dir():
+    is_whole = is_whole or folder.is_dir
+    if is_whole():
         return folder
     try:
-        publish(folder, build, folder.is_dir, f"making {folder}", notice=logging.WARNING)
+        publish(folder, build, is_whole, f"making {folder}", notice=logging.WARNING)
     except AcclimateError:
         raise
     except OSError as error:

@@ -42,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--temperature", metavar="T", default="0", help="0 always takes the likeliest token; default 0"
     )
     parser.add_argument("--seed", metavar="S", help="makes drawing tokens repeatable")
+    parser.add_argument(
+        "--trust_remote_code",
+        "--trust-remote-code",
+        action="store_true",
+        help="let Python code run that the model brings with it",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of streamed text")
 
 
@@ -103,6 +109,7 @@ def _run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         temperature=temperature,
         seed=seed,
+        trust_remote_code=args.trust_remote_code,
         on_text=None if args.json else show,
     )
     _finish(args, result)
@@ -167,4 +174,5 @@ def _number(kind: type[_Number], name: str, text: str) -> _Number:
         return kind(text)
     except ValueError as error:
         noun = "a whole number" if kind is int else "a number"
-        raise GenerationOptionError(f"--{name} must be {noun}; it is {text!r}") from error
+        shown = repr(text if len(text) <= 40 else f"{text[:40]}…")
+        raise GenerationOptionError(f"--{name} must be {noun}; it is {shown}") from error

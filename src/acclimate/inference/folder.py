@@ -3,82 +3,248 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from acclimate.errors import CorruptModelError, ModelNotFoundError
+from acclimate.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
+from acclimate.inference.model_limits import WeightTotals
+from acclimate.inference.quiet import first_line
 
-_INDEX = "model.safetensors.index.json"
 # One of these is enough to build a tokenizer from.
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
-# Headers of real models are a few MB at most; the format itself allows 100 MB.
-_LARGEST_HEADER = 100_000_000
+# What transformers reads beside config.json, and what each must be.
+_SETTINGS = (
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "adapter_config.json",
+)
+# Far above any real file's: the vocabulary is elsewhere.
+_LARGEST_SETTINGS = 64 << 20
+# More tensors than any real model has, whose names alone would take seconds to read.
+_MOST_TENSORS = 200_000
+# A config with more layers or labels than this makes a list of them before there is a model to compare.
+_MOST_COUNTED = 100_000
+_COUNTS = re.compile(r"(^|_)(n|num|number)_|(layers?|blocks?|heads?|experts?|depth|labels)$")
+_NOT_COUNTS = re.compile(r"position|ctx|context|token|param|step|sample|length|size|dim|id$")
 
 
-def check_model_folder(folder: Path) -> None:
-    """Returns if config, tokenizer and weights are there and the weights' files are whole.
+def check_model_folder(folder: Path) -> WeightTotals:
+    """Returns what the weights of a folder come to if config, tokenizer and weights are there and whole.
 
     Raises:
         ModelNotFoundError: the folder holds no model, or only parts of one.
         CorruptModelError: a file is truncated or unreadable.
+        UnsupportedModelError: the config does not say which kind of model it is of.
     """
-    config = folder / "config.json"
-    if not config.is_file():
+    if not (folder / "config.json").is_file():
         raise ModelNotFoundError(f"{folder} holds no model: there is no config.json in it")
-    if not isinstance(_json(config), dict):
-        raise CorruptModelError(f"{config} does not hold a model's config")
+    config = read_settings(folder / "config.json")
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise ModelNotFoundError(f"{folder} holds no tokenizer: there is no {_TOKENIZERS[0]} in it")
-    for path in _weight_files(folder):
-        if path.suffix == ".safetensors":
-            check_safetensors(path)
+    for name in _SETTINGS:
+        if (folder / name).is_file():
+            read_settings(folder / name)
+    _check_config(folder / "config.json", config)
+    return weight_totals(folder)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    single = folder / "model.safetensors"
-    if single.is_file():
-        return [single]
-    index = folder / _INDEX
-    if index.is_file():
-        content = _json(index)
-        names = content.get("weight_map") if isinstance(content, dict) else None
-        if not isinstance(names, dict) or not names:
-            raise CorruptModelError(f"{index} names no files")
-        paths = [folder / str(name) for name in sorted(set(names.values()))]
-        missing = [path.name for path in paths if not path.is_file()]
-        if missing:
-            raise CorruptModelError(f"{folder} is incomplete: {index.name} names {', '.join(missing)}")
-        return paths
-    older = sorted(folder.glob("pytorch_model*.bin"))
-    if not older:
-        raise ModelNotFoundError(f"{folder} holds no weights: there is no model.safetensors in it")
-    return older
+def read_settings(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
 
-
-def check_safetensors(path: Path) -> None:
-    """Raises :class:`CorruptModelError` unless the file has the length that its header describes."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > _LARGEST_HEADER:
-            raise CorruptModelError(f"{path} is no safetensors file, or a corrupt one")
-        if 8 + length > size:
-            raise CorruptModelError(f"{path} is truncated: it ends within its header")
-        try:
-            header = json.loads(file.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-            needed = 8 + length + max(ends, default=0)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-            raise CorruptModelError(f"{path} is corrupt: its header cannot be read") from error
-    if not ends:
-        raise CorruptModelError(f"{path} holds no tensors")
-    if needed != size:
-        state = "truncated" if size < needed else "corrupt"
-        raise CorruptModelError(f"{path} is {state}: it has {size:,} bytes, its header describes {needed:,}")
+    Raises:
+        CorruptModelError: there is none, or it is not readable.
+    """
+    content = _json(path)
+    if not isinstance(content, dict):
+        raise CorruptModelError(f"{path} is corrupt: it must hold a JSON object, not {_kind(content)}")
+    return content
 
 
 def _json(path: Path) -> Any:
     try:
+        if path.stat().st_size > _LARGEST_SETTINGS:
+            raise CorruptModelError(f"{path} is corrupt: it has {path.stat().st_size:,} bytes")
         return json.loads(path.read_bytes())
-    except ValueError as error:
-        raise CorruptModelError(f"{path} is corrupt: it is not valid JSON") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, CorruptModelError):
+            raise
+        raise CorruptModelError(f"{path} is corrupt: {_not_what_it_should_be(path, 'valid JSON')}") from error
+    except OSError as error:
+        raise CorruptModelError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _kind(value: object) -> str:
+    kinds = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def _check_config(path: Path, config: dict[str, Any]) -> None:
+    if not isinstance(config.get("model_type"), str):
+        raise UnsupportedModelError(
+            f"{path} does not say which kind of model it is of: model_type is missing"
+        )
+    weights = config.get("transformers_weights")
+    if weights is not None and weights != "model.safetensors":
+        raise UnsupportedModelError(f"{path} keeps the weights under another name: transformers_weights")
+    for name, value in _numbers(config):
+        if value > _MOST_COUNTED and _COUNTS.search(name) and not _NOT_COUNTS.search(name):
+            raise CorruptModelError(f"{path} is corrupt: {name} is {value:,}, more than any model has")
+
+
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
+    """All whole numbers in a config, with the names of their fields."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _numbers(item, str(key))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _numbers(item, name)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf"):
+        yield name, int(value)
+
+
+# -- weights -------------------------------------------------------------------------------------------
+
+
+def weight_totals(folder: Path) -> WeightTotals:
+    """What the weights of a folder come to, after checking that their files are whole.
+
+    Raises:
+        ModelNotFoundError: the folder holds no weights.
+        CorruptModelError: a file is truncated or unreadable.
+    """
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        single, index = folder / name, folder / f"{name}.index.json"
+        if single.is_file():
+            return _totals(folder, {single: None})
+        if index.is_file():
+            return _totals(folder, _shards(folder, index))
+    raise ModelNotFoundError(f"{folder} holds no weights: there is no model.safetensors in it")
+
+
+def _totals(folder: Path, files: dict[Path, set[str] | None]) -> WeightTotals:
+    """Checks the files, each with the tensors it must hold, and adds up what they hold."""
+    tensors, values, seen = 0, 0, set[str]()
+    for path, promised in files.items():
+        if path.suffix != ".safetensors":
+            count, size = _check_pickle(path)
+        else:
+            shapes = check_safetensors(path)
+            count, size = len(shapes), sum(shapes.values())
+            if lost := sorted((promised or set()) - shapes.keys()):
+                raise CorruptModelError(f"{path} lacks the tensor {lost[0]}, which the index says it holds")
+            if twice := sorted(seen & shapes.keys()):
+                raise CorruptModelError(f"{folder} holds the tensor {twice[0]} in two files")
+            seen |= shapes.keys()
+        tensors, values = tensors + count, values + size
+    return WeightTotals(str(folder), tensors, values)
+
+
+def _shards(folder: Path, index: Path) -> dict[Path, set[str] | None]:
+    names = read_settings(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise CorruptModelError(f"{index} is corrupt: weight_map names no files")
+    files: dict[str, set[str]] = {}
+    for tensor, name in names.items():
+        if not isinstance(name, str):
+            raise CorruptModelError(
+                f"{index} is corrupt: weight_map must give a file's name for {tensor!r}, not {_kind(name)}"
+            )
+        pure = PurePosixPath(name)
+        if (
+            pure.is_absolute()
+            or ".." in pure.parts
+            or "\0" in name
+            or pure.suffix not in (".safetensors", ".bin")
+        ):
+            raise CorruptModelError(
+                f"{index} is corrupt: weight_map names {name!r}, no weights of this folder"
+            )
+        files.setdefault(name, set()).add(tensor)
+    missing = [name for name in sorted(files) if not _is_file(folder / name)]
+    if missing:
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise CorruptModelError(f"{folder} is incomplete: {index.name} names {shown}")
+    return {folder / name: tensors for name, tensors in sorted(files.items())}
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name too long
+        return False
+
+
+def check_safetensors(path: Path) -> dict[str, int]:
+    """The names of a file's tensors, each with the most values that it can stand for.
+
+    Raises:
+        CorruptModelError: safetensors' own reader refuses the file, or there are no tensors in it.
+    """
+    from safetensors import safe_open
+
+    shapes = {}
+    try:
+        with safe_open(path, framework="np") as file:
+            names = list(file.keys())
+            if len(names) > _MOST_TENSORS:
+                raise CorruptModelError(f"{path} is corrupt: its header describes {len(names):,} tensors")
+            for name in names:
+                tensor = file.get_slice(name)
+                count = 1
+                for size in tensor.get_shape():
+                    count *= size
+                # Quantised weights come as whole numbers that hold several values each.
+                packed = tensor.get_dtype().startswith(("I", "U", "BOOL"))
+                shapes[name] = count * 32 if packed else count
+    except CorruptModelError:
+        raise
+    except Exception as error:  # of the reader's own type, or OSError for an empty file
+        raise CorruptModelError(
+            f"{path} is truncated or corrupt: {_not_what_it_should_be(path, first_line(error))}"
+        ) from error
+    if not shapes:
+        raise CorruptModelError(f"{path} holds no tensors")
+    return shapes
+
+
+def _check_pickle(path: Path) -> tuple[int, int]:
+    """Tensors and values that a ``.bin`` file can hold at most, from what it is on the outside."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(4)
+    if start.startswith(b"\x80"):  # torch's format before 1.6, a bare pickle
+        return size // 256 + 1_000, size
+    if start != b"PK\x03\x04":
+        raise CorruptModelError(
+            f"{path} is corrupt: {_not_what_it_should_be(path, 'what torch.save writes')}"
+        )
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
+        raise CorruptModelError(f"{path} is truncated or corrupt: {first_line(error)}") from error
+    if sum(entry.file_size for entry in entries) > size:  # torch.save compresses nothing
+        raise CorruptModelError(f"{path} is corrupt: it unpacks to more than its {size:,} bytes")
+    return 4 * len(entries), size
+
+
+def _not_what_it_should_be(path: Path, wanted: str) -> str:
+    """What a file is instead, where its first bytes tell; else that it is not what was wanted."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(200).lstrip()
+    except OSError as error:
+        return str(error.strerror)
+    if not start:
+        return "it is empty"
+    if start.startswith(b"version https://git-lfs"):
+        return "it is a Git LFS pointer, not the file itself (git lfs pull fetches that)"
+    if start[:1] == b"<":
+        return "it is a web page, not a model's file; download it again"
+    return wanted if " " in wanted and wanted[0].isupper() else f"it is not {wanted}"

@@ -10,14 +10,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from acclimate.errors import CorruptModelError, GenerationOptionError, PromptError
-from acclimate.inference.loading import LoadedModel, load_model, memory_errors
-from acclimate.inference.quiet import quiet_transformers
+from acclimate.errors import (
+    AcclimateError,
+    CorruptModelError,
+    GenerationOptionError,
+    PromptError,
+    UnsupportedModelError,
+)
+from acclimate.inference.loading import LoadedModel, is_panic, load_model, memory_errors
+from acclimate.inference.quiet import first_line, quiet_transformers
 from acclimate.inference.text import TextStream
 
 logger = logging.getLogger("acclimate.inference")
 
 DEFAULT_MAX_NEW_TOKENS = 100
+LOWEST_TEMPERATURE = 1e-4
+"""Scores are divided by it in float32: much less than this gives infinities, which cannot be drawn from."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,7 @@ def generate(
     dtype: str = "auto",
     temperature: float = 0.0,
     seed: int | None = None,
+    trust_remote_code: bool = False,
     on_text: Callable[[str], None] | None = None,
 ) -> Generation:
     """Lets a language model continue a prompt on this process's accelerator.
@@ -81,6 +90,7 @@ def generate(
         temperature: 0 always takes the likeliest token, as ``model.generate(do_sample=False)`` does; above
             0 tokens are drawn, with the model's own limits (top-k, top-p) where it states some.
         seed: Makes drawing repeatable; seeds torch's generators of the accelerator and of the host.
+        trust_remote_code: Whether Python code that the model brings with it may run.
         on_text: Called with each piece of text as soon as it is certain; a piece never holds half a
             character.
 
@@ -93,16 +103,38 @@ def generate(
     """
     _check_options(max_new_tokens, temperature, seed)
     _check_prompt(prompt)
-    loaded = model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype)
-    tokens = loaded.tokenizer.encode(prompt)
+    loaded = (
+        model
+        if isinstance(model, LoadedModel)
+        else load_model(model, dtype=dtype, trust_remote_code=trust_remote_code)
+    )
+    tokens = _encode(loaded, prompt)
     limit = _new_token_limit(loaded, tokens, max_new_tokens)
-    recorder = _Recorder(TextStream(loaded.tokenizer, tokens, on_text or (lambda _piece: None)))
+    failures: list[BaseException] = []  # of the caller's own function, which go to the caller as they are
+
+    def deliver(piece: str) -> None:
+        try:
+            if on_text is not None:
+                on_text(piece)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    recorder = _Recorder(TextStream(loaded.tokenizer, tokens, deliver))
     reason = "context" if limit < max_new_tokens else "length"
     try:
         with memory_errors(loaded.accelerator, f"generating {limit} tokens"):
             ends = _run(loaded, tokens, limit, temperature, seed, recorder)
     except KeyboardInterrupt:
         raise GenerationInterrupted(_result(loaded, tokens, recorder, "interrupted")) from None
+    except AcclimateError:
+        raise
+    except Exception as error:  # of any type: a model's settings are used as they are
+        if error in failures:
+            raise
+        raise UnsupportedModelError(
+            f"the model in {loaded.folder} cannot generate with its settings: {first_line(error)}"
+        ) from error
     if recorder.tokens and recorder.tokens[-1] in ends:
         reason = "end"
     return _result(loaded, tokens, recorder, reason)
@@ -149,9 +181,7 @@ def _run(
     import torch
 
     device = loaded.accelerator.current_device_name()
-    own = loaded.module.generation_config.eos_token_id
-    ends = own if own is not None else loaded.tokenizer.end_token
-    end_list = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    end_list = _end_tokens(loaded)
     options: dict[str, Any] = {"do_sample": temperature > 0, "max_new_tokens": limit, "num_beams": 1}
     if temperature > 0:
         options["temperature"] = temperature
@@ -172,11 +202,38 @@ def _run(
     return frozenset(end_list)
 
 
+def _end_tokens(loaded: LoadedModel) -> list[int]:
+    own = loaded.module.generation_config.eos_token_id
+    ends = own if own is not None else loaded.tokenizer.end_token
+    found = [] if ends is None else ends if isinstance(ends, (list, tuple)) else [ends]
+    if any(isinstance(end, bool) or not isinstance(end, int) for end in found):
+        raise CorruptModelError(f"the settings in {loaded.folder} give no token as eos_token_id: {ends!r}")
+    rows = loaded.module.get_input_embeddings().weight.shape[0]
+    known = [end for end in found if 0 <= end < rows]
+    if len(known) < len(found):
+        logger.warning("eos_token_id %s of %s is none of its %d tokens", ends, loaded.folder.name, rows)
+    return known
+
+
+def _encode(loaded: LoadedModel, prompt: str) -> list[int]:
+    try:
+        return loaded.tokenizer.encode(prompt)
+    except BaseException as error:  # a panic of the tokenizers library is no Exception
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        raise CorruptModelError(
+            f"the tokenizer in {loaded.folder} cannot read the prompt: {first_line(error)}"
+        ) from error
+
+
 def _check_options(max_new_tokens: int, temperature: float, seed: int | None) -> None:
-    if max_new_tokens <= 0:
-        raise GenerationOptionError(f"max_new_tokens must be at least 1; it is {max_new_tokens}")
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise GenerationOptionError(f"temperature must be 0 or more; it is {temperature}")
+    if not 0 < max_new_tokens < 2**31:
+        raise GenerationOptionError(f"max_new_tokens must be from 1 to 2^31 - 1; it is {max_new_tokens}")
+    if not (math.isfinite(temperature) and (temperature == 0 or temperature >= LOWEST_TEMPERATURE)):
+        raise GenerationOptionError(
+            f"temperature must be 0, which always takes the likeliest token, or at least "
+            f"{LOWEST_TEMPERATURE}; it is {temperature}"
+        )
     if seed is not None and not 0 <= seed < 2**63:
         raise GenerationOptionError(f"seed must be from 0 to 2^63 - 1; it is {seed}")
 
@@ -195,7 +252,7 @@ def _new_token_limit(loaded: LoadedModel, tokens: list[int], max_new_tokens: int
     if not tokens:
         raise PromptError("the model's tokenizer makes no tokens of this prompt")
     rows = loaded.module.get_input_embeddings().weight.shape[0]
-    if max(tokens) >= rows:
+    if min(tokens) < 0 or max(tokens) >= rows:
         raise CorruptModelError(
             f"the tokenizer in {loaded.folder} does not belong to its model: token {max(tokens)} of {rows}"
         )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import logging
 import shutil
 import tempfile
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from acclimate.cache import cache_root, full_disk_error, publish_once
 from acclimate.errors import AcclimateError, MissingExtraError, UnsupportedModelError
+from acclimate.inference.converted import is_whole, write_manifest
 from acclimate.inference.gguf_config import Architecture, config_fields, find_architecture
 from acclimate.inference.gguf_header import GGUFHeader, element_count, read_gguf_header
 from acclimate.inference.model_limits import WeightTotals, bounded_model
@@ -64,7 +64,7 @@ def convert_once(name: str, key: str, dtype_name: str, provide: Callable[[Path],
         with tempfile.TemporaryDirectory(dir=private, prefix=".scratch") as scratch:
             _convert(provide(Path(scratch)), private, dtype_name)
 
-    return publish_once(folder, build)
+    return publish_once(folder, build, lambda: is_whole(folder))
 
 
 def identity(path: Path) -> str:
@@ -120,9 +120,7 @@ def _convert(source: Path, target: Path, dtype_name: str) -> None:
         # Before the weights: it is small, and what is wrong with it is known sooner.
         gguf_tokenizer.convert_tokenizer(header, target)
         _write_model(header, architecture, placements, model, target, getattr(torch, dtype_name))
-    (target / "acclimate.json").write_text(
-        json.dumps({"source": source.name, "dtype": dtype_name, "converter": CONVERTER_VERSION}) + "\n"
-    )
+    write_manifest(target, {"source": source.name, "dtype": dtype_name, "converter": CONVERTER_VERSION})
 
 
 def _empty_model(header: GGUFHeader, fields: dict[str, Any]) -> Any:

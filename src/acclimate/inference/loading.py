@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import pickle
+import re
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from acclimate.cache import cache_root
 from acclimate.errors import (
+    AcclimateError,
     CorruptModelError,
     DeviceMemoryError,
     MissingExtraError,
     UnsupportedDtypeError,
     UnsupportedModelError,
 )
+from acclimate.inference.converted import MANIFEST, discard
+from acclimate.inference.folder import weight_totals
 from acclimate.inference.locate import find_model
+from acclimate.inference.model_limits import bounded_model
 from acclimate.inference.quiet import first_line, quiet_transformers
 from acclimate.inference.text import ConvertedTokenizer, HubTokenizer, Tokenizer
 from acclimate.selection import get_accelerator
@@ -28,6 +37,10 @@ if TYPE_CHECKING:
     import torch
 
     from acclimate.accelerator import Accelerator
+
+logger = logging.getLogger("acclimate.inference")
+
+_NUMBER = re.compile(r"\d+")
 
 DTYPES = ("bfloat16", "float16", "float32")
 """What a model can be run in; ``auto`` takes the first that the accelerator supports."""
@@ -59,7 +72,9 @@ class LoadedModel:
         return length if isinstance(length, int) and length > 0 else None
 
 
-def load_model(model: str | os.PathLike[str] | None = None, *, dtype: str = "auto") -> LoadedModel:
+def load_model(
+    model: str | os.PathLike[str] | None = None, *, dtype: str = "auto", trust_remote_code: bool = False
+) -> LoadedModel:
     """Loads a model onto this process's accelerator.
 
     Args:
@@ -67,11 +82,13 @@ def load_model(model: str | os.PathLike[str] | None = None, *, dtype: str = "aut
             demo model.
         dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
             supports.
+        trust_remote_code: Whether Python code that the model brings with it may run.
 
     Raises:
         ModelNotFoundError: there is no such model.
         CorruptModelError: its files are truncated, unreadable or do not fit together.
         UnsupportedModelError: it is no language model that transformers can run.
+        RemoteCodeError: it needs Python code of its own, which may not run.
         UnsupportedDtypeError: no such dtype, or the accelerator lacks it.
         DeviceMemoryError: it does not fit into the accelerator's memory.
         MissingExtraError: a package that is needed is not installed.
@@ -84,13 +101,38 @@ def load_model(model: str | os.PathLike[str] | None = None, *, dtype: str = "aut
     accelerator = get_accelerator()
     chosen = choose_dtype(accelerator, dtype)
     accelerator.reset_peak_memory_stats()
-    folder = find_model(model, str(chosen).removeprefix("torch."))
-    with ThreadPoolExecutor(1) as worker, memory_errors(accelerator, f"the model {folder.name}"):
-        tokenizer = _start_loading_tokenizer(folder, worker)
-        module = _load_module(folder, chosen).to(accelerator.current_device_name())
-        loaded_tokenizer = tokenizer.result() if tokenizer is not None else _hub_tokenizer(folder)
+
+    def find() -> Path:
+        return find_model(model, str(chosen).removeprefix("torch."), trust_remote_code=trust_remote_code)
+
+    folder = find()
+    try:
+        module, tokenizer = _load_folder(folder, accelerator, chosen, trust_remote_code)
+    except (CorruptModelError, UnsupportedModelError) as error:
+        if not folder.is_relative_to(cache_root()):
+            raise
+        logger.warning("the converted model in %s is damaged (%s): making it again", folder, error)
+        discard(folder)
+        folder = find()
+        module, tokenizer = _load_folder(folder, accelerator, chosen, trust_remote_code)
     accelerator.synchronize()
-    return LoadedModel(module, loaded_tokenizer, folder, accelerator, chosen, time.perf_counter() - start)
+    return LoadedModel(module, tokenizer, folder, accelerator, chosen, time.perf_counter() - start)
+
+
+def _load_folder(
+    folder: Path, accelerator: Accelerator, dtype: torch.dtype, trust_remote_code: bool
+) -> tuple[Any, Tokenizer]:
+    converted = (folder / MANIFEST).is_file()
+    with ThreadPoolExecutor(1) as worker, memory_errors(accelerator, f"the model {folder.name}"):
+        # Beside the model, where that needs nothing of transformers: its lazy imports are not made for two
+        # threads that import at once.
+        early = worker.submit(_load_tokenizer, folder, ConvertedTokenizer) if converted else None
+        module = _load_module(folder, dtype, trust_remote_code).to(accelerator.current_device_name())
+        if early is not None:
+            return module, early.result()
+        with quiet_transformers():
+            load = partial(HubTokenizer, trust_remote_code=trust_remote_code)
+            return module, _load_tokenizer(folder, load)
 
 
 def choose_dtype(accelerator: Accelerator, name: str) -> torch.dtype:
@@ -115,14 +157,27 @@ def memory_errors(accelerator: Accelerator, what: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # torch's allocator for the host raises a plain RuntimeError.
-        host_is_full = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
-        if not host_is_full and not isinstance(error, accelerator.OutOfMemoryError):
+        if not is_out_of_memory(error) and not isinstance(error, accelerator.OutOfMemoryError):
             raise
         raise DeviceMemoryError(
             f"{what} does not fit into the memory of {accelerator.current_device_name()}; "
             "try a smaller model, a shorter text, or bfloat16"
         ) from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that the host's or a device's memory is full."""
+    import torch
+
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    # torch's allocator for the host raises a plain RuntimeError.
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether an error is a panic of a library written in Rust, which is no ``Exception``."""
+    return type(error).__name__ == "PanicException"
 
 
 def _require_transformers() -> None:
@@ -135,54 +190,72 @@ def _require_transformers() -> None:
         ) from error
 
 
-def _start_loading_tokenizer(folder: Path, worker: ThreadPoolExecutor) -> Future[Tokenizer] | None:
-    """Loads the tokenizer beside the model, where that needs nothing of transformers.
-
-    Its lazy imports are not made for two threads that import at once.
-    """
-    if not (folder / "acclimate.json").is_file():
-        return None
-    return worker.submit(ConvertedTokenizer, folder)
-
-
-def _hub_tokenizer(folder: Path) -> Tokenizer:
-    with quiet_transformers():
-        try:
-            return HubTokenizer(folder)
-        except ImportError as error:
-            raise MissingExtraError(f"the tokenizer in {folder} needs one more package: {error}") from error
-        except Exception as error:  # the tokenizers library raises plain Exception
-            raise CorruptModelError(
-                f"the tokenizer in {folder} cannot be loaded: {first_line(error)}"
-            ) from error
+def _load_tokenizer(folder: Path, load: Callable[[Path], Tokenizer]) -> Tokenizer:
+    try:
+        return load(folder)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"the tokenizer in {folder} needs one more package: {first_line(error)}"
+        ) from error
+    except MemoryError:
+        raise
+    except Exception as error:  # the tokenizers library raises plain Exception
+        raise CorruptModelError(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise CorruptModelError(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error
 
 
-def _load_module(folder: Path, dtype: torch.dtype) -> Any:
-    from safetensors import SafetensorError
+def _load_module(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     from transformers import AutoModelForCausalLM
 
+    totals = weight_totals(folder)
     with quiet_transformers():
         try:
-            module, report = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, local_files_only=True, output_loading_info=True
-            )
-        except SafetensorError as error:
-            raise CorruptModelError(f"the weights in {folder} cannot be read: {first_line(error)}") from error
+            with bounded_model(totals):
+                module, report = AutoModelForCausalLM.from_pretrained(
+                    folder,
+                    dtype=dtype,
+                    local_files_only=True,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are named below
+                    trust_remote_code=trust_remote_code,
+                )
+        except AcclimateError:
+            raise
         except ImportError as error:
-            raise MissingExtraError(f"the model in {folder} needs one more package: {error}") from error
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise MissingExtraError(
+                f"the model in {folder} needs one more package: {first_line(error)}"
+            ) from error
+        except (pickle.UnpicklingError, EOFError) as error:  # torch advises to unpickle whatever is there
+            raise CorruptModelError(
+                f"the .bin files in {folder} are damaged, or hold something else than tensors"
+            ) from error
+        except Exception as error:  # of any type: a config's fields are used as they are
+            if is_out_of_memory(error):
+                raise
             raise UnsupportedModelError(
                 f"transformers cannot load the model in {folder}: {first_line(error)}"
             ) from error
-    # transformers fills parameters that have no weights with random numbers and only warns.
-    for kind, names in (
-        ("lacks", report["missing_keys"]),
-        ("has in another shape", report["mismatched_keys"]),
+    _check_report(folder, module, report)
+    return module.eval()
+
+
+def _check_report(folder: Path, module: Any, report: dict[str, Any]) -> None:
+    """Raises :class:`CorruptModelError` unless each parameter has its weights.
+
+    transformers fills those that have none with random numbers and only warns.
+    """
+    # A layer that the config leaves out has the names of one that the model has, but for its number.
+    known = {_NUMBER.sub("#", name) for name, _ in module.named_parameters()}
+    left_out = [name for name in report["unexpected_keys"] if _NUMBER.sub("#", str(name)) in known]
+    for problem, names in (
+        ("lacks weights its config asks for", report["missing_keys"]),
+        ("has weights in another shape than its config asks for", report["mismatched_keys"]),
+        ("has weights that its config leaves out", left_out),
     ):
         if names:
             shown = sorted(name if isinstance(name, str) else str(name[0]) for name in names)
             more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
-            raise CorruptModelError(
-                f"{folder} {kind} weights its config asks for: {', '.join(shown[:3])}{more}"
-            )
-    return module.eval()
+            raise CorruptModelError(f"{folder} {problem}: {', '.join(shown[:3])}{more}")

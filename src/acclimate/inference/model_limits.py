@@ -20,6 +20,8 @@ from acclimate.errors import CorruptModelError
 _PARAMETERS_PER_TENSOR, _MODULES_PER_TENSOR = 64, 256
 # What a model of a few tensors may have beyond that.
 _FEW, _FEW_VALUES = 1_000, 1 << 20
+# Masks over all pairs of positions, which some models keep, are not in the files.
+_BUFFER_VALUES = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,12 @@ def bounded_model(totals: WeightTotals) -> Iterator[None]:
     from torch.nn.modules import module as registration
 
     thread = threading.get_ident()
-    counts = {"modules": 0, "parameters": 0, "values": 0}
+    counts = {"modules": 0, "parameters": 0, "values": 0, "values in buffers": 0}
     limits = {
         "modules": _MODULES_PER_TENSOR * totals.tensors + _FEW,
         "parameters": _PARAMETERS_PER_TENSOR * totals.tensors + _FEW,
-        "values": 4 * totals.values + _FEW_VALUES,  # tied weights are counted twice, buffers too
+        "values": 4 * totals.values + _FEW_VALUES,  # tied weights are counted twice
+        "values in buffers": 4 * totals.values + _BUFFER_VALUES,
     }
 
     def add(kind: str, amount: int) -> None:
@@ -68,7 +71,7 @@ def bounded_model(totals: WeightTotals) -> Iterator[None]:
 
     def on_buffer(_module: Any, _name: str, buffer: Any) -> None:
         if buffer is not None and threading.get_ident() == thread:
-            add("values", prod(buffer.shape))
+            add("values in buffers", prod(buffer.shape))
 
     handles = [
         registration.register_module_module_registration_hook(on_module),

@@ -6,6 +6,8 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 
+_LONGEST_REASON = 300
+
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
@@ -29,5 +31,10 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says in its first line; the name of its type if it says nothing."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    """What an error says in its first sentence; the name of its type if it says nothing."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = lines[:1]
+    while said and said[-1].endswith(":") and len(said) < len(lines):  # the line only announces the next
+        said.append(lines[len(said)])
+    text = " ".join(said) or type(error).__name__
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…"

@@ -31,10 +31,12 @@ class Tokenizer(Protocol):
 class HubTokenizer:
     """Any tokenizer that transformers can load."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, trust_remote_code: bool = False) -> None:
         from transformers import AutoTokenizer
 
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
         self.end_token: int | None = self._tokenizer.eos_token_id
 
     def encode(self, text: str) -> list[int]:
