@@ -40,6 +40,7 @@ ROOMS = (
     "backends",
     "accelerator",
     "topology",
+    "imports",
     "cache",
     "errors",
     "lazy",

@@ -14,11 +14,10 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
 from acclimate.backends import BUILTIN, GENERIC_RANK, SPECIFIED
-from acclimate.backends.probes import describe
+from acclimate.backends.plug_ins import find_plug_ins
 from acclimate.backends.record import Backend
 from acclimate.errors import (
     AcceleratorUnavailableError,
@@ -28,20 +27,30 @@ from acclimate.errors import (
     SelectionInProgressError,
     UnknownAcceleratorError,
 )
+from acclimate.imports import (
+    ForkSafeLock,
+    VendorCodeError,
+    contained,
+    failure_of,
+    import_torch,
+    output_to_stderr,
+    package_for,
+    unclaimed_failures,
+)
 
 if TYPE_CHECKING:
     from acclimate.accelerator import Accelerator
 
-ENTRY_POINT_GROUP = "acclimate.backends"
 OTHER_DEVICE = "(other)"
 """What stands for a device that torch knows and no record names, where there is none."""
 _VARIABLES = ("DS_ACCELERATOR", "ACCLIMATE_ACCELERATOR")
 
 _logger = logging.getLogger("acclimate")
-_lock = threading.RLock()
+_lock = ForkSafeLock()
 _active: Accelerator | None = None
 _chosen_by = ""
-_choosing = False
+_chooser: int | None = None
+"""The thread that is choosing."""
 _failures: dict[str, str] = {}
 """By a record's target, why detection could not load an accelerator that its probe had found."""
 
@@ -129,16 +138,16 @@ def is_current_accelerator_supported() -> bool:
 
 
 def _choose() -> Accelerator:
-    global _active, _chosen_by, _choosing
+    global _active, _chosen_by, _chooser
     with _lock:
         if _active is not None:  # another thread was first
             return _active
-        if _choosing:
+        if _chooser is not None:
             raise SelectionInProgressError(
                 "get_accelerator() was called while the accelerator is being chosen: a backend's module "
                 "must not ask for it when imported."
             )
-        _choosing = True
+        _chooser = threading.get_ident()
         try:
             request = requested()
             if request is not None:
@@ -147,16 +156,17 @@ def _choose() -> Accelerator:
             else:
                 accelerator, how = _detect(), "detection"
         finally:
-            _choosing = False
+            _chooser = None
         _active, _chosen_by = accelerator, how
         _logger.info("The accelerator is %s (%s).", accelerator.name, how)
         return accelerator
 
 
 def _start_over_in_child() -> None:
-    """In a forked child: lets go of what another thread of the parent held, which does not exist here."""
-    global _lock, _choosing
-    _lock, _choosing = threading.RLock(), False
+    """In a child forked while another thread was choosing, which does not exist here."""
+    global _chooser
+    if _chooser != threading.get_ident():
+        _chooser = None
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
@@ -201,6 +211,7 @@ def load_by_name(name: str, source: str) -> Accelerator:
         AcceleratorUnavailableError: it cannot be used here.
         InvalidBackendError: a plug-in's record points to something that is no ``Accelerator``.
     """
+    import_torch()
     records, broken = find_backends()
     named = [record for record in records if record.name == name]
     if not named:
@@ -208,6 +219,9 @@ def load_by_name(name: str, source: str) -> Accelerator:
             raise AcceleratorUnavailableError(f'{source} is "{name}", whose plug-in failed: {broken[name]}')
         generic = _generic(records)
         if generic.name != name or name == OTHER_DEVICE:
+            package = package_for(name)
+            if package is not None:
+                raise AcceleratorUnavailableError(_absent_device(name, source, package))
             raise UnknownAcceleratorError(_unknown(name, source, records))
         named = [generic]
     reasons = []
@@ -215,13 +229,29 @@ def load_by_name(name: str, source: str) -> Accelerator:
         reason = probe(record)
         if reason is None:
             try:
-                return record.load()
-            except AcclimateError:  # says by itself what is wrong
-                raise
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a vendor's code may raise anything
-                reason = f"The {name} accelerator was found, but cannot be loaded: {describe(error)}."
+                with contained():
+                    return record.load()
+            except VendorCodeError as error:
+                if isinstance(error.__cause__, AcclimateError):  # says by itself what is wrong
+                    raise error.__cause__ from None
+                reason = f"The {name} accelerator was found, but cannot be loaded: {error}."
         reasons.append(reason)
     raise AcceleratorUnavailableError(_unavailable(name, source, reasons, named))
+
+
+def _absent_device(name: str, source: str, package: str) -> str:
+    """For a device without a record, whose package is installed: it would be torch's if it worked."""
+    failure = failure_of(package)
+    why = (
+        f"fails to import: {failure}"
+        if failure is not None
+        else "brings no such device to torch in this process: torch finds none on this machine"
+    )
+    undo = f"unset {source}" if source in _VARIABLES else "call get_accelerator() without choosing"
+    return (
+        f'{source} is "{name}". The package for it, {package}, is installed, and {why}.\n'
+        f"Install what {package} needs to find its devices, or {undo} to detect what is here."
+    )
 
 
 def _unknown(name: str, source: str, records: list[Backend]) -> str:
@@ -240,6 +270,7 @@ def _unavailable(name: str, source: str, reasons: list[str], records: list[Backe
 
 
 def _detect() -> Accelerator:
+    import_torch()
     records, _ = find_backends()
     for record in _in_order(records):
         if not record.auto_detect:
@@ -247,9 +278,10 @@ def _detect() -> Accelerator:
         reason = probe(record) or _preferred_over(record, records)
         if reason is None:
             try:
-                accelerator = record.load()
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - found, yet broken: the next serves
-                reason = _failures[record.target] = f"it was found, but cannot be loaded: {describe(error)}"
+                with contained():
+                    accelerator = record.load()
+            except VendorCodeError as error:  # the next serves
+                reason = _failures[record.target] = f"it was found, but cannot be loaded: {error}"
                 _logger.warning("The %s accelerator is not used: %s", record.name, reason)
                 continue
             if record.is_fallback:
@@ -277,9 +309,11 @@ def _preferred_over(record: Backend, records: list[Backend]) -> str | None:
 def probe(record: Backend) -> str | None:
     """Why a record's accelerator cannot be used here, or ``None`` when it can; never raises."""
     try:
-        return record.probe()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a probe that fails must not stop the others
-        return f"looking for it failed: {describe(error)}"
+        with contained(), output_to_stderr():
+            return record.probe()
+    except VendorCodeError as error:
+        refused = error.__cause__ if isinstance(error.__cause__, InvalidBackendError) else None
+        return f"looking for it failed: {error if refused is None else refused.__cause__ or refused}"
 
 
 def detect_all() -> list[Candidate]:
@@ -287,6 +321,7 @@ def detect_all() -> list[Candidate]:
 
     Unlike a selection, which ends at the first that can be used, it looks at all of them.
     """
+    import_torch()
     records, broken = find_backends()
     found = [
         Candidate(
@@ -296,7 +331,12 @@ def detect_all() -> list[Candidate]:
         )
         for record in _in_order(records)
     ]
-    return [*found, *(Candidate(name, f"its plug-in failed: {why}") for name, why in broken.items())]
+    found += [Candidate(name, f"its plug-in failed: {why}") for name, why in broken.items()]
+    # After the probes, each of which has claimed its own package.
+    return found + [
+        Candidate(package, f"{package}, which torch loads by itself, fails to import: {why}")
+        for package, why in unclaimed_failures().items()
+    ]
 
 
 # -- records -----------------------------------------------------------------------------------------
@@ -304,24 +344,8 @@ def detect_all() -> list[Candidate]:
 
 def find_backends() -> tuple[list[Backend], dict[str, str]]:
     """All records by rank, and for each plug-in that failed to load, by entry-point name, why."""
-    records, broken = list(BUILTIN), {}
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        try:
-            records.append(_load_entry_point(point))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - it must not stop the others
-            broken[point.name] = describe(error)
-    return sorted(records, key=lambda record: record.rank), broken
-
-
-def _load_entry_point(point: EntryPoint) -> Backend:
-    record = point.load()
-    if not isinstance(record, Backend):
-        raise InvalidBackendError(f"{point.value} is a {type(record).__name__}, not an acclimate.Backend.")
-    if not isinstance(record.name, str) or not isinstance(record.rank, int):
-        raise InvalidBackendError(f"{point.value} needs a name that is a string and a rank that is a number.")
-    if any(record.name == builtin.name for builtin in BUILTIN):
-        raise InvalidBackendError(f'{point.value} takes the name "{record.name}", which is built in.')
-    return record
+    plug_ins, broken = find_plug_ins()
+    return sorted([*BUILTIN, *plug_ins], key=lambda record: record.rank), broken
 
 
 def _in_order(records: list[Backend]) -> list[Backend]:
@@ -332,7 +356,11 @@ def _generic(records: Iterable[Backend]) -> Backend:
     """The record of the device that torch knows in this process and no other record names."""
     from acclimate.backends.generic import unnamed_device
 
-    device_type = unnamed_device({record.torch_type for record in records})
+    try:
+        with contained():
+            device_type = unnamed_device({record.torch_type for record in records})
+    except VendorCodeError:
+        device_type = None
 
     def probe_torch() -> str | None:
         import torch

@@ -102,6 +102,65 @@ thread.join()
     assert told == {"status": 0}
 
 
+@pytest.mark.parametrize("kind", ["plug-in", "vendor's package"])
+def test_a_child_forked_while_another_thread_imports_a_package_does_not_hang(
+    kind: str, machine: FakeMachine, fresh: FreshProcesses
+) -> None:
+    package = "torch_npu" if kind != "plug-in" else "slow_vendor"
+    machine.write(package, "import started, time\nstarted.importing.set()\ntime.sleep(1)\n")
+    machine.write("started", "import threading\nimporting = threading.Event()\n")
+    machine.write(
+        "slow",
+        "from acclimate import Backend\ndef probe():\n    import slow_vendor\n    return 'no card'\n"
+        "BACKEND = Backend('slow', 'slow:None', probe, 5)\n",
+    )
+    if kind == "plug-in":
+        machine.add_entry_points([("slow", "slow:BACKEND")])
+    told = fresh.check(
+        """
+import os, signal, threading
+import started
+from acclimate import get_accelerator
+thread = threading.Thread(target=get_accelerator)
+thread.start()
+started.importing.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    os._exit(0 if get_accelerator().name == "cpu" else 1)
+tell(status=os.waitpid(child, 0)[1])
+thread.join()
+""",
+        path=machine.path,
+    ).told
+    assert told == {"status": 0}
+
+
+def test_a_fork_by_the_thread_that_is_choosing_does_not_wait_for_itself(
+    machine: FakeMachine, fresh: FreshProcesses
+) -> None:
+    machine.write(
+        "forking",
+        """
+import os, time
+from acclimate import Backend
+def probe():
+    child = os.fork()
+    if child == 0:
+        os._exit(7)
+    return f"the child said {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}"
+BACKEND = Backend("forking", "forking:None", probe, 5)
+""",
+    )
+    machine.add_entry_points([("forking", "forking:BACKEND")])
+    told = fresh.check(
+        "from acclimate.selection import detect_all, get_accelerator\nget_accelerator()\n"
+        "tell(reasons=[row.reason for row in detect_all() if row.name == 'forking'])",
+        path=machine.path,
+    ).told
+    assert told == {"reasons": ["the child said 7"]}
+
+
 def test_forked_data_loader_workers_use_the_accelerator(fresh: FreshProcesses) -> None:
     told = fresh.check("""
 import torch

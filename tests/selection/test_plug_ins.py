@@ -180,7 +180,7 @@ BROKEN = {
     ),
     "wrong_rank": (
         "from acclimate import Backend\nRECORD = Backend('x', 'x:Y', lambda: None, None)",
-        "InvalidBackendError: plug_in:RECORD needs a name that is a string and a rank that is a number.",
+        "InvalidBackendError: plug_in:RECORD: rank is None, but has to be a whole number.",
     ),
 }
 

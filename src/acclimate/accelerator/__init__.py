@@ -11,6 +11,10 @@ Every method's docstring says what it means, in which unit, what it delegates to
 
 from __future__ import annotations
 
+from acclimate.imports import import_torch
+
+import_torch()  # before the modules below do
+
 from acclimate.accelerator.devices import DeviceLike, DeviceProperties, Devices
 from acclimate.accelerator.dtypes import DataTypes, TensorType
 from acclimate.accelerator.graphs import Graphs

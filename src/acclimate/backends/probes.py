@@ -1,28 +1,19 @@
 """Whether an accelerator can be used here, and why not.
 
-A vendor's package may raise anything at import when its hardware is absent (AttributeError, SystemExit), or
-end the process, so its presence is looked up first without importing it.
+A vendor's package may fail in any way at import when its hardware is absent, so its presence is looked up
+first without importing it.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
 from types import ModuleType
 
 from acclimate.backends.presence import has_nvidia_driver, is_bare_folder, locate, torch_build
+from acclimate.imports import VendorCodeError, import_vendor_module
 
 Probe = Callable[[], "str | None"]
-
-
-def describe(error: BaseException) -> str:
-    """An exception as one line: its type and the first line of its message."""
-    try:
-        message = str(error).strip().splitlines()
-    except Exception:  # noqa: BLE001 - an exception of a vendor's may fail to say what it is
-        message = []
-    return f"{type(error).__name__}: {message[0]}" if message else type(error).__name__
 
 
 def import_package(label: str, module: str) -> ModuleType | str:
@@ -32,9 +23,9 @@ def import_package(label: str, module: str) -> ModuleType | str:
     if locate(module.partition(".")[0]) is None:
         return absent
     try:
-        package = importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - vendors raise anything; the reason is kept
-        return f"{requirement}, which is installed but fails to import: {describe(error)}"
+        package = import_vendor_module(module)
+    except VendorCodeError as error:
+        return f"{requirement}, which is installed but fails to import: {error}"
     # Only the module itself must be more than a folder: habana_frameworks is shared by several packages.
     return absent if is_bare_folder(package.__spec__) else package
 

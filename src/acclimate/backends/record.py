@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -63,8 +63,7 @@ class Backend:
         """
         from acclimate.accelerator import Accelerator  # imports torch
 
-        module, _, attribute = self.target.partition(":")
-        accelerator = getattr(importlib.import_module(module), attribute)()
+        accelerator = pkgutil.resolve_name(self.target)()
         if not isinstance(accelerator, Accelerator):
             raise InvalidBackendError(
                 f'The "{self.name}" record points to {self.target}, which gives a '

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from acclimate import topology
-from acclimate.backends.probes import describe
 from acclimate.errors import AcclimateError
+from acclimate.imports import describe, import_torch
 from acclimate.selection import Candidate, chosen_by, detect_all, get_accelerator
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class Report:
 
 def collect() -> Report:
     """Chooses this process's accelerator, and looks at every other."""
+    import_torch()
     import torch
 
     from acclimate import __version__

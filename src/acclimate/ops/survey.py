@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from acclimate.backends.probes import describe
 from acclimate.errors import AcceleratorUnavailableError, AcclimateError, UnknownOpError
+from acclimate.imports import describe
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.selection import find_backends, get_accelerator, load_by_name
 

@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate.backends.probes import describe
 from acclimate.errors import UnsupportedError
+from acclimate.imports import describe
 
 MIB = 2**20
 _T = TypeVar("_T")

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from acclimate.accelerator import CATEGORIES
-from acclimate.backends.probes import describe
 from acclimate.conformance.checks.assertions import BrokenPromiseError, NotOfferedError
 from acclimate.conformance.checks.target import Subject
 from acclimate.conformance.runner.result import Result
+from acclimate.imports import describe
 
 Observation = Callable[[Subject], "str | None"]
 """Looks at an accelerator; returns a note for the reader, or raises :class:`BrokenPromiseError` or

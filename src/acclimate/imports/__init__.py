@@ -1,0 +1,26 @@
+"""Importing what others wrote: torch, vendors' packages, plug-ins."""
+
+from __future__ import annotations
+
+from acclimate.imports.containment import VendorCodeError, contained, describe, output_to_stderr
+from acclimate.imports.fork_safe_lock import ForkSafeLock
+from acclimate.imports.vendors import (
+    failure_of,
+    import_torch,
+    import_vendor_module,
+    package_for,
+    unclaimed_failures,
+)
+
+__all__ = [
+    "ForkSafeLock",
+    "VendorCodeError",
+    "contained",
+    "describe",
+    "failure_of",
+    "import_torch",
+    "import_vendor_module",
+    "output_to_stderr",
+    "package_for",
+    "unclaimed_failures",
+]

@@ -1,0 +1,159 @@
+"""Tries an import in a forked child, so that a package that ends its process does not end this one."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import IO, Any
+
+from acclimate.cache import cache_root
+from acclimate.imports.containment import VendorCodeError, contained
+
+_LIMIT_S = 60.0
+_PRINTED_LINES = 3
+_LONGEST_REASON = 2000
+_MEMORY, _MOST_REMEMBERED = "imports.json", 64
+
+
+def why_it_fails(name: str, load: Callable[[], Any]) -> str | None:
+    """Why loading fails in a forked child; ``None`` where it does not, or where no child can be forked."""
+    key = _key(name)
+    if key in _remembered():
+        return None
+    if not hasattr(os, "fork") or threading.active_count() > 1 or _device_is_in_use():
+        return None  # a child of such a process may fail where this one does not
+    with tempfile.TemporaryFile() as printed:
+        reading, writing = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch has threads; the child leaves them be
+            child = os.fork()
+        if child == 0:
+            _try_and_exit(load, printed, writing)
+        os.close(writing)
+        told, status = _wait(child, reading)
+        printed.seek(0)
+        lines = printed.read().decode(errors="replace").splitlines()
+    if status is None:
+        return None  # too slow to tell
+    if told.get("failed") is False:
+        if key is not None:
+            _remember(key)
+        return None
+    reason = str(told["reason"]) if "reason" in told else f"it ends the process ({_ending(status)})"
+    heard = dict.fromkeys(line.strip() for line in lines if line.strip())
+    heard = {line: None for line in heard if line not in reason}
+    return f'{reason} (it printed: "{" ".join(list(heard)[-_PRINTED_LINES:])}")' if heard else reason
+
+
+def _try_and_exit(load: Callable[[], Any], printed: IO[bytes], writing: int) -> None:
+    """The child's part; does not return."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for descriptor in (1, 2):
+            os.dup2(printed.fileno(), descriptor)
+        sys.stdout = sys.stderr = os.fdopen(os.dup(1), "w", buffering=1, errors="backslashreplace")
+        told: dict[str, Any] = {"failed": False}
+        try:
+            with contained():
+                load()
+        except VendorCodeError as error:
+            told = {"failed": True, "reason": str(error)[:_LONGEST_REASON]}
+        os.write(writing, json.dumps(told).encode())
+    finally:
+        os._exit(0)
+
+
+def _wait(child: int, reading: int) -> tuple[dict[str, Any], int | None]:
+    """What the child told, and its wait status; no status where it took too long and was ended."""
+    deadline = time.monotonic() + _LIMIT_S
+    told = b""
+    with open(reading, "rb", buffering=0) as stream:
+        while select.select([stream], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            part = stream.read(65536)
+            if not part:
+                break
+            told += part
+            # A process that the package started may keep the pipe open, so its end is not waited for.
+            if part.endswith(b"}"):
+                break
+        else:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return {}, None
+    return json.loads(told or b"{}"), os.waitpid(child, 0)[1]
+
+
+def _ending(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _device_is_in_use() -> bool:
+    """Whether this process holds a context of a device, which a forked child cannot use."""
+    torch = sys.modules.get("torch")
+    try:
+        current = torch.accelerator.current_accelerator() if torch is not None else None
+        return current is not None and bool(torch.get_device_module(current).is_initialized())  # type: ignore[union-attr]
+    except Exception:  # noqa: BLE001 - a vendor's module may lack it, or fail
+        return True
+
+
+# -- what went well once is not tried in a child again ----------------------------------------------------
+
+
+def _key(name: str) -> str | None:
+    """What an attempt depends on, as one word; ``None`` where the package cannot be located."""
+    origin = origin_of(name)
+    if origin is None:
+        return None
+    try:
+        status = os.stat(origin)
+    except OSError:
+        return None
+    torch = getattr(sys.modules.get("torch"), "__version__", "")
+    parts = (name, origin, status.st_mtime_ns, status.st_size, torch, sys.version)
+    return hashlib.sha256(repr((*parts, os.environ.get("LD_LIBRARY_PATH"))).encode()).hexdigest()[:32]
+
+
+def origin_of(name: str) -> str | None:
+    """The file of a top-level module, or of the package that a module is in; not imported for it."""
+    try:
+        spec = find_spec(name.partition(".")[0])
+    except Exception:  # noqa: BLE001 - a stand-in in sys.modules has no spec, or an import hook fails
+        return None
+    if spec is None:
+        return None
+    return spec.origin or next(iter(spec.submodule_search_locations or ()), None)
+
+
+def _remembered() -> list[str]:
+    try:
+        kept = json.loads((cache_root() / _MEMORY).read_text())
+    except (OSError, ValueError, RuntimeError):  # not there yet, damaged, or there is no home folder
+        return []
+    return [str(key) for key in kept] if isinstance(kept, list) else []
+
+
+def _remember(key: str) -> None:
+    with contextlib.suppress(OSError, RuntimeError):  # then the next process tries again
+        root = cache_root()
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=root, delete=False) as file:
+            json.dump([*_remembered(), key][-_MOST_REMEMBERED:], file)
+        os.replace(file.name, root / _MEMORY)

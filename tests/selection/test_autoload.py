@@ -1,0 +1,142 @@
+"""A vendor's package that torch loads by itself fails alone: torch, detection and the commands go on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fresh_process import plain_environment
+
+BROKEN = {
+    "torch_npu": (
+        "raise ImportError('libhccl.so: cannot open shared object file')",
+        "ImportError: libhccl.so",
+    ),
+    "torch_mlu": ("import os; os._exit(3)", "it ends the process (exit code 3)"),
+    "torch_sdaa": ("import os; os.kill(os.getpid(), 11)", "it ends the process (SIGSEGV)"),
+    "torch_rbln": ("raise SystemExit('no driver')", "SystemExit: no driver"),
+    "torch_opencl": (
+        "import sys\nprint('ERROR! needs PyTorch 2.8')\nprint('ERROR! needs PyTorch 2.8')\nsys.exit(127)",
+        'SystemExit: 127 (it printed: "ERROR! needs PyTorch 2.8")',
+    ),
+    "torch_blunt": ("class Blunt(BaseException): pass\nraise Blunt('enough')", "Blunt: enough"),
+    "torch_late": ("def autoload(): raise RuntimeError('no card')", "RuntimeError: no card"),
+    "torch_unspeakable": (
+        "class Silent(Exception):\n    def __str__(self): raise ValueError\nraise Silent",
+        "Silent",
+    ),
+}
+"""By package, its source and what has to be told of it."""
+HEALTHY = """
+print("welcome to unheard_of")
+def autoload():
+    import torch
+    torch.utils.backend_registration._setup_privateuseone_for_python_backend("unheard_of")
+"""
+
+
+def install(folder: Path, package: str, source: str) -> None:
+    """Installs a package that torch loads by itself."""
+    (folder / package).mkdir()
+    (folder / package / "__init__.py").write_text(source)
+    metadata = folder / f"{package}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[torch.backends]\n{package} = {package}:autoload\n")
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """A folder of packages that fail, each in its own way."""
+    for package, (source, _) in BROKEN.items():
+        install(tmp_path, package, source)
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {**plain_environment(), "PYTHONPATH": str(folder), "ACCLIMATE_CACHE": str(folder / "cache")}
+    return subprocess.run(
+        [sys.executable, *arguments], env={**env, **variables}, capture_output=True, text=True, timeout=120
+    )
+
+
+def report(folder: Path, **variables: str) -> dict[str, Any]:
+    ended = run(folder, "-m", "acclimate", "info", "--json", **variables)
+    assert ended.stdout.startswith("{"), ended.stdout + ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def test_torch_itself_cannot_be_imported_beside_such_a_package(tmp_path: Path) -> None:
+    install(tmp_path, "torch_late", BROKEN["torch_late"][0])
+    assert "Failed to load the backend extension: torch_late" in run(tmp_path, "-c", "import torch").stderr
+
+
+def test_each_broken_package_has_a_row_with_its_reason_and_the_cpu_is_used(broken: Path) -> None:
+    found = report(broken)
+    assert (found["accelerator"]["name"], found["error"]) == ("cpu", None)
+    for package, (_, why) in BROKEN.items():
+        rows = [row["reason"] for row in found["candidates"] if package in (row["reason"] or "")]
+        assert len(rows) == 1, (package, rows)
+        assert f"fails to import: {why}" in rows[0]
+
+
+def test_a_package_that_works_is_used_beside_those_that_fail(broken: Path) -> None:
+    install(broken, "torch_healthy", HEALTHY)
+    program = """
+import sys
+from acclimate import get_accelerator
+accelerator = get_accelerator()
+import torch
+print(accelerator.name, torch.accelerator.current_accelerator(), file=sys.stderr)
+"""
+    ended = run(broken, "-c", program)
+    assert "unheard_of unheard_of" in ended.stderr
+    assert ended.stdout == ""  # what the packages print is not a program's output
+    assert "torch_opencl, which torch loads by itself, is not used: SystemExit: 127" in ended.stderr
+    again = run(broken, "-c", program)  # torch_healthy is known to work by now
+    assert "unheard_of unheard_of" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [(["ops"], 0), (["conformance", "--list"], 0), (["generate", "hello", "--model", "no_such_folder/x"], 2)],
+    ids=["ops", "conformance", "generate"],
+)
+def test_no_command_is_taken_down(command: list[str], code: int, broken: Path) -> None:
+    ended = run(broken, "-m", "acclimate", *command)
+    assert ended.returncode == code, ended.stderr
+    assert "Traceback" not in ended.stderr, ended.stderr
+
+
+def test_a_broken_package_that_is_asked_for_by_name_is_named_with_its_reason(broken: Path) -> None:
+    ended = run(broken, "-c", "import acclimate; acclimate.get_accelerator()", ACCLIMATE_ACCELERATOR="rbln")
+    assert 'ACCLIMATE_ACCELERATOR is "rbln". The package for it, torch_rbln, is installed' in ended.stderr
+    assert "fails to import: SystemExit: no driver" in ended.stderr
+
+
+def test_a_package_without_its_device_is_not_answered_with_another_devices_name(tmp_path: Path) -> None:
+    install(tmp_path, "torch_tpu", "def autoload(): pass")
+    ended = run(tmp_path, "-c", "import acclimate; acclimate.get_accelerator()", DS_ACCELERATOR="tpu")
+    assert "did you mean" not in ended.stderr
+    assert "torch_tpu, is installed, and brings no such device to torch" in ended.stderr
+
+
+def test_a_user_who_switched_autoload_off_gets_none(broken: Path) -> None:
+    program = "import acclimate, os; acclimate.get_accelerator(); print(os.environ['{0}'])"
+    variable = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+    ended = run(broken, "-c", program.format(variable), **{variable: "0"})
+    assert ended.stdout == "0\n"
+    assert "torch_opencl" not in ended.stderr
+
+
+def test_the_environment_stays_as_it_was(broken: Path) -> None:
+    program = (
+        "import acclimate, os; acclimate.get_accelerator(); print([v for v in os.environ if 'AUTOLOAD' in v])"
+    )
+    assert run(broken, "-c", program).stdout == "[]\n"
