@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 from acclimate.backends import Backend
-from acclimate.errors import AcceleratorUnavailableError, LaunchOptionError, UnknownAcceleratorError
+from acclimate.errors import (
+    AcceleratorUnavailableError,
+    InvalidBackendError,
+    LaunchOptionError,
+    UnknownAcceleratorError,
+)
 from acclimate.launch.binding.cores import RankBinding, bind_ranks, check_environment
 from acclimate.launch.plan.environment import Place, rank_environment
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.rank_plan import RankPlan
 from acclimate.selection import find_backends, requested
 from acclimate.topology import Topology, cpu_quota, read_topology
+
+_logger = logging.getLogger("acclimate")
 
 
 def find_accelerator() -> Backend | None:
@@ -30,14 +38,23 @@ def find_accelerator() -> Backend | None:
     if request is not None:
         named = [record for record in records if record.name == request[1]]
         # Of several ways to the same accelerator, the one whose software is here.
-        return next((record for record in named if record.is_installed()), next(iter(named), None))
+        alone = len(named) == 1
+        return next((record for record in named if alone or record.is_installed()), next(iter(named), None))
     usable = [record for record in records if record.auto_detect and _is_here(record)]
     names = {record.name for record in usable}
     return next(record for record in usable if names.isdisjoint(record.yields_to))
 
 
 def _is_here(record: Backend) -> bool:
-    return record.is_fallback or (record.is_installed() and record.device_count() > 0)
+    """Whether ranks can use an accelerator here; not one whose plug-in fails to tell what a launch needs."""
+    if record.is_fallback:
+        return True
+    try:
+        record.visible_devices_variable()
+        return record.is_installed() and record.device_count() > 0
+    except InvalidBackendError as error:
+        _logger.warning("The %s accelerator is not used: %s", record.name, error)
+        return False
 
 
 def count_local_ranks(accelerator: Backend | None) -> int:
@@ -51,7 +68,11 @@ def count_local_ranks(accelerator: Backend | None) -> int:
     """
     request = requested()
     if accelerator is None:
-        raise UnknownAcceleratorError(_unknown(*(request or ("DS_ACCELERATOR", ""))))
+        variable, name = request or ("DS_ACCELERATOR", "")
+        broken = find_backends()[1]
+        if name in broken:
+            raise AcceleratorUnavailableError(f'{variable} is "{name}", whose plug-in failed: {broken[name]}')
+        raise UnknownAcceleratorError(_unknown(variable, name))
     count = accelerator.device_count()
     if count > 0:
         return count
