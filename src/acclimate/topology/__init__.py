@@ -1,7 +1,7 @@
-"""Cores, memory nodes, and what this process may use of them.
+"""The cores and memory nodes of a machine, and which of them this process may use.
 
-Everything is read from ``/sys`` and ``/proc`` under a root, ``Path("/")`` unless another is given, so
-that a recorded machine can stand in for the running one. No program is run and torch is not imported.
+Every function reads ``/sys`` and ``/proc`` under a root. The root is ``Path("/")`` by default; tests pass the
+folder of a recorded machine. Nothing here runs a program or imports torch.
 """
 
 from acclimate.topology.control_groups import cpu_quota

@@ -1,4 +1,4 @@
-"""Where this process sits in the kernel's control groups, version 1, 2 or both at once."""
+"""The control groups of this process: of version 1, of version 2, or of both."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CPUSET_FILES = {
 
 
 def own_groups(root: Path, controller: str) -> list[list[str]]:
-    """Folders of this process's groups that can hold a controller's files, one list a mounted hierarchy.
+    """The folders of this process's groups that can hold a controller's files: a list per mounted hierarchy.
 
-    Each list goes from the process's own group up to the root of the mount and holds only folders
-    that are there: in a container the path in ``/proc/self/cgroup`` may not be visible under the
-    mount, whose root is then the container's own group.
+    Each list starts with the process's own group and ends with the root of the mount. Folders that do not
+    exist are left out: a container may not see the path in ``/proc/self/cgroup``, and the root of its mount
+    is then its own group.
     """
     mounts = list(_mounts(root))
     paths = _own_paths(root)
@@ -45,9 +45,9 @@ def own_groups(root: Path, controller: str) -> list[list[str]]:
 
 
 def cpuset(root: Path, kind: str) -> Iterator[frozenset[int]]:
-    """What each mounted hierarchy allows this process: ``cpus``, or memory nodes with ``mems``.
+    """The processors (``cpus``) or memory nodes (``mems``) that each mounted hierarchy allows this process.
 
-    The nearest group that says something counts; the kernel keeps it within its ancestors.
+    The nearest group with such a file counts, because the kernel keeps it within its ancestors.
     """
     for chain in own_groups(root, "cpuset"):
         found = (read_cpus(f"{folder}/{name}") for folder in chain for name in _CPUSET_FILES[kind])
@@ -56,11 +56,11 @@ def cpuset(root: Path, kind: str) -> Iterator[frozenset[int]]:
 
 
 def cpu_quota(root: Path = LIVE) -> float | None:
-    """How many processors' worth of time the control groups grant this process; ``None`` if unlimited.
+    """The processor time that this process may use, in processors; ``None`` if it is unlimited.
 
-    The tightest of the process's group and its ancestors (v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``).
-    It can be a fraction, and more than the processors there are. A file that cannot be understood is
-    no limit.
+    This is the smallest quota of the process's group and its ancestors (v2 ``cpu.max``, v1
+    ``cpu.cfs_quota_us``). It may be a fraction, and larger than the number of processors. A file that cannot
+    be parsed counts as no limit.
     """
     quotas = [
         quota

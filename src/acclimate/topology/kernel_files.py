@@ -1,4 +1,4 @@
-"""Small files of the kernel, and the notations for sets of processors in them."""
+"""Reads small files of the kernel, and parses the lists and masks of processors in them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from acclimate.errors import TopologyError
 
 LIVE = Path("/")
-"""The root of the running machine; any other root is a recorded one."""
+"""The root of the running machine. Any other root is that of a recorded machine."""
 
 # Linux supports 8,192 processors and 1,024 memory nodes. The bound keeps a slip of the keyboard such
 # as "0-99999999999" from filling the memory.
@@ -21,13 +21,13 @@ _MASK = re.compile(r"[0-9a-fA-F]+(?:,[0-9a-fA-F]{8})*", re.ASCII)
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """The numbers of a kernel CPU list, in the order written.
+    """Parses a CPU list of the kernel, such as ``0-3,8,10-11``, and keeps its order.
 
-    Besides ``0-3,8,10-11`` the kernel knows strides: ``0-30:2/4`` is the first two of every four.
-    The empty list is valid. Memory nodes are written in the same way.
+    A range may have a stride: ``0-30:2/4`` means the first two of every four. The list may be empty.
+    Lists of memory nodes have the same form.
 
     Raises:
-        TopologyError: an item is no number or range, a range descends, or a number appears twice.
+        TopologyError: an item is neither a number nor a range, a range descends, or a number appears twice.
     """
     if not text.strip():
         return ()
@@ -57,7 +57,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
-    """Numbers as the kernel writes them: ascending, neighbours joined (``0-3,8``)."""
+    """Writes numbers as the kernel does: ascending, and neighbours as a range (``0-3,8``)."""
     ranges: list[list[int]] = []
     for cpu in sorted(set(cpus)):
         if ranges and cpu == ranges[-1][1] + 1:
@@ -68,7 +68,7 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
 
 
 def parse_cpu_mask(text: str) -> tuple[int, ...]:
-    """The numbers in a kernel CPU mask: hexadecimal words of 32 bits, highest first (``ff,00000000``).
+    """Parses a CPU mask of the kernel: hexadecimal words of 32 bits, highest first (``ff,00000000``).
 
     Raises:
         TopologyError: the text is not of that form.
@@ -80,7 +80,7 @@ def parse_cpu_mask(text: str) -> tuple[int, ...]:
 
 
 def under(root: Path, path: str) -> str:
-    """Where an absolute path of the machine lies under a root."""
+    """The path under ``root`` of a file with this absolute path on the machine."""
     return os.path.join(root, path.lstrip("/"))
 
 
@@ -126,7 +126,7 @@ def parse_cpus(text: str, path: str) -> frozenset[int]:
 
 
 def read_cpus(list_path: str, mask_path: str | None = None) -> frozenset[int] | None:
-    """The set of numbers in a list file, else in a mask file; ``None`` where neither is there.
+    """The numbers in a list file, or else in a mask file; ``None`` if neither file exists.
 
     Raises:
         TopologyError: the file holds no such list or mask.
@@ -144,7 +144,7 @@ def read_cpus(list_path: str, mask_path: str | None = None) -> frozenset[int] | 
 
 
 def numbered_entries(folder: str, prefix: str) -> list[int]:
-    """The N of every entry ``<prefix>N`` of a folder, ascending; empty where there is no such folder."""
+    """The numbers N of all entries ``<prefix>N`` of a folder, ascending; none if there is no folder."""
     try:
         names = os.listdir(folder)
     except OSError:

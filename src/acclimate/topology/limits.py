@@ -1,4 +1,4 @@
-"""How much memory this process may use: the host's, within what its control groups grant."""
+"""How much memory this process may use: that of the host, or less if a control group limits it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Group(NamedTuple):
 
 
 def total_memory(root: Path = LIVE) -> int:
-    """Bytes of memory this process can have at most: the host's, or its tightest control group's limit.
+    """The most memory that this process can have, in bytes: the host's, or less if a control group limits it.
 
     Raises:
         TopologyError: the system's files on memory are corrupt, or ``root`` has none.
@@ -38,9 +38,10 @@ def total_memory(root: Path = LIVE) -> int:
 
 
 def available_memory(root: Path = LIVE) -> int:
-    """Bytes this process can still take without swapping, on the host and in every control group above it.
+    """The memory that this process can still take without swapping, in bytes.
 
-    Page cache that the kernel gives back on demand counts as available.
+    This is the smallest of what the host and each of the process's control groups have left. Page cache that
+    the kernel can free on demand counts as available.
 
     Raises:
         TopologyError: the system's files on memory are corrupt, or ``root`` has none.
@@ -55,10 +56,10 @@ def available_memory(root: Path = LIVE) -> int:
 
 
 def memory_limit(root: Path = LIVE) -> int | None:
-    """The tightest limit in bytes that a control group puts on this process, ``None`` where there is none.
+    """The smallest memory limit of this process's control groups, in bytes; ``None`` if there is no limit.
 
-    Version 1 ``memory.limit_in_bytes``, version 2 ``memory.max`` and ``memory.high`` (beyond which a
-    process is slowed to a crawl), of the process's own group and all ancestors.
+    Limits are ``memory.limit_in_bytes`` of version 1, and ``memory.max`` and ``memory.high`` of version 2, of
+    the process's own group and all ancestors. Beyond ``memory.high`` the kernel slows a process down a lot.
 
     Raises:
         TopologyError: a limit is neither a number nor ``max``.

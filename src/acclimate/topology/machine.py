@@ -30,9 +30,9 @@ _NODE = "/sys/devices/system/node"
 class MemoryNode:
     """One memory node.
 
-    ``cpus`` are its online processors, ascending. ``memory_bytes`` is 0 where it has none or does not
-    say. ``distances`` gives the firmware's distance from here to each node, itself included (10 is
-    local, 20 takes twice the time); empty where unknown.
+    ``cpus`` are its online processors, ascending. ``memory_bytes`` is 0 if it has no memory or the size is
+    unknown. ``distances`` maps each node, this one included, to the firmware's distance from here: 10 is
+    local, and 20 takes twice as long. It is empty if the distances are unknown.
     """
 
     index: int
@@ -43,7 +43,7 @@ class MemoryNode:
 
 @dataclass(frozen=True)
 class Topology:
-    """What a machine has, and what this process may use of it.
+    """The processors and memory of a machine, and which of them this process may use.
 
     ``nodes`` ascend by index and ``cores`` by first processor; both describe the whole machine.
     ``allowed_cpus`` are the online processors that this process may run on, ``allowed_memory_nodes``
@@ -57,16 +57,16 @@ class Topology:
 
     @property
     def online_cpus(self) -> frozenset[int]:
-        """Every online processor; each belongs to exactly one node and one core."""
+        """All online processors. Each belongs to exactly one node and one core."""
         return frozenset(cpu for node in self.nodes for cpu in node.cpus)
 
     @property
     def usable_nodes(self) -> tuple[MemoryNode, ...]:
-        """The nodes with at least one allowed processor; memory without processors does not count."""
+        """The nodes with at least one allowed processor. Nodes without processors do not count."""
         return tuple(node for node in self.nodes if not self.allowed_cpus.isdisjoint(node.cpus))
 
     def usable_cores(self, node: int | None = None) -> tuple[Core, ...]:
-        """The cores, of one node or of all, that have an allowed thread; their other threads are left out."""
+        """The cores of one node or of all nodes, with their allowed threads only; at least one each."""
         cores = (
             replace(core, cpus=tuple(cpu for cpu in core.cpus if cpu in self.allowed_cpus))
             for core in self.cores
@@ -75,10 +75,10 @@ class Topology:
         return tuple(core for core in cores if core.cpus)
 
     def node(self, index: int) -> MemoryNode:
-        """The node of that index.
+        """The node with this index.
 
         Raises:
-            TopologyError: there is none.
+            TopologyError: there is no such node.
         """
         for node in self.nodes:
             if node.index == index:
@@ -90,11 +90,13 @@ class Topology:
 def read_topology(root: Path = LIVE, allowed: Iterable[int] | None = None) -> Topology:
     """Reads the machine's topology from ``/sys`` and ``/proc`` under ``root``.
 
-    ``allowed`` replaces what this process may run on; numbers that are not online are left out. By
-    default that is this process's affinity, or for a recorded machine what its ``/proc/self`` says,
-    within the cpuset. Where nothing describes memory nodes (no ``/sys``, not Linux, a kernel without
-    NUMA) there is one node, 0, with every processor. A processor that no node lists joins the
-    lowest node with processors; one that two nodes list stays with the lower.
+    ``allowed`` are the processors that this process may run on; those that are not online are left out. The
+    default is the affinity of this process, or for a recorded machine the one in its ``/proc/self``, within
+    the cpuset.
+
+    Without any description of memory nodes (no ``/sys``, not Linux, a kernel without NUMA) there is one node,
+    0, with all processors. A processor that no node lists belongs to the lowest node with processors, and one
+    that two nodes list belongs to the lower of them.
 
     Raises:
         TopologyError: a file is there but corrupt.
@@ -118,10 +120,10 @@ def read_topology(root: Path = LIVE, allowed: Iterable[int] | None = None) -> To
 
 
 def usable_node_count(root: Path = LIVE) -> int:
-    """How many memory nodes have processors that this process may run on; at least 1, and never an error.
+    """How many memory nodes have processors that this process may run on; at least 1.
 
-    Equal to ``len(read_topology(root).usable_nodes)`` but reads only a few small files. Where the
-    machine's description is corrupt: 1.
+    The number is that of ``read_topology(root).usable_nodes``, but this function reads only a few small files
+    and never fails: if a file is corrupt, the answer is 1.
     """
     try:
         online = _online_cpus(root)
