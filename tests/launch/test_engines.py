@@ -20,7 +20,6 @@ from launching import launched
 from acclimate.errors import EngineNotFoundError, LaunchProtocolError, UnknownEngineError
 from acclimate.launch.engines import AUTO, ENGINES, choose_engine, engine_names
 from acclimate.launch.engines.ssh import MessageDemux
-from acclimate.launch.output.pump import HeldLines
 from acclimate.launch.plan.exported import exported_environment
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
@@ -221,14 +220,6 @@ def test_an_agents_words_are_told_from_what_ranks_write_however_they_are_cut(
         heard += [message["number"] for message in messages]
     assert heard == [part for part in stream if isinstance(part, int)]
     assert shown + demux.end() == written
-
-
-@given(st.lists(st.binary(max_size=10), max_size=10))
-def test_lines_are_shown_whole_and_nothing_is_lost(parts: list[bytes]) -> None:
-    held = HeldLines()
-    shown = [held.feed(part) for part in parts]
-    assert all(not piece or piece[-1:] in (b"\n", b"\r") for piece in shown)
-    assert b"".join([*shown, held.end()]) == b"".join(parts)
 
 
 @given(st.binary(max_size=50))

@@ -313,3 +313,13 @@ def test_an_unfinished_line_never_takes_more_than_a_row(tmp_path: Path) -> None:
     plain = re.sub(r"\x1b\[[0-9]*[mA]", "", drawn).strip("\r")
     for row in plain.split("\r\n"):
         assert sum(2 if letter in "漢字" else 1 for letter in row) <= 79, row
+
+
+def test_much_output_without_a_newline_arrives_whole(tmp_path: Path) -> None:
+    code = "import sys; [sys.stdout.write('x' * 10_000) for _ in range(50)]"
+    with on_terminal(command(2, code), tmp_path) as terminal:
+        exit_code, seen = terminal.end()
+    assert exit_code == 0
+    # What is written below a row that was drawn begins by erasing that row.
+    erased = [part.rpartition(b"\n")[2].count(b"x") for part in seen.split(b"\x1b[J")[:-1]]
+    assert seen.count(b"x") - sum(erased) == 1_000_000

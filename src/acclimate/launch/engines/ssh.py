@@ -10,13 +10,15 @@ import os
 import secrets
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from acclimate.errors import LaunchOptionError
-from acclimate.launch.output.pump import HeldLines, Streams
+from acclimate.launch.output.pump import STREAM_NAMES, OutputPump, own_streams
+from acclimate.launch.output.views import Source, WholeLines
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.remote.coordinator import Coordinator, Peer
@@ -100,7 +102,6 @@ class Connection(Peer):
         self.node_rank, self.plan = node_rank, plan
         self.process: subprocess.Popen[bytes] | None = None
         self.demux = MessageDemux(AGENT_IS_HERE)
-        self.lines = {1: HeldLines(), 2: HeldLines()}
         self.last_words = b""
         self.open_streams = 0
 
@@ -153,7 +154,8 @@ class SshAgents:
 
     def open(self, coordinator: Coordinator) -> None:
         """Connects to all hosts at once, and tells each agent its part."""
-        self._coordinator, self._streams = coordinator, Streams(coordinator)
+        self._coordinator = coordinator
+        self._pump = OutputPump(coordinator, own_streams(WholeLines), self._stream_failed)
         for connection in self.connections:
             self._connect(connection)
 
@@ -165,7 +167,7 @@ class SshAgents:
     @property
     def waits_for_reader(self) -> bool:
         """Whether the launcher holds output that its own reader did not take yet."""
-        return self._streams.waiting
+        return self._pump.waiting
 
     def kill(self) -> None:
         """Ends all connections; an agent without one ends its ranks."""
@@ -197,14 +199,16 @@ class SshAgents:
         connection.channel = PipeChannel(process.stdout.fileno(), process.stdin.fileno())
         for stream, pipe in ((1, process.stdout), (2, process.stderr)):
             connection.open_streams += 1
-            self._streams.read_from(pipe.fileno(), partial(self._read, connection, stream, pipe.fileno()))
+            react = partial(self._read, connection, stream, pipe.fileno())
+            self._pump.read_from(pipe.fileno(), stream, react)
 
     def _read(self, connection: Connection, stream: int, descriptor: int) -> None:
         data = os.read(descriptor, _READ_BYTES)
+        source = Source(connection.plan.label, stream)
         if not data:
-            lines, held = connection.lines[stream], connection.demux.end() if stream == 1 else b""
-            self._streams.write(stream, lines.feed(held) + lines.end())
-            self._streams.forget(descriptor)
+            self._pump.feed(stream, source, connection.demux.end() if stream == 1 else b"")
+            self._pump.end(stream, source)
+            self._pump.forget(descriptor)
             connection.open_streams -= 1
             if not connection.open_streams:
                 self._ended(connection)
@@ -219,7 +223,15 @@ class SshAgents:
             connection.last_words = (connection.last_words + data)[-_LAST_WORDS:]
             if not self._coordinator.started:
                 return  # shown as the reason where the host cannot be used
-        self._streams.write(stream, connection.lines[stream].feed(data))
+        self._pump.feed(stream, source, data)
+
+    def _stream_failed(self, stream: int, error: OSError) -> None:
+        if isinstance(error, BrokenPipeError):
+            reason = f"nobody reads standard {STREAM_NAMES[stream]} any more, so the ranks were ended."
+            self._coordinator.end(reason, 128 + signal.SIGPIPE)
+            return
+        why = f"standard {STREAM_NAMES[stream]} cannot be written ({error.strerror}); the ranks go on."
+        self._pump.feed(2, Source("", 0), f"acclimate run: {why}\n".encode())
 
     def _tell_its_part(self, connection: Connection) -> None:
         """Only now: until its agent is there ssh reads nothing, and a long plan does not fit its pipe."""

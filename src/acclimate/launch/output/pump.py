@@ -1,95 +1,122 @@
-"""What the ranks of many hosts wrote, on the launcher's own streams: whole lines, at their reader's pace."""
+"""Carries output from pipes to the launcher's own streams, at the pace of whoever reads those."""
 
 from __future__ import annotations
 
+import os
 import selectors
-import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
 
+from acclimate.launch.output.views import Source, View
 from acclimate.launch.output.writer import Writer
-from acclimate.launch.remote.coordinator import Coordinator
+
+STREAM_NAMES = {1: "output", 2: "error"}
 
 
-class Streams:
-    """The launcher's standard output (1) and standard error (2)."""
+class EventLoop(Protocol):
+    """Who waits on descriptors and calls back."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._coordinator = coordinator
-        self._writers = {1: Writer(1), 2: Writer(2)}
-        self._draining: set[int] = set()
-        self._sources: dict[int, Callable[[], None]] = {}
-        self._paused = False
-
-    def read_from(self, descriptor: int, react: Callable[[], None]) -> None:
-        """Watches a source of output, but not while the launcher's reader is far behind."""
-        self._sources[descriptor] = react
-        if not self._paused:
-            self._coordinator.watch(descriptor, react)
+    def watch(self, descriptor: int, react: Callable[[], None], events: int = ...) -> None:
+        """Calls back whenever the descriptor is ready."""
+        ...
 
     def forget(self, descriptor: int) -> None:
-        """A source has ended."""
-        del self._sources[descriptor]
-        if not self._paused:
-            self._coordinator.forget(descriptor)
+        """Ends :meth:`watch`."""
+        ...
 
-    def write(self, stream: int, data: bytes) -> None:
-        """Shows whole lines."""
-        writer = self._writers[stream]
-        writer.write(data)
-        self._notice_abandonment(stream)
-        if writer.waiting and stream not in self._draining:
-            self._draining.add(stream)
-            self._coordinator.watch(stream, lambda: self._drain(stream), selectors.EVENT_WRITE)
-        if writer.waiting > Writer.FULL and not self._paused:
-            self._paused = True
-            for descriptor in self._sources:
-                self._coordinator.forget(descriptor)
 
-    def _drain(self, stream: int) -> None:
-        writer = self._writers[stream]
-        writer.drain()
-        self._notice_abandonment(stream)
-        if writer.waiting:
-            return
-        self._draining.discard(stream)
-        self._coordinator.forget(stream)
-        if self._paused and not self._draining:
-            self._paused = False
-            for descriptor, react in self._sources.items():
-                self._coordinator.watch(descriptor, react)
+class OutputPump:
+    """Feeds views from pipes. Reads no pipe while the reader of the launcher's own stream is far behind.
 
-    def _notice_abandonment(self, stream: int) -> None:
-        if self._writers[stream].is_abandoned:
-            name = {1: "output", 2: "error"}[stream]
-            reason = f"nobody reads standard {name} any more, so the ranks were ended."
-            self._coordinator.end(reason, 128 + signal.SIGPIPE)
+    Args:
+        loop: waits on the pipes, and on a stream that is behind.
+        views: for the launcher's streams 1 and 2.
+        on_error: called once for each stream that cannot be written any more; what comes for it is dropped.
+    """
+
+    def __init__(
+        self, loop: EventLoop, views: Mapping[int, View], on_error: Callable[[int, OSError], None]
+    ) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._loop, self._views, self._on_error = loop, views, on_error
+        self._pipes: dict[int, tuple[View, Callable[[], None]]] = {}
+        self._draining: set[View] = set()
+        self._paused: set[View] = set()
+        self._failed: set[View] = set()
+
+    def read_from(self, pipe: int, stream: int, react: Callable[[], None]) -> None:
+        """Calls back when there is something in a pipe and room for it on a stream."""
+        view = self._views[stream]
+        self._pipes[pipe] = view, react
+        if view not in self._paused:
+            self._loop.watch(pipe, react)
+
+    def forget(self, pipe: int) -> None:
+        """A pipe is at its end."""
+        view, _ = self._pipes.pop(pipe)
+        if view not in self._paused:
+            self._loop.forget(pipe)
+
+    def feed(self, stream: int, source: Source, data: bytes) -> None:
+        """Shows what a source wrote."""
+        self._views[stream].feed(source, data)
+        self._settle(stream)
+
+    def end(self, stream: int, source: Source) -> None:
+        """Shows what is left of a source that writes no more."""
+        self._views[stream].end(source)
+        self._settle(stream)
+
+    def flush(self) -> float | None:
+        """Shows what has been waiting long enough; returns in how many seconds to call again."""
+        delays = [view.flush() for view in self._streams()]
+        for stream in self._streams().values():
+            self._settle(stream)
+        return min((delay for delay in delays if delay is not None), default=None)
 
     @property
     def waiting(self) -> bool:
-        """Whether something is not written yet."""
-        return bool(self._draining)
+        """Whether a reader has not taken everything yet."""
+        return any(view.writer.waiting for view in self._streams())
+
+    def _streams(self) -> dict[View, int]:
+        """Each view with its stream; one that has both counts as output."""
+        return {self._views[stream]: stream for stream in (2, 1)}
+
+    def _settle(self, stream: int) -> None:
+        """After something was written: pauses and resumes pipes, waits for a reader that is behind."""
+        view = self._views[stream]
+        writer = view.writer
+        if writer.error is not None and view not in self._failed:
+            self._failed.add(view)
+            self._on_error(self._streams()[view], writer.error)
+        if writer.waiting and view not in self._draining:
+            self._draining.add(view)
+            self._loop.watch(writer.descriptor, partial(self._drain, stream), selectors.EVENT_WRITE)
+        elif not writer.waiting and view in self._draining:
+            self._draining.discard(view)
+            self._loop.forget(writer.descriptor)
+        if writer.waiting >= Writer.FULL and view not in self._paused:
+            self._paused.add(view)
+            for pipe in self._pipes_of(view):
+                self._loop.forget(pipe)
+        elif writer.waiting < Writer.FULL // 2 and view in self._paused:
+            self._paused.discard(view)
+            for pipe, react in self._pipes_of(view).items():
+                self._loop.watch(pipe, react)
+
+    def _pipes_of(self, view: View) -> dict[int, Callable[[], None]]:
+        return {pipe: react for pipe, (shown_by, react) in self._pipes.items() if shown_by is view}
+
+    def _drain(self, stream: int) -> None:
+        self._views[stream].writer.drain()
+        self._settle(stream)
 
 
-class HeldLines:
-    """Holds a line back until it is whole, as other hosts write to the same terminal.
-
-    A carriage return ends a line too, so that progress bars move on.
-    """
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> bytes:
-        """What is whole by now."""
-        self._rest += data
-        end = max(self._rest.rfind(b"\n"), self._rest.rfind(b"\r")) + 1
-        whole, self._rest = self._rest[:end], self._rest[end:]
-        return whole
-
-    def end(self) -> bytes:
-        """What was left unfinished."""
-        rest, self._rest = self._rest, b""
-        return rest
+def own_streams(make: Callable[[Writer], View]) -> dict[int, View]:
+    """A view for each of the launcher's streams 1 and 2; one for both where they are the same file."""
+    first = make(Writer(1))
+    return {1: first, 2: first if os.path.sameopenfile(1, 2) else make(Writer(2))}

@@ -12,12 +12,17 @@ import unicodedata
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+from acclimate.launch.output.current_line import CurrentLine
 from acclimate.launch.output.writer import Writer
 
 _PARTIAL_DELAY_S = 0.2
 """How long a line may stay unfinished before it is shown as far as it is."""
 _REDRAW_DELAY_S = 0.05
-_LONGEST_PARTIAL = 1 << 16
+LONGEST_PARTIAL = 1 << 16
+"""Bytes of an unfinished line that are held back at most."""
+_ROW_BYTES = 1 << 12
+"""Bytes of an unfinished line of which one row of a terminal is made."""
+_TAG = re.compile(rb"\[rank \d+\] ")
 _NOT_A_COLOUR = re.compile(rb"\x1b\[[0-9;?]*[@-ln-~]")
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[@-~]")
 
@@ -65,27 +70,28 @@ class TaggedLines(View):
 
     def __init__(self, writer: Writer) -> None:
         super().__init__(writer)
-        self._pending: dict[Source, bytes] = {}
+        self._pending: dict[Source, bytearray] = {}
         self._due: dict[Source, float] = {}
         self._continued: Source | None = None
         """The source whose unfinished line is the last thing that was written."""
 
     def feed(self, source: Source, data: bytes) -> None:
         """Shows the finished lines."""
-        *lines, rest = (self._pending.get(source, b"") + data).split(b"\n")
-        shown: list[bytes] = []
-        for line in lines:
-            ending = b"\r\n" if line.endswith(b"\r") else b"\n"
-            shown += (self._tagged(source, line.removesuffix(b"\r")), ending)
-            self._continued = None
-        if shown:
+        pending = self._pending.setdefault(source, bytearray())
+        end = data.rfind(b"\n") + 1
+        if end:
+            shown: list[bytes] = []
+            for line in _lines(pending, data[:end]):
+                ending = b"\r\n" if line.endswith(b"\r") else b"\n"
+                shown += (self._tagged(source, line.removesuffix(b"\r")), ending)
+                self._continued = None
             self.writer.write(b"".join(shown))
-        self._pending[source] = rest
-        if not rest:
+        pending += data[end:]
+        if not pending:
             self._due.pop(source, None)
-        elif len(rest) > _LONGEST_PARTIAL:
+        elif len(pending) > LONGEST_PARTIAL:
             self._show_partial(source)
-        elif lines or source not in self._due:
+        elif end or source not in self._due:
             self._due[source] = time.monotonic() + _PARTIAL_DELAY_S
 
     def end(self, source: Source) -> None:
@@ -105,12 +111,12 @@ class TaggedLines(View):
         return max(0.0, min(self._due.values()) - now) if self._due else None
 
     def _show_partial(self, source: Source) -> None:
-        pending = self._pending.get(source, b"")
-        text = pending.removesuffix(b"\r")  # what follows may make it "\r\n"
+        pending = self._pending.get(source, bytearray())
+        text = bytes(pending).removesuffix(b"\r")  # what follows may make it "\r\n"
         if text:
             self.writer.write(self._tagged(source, text))
             self._continued = source
-            self._pending[source] = pending[len(text) :]
+            del pending[: len(text)]
         self._due.pop(source, None)
 
     def _tagged(self, source: Source, text: bytes) -> bytes:
@@ -122,12 +128,65 @@ class TaggedLines(View):
         return broken + text if text.startswith(b"\r") else broken + tag + text
 
 
-class TaggedTerminal(View):
-    """Finished lines scroll by; unfinished ones, such as progress bars, stay below them, one row a source."""
+class WholeLines(View):
+    """Lines of several hosts, whose agents have tagged them; for whatever the launcher's own stream is.
+
+    A line is held back until it is whole, as other hosts write to the same stream; the parts of a very long
+    one are shown as they come. A carriage return ends a line too, so that progress bars move on.
+    """
 
     def __init__(self, writer: Writer) -> None:
         super().__init__(writer)
-        self._partial: dict[Source, bytes] = {}
+        self._pending: dict[Source, bytearray] = {}
+        self._continued: Source | None = None
+        """The source whose unfinished line is the last thing that was written."""
+        self._tags: dict[Source, bytes] = {}
+        """With which tag the unfinished line of a source began that was shown in part."""
+
+    def feed(self, source: Source, data: bytes) -> None:
+        """Shows the finished lines."""
+        pending = self._pending.setdefault(source, bytearray())
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if end:
+            self._show(source, pending + data[:end])
+            pending.clear()
+            self._tags.pop(source, None)
+            self._continued = None
+        pending += data[end:]
+        if len(pending) > LONGEST_PARTIAL:
+            self._show_partial(source)
+
+    def end(self, source: Source) -> None:
+        """Shows an unfinished line."""
+        self._show_partial(source)
+        self._pending.pop(source, None)
+
+    def _show_partial(self, source: Source) -> None:
+        pending = self._pending.get(source, bytearray())
+        if pending:
+            tag = _TAG.match(pending)
+            self._show(source, pending)
+            self._tags.setdefault(source, tag[0] if tag else b"")
+            self._continued = source
+            pending.clear()
+
+    def _show(self, source: Source, text: bytes | bytearray) -> None:
+        if self._continued == source:
+            self.writer.write(text)
+            return
+        broken = b"\n" if self._continued is not None else b""
+        self.writer.write(broken + self._tags.get(source, b"") + text)
+
+
+class TaggedTerminal(View):
+    """Finished lines scroll by; unfinished ones, such as progress bars, stay below them, one row a source.
+
+    A line that is too long to be kept scrolls by in parts.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        super().__init__(writer)
+        self._unfinished: dict[Source, CurrentLine] = {}
         self._finished: list[bytes] = []
         self._rows = 0
         """How many unfinished lines are on the screen."""
@@ -136,20 +195,29 @@ class TaggedTerminal(View):
 
     def feed(self, source: Source, data: bytes) -> None:
         """Takes it; :meth:`flush` draws."""
-        *lines, rest = (self._partial.pop(source, b"") + data).split(b"\n")
-        self._finished += (_tagged(source, line) + b"\n" for line in lines)
-        if rest:
-            # The row that changed last is the lowest, and the last to be left out where there is no room.
-            self._partial[source] = rest if len(rest) < _LONGEST_PARTIAL else _last_update(rest)
+        # The row that changed last is the lowest, and the last to be left out where there is no room.
+        current = self._unfinished.pop(source, CurrentLine())
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            current.feed(line)
+            self._finished.append(_tagged(source, current.take()) + b"\n")
+        current.feed(rest)
+        if len(current) > LONGEST_PARTIAL:
+            whole, begun = _split_letter(current.take())
+            self._finished.append(_tagged(source, whole) + b"\n")
+            current.feed(begun)
+        if len(current):
+            self._unfinished[source] = current
         self._changed_at = self._changed_at or time.monotonic()
 
     def end(self, source: Source) -> None:
         """Lets the last state of an unfinished line scroll by."""
-        rest = self._partial.pop(source, b"")
-        if rest:
+        current = self._unfinished.pop(source, None)
+        if current is not None:
             self._changed_at = time.monotonic() - _REDRAW_DELAY_S
-        if _last_update(rest).strip():
-            self._finished.append(_tagged(source, rest) + b"\n")
+            rest = current.take()
+            if rest.strip():
+                self._finished.append(_tagged(source, rest) + b"\n")
 
     def flush(self) -> float | None:
         """Draws; unfinished lines at most 20 times a second, as most are finished a moment later."""
@@ -164,8 +232,8 @@ class TaggedTerminal(View):
             size = os.terminal_size((80, 24))
         rows = [
             _fitting(_tagged(source, text), size.columns - 1)
-            for source, text in self._partial.items()
-            if _last_update(text).strip()
+            for source, line in self._unfinished.items()
+            if (text := line.start(_ROW_BYTES)).strip()
         ][-max(1, size.lines - 1) :]
         erase = b"\r" + b"\x1b[A" * (self._rows - 1) + b"\x1b[J" if self._rows else b""
         self.writer.write(erase + b"".join(self._finished) + b"\n".join(rows))
@@ -174,14 +242,28 @@ class TaggedTerminal(View):
         return None
 
 
-def _last_update(line: bytes) -> bytes:
-    """What is left on the screen of a line that a carriage return begins anew."""
-    return line.rstrip(b"\r").rpartition(b"\r")[2]
+def _lines(begun: bytearray, data: bytes) -> list[bytes]:
+    """The lines of which the last ends with the data; what was begun is emptied."""
+    lines = bytes(begun + data).split(b"\n")[:-1]
+    begun.clear()
+    return lines
+
+
+def _split_letter(text: bytes) -> tuple[bytes, bytes]:
+    """Splits off a last UTF-8 letter of which bytes are still to come."""
+    for length in range(1, 4):
+        first = text[-length]
+        if first >= 0xC0:  # the first byte says how many there are
+            size = 2 + (first >= 0xE0) + (first >= 0xF0)
+            return (text[:-length], text[-length:]) if size > length else (text, b"")
+        if first < 0x80:
+            break
+    return text, b""
 
 
 def _tagged(source: Source, line: bytes) -> bytes:
     # Moving the cursor would write over other ranks' lines; colours are welcome.
-    return source.tag.encode() + _NOT_A_COLOUR.sub(b"", _last_update(line))
+    return source.tag.encode() + _NOT_A_COLOUR.sub(b"", line)
 
 
 def _fitting(line: bytes, columns: int) -> bytes:
@@ -199,8 +281,9 @@ def _fitting(line: bytes, columns: int) -> bytes:
         letter = text[position]
         position += 1
         width = 2 if unicodedata.east_asian_width(letter) in "WF" else int(not unicodedata.combining(letter))
-        if used + width <= max(columns, 1):
-            used += width
-            shown.append(letter)
+        if used + width > max(columns, 1):
+            break
+        used += width
+        shown.append(letter)
     reset = "\x1b[m" if "\x1b" in text else ""
     return ("".join(shown) + reset).encode(errors="surrogateescape")

@@ -8,6 +8,7 @@ import stat
 from collections import deque
 from pathlib import Path
 
+from acclimate.launch.output.current_line import CurrentLine
 from acclimate.launch.plan.outcome import KEPT_LINES
 
 # A pipe that poll() calls writable takes this much at once without blocking (POSIX: at least 512).
@@ -45,7 +46,7 @@ class Writer:
         """Whether the reader of the pipe is gone, such as ``head``."""
         return isinstance(self.error, BrokenPipeError)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | bytearray) -> None:
         """Writes what the reader takes now, and keeps the rest for :meth:`drain`."""
         if self.error is None:
             self._waiting += data
@@ -97,22 +98,19 @@ class Tail:
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=KEPT_LINES)
-        self._partial: dict[int, bytes] = {}
+        self._unfinished: dict[int, CurrentLine] = {}
 
     def feed(self, stream: int, data: bytes) -> None:
         """Takes what was written to stream 1 or 2."""
-        *lines, partial = (self._partial.get(stream, b"") + data).split(b"\n")
-        self._lines += (_as_shown(line) for line in lines[-KEPT_LINES:])
-        # Of a progress bar only the newest state counts.
-        self._partial[stream] = partial if len(partial) <= _LONGEST_KEPT else _as_shown(partial)
+        current = self._unfinished.setdefault(stream, CurrentLine(_LONGEST_KEPT))
+        first, *others = data.split(b"\n")
+        current.feed(first)
+        for piece in others[-KEPT_LINES - 1 :]:
+            self._lines.append(current.take())
+            current.feed(piece)
 
     def lines(self) -> tuple[str, ...]:
         """The last lines, the unfinished ones at the end."""
-        unfinished = (_as_shown(partial) for partial in self._partial.values() if partial.strip())
-        kept = [*self._lines, *unfinished][-KEPT_LINES:]
+        shown = (current.start(_LONGEST_KEPT) for current in self._unfinished.values())
+        kept = [*self._lines, *(line for line in shown if line.strip())][-KEPT_LINES:]
         return tuple(line.decode(errors="backslashreplace") for line in kept)
-
-
-def _as_shown(line: bytes) -> bytes:
-    """What a terminal shows of a line in the end, within reason."""
-    return line.rstrip(b"\r").rpartition(b"\r")[2][:_LONGEST_KEPT]

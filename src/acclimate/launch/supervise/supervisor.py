@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
+from acclimate.launch.output.pump import STREAM_NAMES, OutputPump, own_streams
 from acclimate.launch.output.views import Plain, Source, TaggedLines, TaggedTerminal, View
 from acclimate.launch.output.writer import Writer
 from acclimate.launch.plan.outcome import Outcome, RankFailure, signal_name
@@ -101,11 +103,11 @@ class _Supervisor:
         self.shares_terminal = shares_terminal
         self.stop = stop
         self.inbox = inbox
-        self.views = _views(tagged)
         self.tagged = tagged
-        self.selector = selectors.PollSelector()  # epoll refuses files, and stdout may be one
-        self.readers: dict[int, tuple[RankProcess, int]] = {}
-        """By descriptor of a pipe: whose stream 1 or 2 it is."""
+        self.selector = selectors.PollSelector()  # epoll refuses files, and standard input may be one
+        self.pump = OutputPump(self, own_streams(partial(_view, tagged)), self._stream_failed)
+        self.pipes: dict[int, tuple[RankProcess, int]] = {}
+        """By descriptor: of which rank's stream 1 or 2 it is the reading end."""
         self.failed: RankProcess | None = None
         """The first that failed by itself."""
         self.ended_by: int | None = None
@@ -146,16 +148,24 @@ class _Supervisor:
                     ignored=self.inbox.ignored,
                     private=self._private_descriptors(),
                 )
-                self.readers.update({reading: (rank, stream) for stream, reading in pipes.items()})
+                self.pipes.update({pipe: (rank, stream) for stream, pipe in pipes.items()})
                 if rank.guard is not None:
-                    self.selector.register(rank.guard.channel, selectors.EVENT_READ, rank)
+                    self.watch(rank.guard.channel.fileno(), partial(self._listen, rank))
         finally:
             os.close(nothing)
-        for reading in self.readers:
-            self.selector.register(reading, selectors.EVENT_READ, None)
-        self.selector.register(self.inbox.descriptor, selectors.EVENT_READ, self._take_signals)
+        for pipe, (_, stream) in self.pipes.items():
+            self.pump.read_from(pipe, stream, partial(self._read, pipe))
+        self.watch(self.inbox.descriptor, self._take_signals)
         if self.stop is not None:
-            self.selector.register(self.stop.descriptor, selectors.EVENT_READ, self._take_request)
+            self.watch(self.stop.descriptor, self._take_request)
+
+    def watch(self, descriptor: int, react: Callable[[], None], events: int = selectors.EVENT_READ) -> None:
+        """Calls back whenever a descriptor is ready."""
+        self.selector.register(descriptor, events, react)
+
+    def forget(self, descriptor: int) -> None:
+        """Ends :meth:`watch`."""
+        self.selector.unregister(descriptor)
 
     def _captured(self) -> list[int]:
         """The streams that pass through the launcher; the others are the terminal itself."""
@@ -174,7 +184,7 @@ class _Supervisor:
         logs = (rank.log for rank in self.ranks if rank.log is not None)
         return [
             *self.inbox.descriptors,
-            *self.readers,
+            *self.pipes,
             *(guard.channel.fileno() for guard in guards),
             *(log.descriptor for log in logs),
         ]
@@ -187,30 +197,23 @@ class _Supervisor:
         if self.abandons_output or (self.output_deadline or math.inf) < time.monotonic():
             return False
         # All processes are gone: what is in the pipes is all there will be, even if someone kept an end open.
-        for reading in list(self.readers):
-            os.set_blocking(reading, False)
-            self._read(reading)
-        return bool(self.readers) or any(view.writer.waiting for view in self.views.values())
+        for pipe in list(self.pipes):
+            os.set_blocking(pipe, False)
+            self._read(pipe)
+        return bool(self.pipes) or self.pump.waiting
 
     def _wait(self) -> None:
         """Waits for one thing to happen, and deals with all that did."""
-        delays = [view.flush() for view in self._distinct_views()]
-        if self.output_deadline is not None:
-            delays.append(max(0.0, self.output_deadline - time.monotonic()) + 0.001)
-        if self.guards_deadline is not None:
-            delays.append(max(0.0, self.guards_deadline - time.monotonic()))
-        self._watch_output()
-        for key, _ in self.selector.select(
-            min((delay for delay in delays if delay is not None), default=None)
-        ):
-            if isinstance(key.data, RankProcess):
-                self._listen(key.data)
-            elif key.data is not None:
-                key.data()
-            elif key.fd in self.readers:
-                self._read(key.fd)
+        now = time.monotonic()
+        times = [at for at in (self.output_deadline, self.guards_deadline) if at is not None]
+        delays = [max(0.0, at - now) + 0.001 for at in times]
+        delay = self.pump.flush()
+        if delay is not None:
+            delays.append(delay)
+        for key, _ in self.selector.select(min(delays, default=None)):
+            key.data()
         self._kill_unresponsive_guards()
-        self._judge()
+        self._end_with_first_failure()
 
     def _leave_nothing(self) -> None:
         for rank in self.ranks:  # only where something above failed
@@ -218,10 +221,9 @@ class _Supervisor:
                 rank.guard.kill()
                 rank.reap_guard()
         self._kill_orphans()
-        for reading in list(self.readers):
-            self._close(reading)
-        for view in self._distinct_views():
-            view.flush()
+        for pipe in list(self.pipes):
+            self._close(pipe)
+        self.pump.flush()
         for rank in self.ranks:
             if rank.log is not None:
                 rank.log.close()
@@ -229,36 +231,16 @@ class _Supervisor:
 
     # -- output ----------------------------------------------------------------------------------
 
-    def _distinct_views(self) -> list[View]:
-        return list({id(view): view for view in self.views.values()}.values())
-
-    def _watch_output(self) -> None:
-        """Waits for streams that are behind; does not read from ranks what could not be written."""
-        for view in self._distinct_views():
-            self._watch(
-                view.writer.descriptor, selectors.EVENT_WRITE, view.writer.waiting > 0, view.writer.drain
-            )
-        for reading, (_, stream) in self.readers.items():
-            has_room = self.views[stream].writer.waiting < Writer.FULL
-            self._watch(reading, selectors.EVENT_READ, has_room, None)
-
-    def _watch(self, descriptor: int, event: int, wanted: bool, action: Callable[[], object] | None) -> None:
-        watched = descriptor in self.selector.get_map()
-        if wanted and not watched:
-            self.selector.register(descriptor, event, action)
-        elif watched and not wanted:
-            self.selector.unregister(descriptor)
-
-    def _read(self, reading: int) -> None:
-        rank, stream = self.readers[reading]
+    def _read(self, pipe: int) -> None:
+        rank, stream = self.pipes[pipe]
         try:
-            data = os.read(reading, _CHUNK)
+            data = os.read(pipe, _CHUNK)
         except BlockingIOError:
             data = b""
         source = Source(rank.tag if self.tagged else "", stream)
         if not data:
-            self.views[stream].end(source)
-            self._close(reading)
+            self.pump.end(stream, source)
+            self._close(pipe)
             return
         rank.tail.feed(stream, data)
         if rank.log is not None and rank.log.error is None:
@@ -266,20 +248,30 @@ class _Supervisor:
             if rank.log.error is not None:
                 why = f"{rank.log.path}: {rank.log.error.strerror}"
                 self._note(logging.WARNING, f"the log of rank {rank.plan.rank} ends here: {why}.")
-        self.views[stream].feed(source, data)
+        self.pump.feed(stream, source, data)
 
-    def _close(self, reading: int) -> None:
-        del self.readers[reading]
-        with suppress(KeyError):
-            self.selector.unregister(reading)
-        os.close(reading)
+    def _close(self, pipe: int) -> None:
+        del self.pipes[pipe]
+        self.pump.forget(pipe)
+        os.close(pipe)
+
+    def _stream_failed(self, stream: int, error: OSError) -> None:
+        """One of the launcher's own streams cannot be written any more."""
+        name = STREAM_NAMES[stream]
+        if not isinstance(error, BrokenPipeError):
+            sentence = f"standard {name} cannot be written ({error.strerror}); the ranks go on."
+            self._note(logging.WARNING, sentence)
+        elif not self.ending:
+            self.reason = f"nobody reads standard {name} any more, so the ranks were ended."
+            self.ended_by = signal.SIGPIPE
+            self._end(signal.SIGTERM)
 
     def _note(self, level: int, sentence: str) -> None:
         """Says something of the launcher's own, once."""
         wanted = _logger.isEnabledFor(level) and not (self.quiet and level < logging.ERROR)
         if wanted and sentence not in self.said:
             self.said.add(sentence)
-            self.views[2].feed(Source("", 0), f"acclimate run: {sentence}\n".encode())
+            self.pump.feed(2, Source("", 0), f"acclimate run: {sentence}\n".encode())
 
     # -- what happens ----------------------------------------------------------------------------
 
@@ -314,7 +306,7 @@ class _Supervisor:
 
     def _reap_guard(self, rank: RankProcess) -> None:
         if rank.guard is not None:
-            self.selector.unregister(rank.guard.channel)
+            self.forget(rank.guard.channel.fileno())
         statuses = {} if rank.reap_guard() else self._kill_orphans()
         if rank.code is None:
             status = statuses.get(rank.pid or 0)
@@ -333,26 +325,14 @@ class _Supervisor:
                 rank.guard.kill()
                 self._reap_guard(rank)
 
-    def _judge(self) -> None:
-        """Ends the job once a rank has failed by itself, or nobody reads its output any more."""
-        if not self.ending:
-            failed = [rank for rank in self.ranks if rank.code]
-            if failed:
-                self.failed = min(failed, key=lambda rank: rank.ended_at)
-                self._end(signal.SIGTERM)
-                if self.stop is not None:
-                    self.stop.failing(self.failed.failure(self.kills_before))
-        for stream, view in self.views.items():
-            writer = view.writer
-            if writer.is_abandoned and not self.ending:
-                self.reason = f"nobody reads standard {_NAMES[stream]} any more, so the ranks were ended."
-                self.ended_by = signal.SIGPIPE
-                self._end(signal.SIGTERM)
-            elif writer.error is not None and not writer.is_abandoned:
-                why = writer.error.strerror
-                self._note(
-                    logging.WARNING, f"standard {_NAMES[stream]} cannot be written ({why}); the ranks go on."
-                )
+    def _end_with_first_failure(self) -> None:
+        """Ends the job once a rank has failed by itself."""
+        failed = [rank for rank in self.ranks if rank.code]
+        if failed and not self.ending:
+            self.failed = min(failed, key=lambda rank: rank.ended_at)
+            self._end(signal.SIGTERM)
+            if self.stop is not None:
+                self.stop.failing(self.failed.failure(self.kills_before))
 
     def _end(self, number: int) -> None:
         self.ending = True
@@ -400,7 +380,7 @@ class _Supervisor:
             return
         reason = self.stop.read()
         if reason is not None:
-            self.selector.unregister(self.stop.descriptor)
+            self.forget(self.stop.descriptor)
             self.reason = self.reason or reason
             self.ended_by = self.ended_by or signal.SIGTERM
             self._end(signal.SIGTERM)
@@ -433,20 +413,11 @@ class _Supervisor:
         return self.ranks[0] if code not in (0, -number, 128 + number) else None
 
 
-_NAMES = {1: "output", 2: "error"}
-
-
-def _views(tagged: bool) -> dict[int, View]:
-    """A view for each of the launcher's streams 1 and 2; one for both where they are the same file."""
-    views: dict[int, View] = {}
-    for stream in (1, 2):
-        if 1 in views and os.path.sameopenfile(1, stream):
-            views[stream] = views[1]
-            continue
-        writer = Writer(stream)
-        draws = writer.is_terminal and os.environ.get("TERM", "dumb") != "dumb"
-        views[stream] = (TaggedTerminal if draws else TaggedLines)(writer) if tagged else Plain(writer)
-    return views
+def _view(tagged: bool, writer: Writer) -> View:
+    if not tagged:
+        return Plain(writer)
+    draws = writer.is_terminal and os.environ.get("TERM", "dumb") != "dumb"
+    return (TaggedTerminal if draws else TaggedLines)(writer)
 
 
 def _open_standard_streams() -> None:
