@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from launching import command, environment, launched, run, wait_until
+from paper import RANKS
+
+from acclimate.launch.output.pump import OutputPump
+from acclimate.launch.output.views import Plain
+from acclimate.launch.output.writer import Writer
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -123,3 +133,143 @@ def test_a_lot_of_output_of_many_ranks_arrives_whole() -> None:
     for rank in range(4):
         own = [line for line in lines if line.startswith(f"[rank {rank}] ")]
         assert own == [f"[rank {rank}] {rank} {n} {'x' * 50}" for n in range(2000)]
+
+
+# -- the pump itself ---------------------------------------------------------------------------------
+
+
+class Loop:
+    """An event loop like the supervisor's."""
+
+    def __init__(self) -> None:
+        self.selector = selectors.PollSelector()
+
+    def watch(self, descriptor: int, react: Callable[[], None], events: int = selectors.EVENT_READ) -> None:
+        self.selector.register(descriptor, events, react)
+
+    def forget(self, descriptor: int) -> None:
+        self.selector.unregister(descriptor)
+
+    def turn(self) -> bool:
+        """Reacts to what is ready now; whether there was something."""
+        ready = self.selector.select(0)
+        for key, _ in ready:
+            key.data()
+        return bool(ready)
+
+
+class Pumped:
+    """Pipes that a pump reads, onto other pipes in the place of the launcher's streams."""
+
+    def __init__(self) -> None:
+        self.loop, self.errors = Loop(), list[tuple[int, OSError]]()
+        self.ends = {stream: os.pipe() for stream in (1, 2)}
+        views = {stream: Plain(Writer(writing)) for stream, (_, writing) in self.ends.items()}
+        self.pump = OutputPump(self.loop, views, lambda *error: self.errors.append(error))
+        self.read = {1: 0, 2: 0}
+
+    def add(self, stream: int) -> int:
+        """A pipe that is always full; how much was read from it is counted in ``read``."""
+        zeros = os.open("/dev/zero", os.O_RDONLY)
+
+        def react() -> None:
+            data = os.read(zeros, 1 << 16)
+            self.read[stream] += len(data)
+            self.pump.feed(stream, RANKS[0], data)
+
+        self.pump.read_from(zeros, stream, react)
+        return zeros
+
+    def run(self, times: int) -> None:
+        for _ in range(times):
+            if not self.loop.turn():
+                return
+
+
+@pytest.fixture
+def pumped() -> Iterator[Pumped]:
+    made = Pumped()
+    yield made
+    made.loop.selector.close()
+    for ends in made.ends.values():
+        for end in ends:
+            with suppress(OSError):
+                os.close(end)
+
+
+def test_what_is_not_taken_is_not_read_and_the_other_stream_goes_on(pumped: Pumped) -> None:
+    sources = [pumped.add(1), pumped.add(2)]
+    for _ in range(100):
+        pumped.run(1)
+        os.set_blocking(pumped.ends[2][0], False)
+        with suppress(BlockingIOError):
+            os.read(pumped.ends[2][0], 1 << 20)
+    assert Writer.FULL <= pumped.read[1] < Writer.FULL + (4 << 16)
+    assert pumped.read[2] > 2 * Writer.FULL
+    for source in sources:
+        pumped.pump.forget(source)
+        os.close(source)
+
+
+def test_reading_goes_on_when_the_reader_has_caught_up(pumped: Pumped) -> None:
+    source = pumped.add(1)
+    pumped.run(100)
+    before, taken = pumped.read[1], 0
+    os.set_blocking(pumped.ends[1][0], False)
+    while pumped.read[1] < 2 * before:
+        with suppress(BlockingIOError):
+            taken += len(os.read(pumped.ends[1][0], 1 << 16))
+        pumped.run(1)
+    pumped.pump.forget(source)
+    while pumped.pump.waiting:
+        with suppress(BlockingIOError):
+            taken += len(os.read(pumped.ends[1][0], 1 << 16))
+        pumped.run(1)
+    with suppress(BlockingIOError):
+        while True:
+            taken += len(os.read(pumped.ends[1][0], 1 << 16))
+    assert taken == pumped.read[1]
+    os.close(source)
+
+
+def test_a_source_that_comes_while_the_stream_is_full_waits_too(pumped: Pumped) -> None:
+    first = pumped.add(1)
+    pumped.run(100)
+    before = pumped.read[1]
+    second = pumped.add(1)
+    assert not pumped.loop.turn()
+    assert pumped.read[1] == before
+    for source in (first, second):
+        pumped.pump.forget(source)
+        os.close(source)
+    while pumped.pump.waiting:
+        os.read(pumped.ends[1][0], 1 << 16)
+        pumped.run(1)
+    assert not pumped.loop.turn()
+
+
+def test_a_stream_that_fails_is_reported_once(pumped: Pumped) -> None:
+    os.close(pumped.ends[2][0])
+    for _ in range(3):
+        pumped.pump.feed(2, RANKS[0], b"x")
+    pumped.pump.flush()
+    assert [(stream, type(error)) for stream, error in pumped.errors] == [(2, BrokenPipeError)]
+    assert not pumped.pump.waiting
+
+
+def test_both_streams_share_a_view_where_they_are_the_same_file() -> None:
+    code = """
+from acclimate.launch.output.pump import own_streams
+from acclimate.launch.output.views import Plain
+views = own_streams(Plain)
+open("{}", "w").write(str(views[1] is views[2]))
+"""
+    for redirection, same in (("2>&1 | cat", "True"), ("2>/dev/null | cat", "False")):
+        with tempfile.NamedTemporaryFile() as answer:
+            script = code.format(answer.name)
+            subprocess.run(
+                ["sh", "-c", f'"$@" {redirection}', "sh", sys.executable, "-c", script],
+                check=True,
+                env=environment(),
+            )
+            assert answer.read().decode() == same
