@@ -157,7 +157,7 @@ def write_gguf(
 ) -> Path:
     """Writes a model of :data:`MODELS`; ``change`` may alter the keys and tensors before."""
     architecture, _, _ = MODELS[name]
-    keys, tensors = _keys(model.config, architecture), dict(_tensors(model, architecture))
+    keys, tensors = keys_of(model.config, architecture), dict(tensors_of(model, architecture))
     keys |= _byte_level_vocabulary()
     if change is not None:
         change(keys, tensors)
@@ -216,9 +216,11 @@ def sentencepiece_keys() -> dict[str, Any]:
     }
 
 
-def _keys(config: Any, architecture: str) -> dict[str, Any]:
+def keys_of(config: Any, architecture: str) -> dict[str, Any]:
+    """The keys that say what a model's config says."""
     heads = config.num_attention_heads
     rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)  # a Gemma 3 has another for its windows
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
     inner = config.n_inner or 4 * config.n_embd if architecture == "gpt2" else config.intermediate_size
     keys: dict[str, Any] = {
@@ -259,7 +261,8 @@ def _keys(config: Any, architecture: str) -> dict[str, Any]:
     return {f"{architecture}.{key}": value for key, value in keys.items()}
 
 
-def _tensors(model: Any, architecture: str) -> Iterator[tuple[str, Array]]:
+def tensors_of(model: Any, architecture: str) -> Iterator[tuple[str, Array]]:
+    """The tensors that hold a model's parameters."""
     config = model.config
     names = gguf.get_tensor_name_map(
         {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[architecture],
@@ -283,7 +286,7 @@ def _tensors(model: Any, architecture: str) -> Iterator[tuple[str, Array]]:
             name += ".weight"
         if architecture == "gpt2" and parameter.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
             values = values.T
-        if architecture in ("gemma", "nemotron") and name.endswith("norm.weight"):
+        if architecture in ("gemma", "gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
             values = values + 1
         if architecture == "llama" and (".attn_q." in name or ".attn_k." in name):
             heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
@@ -295,7 +298,9 @@ def _tensors(model: Any, architecture: str) -> Iterator[tuple[str, Array]]:
     for name, stacked in head_norms.items():
         yield name, np.stack(stacked)
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
+    if rope.get("rope_type") == "longrope" and architecture == "llama":  # made from such a file
+        yield "rope_freqs.weight", np.array(rope["short_factor"], np.float32)
+    elif rope.get("rope_type") == "longrope":
         for which in ("short", "long"):
             yield f"rope_factors_{which}.weight", np.array(rope[f"{which}_factor"], np.float32)
     if rope.get("rope_type") == "llama3":

@@ -18,7 +18,7 @@ from acclimate.errors import (
     UnsupportedModelError,
 )
 from acclimate.inference.loading import LoadedModel, is_panic, load_model, memory_errors
-from acclimate.inference.quiet import first_line, quiet_transformers
+from acclimate.inference.quiet import quiet_transformers, why_unusable
 from acclimate.inference.text import TextStream
 
 logger = logging.getLogger("acclimate.inference")
@@ -133,7 +133,7 @@ def generate(
         if error in failures:
             raise
         raise UnsupportedModelError(
-            f"the model in {loaded.folder} cannot generate with its settings: {first_line(error)}"
+            f"the model in {loaded.folder} cannot generate with its settings: {why_unusable(error)}"
         ) from error
     if recorder.tokens and recorder.tokens[-1] in ends:
         reason = "end"
@@ -222,7 +222,7 @@ def _encode(loaded: LoadedModel, prompt: str) -> list[int]:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise CorruptModelError(
-            f"the tokenizer in {loaded.folder} cannot read the prompt: {first_line(error)}"
+            f"the tokenizer in {loaded.folder} cannot read the prompt: {why_unusable(error)}"
         ) from error
 
 

@@ -28,7 +28,7 @@ from acclimate.inference.gguf_config import Architecture, config_fields, find_ar
 from acclimate.inference.gguf_header import GGUFHeader, element_count, read_gguf_header
 from acclimate.inference.model_limits import WeightTotals, bounded_model
 from acclimate.inference.progress import progress_bar
-from acclimate.inference.quiet import first_line, quiet_transformers
+from acclimate.inference.quiet import quiet_transformers, why_unusable
 
 if TYPE_CHECKING:
     import torch
@@ -136,7 +136,7 @@ def _empty_model(header: GGUFHeader, fields: dict[str, Any]) -> Any:
         raise
     except Exception as error:  # of any type: config classes check their fields as they like
         raise UnsupportedModelError(
-            f"transformers makes no {fields['model_type']} model of {header.path}: {first_line(error)}"
+            f"transformers makes no {fields['model_type']} model of {header.path}: {why_unusable(error)}"
         ) from error
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from acclimate.errors import CorruptModelError, UnsupportedModelError
 from acclimate.inference.gguf_header import GGUFHeader
-from acclimate.inference.quiet import first_line
+from acclimate.inference.quiet import why_unusable
 
 logger = logging.getLogger("acclimate.inference")
 
@@ -80,7 +80,7 @@ def convert_tokenizer(header: GGUFHeader, target: Path) -> None:
                 tokenizer.backend_tokenizer.pre_tokenizer = split
         except Exception as error:  # the tokenizers library raises plain Exception
             raise CorruptModelError(
-                f"the tokenizer in {header.path} cannot be converted: {first_line(error)}"
+                f"the tokenizer in {header.path} cannot be converted: {why_unusable(error)}"
             ) from error
     tokenizer.name_or_path = ""  # else the folder that is gone
     tokenizer.save_pretrained(target)

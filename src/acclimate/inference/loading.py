@@ -29,7 +29,7 @@ from acclimate.inference.converted import MANIFEST, discard
 from acclimate.inference.folder import weight_totals
 from acclimate.inference.locate import find_model
 from acclimate.inference.model_limits import bounded_model
-from acclimate.inference.quiet import first_line, quiet_transformers
+from acclimate.inference.quiet import first_line, quiet_transformers, why_unusable
 from acclimate.inference.text import ConvertedTokenizer, HubTokenizer, Tokenizer
 from acclimate.selection import get_accelerator
 
@@ -200,11 +200,15 @@ def _load_tokenizer(folder: Path, load: Callable[[Path], Tokenizer]) -> Tokenize
     except MemoryError:
         raise
     except Exception as error:  # the tokenizers library raises plain Exception
-        raise CorruptModelError(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error
+        raise CorruptModelError(
+            f"the tokenizer in {folder} cannot be loaded: {why_unusable(error)}"
+        ) from error
     except BaseException as error:
         if not is_panic(error):
             raise
-        raise CorruptModelError(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error
+        raise CorruptModelError(
+            f"the tokenizer in {folder} cannot be loaded: {why_unusable(error)}"
+        ) from error
 
 
 def _load_module(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
@@ -236,7 +240,7 @@ def _load_module(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> A
             if is_out_of_memory(error):
                 raise
             raise UnsupportedModelError(
-                f"transformers cannot load the model in {folder}: {first_line(error)}"
+                f"transformers cannot load the model in {folder}: {why_unusable(error)}"
             ) from error
     _check_report(folder, module, report)
     return module.eval()

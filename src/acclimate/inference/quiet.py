@@ -38,3 +38,14 @@ def first_line(error: BaseException) -> str:
         said.append(lines[len(said)])
     text = " ".join(said) or type(error).__name__
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…"
+
+
+def why_unusable(error: BaseException) -> str:
+    """Why a library could not use a model's files.
+
+    Libraries use what is in a file before they look at it: what Python then says is about their code.
+    """
+    said = first_line(error)
+    if isinstance(error, (TypeError, AttributeError, LookupError)):
+        return f"a value in its files is not what it must be ({type(error).__name__}: {said})"
+    return said
