@@ -96,6 +96,12 @@ def test_efficiency_cores_that_intel_declares_are_told_apart(tmp_path):
     assert kinds == [((0, 1), performance), ((2, 3), performance), ((4,), efficiency), ((5,), efficiency)]
 
 
+def test_cores_that_are_not_declared_efficient_are_performance_cores(tmp_path):
+    files = machine({0: ("0-3", 16)}) | {"sys/devices/cpu_atom/cpus": "2-3,9"}
+    kinds = [core.kind[0] for core in read_topology(write_tree(tmp_path, files)).cores]
+    assert kinds == ["p", "p", "e", "e"]
+
+
 def test_efficiency_cores_are_told_apart_by_frequency_where_nothing_else_is_known(tmp_path):
     khz = {0: 5_400_000, 1: 5_100_000, 2: 3_800_000, 3: 3_800_000}
     files = {f"sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq": str(f) for cpu, f in khz.items()}
