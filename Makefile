@@ -5,16 +5,20 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# A file's tests run in one process, as they share what is costly to make; the longest files start first.
+WORKERS  ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? 2 : n > 8 ? 8 : n)))
+PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 .PHONY: demo test test-all engines bench lint docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/acclimate generate "The capital of France" --max-new-tokens 60
 
 test: $(VENV)/.dev engines
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(ARGS)
 
 test-all: $(VENV)/.dev $(VENV)/.demo engines
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 # The MPIs that tests start ranks with. Where they cannot be had, those tests skip.
 engines: $(VENV)/bin/python

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
-import itertools
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,13 +149,16 @@ def _hide_installed_plug_ins(path: Sequence[str]) -> None:
     """Leaves only the backends that the run's own folders hold, whatever is installed beside acclimate."""
     find = importlib.metadata.entry_points
 
+    def all_entry_points() -> Iterator[importlib.metadata.EntryPoint]:
+        for distribution in importlib.metadata.distributions():
+            yield from distribution.entry_points
+
     def entry_points(**selection: Any) -> Any:
-        found = find(**selection)
-        # Up to Python 3.11 a call without a selection gives a dictionary of groups (triton makes one).
-        groups = found.values() if isinstance(found, dict) else [found]
+        # Up to Python 3.11 a call without a selection, as triton makes one, gives a dictionary of groups.
+        found = find(**selection) if selection else all_entry_points()
         return importlib.metadata.EntryPoints(
             point
-            for point in itertools.chain.from_iterable(groups)
+            for point in found
             if point.group != "acclimate.backends" or str(point.dist.locate_file("")) in path
         )
 

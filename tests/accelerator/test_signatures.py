@@ -69,13 +69,18 @@ def function_of(member: Any) -> Callable[..., Any]:
     return member.fget if isinstance(member, property) else member
 
 
+def is_union(annotation: Any) -> bool:
+    """Whether it is ``A | B``; Python 3.10 makes ``Optional`` of what it evaluates with ``Any``."""
+    return typing.get_origin(annotation) in (types.UnionType, typing.Union)
+
+
 def narrows(ours: Any, base: Any) -> bool:
     """Whether every value of one annotation is a value of the other."""
     if base is Any or ours == base:
         return True
-    if isinstance(ours, types.UnionType) or typing.get_origin(ours) is typing.Union:
+    if is_union(ours):
         return all(narrows(part, base) for part in typing.get_args(ours))
-    if isinstance(base, types.UnionType) or typing.get_origin(base) is typing.Union:
+    if is_union(base):
         return any(narrows(ours, part) for part in typing.get_args(base))
     return isinstance(ours, type) and isinstance(base, type) and issubclass(ours, base)
 
@@ -225,7 +230,7 @@ def test_a_method_of_the_cpu_returns_exactly_what_it_says(
     required = [p for p in inspect.signature(method).parameters.values() if p.default is p.empty]
     assert name in ARGUMENTS or not required, "ARGUMENTS has to say how to call it"
     value = method(*ARGUMENTS.get(name, ()))
-    choices = typing.get_args(said) if isinstance(said, types.UnionType) else (said,)
+    choices = typing.get_args(said) if is_union(said) else (said,)
     kinds = [object if choice is Any else typing.get_origin(choice) or choice for choice in choices]
     exact = type(value) in kinds
     loose = any(isinstance(value, kind) for kind in kinds if kind not in PLAIN)

@@ -17,6 +17,7 @@ from fresh_process import plain_environment
 
 HERE = Path(__file__).parent
 PROFILES = {
+    "": ("devices", "streams", "memory", "pinning", "launching/visible_devices"),
     "sync=check": ("devices", "streams", "memory", "graphs", "pinning"),
     "mps-like": ("devices", "random", "memory", "dtypes"),
     "v100-like": ("dtypes",),
@@ -24,7 +25,7 @@ PROFILES = {
     "devices=4,memory=1GiB": ("devices", "random", "memory"),
 }
 """Profiles of the emulated accelerator, and the categories that each changes the most."""
-QUICK_PROFILES = ("mps-like", "v100-like", "hpu-like")
+QUICK_PROFILES = ("", "mps-like", "v100-like", "hpu-like")
 
 
 def python(
@@ -78,11 +79,6 @@ def test_the_accelerator_of_this_machine_keeps_every_promise() -> None:
     if found == "cpu":
         pytest.skip("this machine has no accelerator but its processors")
     require_no_failure(conformance("--accelerator", found))
-
-
-@pytest.mark.usefixtures("sim")
-def test_the_emulated_accelerator_keeps_every_promise() -> None:
-    require_no_failure(conformance("--accelerator", "sim"))
 
 
 @pytest.mark.usefixtures("sim")
