@@ -14,8 +14,7 @@ from pathlib import Path
 
 from acclimate.backends import Backend
 from acclimate.errors import LaunchOptionError, ScriptNotFoundError
-from acclimate.launch import engines
-from acclimate.launch.engines import AUTO, uses_slurm
+from acclimate.launch.engines.registry import AUTO, allocating_engine, launch
 from acclimate.launch.options import RunOptions, add_arguments, read_options
 from acclimate.launch.plan.exported import exported_environment
 from acclimate.launch.plan.hostfile import Host, HostPlan, choose_slots, read_hostfile
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     elif _runs_here(job, options):
         outcome = _run_here(job, options)
     else:
-        outcome = engines.launch(job, options.launcher)
+        outcome = launch(job, options.launcher)
     sys.stderr.write(outcome.report())
     return outcome.exit_code
 
@@ -97,10 +96,10 @@ def _hosts(
     named: tuple[Host, ...] = ()
     if options.hostfile is not None:
         named = read_hostfile(options.hostfile)
-    elif uses_slurm(options.launcher, environ) and options.node_rank is None:
-        from acclimate.launch.engines.slurm import allocated_hosts
-
-        named = allocated_hosts(environ, options.num_accelerators or count_local_ranks(accelerator))
+    elif options.node_rank is None:
+        engine = allocating_engine(options.launcher, environ)
+        if engine is not None:
+            named = engine.hosts(environ, options.num_accelerators or count_local_ranks(accelerator))
     if named:
         return choose_slots(
             named,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from acclimate.errors import LaunchOptionError
-from acclimate.launch.engines import engine_names
+from acclimate.launch.engines.registry import engine_names
 from acclimate.launch.plan.environment import PLACE
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")

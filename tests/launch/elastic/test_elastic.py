@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -189,11 +188,3 @@ def test_training_goes_on_from_its_checkpoint_when_a_rank_is_killed(tmp_path: Pa
         assert job.wait() == 0, stderr
     assert "starting anew, 1 of 2 times" in stderr
     assert "resuming from " in stdout, stdout
-
-
-def test_an_outcome_is_the_same_after_a_journey_as_json() -> None:
-    from acclimate.launch.plan.outcome import Outcome, RankFailure
-
-    failure = RankFailure(3, "host", 42, None, 9, ("last", "lines"), "a cause.")
-    for outcome in (Outcome(0), Outcome(137, failure), Outcome(143, None, "why.")):
-        assert Outcome.from_dict(json.loads(json.dumps(outcome.to_dict()))) == outcome

@@ -45,6 +45,7 @@ from acclimate.launch.plan.outcome import Outcome, signal_name
 from acclimate.launch.remote.addresses import address_towards
 from acclimate.launch.supervise.own_python import own_python
 from acclimate.launch.supervise.signals import TERMINATING
+from acclimate.launch.wire import from_wire
 
 _RUN_ID = "acclimate"
 _ROLE = "default"
@@ -230,7 +231,7 @@ class _Agent(SimpleElasticAgent):
         self._answer.seek(0)
         text = self._answer.read()
         if text:
-            self.outcome = Outcome.from_dict(json.loads(text))
+            self.outcome = from_wire(Outcome, json.loads(text))
         else:
             how = f"The supervisor of this host's ranks ended with {self._generation.returncode}"
             self.outcome = Outcome(1, None, f"{how}, and its ranks with it.")

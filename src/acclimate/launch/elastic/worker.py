@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from acclimate.errors import AcclimateError
 from acclimate.launch.plan.job import JobPlan
@@ -44,7 +44,7 @@ def main() -> int:
     except AcclimateError as error:
         outcome = Outcome(2, None, str(error))
     with open(answers, "wb") as answer:
-        answer.write(json.dumps(outcome.to_dict()).encode())
+        answer.write(json.dumps(asdict(outcome)).encode())
     return 0
 
 

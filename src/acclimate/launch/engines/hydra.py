@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
+from acclimate.launch.engines.engine import RankVariables
+from acclimate.launch.engines.mpi import MpiEngine
 from acclimate.launch.plan.hostfile import HostPlan
 
 
-def arguments(hostfile: str, exported: Sequence[str], ranks: int) -> list[str]:
-    """Where the ranks go, and which variables; without these Hydra carries all of the environment."""
-    return ["-f", hostfile, "-n", str(ranks), "-genvlist", ",".join(exported)]
+class HydraEngine(MpiEngine):
+    """One process for each rank, started by Hydra."""
 
+    rank_variables = RankVariables("PMI_RANK", "MPI_LOCALRANKID")
+    binds_nothing: ClassVar[tuple[str, ...]]
+    """Arguments that turn this MPI's own binding off."""
 
-def host_line(host: HostPlan) -> str:
-    """A host in Hydra's hostfile: its name and how many ranks it takes before the next host's turn."""
-    return f"{host.name}:{len(host.slots)}"
+    def arguments(self, ranks: int, hostfile: str, names: Sequence[str]) -> list[str]:
+        """Where the ranks go, and which variables; without these Hydra passes on all of the environment."""
+        return ["-f", hostfile, "-n", str(ranks), "-genvlist", ",".join(names), *self.binds_nothing]
+
+    def host_line(self, host: HostPlan) -> str:
+        """Its name, and how many ranks it takes before the next host's turn."""
+        return f"{host.name}:{len(host.slots)}"

@@ -1,90 +1,105 @@
-"""What the MPI engines have in common: a process per slot, its environment named, its place ours to bind.
+"""What the MPI engines have in common: a process for each rank, bound by us and not by MPI.
 
-Variables are exported by name, so that their values do not show in a list of processes.
+Variables are passed on by name, so that their values do not show in a list of processes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
-from acclimate.launch.engines import ssh
+from acclimate.launch.engines.engine import Engine, RankVariables
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.remote.callback_server import CHECK_AFTER_S, CallbackServer, MemoryFile
-from acclimate.launch.remote.ssh_check import SshReachabilityCheck
-from acclimate.launch.supervise.own_python import own_python
+from acclimate.launch.remote.ssh_client import CONNECT_S, common_port, find_ssh, ssh_options
 
 if TYPE_CHECKING:
     from acclimate.launch.plan.outcome import Outcome
-
-SLOT = tuple(own_python("acclimate.launch.remote.slot"))
-
-Arguments = Callable[[str, Sequence[str]], Sequence[str]]
-"""Makes an MPI's arguments from its hostfile's path and the names of the variables to carry."""
+    from acclimate.launch.remote.ssh_check import SshReachabilityCheck
 
 
-def launch_slots(
-    job: JobPlan,
-    program: str,
-    arguments: Arguments,
-    host_line: Callable[[HostPlan], str],
-    environment: Mapping[str, str],
-) -> Outcome:
-    """Runs the job to its end, each rank started by MPI.
+class MpiEngine(Engine):
+    """One process for each rank, started by an MPI's own program."""
 
-    Args:
-        job: what to run.
-        program: MPI's.
-        arguments: makes its arguments, besides the user's own and the slot's command.
-        host_line: a host in the syntax of this MPI's hostfile.
-        environment: settings of this MPI.
+    programs: ClassVar[tuple[str, ...]]
+    """Names that its program may have."""
+    version_text: ClassVar[str]
+    """What its ``--version`` says, and that of no other MPI."""
+    rank_variables: ClassVar[RankVariables]
 
-    Raises:
-        HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
-    """
-    with MemoryFile("".join(f"{host_line(host)}\n" for host in job.hosts)) as hostfile:
+    @abstractmethod
+    def arguments(self, ranks: int, hostfile: str, names: Sequence[str]) -> list[str]:
+        """Of its program, besides the user's own and the agent's command.
 
-        def command(where: Mapping[str, str]) -> list[str]:
-            exported = sorted({*job.environment, *where})
-            return [program, *arguments(hostfile.path, exported), *job.launcher_args, *SLOT]
+        Args:
+            ranks: how many there are in all.
+            hostfile: path of the file of :meth:`host_line`.
+            names: of the variables to pass on.
+        """
 
-        return CallbackServer(
-            job,
-            command,
-            each_rank=True,
-            environment=environment,
-            hostfile=hostfile,
-            ssh_check=_ssh_check(job),
-        ).run()
+    @abstractmethod
+    def host_line(self, host: HostPlan) -> str:
+        """A host in the syntax of this MPI's hostfile."""
 
+    @abstractmethod
+    def settings(self, ssh_options: str) -> dict[str, str]:
+        """Variables of this MPI that pass these options on to its ssh."""
 
-def ssh_options(job: JobPlan) -> str:
-    """For MPI's own ssh, so that it asks for no password and gives up on a silent host; none inside Slurm.
+    def find(self, environ: Mapping[str, str]) -> str | None:
+        """Path of this MPI's program; ``None`` where it is not installed."""
+        from acclimate.launch.engines.programs import find_program
 
-    There MPI takes ``srun`` instead, and would pass them on to it.
+        return find_program(self.programs, self.version_text, environ)
 
-    Raises:
-        LaunchOptionError: the hosts have different ports.
-    """
-    return "" if _in_slurm() else " ".join(_ssh_options(job, ssh.CONNECT_S))
+    def launch(self, job: JobPlan, program: str) -> Outcome:
+        """Runs the job to its end.
+
+        Raises:
+            HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
+            LaunchOptionError: the hosts have different ports, or an IPv6 address.
+        """
+        # Imported only for a job on many hosts, so that ranks of this host alone start sooner.
+        from acclimate.launch.remote.engine_program import EngineProgram, MemoryFile
+
+        settings = self.settings("" if _in_slurm() else " ".join(_ssh_options(job, CONNECT_S)))
+        with MemoryFile("".join(f"{self.host_line(host)}\n" for host in job.hosts)) as hostfile:
+
+            def command(where: Mapping[str, str]) -> list[str]:
+                names = sorted({*job.environment, *where})
+                arguments = self.arguments(job.world_size, hostfile.path, names)
+                return [program, *arguments, *job.launcher_args, *self.rank_variables.agent()]
+
+            return EngineProgram(
+                job,
+                command,
+                each_rank=True,
+                environment=settings,
+                hostfile=hostfile,
+                ssh_check=_ssh_check(job),
+            ).run()
 
 
 def _ssh_options(job: JobPlan, connect_s: int) -> list[str]:
-    port = ssh.common_port(job, "MPI")
-    return [*ssh.options(connect_s), *([] if port is None else [f"-p{port}"])]
+    """For MPI's own ssh, so that it asks for no password and gives up on a silent host."""
+    port = common_port(job, "MPI")
+    return [*ssh_options(connect_s), *([] if port is None else [f"-p{port}"])]
 
 
 def _in_slurm() -> bool:
+    """There MPI takes ``srun`` instead of ssh, and would pass ssh's options on to it."""
     return "SLURM_JOB_ID" in os.environ
 
 
 def _ssh_check(job: JobPlan) -> SshReachabilityCheck | None:
     """None where MPI reaches hosts by other means than ssh, or ssh is not here to ask."""
-    program = ssh.find(os.environ)
+    from acclimate.launch.remote.engine_program import CHECK_AFTER_S
+    from acclimate.launch.remote.ssh_check import SshReachabilityCheck
+
+    program = find_ssh(os.environ)
     if program is None or _in_slurm():
         return None
     # So that it has given up on a silent host when MPI's ssh has, which began before it.
-    connect_s = ssh.CONNECT_S - int(CHECK_AFTER_S)
+    connect_s = CONNECT_S - int(CHECK_AFTER_S)
     return SshReachabilityCheck([host.name for host in job.hosts], [program, *_ssh_options(job, connect_s)])

@@ -1,33 +1,19 @@
-"""One process per slot, started by MPICH's ``mpiexec``."""
+"""One process for each rank, started by MPICH's ``mpiexec``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
-
-from acclimate.launch.engines import hydra
-from acclimate.launch.engines.mpi import launch_slots, ssh_options
-from acclimate.launch.engines.programs import find_program
-from acclimate.launch.plan.job import JobPlan
-
-if TYPE_CHECKING:
-    from acclimate.launch.plan.outcome import Outcome
+from acclimate.launch.engines.hydra import HydraEngine
 
 
-def find(environ: Mapping[str, str]) -> str | None:
-    """Path of MPICH's mpiexec; None where it is not installed."""
-    return find_program(("mpiexec.hydra", "mpiexec", "mpiexec.mpich"), "HYDRA build details", environ)
+class Mpich(HydraEngine):
+    """MPICH."""
 
+    name = "mpich"
+    remedy = "Install MPICH on all hosts (Debian: mpich; pip: mpich) and put its mpiexec on PATH."
+    programs = ("mpiexec.hydra", "mpiexec", "mpiexec.mpich")
+    version_text = "HYDRA build details"
+    binds_nothing = ("-bind-to", "none")
 
-def launch(job: JobPlan, program: str) -> Outcome:
-    """Runs the job to its end.
-
-    Raises:
-        HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
-    """
-
-    def arguments(hostfile: str, exported: Sequence[str]) -> list[str]:
-        return [*hydra.arguments(hostfile, exported, job.world_size), "-bind-to", "none"]
-
-    settings = {"HYDRA_LAUNCHER_EXTRA_ARGS": ssh_options(job)}
-    return launch_slots(job, program, arguments, hydra.host_line, settings)
+    def settings(self, ssh_options: str) -> dict[str, str]:
+        """Passes options on to its ssh."""
+        return {"HYDRA_LAUNCHER_EXTRA_ARGS": ssh_options}

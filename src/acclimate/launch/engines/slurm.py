@@ -1,18 +1,16 @@
-"""One process per slot, started by Slurm's ``srun``: inside an allocation, or making one."""
+"""One process for each rank, started by Slurm's ``srun``: inside an allocation, or making one."""
 
 from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from acclimate.errors import HostfileError
-from acclimate.launch.engines.mpi import SLOT
+from acclimate.launch.engines.engine import Engine, RankVariables
 from acclimate.launch.plan.hostfile import Host
 from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.remote.callback_server import CallbackServer, MemoryFile
 
 if TYPE_CHECKING:
     from acclimate.launch.plan.outcome import Outcome
@@ -20,77 +18,99 @@ if TYPE_CHECKING:
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
-def find(environ: Mapping[str, str]) -> str | None:
-    """Path of srun; None where it is not installed."""
-    return shutil.which("srun", path=environ.get("PATH"))
+class Slurm(Engine):
+    """Slurm."""
 
+    name = "slurm"
+    remedy = "Install Slurm's client (Debian: slurm-client) on a machine of the cluster."
+    rank_variables: ClassVar[RankVariables] = RankVariables("SLURM_PROCID", "SLURM_LOCALID")
+    needs_allocation = True
 
-def allocated_hosts(environ: Mapping[str, str], slots: int) -> tuple[Host, ...]:
-    """The hosts of the Slurm allocation that this process is in.
+    def find(self, environ: Mapping[str, str]) -> str | None:
+        """Path of srun; ``None`` where it is not installed."""
+        return shutil.which("srun", path=environ.get("PATH"))
 
-    Args:
-        environ: of this process.
-        slots: of each host, where the allocation was not asked for a number of tasks.
+    def is_allocated(self, environ: Mapping[str, str]) -> bool:
+        """Whether this process runs inside an allocation of several nodes.
 
-    Raises:
-        HostfileError: it is in none, or Slurm does not tell which hosts they are.
-    """
-    names = environ.get("SLURM_JOB_NODELIST", "")
-    if not names:
-        raise HostfileError(
-            "--launcher slurm has no hosts: this is no Slurm allocation, and there is no --hostfile. Make an "
-            "allocation first (salloc, sbatch), or name the hosts in a hostfile and srun makes one of them."
-        )
-    command = ["scontrol", "show", "hostnames", names]
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(environ))
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise HostfileError(
-            f"Slurm's allocation {names} cannot be read with {' '.join(command)} ({error}). Give a hostfile."
-        ) from error
-    hosts = asked.stdout.split()
-    # Without a number of tasks Slurm sets the variable as well, to what would fit.
-    asked_for = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
-    tasks = _each_nodes_tasks(environ.get("SLURM_TASKS_PER_NODE", "")) if asked_for else []
-    counts = tasks if len(tasks) == len(hosts) else [slots] * len(hosts)
-    return tuple(Host(name, count) for name, count in zip(hosts, counts, strict=True))
+        A process that ``srun`` started is one task of somebody's step: what it starts is its own affair.
+        """
+        nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
+        several = "SLURM_JOB_ID" in environ and nodes.isdecimal() and int(nodes) > 1
+        return several and "SLURM_STEP_ID" not in environ
+
+    def hosts(self, environ: Mapping[str, str], slots: int) -> tuple[Host, ...]:
+        """The hosts of the allocation that this process is in.
+
+        Args:
+            environ: of this process.
+            slots: of each host, where the allocation was not asked for a number of tasks.
+
+        Raises:
+            HostfileError: it is in none, or Slurm does not tell which hosts they are.
+        """
+        import subprocess
+
+        names = environ.get("SLURM_JOB_NODELIST", "")
+        if not names:
+            raise HostfileError(
+                "--launcher slurm has no hosts: this is no Slurm allocation, and there is no --hostfile. "
+                "Make an allocation first (salloc, sbatch), or name the hosts in a hostfile and srun makes "
+                "one of them."
+            )
+        command = ["scontrol", "show", "hostnames", names]
+        try:
+            asked = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(environ))
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise HostfileError(
+                f"Slurm's allocation {names} cannot be read with {' '.join(command)} ({error}). Give a "
+                "hostfile."
+            ) from error
+        hosts = asked.stdout.split()
+        # Without a number of tasks Slurm sets the variable as well, to what would fit.
+        asked_for = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
+        tasks = _each_nodes_tasks(environ.get("SLURM_TASKS_PER_NODE", "")) if asked_for else []
+        counts = tasks if len(tasks) == len(hosts) else [slots] * len(hosts)
+        return tuple(Host(name, count) for name, count in zip(hosts, counts, strict=True))
+
+    def launch(self, job: JobPlan, program: str) -> Outcome:
+        """Runs the job to its end.
+
+        Raises:
+            HostUnreachableError: Slurm does not start the ranks; none was.
+        """
+        # Imported only for a job on many hosts, so that ranks of this host alone start sooner.
+        from acclimate.launch.remote.engine_program import EngineProgram, MemoryFile
+
+        # One line for each task: the only way to give hosts different numbers of them, in this order.
+        with MemoryFile("".join(f"{host.name}\n" for host in job.hosts for _ in host.slots)) as hostfile:
+
+            def command(where: Mapping[str, str]) -> list[str]:
+                return [
+                    program,
+                    f"--nodes={len(job.hosts)}",
+                    f"--ntasks={job.world_size}",
+                    "--distribution=arbitrary",
+                    "--cpu-bind=none",
+                    "--kill-on-bad-exit=0",  # the launcher ends the others itself, after the grace
+                    "--unbuffered",
+                    f"--export={','.join(sorted({*job.environment, *where}))}",
+                    *job.launcher_args,
+                    *self.rank_variables.agent(),
+                ]
+
+            environment = {"SLURM_HOSTFILE": hostfile.path}
+            # A job may have to wait for its turn, for as long as it takes.
+            return EngineProgram(
+                job,
+                command,
+                each_rank=True,
+                environment=environment,
+                hostfile=hostfile,
+                answer_s=float("inf"),
+            ).run()
 
 
 def _each_nodes_tasks(text: str) -> list[int]:
     """``2(x3),1`` as 2, 2, 2, 1."""
     return [int(count) for count, times in _REPEATED.findall(text) for _ in range(int(times or 1))]
-
-
-def launch(job: JobPlan, program: str) -> Outcome:
-    """Runs the job to its end.
-
-    Raises:
-        HostUnreachableError: Slurm does not start the ranks; none was.
-    """
-    # One line for each task: the only way to give hosts different numbers of them, in this order.
-    with MemoryFile("".join(f"{host.name}\n" for host in job.hosts for _ in host.slots)) as hostfile:
-
-        def command(where: Mapping[str, str]) -> list[str]:
-            return [
-                program,
-                f"--nodes={len(job.hosts)}",
-                f"--ntasks={job.world_size}",
-                "--distribution=arbitrary",
-                "--cpu-bind=none",
-                "--kill-on-bad-exit=0",  # the launcher ends the others itself, after the grace
-                "--unbuffered",
-                f"--export={','.join(sorted({*job.environment, *where}))}",
-                *job.launcher_args,
-                *SLOT,
-            ]
-
-        environment = {"SLURM_HOSTFILE": hostfile.path}
-        # A job may have to wait for its turn, for as long as it takes.
-        return CallbackServer(
-            job,
-            command,
-            each_rank=True,
-            environment=environment,
-            hostfile=hostfile,
-            answer_s=float("inf"),
-        ).run()

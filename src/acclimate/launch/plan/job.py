@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 from acclimate.errors import LaunchProtocolError
 from acclimate.launch.plan.hostfile import HostPlan
+from acclimate.launch.wire import from_wire
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,15 @@ class JobPlan:
 
     def node_of(self, rank: int) -> int:
         """Node rank of the host that a rank runs on."""
-        nodes = [node for node, host in enumerate(self.hosts) for _ in host.slots]
-        return nodes[rank]
+        for node_rank, host in enumerate(self.hosts):
+            if rank < len(host.slots):
+                return node_rank
+            rank -= len(host.slots)
+        raise IndexError(f"the job has only {self.world_size} ranks")
 
     def to_json(self) -> str:
         """One line of JSON, from which :meth:`from_json` makes an equal plan."""
-        return json.dumps({**asdict(self), "environment": dict(self.environment)})
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> JobPlan:
@@ -69,16 +73,8 @@ class JobPlan:
             LaunchProtocolError: it is not one, or one of another release of acclimate.
         """
         try:
-            values = json.loads(text)
-            if set(values) != {field.name for field in fields(cls)}:
-                raise ValueError("its fields are those of another release")
-            values["hosts"] = tuple(
-                HostPlan(host["name"], tuple(host["slots"]), host["port"]) for host in values["hosts"]
-            )
-            values["command"] = tuple(values["command"])
-            values["launcher_args"] = tuple(values["launcher_args"])
-            return cls(**values)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return from_wire(cls, json.loads(text))
+        except (ValueError, RecursionError) as error:
             raise LaunchProtocolError(
                 f"The plan of the job cannot be read ({error}). Install the same acclimate on all hosts."
-            ) from error
+            ) from None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 KEPT_LINES = 20
 """How many of a failed rank's last lines are shown."""
@@ -26,11 +24,6 @@ class RankFailure:
     """Of what it wrote to both streams, at most :data:`KEPT_LINES`; empty where a terminal has shown it."""
     cause: str | None = None
     """A sentence on what probably ended it."""
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RankFailure:
-        """The failure that ``dataclasses.asdict`` told, possibly by way of JSON."""
-        return cls(**{**values, "last_lines": tuple(values["last_lines"])})
 
     @property
     def shell_code(self) -> int:
@@ -71,17 +64,6 @@ class Outcome:
         if self.reason is not None:
             lines.append(f"acclimate run: {self.reason}")
         return "".join(f"{line}\n" for line in lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Of JSON's types; :meth:`from_dict` makes an equal outcome of it."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Outcome:
-        """The outcome that :meth:`to_dict` told."""
-        failed = values["failed"]
-        failed = RankFailure.from_dict(failed) if failed is not None else None
-        return cls(values["exit_code"], failed, values["reason"])
 
 
 def signal_name(number: int) -> str:

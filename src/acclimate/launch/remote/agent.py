@@ -1,7 +1,11 @@
-"""``python -m acclimate.launch.remote.agent``: runs the ranks of one host for a launcher elsewhere.
+"""``python -m acclimate.launch.remote.agent``: runs ranks of one host for a launcher elsewhere.
 
-Without an argument (ssh) the launcher is at the other end of standard input and output. With ``--launcher
-WHERE --host NAME`` (pdsh, which passes no input on) the agent calls it.
+- Without an argument (ssh) it runs all ranks of its host, and the launcher is at the other end of standard
+  input and output.
+- With ``--launcher WHERE --host NAME`` (pdsh, which passes no input on) it does the same, and calls the
+  launcher.
+- With ``--rank_variable NAME --local_rank_variable NAME`` (MPI, Slurm) it runs the one rank that these
+  variables tell, and calls the launcher that ``ACCLIMATE_LAUNCHER`` tells.
 """
 
 from __future__ import annotations
@@ -9,51 +13,86 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from acclimate.errors import AcclimateError
-from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.remote.callback import call_launcher
+from acclimate.errors import AcclimateError, LaunchProtocolError
+from acclimate.launch.remote.callback import LAUNCHER_VARIABLE, call_launcher
 from acclimate.launch.remote.launcher_connection import LauncherConnection, run_assigned_ranks
-from acclimate.launch.remote.protocol import AGENT_IS_HERE, PipeChannel, SocketChannel
+from acclimate.launch.remote.protocol import AGENT_IS_HERE, PipeChannel
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one host's part; returns the exit code."""
+    """Runs the ranks; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m acclimate.launch.remote.agent", description=__doc__)
     parser.add_argument("--launcher", help="where to call it")
     parser.add_argument("--host", help="this host's name in the launcher's list of hosts")
+    parser.add_argument("--rank_variable", help="where the engine tells which rank this is")
+    parser.add_argument("--local_rank_variable", help="where it tells which of its host's ranks this is")
     args = parser.parse_args(arguments)
-    channel: PipeChannel | SocketChannel
     try:
-        if args.launcher is None:
-            channel = _take_standard_streams()
-            address = _address_of_this_end(os.environ.get("SSH_CONNECTION", ""))
-        else:
-            channel = call_launcher(args.launcher, {"host": args.host})
-            address = channel.own_address
-        launcher = LauncherConnection(channel)
-        first = launcher.wait_for("job")
-        if first is None:
-            return 1
-        if isinstance(channel, PipeChannel):
-            channel.mark_with(first["mark"])
-        return run_assigned_ranks(
-            launcher, JobPlan.from_json(first["job"]), int(first["node_rank"]), lambda ranks: ranks, address
-        )
+        if args.rank_variable is not None:
+            return _run_one_rank(args.rank_variable, args.local_rank_variable)
+        if args.launcher is not None:
+            channel = call_launcher(args.launcher, args.host)
+            return _run_ranks(LauncherConnection(channel), channel.own_address)
+        return _run_ranks_over_standard_streams()
     except AcclimateError as error:
         sys.stderr.write(f"acclimate run: error: {error}\n")
         return 1
 
 
-def _take_standard_streams() -> PipeChannel:
-    """Keeps what ranks must neither read nor inherit."""
-    channel = PipeChannel(os.dup(0), os.dup(1), AGENT_IS_HERE, waits_for_the_living=True)
-    channel.send({"hello": {}})
+def _run_ranks_over_standard_streams() -> int:
+    # Ranks must neither read nor inherit these.
+    channel = PipeChannel(os.dup(0), os.dup(1), AGENT_IS_HERE, waits_while_alive=True)
+    channel.send({"here": True})
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    return channel
+    launcher = LauncherConnection(channel)
+    address = _address_of_this_end(os.environ.get("SSH_CONNECTION", ""))
+    assignment = launcher.wait_for_assignment()
+    if assignment is None:
+        return 1
+    channel.mark_with(assignment.mark)
+    return run_assigned_ranks(launcher, assignment, address)
+
+
+def _run_ranks(launcher: LauncherConnection, address: str) -> int:
+    assignment = launcher.wait_for_assignment()
+    return 1 if assignment is None else run_assigned_ranks(launcher, assignment, address)
+
+
+def _run_one_rank(rank_variable: str, local_rank_variable: str) -> int:
+    rank = read_rank(os.environ, rank_variable)
+    local_rank = read_rank(os.environ, local_rank_variable)
+    channel = call_launcher(os.environ.pop(LAUNCHER_VARIABLE, ""), str(rank))
+    launcher = LauncherConnection(channel)
+    assignment = launcher.wait_for_assignment()
+    if assignment is None:
+        return 1
+    planned = rank - assignment.job.rank_offset(assignment.node_rank)
+    if local_rank != planned:
+        launcher.say(
+            refused=f"rank {rank} was placed as number {local_rank} there, where the hostfile has it as "
+            f"number {planned}. Leave placing ranks out of --launcher_args."
+        )
+        return 0
+    return run_assigned_ranks(launcher, assignment, channel.own_address, only_local_rank=local_rank)
+
+
+def read_rank(environ: Mapping[str, str], variable: str) -> int:
+    """The number that the engine gave this process.
+
+    Raises:
+        LaunchProtocolError: the variable is not set, or holds something else.
+    """
+    value = environ.get(variable, "")
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise LaunchProtocolError(
+            f'{variable} is "{value}", not the number of a rank. Agents are started by `acclimate run '
+            "--launcher …`."
+        )
+    return int(value)
 
 
 def _address_of_this_end(connection: str) -> str | None:

@@ -1,52 +1,85 @@
-"""How a slot or an agent finds the launcher where its engine passes no input on: it calls it over TCP."""
+"""How an agent finds the launcher where its engine passes no input on: it calls the launcher over TCP."""
 
 from __future__ import annotations
 
 import re
+import select
 import socket
-from collections.abc import Mapping
-from typing import Any
+import time
+from dataclasses import asdict
+from typing import cast
 
 from acclimate.errors import HostUnreachableError, LaunchProtocolError
-from acclimate.launch.remote.protocol import SocketChannel
+from acclimate.launch.remote.handshake import Answer, Call, caller_proof, new_nonce, proves_launcher
+from acclimate.launch.remote.protocol import FROM_LAUNCHER, LONGEST_FROM_LAUNCHER, SocketChannel
 
 LAUNCHER_VARIABLE = "ACCLIMATE_LAUNCHER"
 """A key, the launcher's addresses, best first, and its port: ``KEY@10.0.0.1,127.0.0.1:4242``."""
 _CONNECT_S = 5.0
+_ANSWER_S = 30.0
+"""How long the launcher may take to answer."""
 
 
-def call_launcher(where: str, hello: Mapping[str, Any]) -> SocketChannel:
-    """Connects to the first of the launcher's addresses that answers, and says who calls.
+def call_launcher(where: str, name: str) -> SocketChannel:
+    """Connects to the first of the launcher's addresses where the launcher itself answers.
 
     Args:
         where: as :data:`LAUNCHER_VARIABLE` has it.
-        hello: which rank or host calls.
+        name: which host or rank calls.
 
     Raises:
         HostUnreachableError: none does.
-        LaunchProtocolError: ``where`` is nothing of the kind.
+        LaunchProtocolError: ``where`` names no address.
     """
-    parts = re.fullmatch(r"(\w+)@(\S+):(\d{1,5})", where)
-    if parts is None:
+    parts = re.fullmatch(r"(\w+)@(\S+):([0-9]{1,5})", where)
+    if parts is None or int(parts[3]) > 65535:
         raise LaunchProtocolError(
-            f'"{where}" says nothing of where the launcher is. `acclimate run` starts agents and slots.'
+            f'"{where}" says nothing of where the launcher is. `acclimate run` starts agents.'
         )
     key, addresses, port = parts.groups()
     reasons = []
     for address in filter(None, addresses.split(",")):
         try:
             connection = socket.create_connection((address, int(port)), timeout=_CONNECT_S)
-        except OSError as error:
-            reasons.append(f"{address}: {error.strerror or error}")
+        except (OSError, UnicodeError) as error:
+            reasons.append(f"{address}: {getattr(error, 'strerror', None) or error}")
             continue
         if connection.getsockname() == connection.getpeername():
             connection.close()  # on loopback a free port may connect to itself
             reasons.append(f"{address}: nobody listens")
             continue
-        channel = SocketChannel(connection)
-        channel.send({"hello": {"key": key, **hello}})
-        return channel
+        try:
+            channel = SocketChannel(connection, FROM_LAUNCHER)
+            _introduce(channel, key, name)
+            return channel
+        except (OSError, LaunchProtocolError) as error:
+            connection.close()
+            reasons.append(f"{address}: whoever answers is not this job's launcher ({error})")
     raise HostUnreachableError(
         f"{socket.gethostname()} cannot reach the launcher on port {port} ({'; '.join(reasons)}). Let hosts "
         "connect to the machine that starts the job, start it on one of them, or use --launcher ssh."
     )
+
+
+def _introduce(channel: SocketChannel, key: str, name: str) -> None:
+    """Says who calls, and makes sure that the launcher answers."""
+    call = Call(name, new_nonce())
+    channel.send({"call": asdict(call)})
+    answer = _wait_for_answer(channel)
+    if not proves_launcher(key, call, answer):
+        raise LaunchProtocolError("it does not have the job's key")
+    channel.send({"hello": caller_proof(key, call, answer)})
+    channel.trust(LONGEST_FROM_LAUNCHER)
+
+
+def _wait_for_answer(channel: SocketChannel) -> Answer:
+    give_up = time.monotonic() + _ANSWER_S
+    while (left_s := give_up - time.monotonic()) > 0:
+        if select.select([channel], [], [], left_s)[0]:
+            messages = channel.receive()
+            if messages is None:
+                raise LaunchProtocolError("the connection was closed")
+            for message in messages:
+                if "answer" in message:
+                    return cast(Answer, message["answer"])
+    raise LaunchProtocolError(f"no answer within {_ANSWER_S:.0f} s")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from acclimate.errors import HostUnreachableError, RankStartError
+from acclimate.errors import HostUnreachableError, LaunchProtocolError, RankStartError
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome, signal_name
 from acclimate.launch.remote.addresses import is_loopback
-from acclimate.launch.remote.protocol import ALIVE_EVERY_S, Channel, Message
+from acclimate.launch.remote.event_loop import EventLoop
+from acclimate.launch.remote.protocol import ALIVE_EVERY_S, Channel, Ready, check_outcome
 from acclimate.launch.supervise.signals import NOTICES, TERMINATING, SignalInbox
+from acclimate.launch.wire import Message
 
 # Python and its packages may come from a slow network file system that all hosts read at once.
 ANSWER_S = 120.0
@@ -35,7 +36,7 @@ class Peer:
     host: str
     channel: Channel | None = None
     """None before it is connected and after it is gone."""
-    ready: Message | None = None
+    ready: Ready | None = None
     refused: bool = False
     gone: bool = False
     failing: Outcome | None = None
@@ -82,8 +83,7 @@ class Coordinator:
     def __init__(self, job: JobPlan, peers: Sequence[Peer], answer_s: float = ANSWER_S) -> None:
         self.job, self.peers = job, peers
         self.started = False
-        self._selector = selectors.DefaultSelector()
-        self._later: list[tuple[float, Callable[[], None]]] = []
+        self.loop = EventLoop()
         self._refusals: list[str] = []
         self._explanations: list[str] = []
         self._blamed: Peer | None = None
@@ -100,22 +100,19 @@ class Coordinator:
             HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
             RankStartError: the system refuses the engine's processes.
         """
-        self.after(ALIVE_EVERY_S, self._say_alive)
+        self.loop.after(ALIVE_EVERY_S, self._say_alive)
         with SignalInbox((*TERMINATING, *NOTICES, signal.SIGTSTP)) as inbox:
-            self.watch(inbox.descriptor, lambda: self._pass_on(inbox))
+            self.loop.watch(inbox.descriptor, lambda: self._pass_on(inbox))
             try:
                 self._open(processes)
                 while processes.running and time.monotonic() < self._deadline:
-                    next_at = min(self._deadline, *(at for at, _ in self._later))
-                    for key, _ in self._selector.select(max(0.0, next_at - time.monotonic())):
-                        key.data()
-                    self._act_in_time()
+                    self.loop.wait(self._deadline)
                     if processes.waits_for_reader and self._signalled is None:
                         # As on one host: nothing that ranks wrote is lost because it is read late.
                         self._deadline = max(self._deadline, time.monotonic() + _BRIEFLY_S)
             finally:
                 processes.kill()
-                self._selector.close()
+                self.loop.close()
         return self._conclude()
 
     def _open(self, processes: RemoteProcesses) -> None:
@@ -130,31 +127,21 @@ class Coordinator:
 
     def _say_alive(self) -> None:
         self.tell_all(alive=True)
-        self.after(ALIVE_EVERY_S, self._say_alive)
-
-    def _act_in_time(self) -> None:
-        now = time.monotonic()
-        due = [act for at, act in self._later if at <= now]
-        self._later = [(at, act) for at, act in self._later if at > now]
-        for act in due:
-            act()
+        self.loop.after(ALIVE_EVERY_S, self._say_alive)
 
     # -- what an engine tells ------------------------------------------------------------------------
 
-    def watch(self, descriptor: int, react: Callable[[], None], events: int = selectors.EVENT_READ) -> None:
-        """Calls back whenever there is something to read."""
-        self._selector.register(descriptor, events, react)
+    def heard(self, peer: Peer, message: Message) -> bool:
+        """Acts on a peer's message; returns whether the peer still takes part."""
+        if peer.gone:
+            return False
+        try:
+            self._act_on(peer, message)
+        except LaunchProtocolError as error:
+            self.lost(peer, f"it sent what cannot be understood: {error}", was_reached=True)
+        return not peer.gone
 
-    def forget(self, descriptor: int) -> None:
-        """Ends :meth:`watch`."""
-        self._selector.unregister(descriptor)
-
-    def after(self, seconds: float, act: Callable[[], None]) -> None:
-        """Calls back once, so much later."""
-        self._later.append((time.monotonic() + seconds, act))
-
-    def heard(self, peer: Peer, message: Message) -> None:
-        """A peer said something."""
+    def _act_on(self, peer: Peer, message: Message) -> None:
         if "ready" in message:
             peer.ready = message["ready"]
             self._end_within(ANSWER_S)
@@ -163,11 +150,13 @@ class Coordinator:
             peer.refused = True
             self.refuse(f'host "{peer.host}": {message["refused"]}')
         elif "failed" in message:
-            peer.failing = Outcome.from_dict(message["failed"])
+            check_outcome(message["failed"], self.job)
+            peer.failing = message["failed"]
             self._blame(peer)
         elif "outcome" in message:
-            peer.outcome = Outcome.from_dict(message["outcome"])
-            if peer.outcome.exit_code != 0:
+            check_outcome(message["outcome"], self.job)
+            peer.outcome = message["outcome"]
+            if message["outcome"].exit_code != 0:
                 self._blame(peer)
             self._end_when_all_have_ended()
 
@@ -229,13 +218,15 @@ class Coordinator:
             return
         if self.started or any(peer.ready is None for peer in self.peers):
             return
-        first = self.peers[0].ready or {}
-        address = self.job.master_addr or first["address"]
+        first = self.peers[0].ready
+        if first is None:
+            return
+        address = self.job.master_addr or first.address
         if address is None or (len(self.job.hosts) > 1 and is_loopback(address)):
             address = self.job.hosts[0].name
         self.started = True
         self._deadline = float("inf")
-        port = self.job.master_port or first["port"]
+        port = self.job.master_port or first.port
         self.tell_all(start={"master_addr": address, "master_port": port})
 
     def _end_when_all_are_decided(self) -> None:

@@ -6,22 +6,22 @@ import logging
 import os
 import select
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
-from acclimate.errors import AcclimateError, LaunchOptionError
+from acclimate.errors import AcclimateError, LaunchOptionError, LaunchProtocolError
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome, RankFailure
 from acclimate.launch.plan.rank_plan import RankPlan
 from acclimate.launch.plan.ranks import plan_ranks
 from acclimate.launch.remote.addresses import free_port
-from acclimate.launch.remote.protocol import SILENCE_S, Channel, Message
+from acclimate.launch.remote.protocol import SILENCE_S, Assignment, Channel, Ready, Start
 from acclimate.launch.remote.timer import Timer
+from acclimate.launch.supervise.signals import NOTICES, TERMINATING
 from acclimate.launch.supervise.supervisor import StopRequest, supervise
+from acclimate.launch.wire import Message
 
 LAUNCHER_LOST = "The connection to the launcher was lost."
-Choice = Callable[[Sequence[RankPlan]], Sequence[RankPlan]]
-"""Which of a host's ranks are this process's to run."""
 
 
 class LauncherConnection:
@@ -34,6 +34,7 @@ class LauncherConnection:
         self._either.register(channel.fileno(), select.EPOLLIN)
         self._either.register(self._silence.fileno(), select.EPOLLIN)
         self.lost = False
+        self._trouble = LAUNCHER_LOST
 
     def fileno(self) -> int:
         """Readable when :meth:`listen` has something to do."""
@@ -46,7 +47,7 @@ class LauncherConnection:
     def listen(self) -> list[Message]:
         """What has come by now; waits where nothing has."""
         for descriptor, _ in self._either.poll():
-            messages = self._channel.receive() if descriptor == self._channel.fileno() else None
+            messages = self._receive() if descriptor == self._channel.fileno() else None
             if messages is None:
                 self.lost = True
                 self._either.unregister(self._channel.fileno())
@@ -57,6 +58,13 @@ class LauncherConnection:
                 self._silence.pause()
             return messages
         return []
+
+    def _receive(self) -> list[Message] | None:
+        try:
+            return self._channel.receive()
+        except LaunchProtocolError as error:
+            self._trouble = f"The launcher sent what cannot be understood: {error}"
+            return None
 
     def wait_for(self, key: str) -> Message | None:
         """The next message that has this key; ``None`` where the job ends before it begins."""
@@ -69,50 +77,61 @@ class LauncherConnection:
                     return message
         return None
 
+    def wait_for_assignment(self) -> Assignment | None:
+        """What to run; ``None`` where the job ends before it begins."""
+        message = self.wait_for("assignment")
+        return None if message is None else message["assignment"]
+
     def tell_failure(self, failure: RankFailure) -> None:
         """For the supervisor: says which rank failed before its end makes others fail elsewhere."""
-        self.say(failed=Outcome(failure.shell_code, failure).to_dict())
+        self.say(failed=asdict(Outcome(failure.shell_code, failure)))
 
     def reason_to_stop(self) -> str | None:
         """For the supervisor: passes signals on, and says why the ranks have to end where they have to."""
         for message in self.listen():
-            if "signal" in message:
-                os.kill(os.getpid(), int(message["signal"]))  # which the supervisor passes on
+            if message.get("signal") in (*TERMINATING, *NOTICES):
+                os.kill(os.getpid(), message["signal"])  # which the supervisor passes on
             if "stop" in message:
                 return str(message["stop"])
-        return LAUNCHER_LOST if self.lost else None
+        return self._trouble if self.lost else None
 
 
 def run_assigned_ranks(
-    launcher: LauncherConnection, job: JobPlan, node_rank: int, choose: Choice, address: str | None
+    launcher: LauncherConnection,
+    assignment: Assignment,
+    address: str | None,
+    only_local_rank: int | None = None,
 ) -> int:
-    """Runs this host's part of a job, from the answer that it can to the word on how it ended.
+    """Runs this host's part of a job, from saying that it can to saying how it ended.
 
     Args:
         launcher: the other side.
-        job: all of it.
-        node_rank: which of its hosts this one is.
-        choose: which of this host's ranks to run.
+        assignment: the job, and which of its hosts this one is.
         address: by which other hosts reach this one, where that is known.
+        only_local_rank: of this host's ranks the one to run; all where it is ``None``.
 
     Returns:
         0 where the launcher knows how it ended, else the exit code.
     """
+    job, node_rank = assignment.job, assignment.node_rank
     logging.getLogger("acclimate").setLevel(job.log_level.upper())
     try:
         _enter(job.directory)
         # What cannot be done here is told before a rank starts anywhere.
         _plan(job, node_rank, job.master_addr or "localhost", job.master_port or 1)
-    except AcclimateError as error:
+        ready = Ready(address, free_port())
+    except (AcclimateError, OSError) as error:
         launcher.say(refused=str(error))
         return 0
-    launcher.say(ready={"host": socket.gethostname(), "address": address, "port": free_port()})
+    launcher.say(ready=asdict(ready))
     start = launcher.wait_for("start")
     if start is None:
         return 0 if not launcher.lost else 1
     try:
-        where = start["start"]
-        ranks = choose(_plan(job, node_rank, str(where["master_addr"]), int(where["master_port"])))
+        meeting: Start = start["start"]
+        ranks = _plan(job, node_rank, meeting.master_addr, meeting.master_port)
+        if only_local_rank is not None:
+            ranks = ranks[only_local_rank : only_local_rank + 1]
         outcome = supervise(
             ranks,
             grace_s=job.grace_s,
@@ -120,9 +139,9 @@ def run_assigned_ranks(
             tagged=job.world_size > 1,
             stop=StopRequest(launcher.fileno(), launcher.reason_to_stop, launcher.tell_failure),
         )
-    except AcclimateError as error:
+    except (AcclimateError, OSError) as error:
         outcome = Outcome(1, None, f"host {socket.gethostname()}: {error}")
-    launcher.say(outcome=outcome.to_dict())
+    launcher.say(outcome=asdict(outcome))
     return outcome.exit_code if launcher.lost else 0
 
 
@@ -134,8 +153,9 @@ def _plan(job: JobPlan, node_rank: int, master_addr: str, master_port: int) -> S
 def _enter(directory: str) -> None:
     try:
         os.chdir(directory)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
         raise LaunchOptionError(
-            f"The working directory {directory} cannot be entered there ({error.strerror}). Start the job in "
+            f"The working directory {directory} cannot be entered there ({why}). Start the job in "
             "a folder that all hosts have."
         ) from error

@@ -1,95 +1,173 @@
-"""What the launcher and those who start ranks on the hosts tell each other: a line of JSON each.
+"""What the launcher and those who start ranks on the hosts tell each other.
 
-From the launcher: ``job`` (what to run, and which part of it), ``start`` (all hosts answered: the address and
-port of the master), ``signal`` (to be passed on), ``stop`` (why the ranks have to end), ``alive``, ``pause``
-(no ``alive`` until the next message). From a host: ``hello`` (it is there, and who it is), ``ready``,
-``refused`` (why it cannot), ``failed`` (a rank did, while others still run), ``outcome``.
+Each message is a line of JSON. A message from a host that is too long or of the wrong types ends only the
+connection that it came over.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
+import ipaddress
 import os
 import select
+import signal
 import socket
 import sys
 import termios
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
-Message = dict[str, Any]
+from acclimate.errors import LaunchProtocolError
+from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.plan.outcome import Outcome
+from acclimate.launch.remote.handshake import Answer, Call
+from acclimate.launch.wire import LineBuffer, Message, decode, encode
 
 ALIVE_EVERY_S = 10.0
 """How often the launcher says that it is still there."""
 SILENCE_S = 60.0
-"""After so long without a word from the launcher its host is taken for lost, and the ranks are ended."""
+"""After so long without a message from the launcher, an agent ends its ranks."""
 _PROBE_AFTER_S, _PROBES = 5, 3
 LOST_AFTER_S = _PROBE_AFTER_S * _PROBES
-"""After so long without an answer of its kernel a host is taken for lost by the launcher."""
-_NOT_READING_S = 10.0
+"""After so long without an answer of its kernel, the launcher counts a host as lost."""
+SEND_S = 30.0
+"""How long a send may take before the connection counts as broken."""
 _LOOK_AGAIN_MS = 1000
 _READ_BYTES = 1 << 16
 AGENT_IS_HERE = b"\x1eacclimate-agent "
-"""What an agent's first words begin with, before the launcher has told it a mark of its own."""
+"""What an agent's first message over ssh begins with, before the launcher has told it a mark of its own."""
+
+LONGEST_FROM_HOST = 1 << 20
+"""Bytes of a message from a host: a failed rank's last lines are most of it."""
+LONGEST_FROM_STRANGER = 1 << 12
+"""Bytes of a message from a side that has not proved yet who it is."""
+LONGEST_FROM_LAUNCHER = 1 << 28
+"""Bytes of a message from the launcher: the plan has all exported variables in it."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What an agent has to run."""
+
+    job: JobPlan
+    node_rank: int
+    """Which of the job's hosts the agent is on."""
+    mark: str = ""
+    """What its messages over ssh have to begin with."""
+
+    def __post_init__(self) -> None:
+        """Refuses a host that the job does not have."""
+        if not 0 <= self.node_rank < len(self.job.hosts):
+            raise LaunchProtocolError(f"The job has no host {self.node_rank}.")
+
+
+@dataclass(frozen=True)
+class Ready:
+    """An agent can do its part."""
+
+    address: str | None
+    """By which other hosts reach this one, where that is known."""
+    port: int
+    """One that is free there."""
+
+    def __post_init__(self) -> None:
+        """Refuses what no agent of ours says, as ranks on all hosts would get it."""
+        if self.address is not None:
+            try:
+                ipaddress.ip_address(self.address)
+            except ValueError:
+                raise LaunchProtocolError("ready.address is no address.") from None
+        if not 0 < self.port < 1 << 16:
+            raise LaunchProtocolError("ready.port is no port.")
+
+
+@dataclass(frozen=True)
+class Start:
+    """All hosts are ready: where the ranks meet."""
+
+    master_addr: str
+    master_port: int
+
+
+FROM_HOST = {
+    "here": bool,  # over ssh: the agent runs
+    "call": Call,  # over TCP: who the agent is; the next two messages prove that both sides have the key
+    "hello": str,
+    "ready": Ready,
+    "refused": str,  # why it cannot do its part
+    "failed": Outcome,  # a rank failed, while others still run
+    "outcome": Outcome,
+}
+"""The parts of a host's messages, and their types."""
+FROM_LAUNCHER = {
+    "answer": Answer,  # to a call
+    "assignment": Assignment,
+    "start": Start,
+    "signal": int,  # to be passed on to the ranks
+    "stop": str,  # why the ranks have to end
+    "alive": bool,
+    "pause": bool,  # no `alive` comes until the next message
+}
+"""The parts of the launcher's messages, and their types."""
+
+
+def check_outcome(outcome: Outcome, job: JobPlan) -> None:
+    """Refuses an outcome that no rank of the job can have.
+
+    Raises:
+        LaunchProtocolError: it names a rank, a signal or an exit code that does not exist.
+    """
+    failed = outcome.failed
+    codes = [outcome.exit_code, *([failed.exit_code or 0] if failed else [])]
+    if not all(0 <= code <= 255 for code in codes):
+        raise LaunchProtocolError("An exit code has to be between 0 and 255.")
+    if failed is not None and not (
+        0 <= failed.rank < job.world_size and 0 <= (failed.signal or 0) <= signal.NSIG
+    ):
+        raise LaunchProtocolError("It names a rank or a signal that does not exist.")
 
 
 class Channel(Protocol):
-    """Both ways of talking to the other side."""
+    """A connection to the other side, of either kind."""
 
     def fileno(self) -> int:
         """Readable when there is something to receive."""
         ...
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Says something; where the other side is gone it is lost, which the next :meth:`receive` tells."""
+    def send(self, message: Mapping[str, object]) -> None:
+        """Sends a message; if the other side is gone, the next :meth:`receive` tells."""
         ...
 
     def receive(self) -> list[Message] | None:
-        """What has come, waiting for the next piece of it; ``None`` when the other side is gone."""
+        """The messages that have come, after waiting for more bytes; ``None`` when the other side is gone.
+
+        Raises:
+            LaunchProtocolError: what came is no message.
+        """
         ...
-
-
-class Lines:
-    """Puts lines together from pieces."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, piece: bytes) -> list[bytes]:
-        """The lines that this piece completes, without their ends."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        return lines
-
-
-def decode(line: bytes) -> Message:
-    """A line as a message; an empty one where it is none, which everybody ignores."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return {}
-    return message if isinstance(message, dict) else {}
-
-
-def encode(message: Mapping[str, Any]) -> bytes:
-    """A message as a line."""
-    return json.dumps(message).encode() + b"\n"
 
 
 class PipeChannel(Channel):
     """Over two descriptors, as those of a remote command: one is read, the other written.
 
-    Others may write to the same stream, so each message there begins with a mark that they cannot know.
+    Ranks may write to the same stream, so each message there begins with a mark that they cannot know.
+
+    Args:
+        read_from, write_to: the descriptors.
+        mark: what each message sent begins with.
+        waits_while_alive: an agent keeps waiting to send for as long as the launcher's messages arrive, as
+            the launcher reads nothing while its own reader is behind.
     """
 
     def __init__(
-        self, read_from: int, write_to: int, mark: bytes = b"", *, waits_for_the_living: bool = False
+        self, read_from: int, write_to: int, mark: bytes = b"", *, waits_while_alive: bool = False
     ) -> None:
         self._read_from, self._write_to, self._mark = read_from, write_to, mark
-        self._waits_for_the_living = waits_for_the_living
-        self._lines = Lines()
+        self._waits_while_alive = waits_while_alive
+        self._lines = LineBuffer(LONGEST_FROM_LAUNCHER)
 
     def fileno(self) -> int:
         """Readable when there is something to receive."""
@@ -99,24 +177,20 @@ class PipeChannel(Channel):
         """Begins each message from now on with this."""
         self._mark = mark.encode()
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Says something; a reader that is gone is told by :meth:`receive`.
-
-        One that does not read is not waited for for ever, as its connection may be cut; but for as long as it
-        says that it is there, where it does: the launcher takes nothing while its own reader is behind.
-        """
-        line = self._mark + encode(message)
-        room = select.poll()
-        room.register(self._write_to, select.POLLOUT)
-        patience_s = SILENCE_S if self._waits_for_the_living else _NOT_READING_S
+    def send(self, message: Mapping[str, object]) -> None:
+        """Sends a message. Gives up after 30 s; an agent waits while the launcher's messages arrive."""
+        line = memoryview(self._mark + encode(message))
+        writable = select.poll()
+        writable.register(self._write_to, select.POLLOUT)
+        patience_s = SILENCE_S if self._waits_while_alive else SEND_S
         unread, give_up = self._unread(), time.monotonic() + patience_s
         with suppress(BrokenPipeError):
             while line and time.monotonic() < give_up:
-                if room.poll(_LOOK_AGAIN_MS):
+                wrote = bool(writable.poll(_LOOK_AGAIN_MS))
+                if wrote:
                     line = line[os.write(self._write_to, line[: select.PIPE_BUF]) :]
-                elif not self._waits_for_the_living or self._unread() == unread:
-                    continue
-                unread, give_up = self._unread(), time.monotonic() + patience_s
+                if self._waits_while_alive and (wrote or self._unread() != unread):
+                    unread, give_up = self._unread(), time.monotonic() + patience_s
 
     def _unread(self) -> int:
         """How many bytes have come that were not received yet; 0 where that cannot be told."""
@@ -126,18 +200,28 @@ class PipeChannel(Channel):
         return 0
 
     def receive(self) -> list[Message] | None:
-        """What has come, waiting for the next piece; ``None`` when the other side is gone."""
+        """The launcher's messages that have come; ``None`` when the other side is gone.
+
+        Raises:
+            LaunchProtocolError: what came is no message.
+        """
         piece = os.read(self._read_from, _READ_BYTES)
-        return [decode(line) for line in self._lines.feed(piece)] if piece else None
+        return [decode(line, FROM_LAUNCHER) for line in self._lines.feed(piece)] if piece else None
 
 
 class SocketChannel(Channel):
-    """Over TCP. The kernel finds out when the other host is gone, also while nothing is said."""
+    """Over TCP. The kernel finds out when the other host is gone, also while nothing is said.
 
-    def __init__(self, connection: socket.socket) -> None:
+    Args:
+        connection: the socket.
+        kinds: what the other side's messages consist of.
+    """
+
+    def __init__(self, connection: socket.socket, kinds: Mapping[str, object]) -> None:
         self._connection = connection
-        self._lines = Lines()
-        connection.setblocking(True)
+        self._kinds = kinds
+        self._lines = LineBuffer(LONGEST_FROM_STRANGER)
+        connection.settimeout(SEND_S)  # receive() is called when there is something to read
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         # Absent on systems where such a job cannot be run anyway.
         for option, value in (
@@ -153,24 +237,86 @@ class SocketChannel(Channel):
         """Readable when there is something to receive."""
         return self._connection.fileno()
 
+    def trust(self, limit: int) -> None:
+        """Allows longer messages, once the other side has proved who it is."""
+        self._lines.limit = limit
+
     @property
     def own_address(self) -> str:
         """The address of this end, by which the other end's host can reach this one."""
         return str(self._connection.getsockname()[0])
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Says something; a reader that is gone is told by :meth:`receive`."""
-        with suppress(OSError):
+    def send(self, message: Mapping[str, object]) -> None:
+        """Sends a message. Gives up after 30 s, and ends the connection."""
+        try:
             self._connection.sendall(encode(message))
+        except OSError:
+            with suppress(OSError):  # half a message may be sent: nothing more can follow it
+                self._connection.shutdown(socket.SHUT_RDWR)
 
     def receive(self) -> list[Message] | None:
-        """What has come, waiting for the next piece; ``None`` when the other side is gone."""
+        """The messages that have come; ``None`` when the other side is gone.
+
+        Raises:
+            LaunchProtocolError: what came is no message.
+        """
         try:
             piece = self._connection.recv(_READ_BYTES)
         except OSError:
             return None
-        return [decode(line) for line in self._lines.feed(piece)] if piece else None
+        return [decode(line, self._kinds) for line in self._lines.feed(piece)] if piece else None
 
     def close(self) -> None:
         """Ends it."""
         self._connection.close()
+
+
+class MessageDemux:
+    """Tells an agent's messages from what its ranks write to the same stream.
+
+    Args:
+        mark: what a message begins with.
+    """
+
+    def __init__(self, mark: bytes) -> None:
+        self.mark = mark
+        self._held = b""
+        """May be the beginning of a mark."""
+        self._line: bytearray | None = None
+        """A message that has begun."""
+
+    def feed(self, data: bytes) -> tuple[bytes, list[Message]]:
+        """What the ranks wrote, and the agent's messages in between.
+
+        Raises:
+            LaunchProtocolError: what follows a mark is no message.
+        """
+        data, at, written, messages = self._held + data, 0, bytearray(), list[Message]()
+        self._held = b""
+        while True:
+            if self._line is None:
+                start = data.find(self.mark, at)
+                if start < 0:
+                    break
+                written += data[at:start]
+                self._line, at = bytearray(), start + len(self.mark)
+            end = data.find(b"\n", at)
+            self._line += data[at : end if end >= 0 else len(data)]
+            if len(self._line) > LONGEST_FROM_HOST:
+                raise LaunchProtocolError(f"A message is longer than {LONGEST_FROM_HOST} bytes.")
+            if end < 0:
+                return bytes(written), messages
+            messages.append(decode(bytes(self._line), FROM_HOST))
+            self._line, at = None, end + 1
+        rest = data[at:]
+        for length in range(min(len(self.mark) - 1, len(rest)), 0, -1):
+            if self.mark.startswith(rest[-length:]):
+                self._held = rest[-length:]
+                break
+        return bytes(written) + rest[: len(rest) - len(self._held)], messages
+
+    def end(self) -> bytes:
+        """What was held back, when nothing more comes."""
+        held = self._held if self._line is None else self.mark + bytes(self._line)
+        self._held, self._line = b"", None
+        return held

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Sequence
 from functools import partial
 
-from acclimate.launch.engines.ssh import FAILED
 from acclimate.launch.remote.coordinator import Coordinator
+from acclimate.launch.remote.ssh_client import FAILED
 
 _READ_BYTES = 1 << 16
 
@@ -49,14 +49,14 @@ class SshReachabilityCheck:
                 self._running[host] = process
                 self._words[host] = b""
                 descriptor = process.stderr.fileno()
-                coordinator.watch(descriptor, partial(self._read, coordinator, host, descriptor))
+                coordinator.loop.watch(descriptor, partial(self._read, coordinator, host, descriptor))
 
     def _read(self, coordinator: Coordinator, host: str, descriptor: int) -> None:
         data = os.read(descriptor, _READ_BYTES)
         self._words[host] += data
         if data:
             return
-        coordinator.forget(descriptor)
+        coordinator.loop.forget(descriptor)
         with self._running.pop(host) as process:
             failed = process.wait() == FAILED
         if failed and not coordinator.started:

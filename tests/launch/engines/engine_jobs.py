@@ -16,7 +16,7 @@ from hosts import Hosts, Machine
 
 from fresh_process import plain_environment
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ENGINES_FOLDER = ROOT / ".engines"
 """Where `make` puts the MPIs, each in a folder of its own as their programs have the same names."""
 ACCLIMATE = [sys.executable, "-m", "acclimate", "run"]

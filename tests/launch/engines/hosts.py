@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-SRC = Path(__file__).parents[2] / "src"
+SRC = Path(__file__).parents[3] / "src"
 NETWORK = "10.213.77."
 _DAEMONS = ("sshd", "/usr/sbin/sshd", "cat", "unshare", "nsenter", "slurmd ", "slurmctld ", ": slurmscriptd")
 PROGRAMS = ("unshare", "nsenter", "ip", "ssh", "ssh-keygen", "/usr/sbin/sshd")

@@ -1,0 +1,74 @@
+"""What an engine is: a way to start ranks on many hosts."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from acclimate.launch.supervise.own_python import own_python
+
+if TYPE_CHECKING:
+    from acclimate.launch.plan.hostfile import Host
+    from acclimate.launch.plan.job import JobPlan
+    from acclimate.launch.plan.outcome import Outcome
+
+
+@dataclass(frozen=True)
+class RankVariables:
+    """Where an engine that starts a process for each rank tells the process which one it is."""
+
+    rank: str
+    local_rank: str
+
+    def agent(self) -> list[str]:
+        """The command of an agent that runs this one rank."""
+        names = ("--rank_variable", self.rank, "--local_rank_variable", self.local_rank)
+        return own_python("acclimate.launch.remote.agent", *names)
+
+
+class Engine(Protocol):
+    """A way to start ranks on many hosts. Each is a class in a file of its own, listed in ``registry.py``."""
+
+    name: ClassVar[str]
+    """What ``--launcher`` says."""
+    remedy: ClassVar[str]
+    """What to install where the program is missing."""
+    rank_variables: ClassVar[RankVariables | None] = None
+    """``None`` where it starts one agent on each host."""
+    needs_allocation: ClassVar[bool] = False
+    """Whether ``auto`` takes it only inside an allocation of its own, and there before all others."""
+
+    @abstractmethod
+    def find(self, environ: Mapping[str, str]) -> str | None:
+        """Path of the engine's program; ``None`` where it is not installed."""
+
+    @abstractmethod
+    def launch(self, job: JobPlan, program: str) -> Outcome:
+        """Runs the job to its end.
+
+        Args:
+            job: what runs where.
+            program: as :meth:`find` returned it.
+
+        Raises:
+            HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
+            LaunchOptionError: the engine cannot reach such a host.
+        """
+
+    def is_allocated(self, environ: Mapping[str, str]) -> bool:
+        """Whether this process runs inside an allocation of the engine's, with several hosts."""
+        return False
+
+    def hosts(self, environ: Mapping[str, str], slots: int) -> tuple[Host, ...]:
+        """The hosts of the allocation, for a job without a hostfile; none where the engine has no such thing.
+
+        Args:
+            environ: of this process.
+            slots: of each host, where the allocation does not say.
+
+        Raises:
+            HostfileError: this process is in no allocation, or the hosts cannot be told.
+        """
+        return ()

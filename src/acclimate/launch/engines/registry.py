@@ -1,0 +1,86 @@
+"""The engines, and which one a job takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from acclimate.errors import EngineNotFoundError, UnknownEngineError
+from acclimate.launch.engines.engine import Engine
+from acclimate.launch.engines.impi import IntelMpi
+from acclimate.launch.engines.mpich import Mpich
+from acclimate.launch.engines.openmpi import OpenMpi
+from acclimate.launch.engines.pdsh import Pdsh
+from acclimate.launch.engines.slurm import Slurm
+from acclimate.launch.engines.ssh import Ssh
+from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.plan.outcome import Outcome
+
+AUTO = "auto"
+
+# In the order in which `auto` looks for them. ssh comes first because it is installed wherever pdsh is, its
+# plan does not show in the hosts' lists of processes, and no rank starts before all hosts answered. MPI comes
+# last because it has to be installed on all hosts, which cannot be seen from here.
+ENGINES: tuple[Engine, ...] = (Ssh(), Pdsh(), OpenMpi(), Mpich(), IntelMpi(), Slurm())
+
+
+def engine_names() -> tuple[str, ...]:
+    """What ``--launcher`` takes."""
+    return (AUTO, *(engine.name for engine in ENGINES))
+
+
+def choose_engine(name: str, environ: Mapping[str, str]) -> tuple[Engine, str]:
+    """The engine of a name, or the one that fits where the name is ``auto``; and its program.
+
+    ``auto`` takes Slurm inside an allocation of several nodes, else the first that is installed of ssh, pdsh,
+    Open MPI, MPICH and Intel MPI.
+
+    Raises:
+        UnknownEngineError: no engine has this name.
+        EngineNotFoundError: its program is not installed here.
+    """
+    allocating = allocating_engine(name, environ)
+    if allocating is not None:
+        wanted = [allocating]
+    elif name == AUTO:
+        wanted = [engine for engine in ENGINES if not engine.needs_allocation]
+    else:
+        wanted = [engine for engine in ENGINES if engine.name == name]
+    if not wanted:
+        raise UnknownEngineError(
+            f'--launcher "{name}" is not known; it is one of {", ".join(engine_names())}.'
+        )
+    for engine in wanted:
+        program = engine.find(environ)
+        if program is not None:
+            return engine, program
+    if len(wanted) > 1:
+        raise EngineNotFoundError(
+            f"No way to start ranks on other hosts is installed here. {wanted[0].remedy}"
+        )
+    raise EngineNotFoundError(f"--launcher {wanted[0].name} is not installed here. {wanted[0].remedy}")
+
+
+def allocating_engine(name: str, environ: Mapping[str, str]) -> Engine | None:
+    """The engine whose allocation says which hosts a job without a hostfile runs on; ``None`` for none.
+
+    Args:
+        name: as ``--launcher`` says it. ``auto`` means an engine in whose allocation this process is.
+        environ: of this process.
+    """
+    allocating = (engine for engine in ENGINES if engine.needs_allocation)
+    if name == AUTO:
+        return next((engine for engine in allocating if engine.is_allocated(environ)), None)
+    return next((engine for engine in allocating if engine.name == name), None)
+
+
+def launch(job: JobPlan, engine_name: str = AUTO) -> Outcome:
+    """Runs a job on its hosts to its end.
+
+    Raises:
+        UnknownEngineError: no engine has this name.
+        EngineNotFoundError: its program is not installed here.
+        HostUnreachableError: a host does not answer; no rank was started.
+    """
+    engine, program = choose_engine(engine_name, os.environ)
+    return engine.launch(job, program)

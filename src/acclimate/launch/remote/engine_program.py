@@ -1,0 +1,234 @@
+"""The one program of an engine's that starts all agents, which then call the launcher.
+
+That is ``pdsh``, ``mpirun`` or ``srun``. Those of MPI and Slurm need connections from the hosts to this
+machine themselves, so that one more asks nothing new of the network.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.plan.outcome import Outcome
+from acclimate.launch.remote.addresses import own_addresses
+from acclimate.launch.remote.callback import LAUNCHER_VARIABLE
+from acclimate.launch.remote.callback_server import CallbackServer
+from acclimate.launch.remote.coordinator import ANSWER_S, Coordinator, Peer
+from acclimate.launch.remote.protocol import Assignment, SocketChannel
+from acclimate.launch.remote.ssh_check import SshReachabilityCheck
+
+_READ_BYTES = 1 << 16
+_LAST_WORDS_S = 5.0
+"""How long agents may take to say how they ended, after the engine's program has."""
+CHECK_AFTER_S = 2.0
+"""After so long without all calls, ssh is asked which hosts can be reached."""
+_TERM_S = 3.0
+"""What MPI's programs need to end the processes they started elsewhere."""
+
+Command = Callable[[Mapping[str, str]], Sequence[str]]
+"""Makes the command of an engine's program, from the variables by which agents find the launcher."""
+
+
+class MemoryFile:
+    """A file in memory for a program to read: nothing of it is left, also when this process is killed."""
+
+    def __init__(self, text: str) -> None:
+        self.descriptor = os.memfd_create("acclimate-hosts")
+        with open(self.descriptor, "wb", closefd=False) as file:
+            file.write(text.encode())
+
+    @property
+    def path(self) -> str:
+        """Where the program, and what it starts, finds the file."""
+        return f"/proc/self/fd/{self.descriptor}"
+
+    def __enter__(self) -> MemoryFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+
+
+class EngineProgram:
+    """The program, and the agents that it starts.
+
+    Args:
+        job: what to run.
+        command: of the program.
+        each_rank: whether there is an agent for each rank, or one for each host.
+        environment: variables of the program besides this process's own and the job's.
+        hostfile: for the program to read.
+        on_stderr: called with what the program writes to standard error; else that is this process's own.
+        answer_s: how long to wait for the first call.
+        ssh_check: finds out which hosts cannot be reached, where the program does not tell.
+    """
+
+    def __init__(
+        self,
+        job: JobPlan,
+        command: Command,
+        *,
+        each_rank: bool,
+        environment: Mapping[str, str] | None = None,
+        hostfile: MemoryFile | None = None,
+        on_stderr: Callable[[EngineProgram, bytes], None] | None = None,
+        answer_s: float = ANSWER_S,
+        ssh_check: SshReachabilityCheck | None = None,
+    ) -> None:
+        self._job, self._command, self._on_stderr = job, command, on_stderr
+        self._settings = environment or {}
+        self._passed_descriptors = () if hostfile is None else (hostfile.descriptor,)
+        names = [host.name for host in job.hosts]
+        if each_rank:
+            self.peers = {
+                str(job.rank_offset(node) + local): Peer(host.name)
+                for node, host in enumerate(job.hosts)
+                for local in range(len(host.slots))
+            }
+        else:
+            self.peers = {name: Peer(name) for name in names}
+        self._node_ranks = {name: node_rank for node_rank, name in enumerate(names)}
+        self._each_rank = each_rank
+        self._answer_s, self._ssh_check = answer_s, ssh_check
+        self._key = secrets.token_hex(16)
+        self._server: CallbackServer | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._open: set[int] = set()
+        """Descriptors that the program's end or its last words will be read from."""
+
+    def run(self) -> Outcome:
+        """Runs the job to its end.
+
+        Raises:
+            HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
+        """
+        self.coordinator = Coordinator(self._job, list(self.peers.values()), self._answer_s)
+        return self.coordinator.run(self)
+
+    def open(self, coordinator: Coordinator) -> None:
+        """Starts the program, and listens for its agents."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._server = CallbackServer(
+            coordinator.loop,
+            self._key,
+            self.peers,
+            answered=self._assign,
+            heard=lambda name, message: coordinator.heard(self.peers[name], message),
+            ended=self._call_ended,
+            hindered=coordinator.explain,
+        )
+        addresses = own_addresses([host.name for host in self._job.hosts])
+        where = {LAUNCHER_VARIABLE: f"{self._key}@{','.join(addresses)}:{self._server.port}"}
+        command = self._command(where)
+        self._name = Path(command[0]).name
+        self._process = process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stderr=None if self._on_stderr is None else subprocess.PIPE,
+            env=self._environment(where),
+            pass_fds=self._passed_descriptors,
+            start_new_session=True,  # Ctrl-C is for the ranks, to which it is passed on
+        )
+        if process.stderr is not None:
+            self._watch(process.stderr.fileno(), self._read_stderr)
+        self._watch(os.pidfd_open(process.pid), self._program_ended)
+        if self._ssh_check is not None:
+            coordinator.loop.after(CHECK_AFTER_S, self._check_silent_hosts)
+
+    def _check_silent_hosts(self) -> None:
+        if self._ssh_check is not None and not all(peer.decided for peer in self.peers.values()):
+            self._ssh_check.begin(self.coordinator)
+
+    def _environment(self, where: Mapping[str, str]) -> dict[str, str]:
+        """The user's own settings of an engine hold before ours.
+
+        They come last: MPICH 5.0.2 does not carry the variable at the end of its environment.
+        """
+        all_others = {**os.environ, **self._job.environment, **where}
+        settings = {name: all_others.pop(name, value) for name, value in self._settings.items()}
+        return {**all_others, **settings}
+
+    @property
+    def running(self) -> bool:
+        """Whether the program, an agent or the check of ssh still runs."""
+        checking = self._ssh_check is not None and self._ssh_check.running
+        has_agents = self._server is not None and self._server.has_agents
+        return bool(self._open) or has_agents or checking
+
+    @property
+    def waits_for_reader(self) -> bool:
+        """Never: the program writes to the launcher's own streams by itself."""
+        return False
+
+    def kill(self) -> None:
+        """Ends the program; agents whose connection has ended end their ranks."""
+        if self._server is not None:
+            self._server.close()
+        if self._ssh_check is not None:
+            self._ssh_check.end()
+        if self._process is None:
+            return
+        with self._process as process:  # closes its pipe
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_TERM_S)
+                return
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _watch(self, descriptor: int, react: Callable[[int], None]) -> None:
+        self._open.add(descriptor)
+        self.coordinator.loop.watch(descriptor, partial(react, descriptor))
+
+    def _forget(self, descriptor: int) -> None:
+        self._open.discard(descriptor)
+        self.coordinator.loop.forget(descriptor)
+
+    # -- agents --------------------------------------------------------------------------------------
+
+    def _assign(self, name: str, channel: SocketChannel) -> None:
+        peer = self.peers[name]
+        peer.channel = channel
+        channel.send({"assignment": asdict(Assignment(self._job, self._node_ranks[peer.host]))})
+
+    def _call_ended(self, name: str, reason: str) -> None:
+        peer = self.peers[name]
+        agent = f"the agent of rank {name}" if self._each_rank else "its agent"
+        if self.coordinator.started:
+            self.coordinator.lost(peer, f"{agent} {reason}")
+            return
+        # The engine most likely ended it because of another host, and will say so.
+        peer.channel = peer.ready = None
+        later = partial(self.coordinator.lost, peer, f"{agent} {reason}")
+        self.coordinator.loop.after(_LAST_WORDS_S, later)
+
+    # -- the program ---------------------------------------------------------------------------------
+
+    def _read_stderr(self, descriptor: int) -> None:
+        data = os.read(descriptor, _READ_BYTES)
+        if not data:
+            self._forget(descriptor)
+        if self._on_stderr is not None:
+            self._on_stderr(self, data)
+
+    def _program_ended(self, descriptor: int) -> None:
+        self._forget(descriptor)
+        os.close(descriptor)
+        process = self._process
+        if process is None:
+            return
+        code = process.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        self.coordinator.engine_ended(f"{self._name} {how}", _LAST_WORDS_S)
+        if self._ssh_check is not None and not self.coordinator.started:
+            self._ssh_check.begin(self.coordinator)

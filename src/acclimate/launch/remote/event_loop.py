@@ -1,0 +1,44 @@
+"""Waits for descriptors and for times, and calls back."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable
+
+
+class EventLoop:
+    """What the parts of the launcher that deal with other hosts wait on together."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+
+    def watch(self, descriptor: int, react: Callable[[], None], events: int = selectors.EVENT_READ) -> None:
+        """Calls back whenever there is something to read."""
+        self._selector.register(descriptor, events, react)
+
+    def forget(self, descriptor: int) -> None:
+        """Ends :meth:`watch`."""
+        self._selector.unregister(descriptor)
+
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        """Calls back once, so much later."""
+        self._timers.append((time.monotonic() + seconds, act))
+
+    def wait(self, until: float) -> None:
+        """Waits for the next thing to happen, at most until a time of the monotonic clock; calls back."""
+        next_at = min([until, *(at for at, _ in self._timers)])
+        for key, _ in self._selector.select(max(0.0, next_at - time.monotonic())):
+            # A callback before this one may have ended this watch, or begun another with the same number.
+            if self._selector.get_map().get(key.fd) is key:
+                key.data()
+        now = time.monotonic()
+        due = [act for at, act in self._timers if at <= now]
+        self._timers = [(at, act) for at, act in self._timers if at > now]
+        for act in due:
+            act()
+
+    def close(self) -> None:
+        """Watches nothing any more."""
+        self._selector.close()

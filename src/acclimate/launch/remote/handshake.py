@@ -1,0 +1,63 @@
+"""How a caller and the launcher prove to each other that they have the job's key, without sending it.
+
+Whoever listens on the launcher's port at one of its addresses, or connects to it, may be a stranger. The one
+could make an agent run a program of its own, the other could take a rank's place.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a caller says first."""
+
+    name: str
+    """A host's name in the hostfile, or the number of a rank."""
+    nonce: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the launcher says to that."""
+
+    nonce: str
+    proof: str
+
+
+def new_nonce() -> str:
+    """A text that nobody can have seen before."""
+    return secrets.token_hex(16)
+
+
+def answer_call(key: str, call: Call) -> Answer:
+    """The launcher's answer, which shows that it has the key."""
+    nonce = new_nonce()
+    return Answer(nonce, _proof(key, "launcher", call, nonce))
+
+
+def proves_launcher(key: str, call: Call, answer: Answer) -> bool:
+    """Whether an answer is the launcher's."""
+    return _equal(answer.proof, _proof(key, "launcher", call, answer.nonce))
+
+
+def caller_proof(key: str, call: Call, answer: Answer) -> str:
+    """What the caller says last, which shows that it has the key."""
+    return _proof(key, "caller", call, answer.nonce)
+
+
+def proves_caller(proof: str, key: str, call: Call, answer: Answer) -> bool:
+    """Whether this is the proof of a caller that has the key."""
+    return _equal(proof, caller_proof(key, call, answer))
+
+
+def _proof(key: str, side: str, call: Call, nonce: str) -> str:
+    text = "".join(f"{len(part)}:{part}" for part in (side, call.name, call.nonce, nonce))
+    return hmac.new(key.encode(), text.encode(errors="replace"), "sha256").hexdigest()
+
+
+def _equal(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())

@@ -1,0 +1,67 @@
+"""The system's ``ssh``: its options, what its end means, and the command that it runs on a host.
+
+Host keys, users and jump hosts are ssh's business: what ``ssh HOST`` does for the user it does here.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Mapping
+
+from acclimate.errors import LaunchOptionError
+from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.supervise.own_python import own_python
+
+CONNECT_S = 7
+"""How long a host may take to accept a connection."""
+FAILED = 255
+"""ssh's exit code for its own failures; any other is the remote command's."""
+
+
+def find_ssh(environ: Mapping[str, str]) -> str | None:
+    """Path of ssh's client; ``None`` where it is not installed."""
+    return shutil.which("ssh", path=environ.get("PATH"))
+
+
+def ssh_options(connect_s: int = CONNECT_S) -> tuple[str, ...]:
+    """Options with which ssh asks nobody anything, and notices when a host is gone.
+
+    The user's own options go before them: the first of a kind holds.
+    """
+    notices = "-oServerAliveInterval=5", "-oServerAliveCountMax=3"
+    return "-T", "-oBatchMode=yes", f"-oConnectTimeout={connect_s}", *notices
+
+
+def common_port(job: JobPlan, engine: str) -> int | None:
+    """ssh's port on all hosts, for engines that take names and one port; ``None`` where nothing says which.
+
+    Raises:
+        LaunchOptionError: there are several ports, or an IPv6 address among the names.
+    """
+    odd = next((host for host in job.hosts if ":" in host.name), None)
+    if odd is not None:
+        raise LaunchOptionError(
+            f"{engine} takes no IPv6 address, as {odd.label}. Give a name, or use --launcher ssh."
+        )
+    ports = {host.port or job.ssh_port for host in job.hosts}
+    if len(ports) > 1:
+        raise LaunchOptionError(
+            f"{engine} takes one port for all hosts. Give all the same one, or use --launcher ssh."
+        )
+    return ports.pop()
+
+
+def what_was_said(code: int, words: str) -> str:
+    """Why a host's ssh ended: in its own words where it failed, else in those of the remote command."""
+    if code == FAILED:
+        return words or "ssh did not say why"
+    return f"exit code {code}: {words}" if words else f"exit code {code}"
+
+
+def agent_command(job: JobPlan, *arguments: str) -> str:
+    """What a login shell of whatever kind has to run on a host to become an agent."""
+    words = own_python("acclimate.launch.remote.agent", *arguments)
+    if "PYTHONPATH" in job.environment:  # an agent needs it before it has the plan
+        words = ["env", f"PYTHONPATH={job.environment['PYTHONPATH']}", *words]
+    return "exec " + shlex.join(words)

@@ -1,0 +1,130 @@
+"""Messages between the processes of a job: one JSON object a line, of bounded length and checked types."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from acclimate.errors import LaunchProtocolError
+
+Message = dict[str, Any]
+T = TypeVar("T")
+
+_LARGEST_INT = 1 << 63
+
+
+def encode(message: Mapping[str, object]) -> bytes:
+    """A message as a line."""
+    return json.dumps(message).encode() + b"\n"
+
+
+def decode(line: bytes, kinds: Mapping[str, object]) -> Message:
+    """The parts of a message that are known, each of its kind.
+
+    Args:
+        line: what was received.
+        kinds: the type of each part, as :func:`from_wire` takes it. Parts of other names are ignored.
+
+    Raises:
+        LaunchProtocolError: it is no JSON object, or a part is of another type.
+    """
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise LaunchProtocolError(f"A message is not JSON ({error}).") from None
+    if not isinstance(message, dict):
+        raise LaunchProtocolError("A message is not a JSON object.")
+    return {name: _read(kinds[name], value, name) for name, value in message.items() if name in kinds}
+
+
+def from_wire(kind: type[T], value: object) -> T:
+    """A value of this type from what JSON made of it.
+
+    Args:
+        kind: a dataclass, whose fields may be ``str``, ``bool``, ``int``, ``float``, ``X | None``,
+            ``tuple[X, ...]``, ``Mapping[str, X]`` and dataclasses again; or one of these.
+        value: of ``dataclasses.asdict``, possibly by way of JSON.
+
+    Raises:
+        LaunchProtocolError: it is of another type, or has other fields.
+    """
+    return cast(T, _read(kind, value, getattr(kind, "__name__", str(kind))))
+
+
+def _read(kind: Any, value: object, where: str) -> Any:
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = _hints(kind)
+        if not isinstance(value, dict) or value.keys() != hints.keys():
+            raise LaunchProtocolError(f"{where} has the fields of another release.")
+        return kind(**{name: _read(hints[name], value[name], f"{where}.{name}") for name in hints})
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        if value is None and NoneType in arguments:
+            return None
+        (kind,) = (each for each in arguments if each is not NoneType)
+        return _read(kind, value, where)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_read(arguments[0], each, where) for each in value)
+    if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
+        return {str(name): _read(arguments[1], each, f"{where}.{name}") for name, each in value.items()}
+    if kind is float and _is_number(value):
+        return float(cast(float, value))
+    if kind is int and _is_number(value) and isinstance(value, int):
+        return value
+    if kind in (str, bool) and isinstance(value, kind):
+        return value
+    raise LaunchProtocolError(f"{where} is of type {type(value).__name__}, or out of range.")
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < _LARGEST_INT if isinstance(value, int) else math.isfinite(value)
+
+
+@cache
+def _hints(kind: type) -> dict[str, object]:
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+class LineBuffer:
+    """Puts lines together from pieces, in time proportional to their length.
+
+    Args:
+        limit: the longest line in bytes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._rest = bytearray()
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The lines that this piece completes, without their ends.
+
+        Raises:
+            LaunchProtocolError: a line is longer than the limit.
+        """
+        *whole, rest = piece.split(b"\n")
+        lines = []
+        for line in whole:
+            self._rest += line
+            lines.append(self._take())
+        self._rest += rest
+        self._check()
+        return lines
+
+    def _take(self) -> bytes:
+        self._check()
+        line = bytes(self._rest)
+        self._rest.clear()
+        return line
+
+    def _check(self) -> None:
+        if len(self._rest) > self.limit:
+            raise LaunchProtocolError(f"A message is longer than {self.limit} bytes.")

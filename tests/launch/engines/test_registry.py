@@ -1,0 +1,86 @@
+"""Which engine a job takes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from acclimate.errors import EngineNotFoundError, UnknownEngineError
+from acclimate.launch.engines.engine import Engine
+from acclimate.launch.engines.registry import AUTO, ENGINES, choose_engine, engine_names
+
+VERSIONS = {
+    "openmpi": "mpirun (Open MPI) 4.1.4\n",
+    "mpich": "HYDRA build details:\n    Version: 4.0\n",
+    "impi": "Intel(R) MPI Library for Linux* OS, Version 2021.18\n",
+}
+
+
+def install(folder: Path, program: str, says: str = "") -> Path:
+    """A program on somebody's PATH, with something to say."""
+    folder.mkdir(exist_ok=True)
+    path = folder / program
+    path.write_text(f"#!/bin/sh\nprintf '%s' '{says}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def in_allocation(**more: str) -> dict[str, str]:
+    return {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", **more}
+
+
+def test_auto_takes_the_first_that_is_installed(tmp_path: Path) -> None:
+    """In this order: ssh, pdsh, Open MPI, MPICH, Intel MPI."""
+    programs = {"impi": "mpirun", "mpich": "mpiexec", "openmpi": "mpirun", "pdsh": "pdsh", "ssh": "ssh"}
+    path = ""
+    for name, program in programs.items():
+        install(tmp_path / name, program, VERSIONS.get(name, ""))
+        path = f"{path}:{tmp_path / name}"
+        engine, found = choose_engine(AUTO, {"PATH": path})
+        assert (engine.name, found) == (name, str(tmp_path / name / program))
+
+
+def test_mpis_are_told_apart_by_what_they_say_and_not_by_their_names(tmp_path: Path) -> None:
+    for name, says in VERSIONS.items():
+        install(tmp_path / name, "mpirun", says)
+        install(tmp_path / name, "mpiexec", says)
+    for name in VERSIONS:
+        others = [str(tmp_path / other) for other in VERSIONS if other != name]
+        engine, found = choose_engine(name, {"PATH": ":".join([*others, str(tmp_path / name)])})
+        assert engine.name == name
+        assert Path(found).parent == tmp_path / name
+
+
+def test_auto_takes_slurm_inside_an_allocation_of_several_nodes(tmp_path: Path) -> None:
+    install(tmp_path, "ssh")
+    srun = install(tmp_path, "srun")
+    path = str(tmp_path)
+    assert choose_engine(AUTO, {"PATH": path, **in_allocation()})[1] == str(srun)
+    assert choose_engine(AUTO, {"PATH": path})[0].name == "ssh"
+    assert choose_engine(AUTO, {"PATH": path, **in_allocation(SLURM_JOB_NUM_NODES="1")})[0].name == "ssh"
+    # A task of somebody's own srun.
+    assert choose_engine(AUTO, {"PATH": path, **in_allocation(SLURM_STEP_ID="0")})[0].name == "ssh"
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
+def test_a_missing_engine_says_what_to_install(engine: Engine, tmp_path: Path) -> None:
+    name = engine.name
+    with pytest.raises(EngineNotFoundError, match=rf"--launcher {name} is not installed here\. Install "):
+        choose_engine(name, {"PATH": str(tmp_path)})
+
+
+def test_without_any_engine_auto_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(EngineNotFoundError, match=r"No way to start ranks .* Install OpenSSH's client"):
+        choose_engine(AUTO, {"PATH": str(tmp_path)})
+    with pytest.raises(EngineNotFoundError, match="--launcher slurm is not installed here"):
+        choose_engine(AUTO, {"PATH": str(tmp_path), **in_allocation()})
+
+
+def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(
+        UnknownEngineError, match='--launcher "rsh" is not known; it is one of auto, ssh, pdsh'
+    ):
+        choose_engine("rsh", os.environ)
+    assert engine_names()[0] == AUTO

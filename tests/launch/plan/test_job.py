@@ -1,0 +1,69 @@
+"""The plan of a job, and how it travels."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acclimate.errors import LaunchProtocolError
+from acclimate.launch.plan.hostfile import HostPlan
+from acclimate.launch.plan.job import JobPlan
+
+texts = st.text(max_size=20)
+jobs = st.builds(
+    JobPlan,
+    hosts=st.lists(
+        st.builds(
+            HostPlan,
+            texts,
+            st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True).map(
+                lambda it: tuple(sorted(it))
+            ),
+            st.none() | st.integers(1, 65535),
+        ),
+        min_size=1,
+        max_size=4,
+    ).map(tuple),
+    command=st.lists(texts, max_size=4).map(tuple),
+    environment=st.dictionaries(texts, texts, max_size=4),
+    directory=texts,
+    accelerator=texts,
+    master_addr=st.none() | texts,
+    master_port=st.none() | st.integers(1, 65535),
+    bind_cores=st.booleans(),
+    core_list=st.none() | texts,
+    grace_s=st.floats(0, 1e6),
+    launcher_args=st.lists(texts, max_size=2).map(tuple),
+)
+
+
+@given(jobs)
+def test_a_plan_is_read_as_it_was_written_from_one_line(job: JobPlan) -> None:
+    assert "\n" not in job.to_json()
+    assert JobPlan.from_json(job.to_json()) == job
+
+
+@given(jobs)
+def test_ranks_count_on_from_host_to_host(job: JobPlan) -> None:
+    ranks = [
+        (node, job.rank_offset(node) + local)
+        for node, host in enumerate(job.hosts)
+        for local in range(len(host.slots))
+    ]
+    assert [rank for _, rank in ranks] == list(range(job.world_size))
+    assert all(job.node_of(rank) == node for node, rank in ranks)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "7", '{"hosts": []}', "\xff"])
+def test_what_is_no_plan_is_refused(text: str) -> None:
+    with pytest.raises(LaunchProtocolError, match="Install the same acclimate on all hosts"):
+        JobPlan.from_json(text)
+
+
+def test_a_plan_of_another_release_is_refused() -> None:
+    plan = json.loads(JobPlan((HostPlan("a", (0,)),), ("x",), {}, "/", "cpu").to_json())
+    with pytest.raises(LaunchProtocolError, match="another release"):
+        JobPlan.from_json(json.dumps({**plan, "added_later": 1}))

@@ -1,0 +1,317 @@
+"""The launcher's port: who has the job's key is heard, and nobody else can disturb the job."""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+
+import pytest
+
+from acclimate.launch.remote import callback_server
+from acclimate.launch.remote.callback_server import STRANGERS, CallbackServer
+from acclimate.launch.remote.event_loop import EventLoop
+from acclimate.launch.remote.handshake import Answer, Call, caller_proof
+from acclimate.launch.remote.protocol import LONGEST_FROM_HOST, SocketChannel
+from acclimate.launch.wire import Message, from_wire
+
+KEY = "0123456789abcdef"
+JUNK = {
+    "non-ASCII key": '{"hello": "ключ"}'.encode(),
+    "half a character": b'{"hello": "\\ud800"}',
+    "brackets": b"[" * 200_000,
+    "braces": b'{"call":' * 20_000,
+    "a huge number": b"9" * 3000,
+    "an infinite number": b'{"call": {"name": 1e999, "nonce": "n"}}',
+    "no object": b"[1]",
+    "bytes": bytes(range(256)),
+    "a list as call": b'{"call": []}',
+    "unknown fields": b'{"call": {"name": "0", "nonce": "n", "more": 1}}',
+    "an unknown name": b'{"call": {"name": "17", "nonce": "n"}}',
+    "a web browser": b"GET / HTTP/1.1\r\nHost: launcher\r\n\r",
+    "an empty line": b"",
+    "what only agents say": b'{"outcome": {"exit_code": 0, "failed": null, "reason": null}}',
+    "hello without a call": b'{"hello": "p"}',
+    "a wrong proof": b'{"call": {"name": "0", "nonce": "n"}}\n{"hello": "p"}',
+    "a proof with other letters": '{"call": {"name": "0", "nonce": "n"}}\n{"hello": "é"}'.encode(),
+    "a list as proof": b'{"call": {"name": "0", "nonce": "n"}}\n{"hello": ["p"]}',
+    "two calls": b'{"call": {"name": "0", "nonce": "n"}}\n{"call": {"name": "1", "nonce": "n"}}',
+}
+
+
+class Port:
+    """A server for two agents, and what it told."""
+
+    def __init__(self) -> None:
+        self.loop = EventLoop()
+        self.answered: dict[str, SocketChannel] = {}
+        self.heard: list[tuple[str, Message]] = []
+        self.ended: list[tuple[str, str]] = []
+        self.hindered: list[str] = []
+        self.wants_more = True
+        self.server = CallbackServer(
+            self.loop,
+            KEY,
+            ["0", "1"],
+            answered=self.answered.__setitem__,
+            heard=self._hear,
+            ended=lambda name, reason: self.ended.append((name, reason)),
+            hindered=self.hindered.append,
+        )
+        self.number = self.server.port
+        self._callers: list[socket.socket] = []
+
+    def _hear(self, name: str, message: Message) -> bool:
+        self.heard.append((name, message))
+        return self.wants_more
+
+    def connect(self) -> socket.socket:
+        caller = socket.create_connection(("127.0.0.1", self.number))
+        self._callers.append(caller)
+        return caller
+
+    def agent(self, name: str) -> socket.socket:
+        """An agent that has proved that it has the key."""
+        caller = self.connect()
+        call = Call(name, "nonce")
+        self.say(caller, json.dumps({"call": asdict(call)}).encode() + b"\n")
+        answer = from_wire(Answer, json.loads(self.receive(caller))["answer"])
+        proof = {"hello": caller_proof(KEY, call, answer)}
+        self.say(caller, json.dumps(proof).encode() + b"\n")
+        assert self.until(lambda: name in self.answered)
+        return caller
+
+    def say(self, caller: socket.socket, data: bytes) -> None:
+        """Sends, and lets the server take it in."""
+        caller.setblocking(False)
+        give_up = time.monotonic() + 30
+        while data and time.monotonic() < give_up:
+            try:
+                data = data[caller.send(data) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                return  # the server has hung up
+            self.loop.wait(time.monotonic() + 0.01)
+
+    def receive(self, caller: socket.socket) -> bytes:
+        """A line from the server; what there is where it hangs up."""
+        received = bytearray()
+
+        def is_whole() -> bool:
+            try:
+                piece = caller.recv(1 << 16)
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                return True
+            received.extend(piece)
+            return not piece or received.endswith(b"\n")
+
+        caller.setblocking(False)
+        assert self.until(is_whole)
+        return bytes(received)
+
+    def hangs_up(self, caller: socket.socket) -> bool:
+        """Whether the server ends a connection."""
+
+        def is_ended() -> bool:
+            try:
+                return not caller.recv(1 << 16)
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                return True
+
+        caller.setblocking(False)
+        return self.until(is_ended)
+
+    def until(self, holds: Callable[[], bool], within_s: float = 30) -> bool:
+        give_up = time.monotonic() + within_s
+        while not holds():
+            if time.monotonic() > give_up:
+                return False
+            self.loop.wait(time.monotonic() + 0.01)
+        return True
+
+    def close(self) -> None:
+        for caller in self._callers:
+            caller.close()
+        self.server.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def port() -> Iterator[Port]:
+    made = Port()
+    yield made
+    made.close()
+
+
+def test_agents_with_the_key_are_heard(port: Port) -> None:
+    first = port.agent("0")
+    port.agent("1")
+    port.say(first, b'{"refused": "because"}\n{"added_later": 1}\n')
+    assert port.until(lambda: len(port.heard) == 2)
+    assert port.heard == [("0", {"refused": "because"}), ("0", {})]
+    first.close()
+    assert port.until(lambda: bool(port.ended))
+    assert port.ended == [("0", "ended or cannot be heard any more")]
+    assert port.server.has_agents
+
+
+@pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
+def test_what_a_stranger_says_ends_only_its_own_connection(port: Port, junk: bytes) -> None:
+    stranger = port.connect()
+    port.say(stranger, junk + b"\n")
+    assert port.hangs_up(stranger)
+    port.agent("0")
+    port.agent("1")
+    assert (port.heard, port.ended, port.hindered) == ([], [], [])
+
+
+def test_a_line_of_a_stranger_is_cut_off_after_4_kib(port: Port) -> None:
+    stranger = port.connect()
+    stranger.setblocking(False)
+    sent = 0
+
+    def has_hung_up() -> bool:
+        nonlocal sent
+        try:
+            sent += stranger.send(b"x" * 1024)
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            return True
+        return False
+
+    assert port.until(has_hung_up)
+    assert sent < 1 << 20
+
+
+def test_a_stranger_who_says_nothing_or_half_a_line_is_dropped_in_time(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callback_server, "HELLO_S", 0.2)
+    silent, slow = port.connect(), port.connect()
+    port.say(slow, b'{"call"')
+    assert port.hangs_up(silent)
+    assert port.hangs_up(slow)
+    later = port.connect()
+    assert port.hangs_up(later)
+    port.agent("0")
+    assert not port.until(lambda: bool(port.ended), within_s=0.5)  # an agent may be silent
+
+
+def test_no_more_than_some_strangers_are_kept_and_agents_get_through(port: Port) -> None:
+    strangers = [port.connect() for _ in range(STRANGERS + 100)]
+    assert port.until(lambda: len(port.server._strangers) == STRANGERS + 2)
+    assert port.hangs_up(strangers[0])
+    port.agent("0")
+    port.agent("1")
+    assert port.answered.keys() == {"0", "1"}
+
+
+def test_the_port_is_closed_once_all_agents_have_called(port: Port) -> None:
+    stranger = port.connect()
+    port.agent("0")
+    port.agent("1")
+    assert port.hangs_up(stranger)
+    with pytest.raises(ConnectionRefusedError):
+        port.connect()
+
+
+def test_an_agent_calls_once(port: Port) -> None:
+    port.agent("0")
+    second = port.connect()
+    port.say(second, b'{"call": {"name": "0", "nonce": "n"}}\n')
+    assert port.hangs_up(second)
+    assert port.ended == []
+
+
+def test_of_two_callers_of_one_name_the_one_with_the_key_is_the_agent(port: Port) -> None:
+    stranger = port.connect()
+    port.say(stranger, b'{"call": {"name": "0", "nonce": "n"}}\n')
+    port.receive(stranger)
+    port.agent("0")
+    port.say(stranger, b'{"hello": "p"}\n')
+    assert port.hangs_up(stranger)
+    assert port.ended == []
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [b"no JSON\n", b'{"ready": 1}\n', b"[" * 100_000 + b"\n", b"x" * (LONGEST_FROM_HOST + 1)],
+    ids=["no JSON", "wrong type", "brackets", "a line without an end"],
+)
+def test_an_agent_that_sends_what_is_no_message_is_lost_and_the_other_is_not(port: Port, junk: bytes) -> None:
+    first, second = port.agent("0"), port.agent("1")
+    port.say(first, junk)
+    assert port.until(lambda: bool(port.ended))
+    assert [name for name, _ in port.ended] == ["0"]
+    assert "sent what cannot be understood" in port.ended[0][1]
+    port.say(second, b'{"refused": "because"}\n')
+    assert port.until(lambda: bool(port.heard))
+
+
+def test_an_agent_that_is_no_longer_wanted_is_hung_up_on(port: Port) -> None:
+    agent = port.agent("0")
+    port.wants_more = False
+    port.say(agent, b'{"refused": "because"}\n{"refused": "again"}\n')
+    assert port.hangs_up(agent)
+    assert len(port.heard) == 1
+    assert port.ended == []
+
+
+def test_a_message_in_pieces_is_heard_whole(port: Port) -> None:
+    agent = port.agent("0")
+    for byte in b'{"refused": "because"}':
+        port.say(agent, bytes([byte]))
+    assert port.heard == []
+    port.say(agent, b"\n")
+    assert port.until(lambda: bool(port.heard))
+
+
+class FullTable:
+    """Stands for the listening socket of a process that has no descriptor left."""
+
+    def __init__(self, real: socket.socket) -> None:
+        self.real, self.failures, self.asked = real, 3, 0
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.asked += 1
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self.real.accept()
+
+    def fileno(self) -> int:
+        return self.real.fileno()
+
+    def close(self) -> None:
+        self.real.close()
+
+
+def test_without_a_descriptor_left_strangers_are_dropped_for_agents(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strangers = [port.connect() for _ in range(5)]
+    assert port.until(lambda: len(port.server._strangers) == 5)
+    monkeypatch.setattr(port.server, "_socket", FullTable(port.server._socket))
+    port.agent("0")
+    assert all(port.hangs_up(stranger) for stranger in strangers[:3])
+    assert port.hindered == []
+
+
+def test_without_a_descriptor_left_and_no_stranger_it_tries_again_later(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callback_server, "_ACCEPT_AGAIN_S", 0.05)
+    full = FullTable(port.server._socket)
+    monkeypatch.setattr(port.server, "_socket", full)
+    port.agent("0")
+    assert full.asked == 4
+    assert port.hindered[0] == "callers cannot be accepted: Too many open files."

@@ -1,0 +1,67 @@
+"""An agent's connection to a launcher that falls silent, goes away, or is none."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from acclimate.launch.remote import launcher_connection
+from acclimate.launch.remote.launcher_connection import LauncherConnection
+from acclimate.launch.remote.protocol import FROM_HOST, FROM_LAUNCHER, SocketChannel
+
+
+@pytest.fixture
+def both_ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SocketChannel, LauncherConnection]]:
+    """The launcher's end, and a host's that takes it for lost after a short silence."""
+    monkeypatch.setattr(launcher_connection, "SILENCE_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = SocketChannel(socket.create_connection(server.getsockname()), FROM_HOST)
+        there = SocketChannel(server.accept()[0], FROM_LAUNCHER)
+    yield here, LauncherConnection(there)
+    here.close()
+    there.close()
+
+
+def is_told_something(launcher: LauncherConnection, within_s: float) -> bool:
+    return bool(select.select([launcher], [], [], within_s)[0])
+
+
+def test_a_launcher_that_says_nothing_for_long_is_taken_for_lost(
+    both_ends: tuple[SocketChannel, LauncherConnection],
+) -> None:
+    here, launcher = both_ends
+    here.send({"alive": True})
+    assert is_told_something(launcher, 10)
+    assert launcher.reason_to_stop() is None
+    assert is_told_something(launcher, 10)
+    assert launcher.reason_to_stop() == launcher_connection.LAUNCHER_LOST
+    assert not is_told_something(launcher, 0.5)  # it is told once
+
+
+def test_a_launcher_that_a_user_has_suspended_may_be_silent(
+    both_ends: tuple[SocketChannel, LauncherConnection],
+) -> None:
+    here, launcher = both_ends
+    here.send({"pause": True})
+    assert is_told_something(launcher, 10)
+    assert launcher.reason_to_stop() is None
+    assert not is_told_something(launcher, 1)
+    here.send({"alive": True})
+    assert is_told_something(launcher, 10)
+    assert launcher.reason_to_stop() is None
+    assert is_told_something(launcher, 10)
+    assert launcher.reason_to_stop() == launcher_connection.LAUNCHER_LOST
+
+
+def test_a_launcher_that_is_gone_ends_the_ranks_and_so_does_its_word(
+    both_ends: tuple[SocketChannel, LauncherConnection],
+) -> None:
+    here, launcher = both_ends
+    here.send({"stop": "Because."})
+    assert launcher.reason_to_stop() == "Because."
+    here.close()
+    assert is_told_something(launcher, 10)
+    assert launcher.reason_to_stop() == launcher_connection.LAUNCHER_LOST
