@@ -107,6 +107,10 @@ class CacheWriteError(AcclimateError, OSError):
     """The user's cache cannot be written: the disk is full, or the folder is not ours to write."""
 
 
+class UntrustedCacheError(CacheWriteError, PermissionError):
+    """Other users could have put code into the cache, or could change what is in it."""
+
+
 class DeviceMemoryError(AcclimateError, MemoryError):
     """The model or its context does not fit into the accelerator's memory."""
 

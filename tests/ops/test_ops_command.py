@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from building import COMPILER, Workshop, command_line, set_up
-
-from fresh_process import FreshProcesses
+from building import COMPILER, Workshop, command_line
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler here")
 
 ACME = {"ACCLIMATE_ACCELERATOR": "acme"}
-
-
-@pytest.fixture
-def workshop(tmp_path: Path, fresh: FreshProcesses) -> Workshop:
-    return set_up(tmp_path, fresh)
 
 
 def test_an_op_is_listed_as_it_is_before_and_after_it_is_built(workshop: Workshop) -> None:

@@ -23,9 +23,16 @@ def host_compiler() -> list[str]:
     Raises:
         CompilerNotFoundError: there is none; the message says where it was looked for.
     """
-    chosen = shlex.split(os.environ.get("CXX", ""))
+    text = os.environ.get("CXX", "")
+    try:
+        chosen = shlex.split(text)
+    except ValueError as error:  # an open quotation mark, or nothing after a backslash
+        raise CompilerNotFoundError(
+            f'CXX is "{text}", which is no command: {error}. Correct it, or unset it to use the first of '
+            f"{', '.join(HOST_COMPILERS)}"
+        ) from error
     if chosen:
-        return [_program(chosen[0], f'CXX is "{os.environ["CXX"]}"'), *chosen[1:]]
+        return [_program(chosen[0], f'CXX is "{text}"'), *chosen[1:]]
     for name in HOST_COMPILERS:
         path = shutil.which(name)
         if path is not None:

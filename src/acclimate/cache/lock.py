@@ -1,4 +1,8 @@
-"""One process at a time: a lock file that the kernel frees when its holder dies."""
+"""One process at a time: a lock file that the kernel frees when its holder dies.
+
+Not ``filelock``: before version 4, which needs Python 3.11, it empties the file before the opened descriptor
+can be checked. A hard link under the lock's name would then empty another file.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
+from acclimate.cache.folder import open_file, read_file
 from acclimate.errors import OpLockTimeoutError
 
 try:
@@ -45,13 +50,14 @@ def hold(path: Path, timeout_s: float, purpose: str, notice: int = logging.INFO)
     then decides between two builders.
 
     Args:
-        path: of the lock's file, in a folder that exists.
+        path: of the lock's file, in a folder that exists and was checked.
         timeout_s: the longest wait, in seconds.
         purpose: what the holder does, for the messages of those who wait.
         notice: the log's level of the message that this process waits.
 
     Raises:
         OpLockTimeoutError: somebody else held it all the time.
+        UntrustedCacheError: others can write to the file, or it is a link.
         OSError: the file cannot be made.
     """
     if fcntl is None:
@@ -120,7 +126,7 @@ def _acquire(path: Path, timeout_s: float, purpose: str, notice: int) -> int:
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    return open_file(path, os.O_RDWR | os.O_CREAT)
 
 
 def _lock(descriptor: int, path: Path) -> bool:
@@ -134,12 +140,14 @@ def _lock(descriptor: int, path: Path) -> bool:
 
 def _is_current(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
         return False
 
 
 def _sign(descriptor: int) -> None:
+    if os.fstat(descriptor).st_nlink != 1:  # also the name of another file, which must stay
+        return
     holder = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
@@ -152,7 +160,7 @@ def _sign(descriptor: int) -> None:
 
 def _holder(path: Path) -> str:
     try:
-        holder = json.loads(path.read_bytes())
+        holder = json.loads(read_file(path))
         return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
     except (OSError, ValueError, KeyError, TypeError):
         return f"the holder of {path}"

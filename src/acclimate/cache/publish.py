@@ -17,11 +17,20 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from acclimate.cache.folder import check_tree, make_folder, settle_modes
 from acclimate.cache.lock import hold, try_hold
 from acclimate.errors import AcclimateError, CacheWriteError
 
 # What a file system answers when it takes no more bytes: full, over quota, over the process's size limit.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# What it answers when it takes none at all, or when the path cannot be followed.
+_REFUSED = {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG,
+    errno.ELOOP, errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.ENOENT,
+}  # fmt: skip
+UNWRITABLE = frozenset(_FULL | _REFUSED)
+"""The numbers of errors that are the file system's, as opposed to a bug of ours."""
+
 _PARTIAL = ".partial"
 
 
@@ -36,13 +45,14 @@ def publish_once(
         is_whole: whether ``folder`` needs no building; by default, whether it exists.
 
     Raises:
-        CacheWriteError: the disk is full or the cache cannot be written.
+        CacheWriteError: the disk is full, the cache cannot be written, or others can write to it.
     """
     is_whole = is_whole or folder.is_dir
-    if is_whole():
-        return folder
     try:
-        publish(folder, build, is_whole, f"making {folder}", notice=logging.WARNING)
+        if folder.is_dir():
+            check_tree(folder)
+        if not is_whole():
+            publish(folder, build, is_whole, f"making {folder}", notice=logging.WARNING)
     except AcclimateError:
         raise
     except OSError as error:
@@ -79,21 +89,23 @@ def publish(
 
     Raises:
         OpLockTimeoutError: another process was building it all the time.
+        UntrustedCacheError: others can change what is in the folder's parent.
         OSError: the folder cannot be written.
     """
     parent = folder.parent
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folder(parent)
     with hold(lock_file(folder), timeout_s, purpose, notice):
         if is_whole():  # another process built it while this one waited
             return
         _remove_leftovers(parent, held=folder.name)
         private = parent / f".{folder.name}.{secrets.token_hex(4)}{_PARTIAL}"
-        private.mkdir()
+        private.mkdir(0o755)
         try:
             build(private)
+            settle_modes(private)
             _flush(private)
-            if folder.exists() and not is_whole():  # truncated, or overwritten: of no use to anybody
-                shutil.rmtree(folder)
+            if os.path.lexists(folder) and not is_whole():  # truncated, or overwritten: of no use to anybody
+                remove(folder)
             _rename(private, folder)
         finally:
             shutil.rmtree(private, ignore_errors=True)
@@ -123,6 +135,19 @@ def _remove_leftovers(parent: Path, held: str) -> None:
         if lock is not None:
             with lock:
                 shutil.rmtree(leftover, ignore_errors=True)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder, and not a link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def remove(path: Path) -> None:
+    """Removes what is under a name; of a link, only the link."""
+    if is_folder(path):
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _flush(folder: Path) -> None:
@@ -155,9 +180,13 @@ def _rename(private: Path, folder: Path) -> None:
 
 
 def _explained(error: OSError, folder: Path) -> CacheWriteError | None:
+    """The error for a person, where it is about the cache and not about what is read to fill it."""
+    named = error.filename
+    if isinstance(named, str) and not Path(named).is_relative_to(folder.parent) and folder.parent.is_dir():
+        return None
     if error.errno in _FULL:
         return full_disk_error(folder.parent)
-    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}:
+    if error.errno in _REFUSED:
         return CacheWriteError(
             f"the cache {folder.parent} cannot be written ({error.strerror}); "
             "set ACCLIMATE_CACHE to a folder that can"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from acclimate.errors import AcceleratorUnavailableError, AcclimateError, UnknownOpError
 from acclimate.imports import describe
+from acclimate.ops.build import store
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.selection import find_backends, get_accelerator, load_by_name
 
@@ -107,8 +108,8 @@ def _state(accelerator: Accelerator, name: str) -> OpState:
         return OpState(name, "", IMPOSSIBLE, f"{type(builder).__name__} is not an acclimate OpBuilder")
     if not builder.sources():
         return OpState(name, builder.name, PURE, builder=builder)
-    reason = builder.incompatibility()
     try:
+        reason = builder.incompatibility() or store.unloadable_reason()
         library = builder.built_library()
     except AcclimateError as error:
         return OpState(name, builder.name, IMPOSSIBLE, str(error), builder=builder)

@@ -13,9 +13,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from acclimate.accelerator.compilers import CXX_SUFFIXES
-from acclimate.errors import CompilerNotFoundError, OpBuildError
+from acclimate.errors import (
+    CacheWriteError,
+    CompilerNotFoundError,
+    InvalidEnvironmentError,
+    OpBuildError,
+)
 from acclimate.ops.build import store
 from acclimate.ops.build.recipe import Recipe, Source, Unit
+from acclimate.ops.build.toolchain import Toolchain
 
 if TYPE_CHECKING:
     from acclimate.accelerator import Accelerator
@@ -124,12 +130,12 @@ class OpBuilder:
 
     def incompatibility(self) -> str | None:
         """Why the op cannot be built here, or ``None`` when it can."""
+        if not self.sources():
+            return None
         try:
-            for suffix in self._suffixes():
-                self.accelerator.op_compiler(suffix)
-        except CompilerNotFoundError as error:
+            return self._toolchain().missing
+        except InvalidEnvironmentError as error:
             return str(error)
-        return None
 
     def is_compatible(self, verbose: bool = False) -> bool:
         """Whether the op can be built here.
@@ -198,10 +204,11 @@ class OpBuilder:
             identity = (self.accelerator.name, type(self), found)
             if identity in _modules:
                 return _modules[identity]
+            reason = self.incompatibility()
             if library is None and key is not None:
-                library = store.obtain(recipe, key)
+                library, reason = self._obtain(recipe, key)
             if library is None:
-                self._warn_of_fallback(self.incompatibility())
+                self._warn_of_fallback(reason)
             elif self._open(library, key) and verbose:
                 _logger.info('The op "%s" is %s.', self.name, library)
             module = _modules[identity] = self.module()
@@ -228,28 +235,46 @@ class OpBuilder:
         Raises:
             OpBuildError: a source or a folder of headers is not where it should be.
         """
-        accelerator = self.accelerator
+        return self._recipe(self._toolchain(portable))
+
+    def _recipe(self, toolchain: Toolchain) -> Recipe:
         return Recipe(
             name=self.name,
             base=self._folders()[0],
-            units=tuple(self._unit(source, portable) for source in self._sources()),
+            units=tuple(self._unit(source, toolchain) for source in self._sources()),
             include_paths=tuple(self._found(path) for path in self.include_paths()),
-            system_paths=tuple(accelerator.op_include_paths()),
-            linker=self._compiler(".cpp"),
-            link_flags=(*accelerator.op_link_flags(self._suffixes()), *self.link_args()),
+            system_paths=toolchain.include_paths,
+            linker=toolchain.compilers[".cpp"],
+            link_flags=(*toolchain.link_flags, *self.link_args()),
             stable_abi=self.stable_abi,
         )
 
+    def _toolchain(self, portable: bool = False) -> Toolchain:
+        # C++'s compiler links, whatever the sources are.
+        suffixes = dict.fromkeys([*(Path(source.path).suffix for source in self._sources()), ".cpp"])
+        return Toolchain.of(self.accelerator, list(suffixes), portable)
+
     def _find(self) -> tuple[Path | None, Recipe, str | None]:
         """The library if there is one, what it is made of, and where one can be built, its key."""
-        recipe = self.recipe()
-        versions = store.versions(recipe) if self.incompatibility() is None else None
+        toolchain = self._toolchain()
+        recipe = self._recipe(toolchain)
+        versions = store.versions(recipe) if toolchain.missing is None else None
         key = recipe.key(versions) if versions is not None else None
         library = self._built(recipe, versions)
         if library is None:
             # One for all devices of a kind was made where there was none: while an image was built.
             library = self._built(self.recipe(portable=True), versions)
         return library, recipe, key
+
+    def _obtain(self, recipe: Recipe, key: str) -> tuple[Path | None, str | None]:
+        """The library, built where need be; or why there is no place for one that could be loaded."""
+        reason = store.unloadable_reason()
+        if reason is not None:
+            return None, reason
+        try:
+            return store.obtain(recipe, key), None
+        except CacheWriteError as error:
+            return None, str(error)
 
     def _built(self, recipe: Recipe, versions: list[str] | None) -> Path | None:
         library = self._built_ahead(recipe)
@@ -270,10 +295,11 @@ class OpBuilder:
             return True
         try:
             self.open_library(library)
-        except OSError as error:
-            if key is not None:
+        except (OSError, ImportError) as error:
+            reason = store.unloadable_reason(library.parent)
+            if key is not None and reason is None:
                 raise OpBuildError(f'The op "{self.name}" was built, but does not load: {error}.') from error
-            self._warn_of_fallback(f"{library} was built elsewhere and does not load: {error}")
+            self._warn_of_fallback(reason or f"{library} was built elsewhere and does not load: {error}")
             return False
         _opened.add(library)
         return True
@@ -283,30 +309,18 @@ class OpBuilder:
             'The op "%s" runs on plain torch, with the same results but slower: %s.', self.name, reason
         )
 
-    def _compiler(self, suffix: str) -> tuple[str, ...]:
-        try:
-            return tuple(self.accelerator.op_compiler(suffix))
-        except CompilerNotFoundError:
-            return ()
-
-    def _unit(self, source: Source, portable: bool) -> Unit:
+    def _unit(self, source: Source, toolchain: Toolchain) -> Unit:
         suffix = Path(source.path).suffix
         own = self.cxx_args() if suffix in CXX_SUFFIXES else []
         return Unit(
             label=source.path,
             path=self._found(source.path),
-            compiler=self._compiler(suffix),
-            flags=(*self.accelerator.op_compile_flags(suffix, portable), *own, *source.flags),
+            compiler=toolchain.compilers[suffix],
+            flags=(*toolchain.flags[suffix], *own, *source.flags),
         )
 
     def _sources(self) -> list[Source]:
         return [Source(source) if isinstance(source, str) else source for source in self.sources()]
-
-    def _suffixes(self) -> list[str]:
-        """How the names of the sources end, and C++'s for the linker."""
-        if not self.sources():
-            return []
-        return list(dict.fromkeys([*(Path(source.path).suffix for source in self._sources()), ".cpp"]))
 
     def _folders(self) -> list[Path]:
         """The folders of the modules that define this class and the ones it derives from."""

@@ -6,9 +6,10 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +17,13 @@ from typing import Any
 
 import torch
 
-from acclimate.ops.build.headers import included_headers
-
 STABLE_ABI = (2, 10)
 """The torch release whose stable ABI native source is compiled against: the oldest that acclimate runs on.
 A library made for it runs on that release and on all later ones."""
 
+_INCLUDE = re.compile(
+    rb'^[ \t]*#[ \t]*include(?:_next)?[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>|(\w+))', re.MULTILINE
+)
 _FORMAT = 1
 # What every op is compiled with. NDEBUG: torch's headers check nothing twice; C++20: torch's own standard.
 _COMMON_FLAGS = ("-O3", "-std=c++20", "-DNDEBUG")
@@ -72,7 +74,7 @@ class Recipe:
 
         Paths of this machine are left out, so that equal installations in two places share a library.
         """
-        contents = included_headers((unit.path for unit in self.units), self.include_paths)
+        contents = _included_headers((unit.path for unit in self.units), self.include_paths)
         headers = {os.path.relpath(path, self.base): _digest(data) for path, data in contents.items()}
         return {
             "format": _FORMAT,
@@ -160,3 +162,30 @@ class Recipe:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def _included_headers(sources: Iterable[Path], folders: Sequence[Path]) -> dict[Path, bytes]:
+    """The content of each header that the sources include, directly or through another header.
+
+    Looked for beside the including file and in ``folders``; what is in neither belongs to the system, the
+    compiler or torch, whose versions count in other ways. Conditions are not evaluated, so a header that is
+    left out on this machine counts too. Where a header's name is itself a macro, all files of ``folders``
+    count.
+    """
+    found: dict[Path, bytes] = {}
+    todo = [(path, path.read_bytes()) for path in sources]
+    while todo:
+        including, content = todo.pop()
+        for quoted, angled, macro in _INCLUDE.findall(content):
+            if macro:
+                candidates = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+            else:
+                name = (quoted or angled).decode(errors="replace")
+                beside = [including.parent] if quoted else []
+                places = (folder / name for folder in (*beside, *folders))
+                candidates = [place for place in places if place.is_file()][:1]
+            for header in (candidate.resolve() for candidate in candidates):
+                if header not in found:
+                    found[header] = header.read_bytes()
+                    todo.append((header, found[header]))
+    return found

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import hashlib
 import json
 import logging
@@ -20,32 +19,57 @@ import os
 import shutil
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from acclimate.cache import cache_root
+from acclimate.cache.folder import cache_root, check_folder, read_file
 from acclimate.cache.lock import try_hold
-from acclimate.cache.publish import leftovers, lock_file, publish
-from acclimate.errors import InvalidEnvironmentError, OpBuildError
-from acclimate.ops.build.compile import LOG_NAME, Progress, build_library, compiler_versions
+from acclimate.cache.publish import UNWRITABLE, is_folder, leftovers, lock_file, publish, remove
+from acclimate.errors import CacheWriteError, OpBuildError, UntrustedCacheError
+from acclimate.ops.build.compile import LOG_NAME, Progress, build_library
 from acclimate.ops.build.recipe import Recipe
+from acclimate.ops.build.toolchain import build_timeout_s, compiler_versions
 
 _logger = logging.getLogger("acclimate")
 
 _RECORD = "build.json"
-# What says that a folder cannot be written, as opposed to a bug of ours.
-_UNWRITABLE = {
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR,
-    errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE,
-}  # fmt: skip
-
+_VERSIONS = "compilers.json"
 _private_root: tuple[int, Path] | None = None
 
 
 def ops_folder() -> Path:
-    """Where built libraries are; not created here."""
-    # Absolute, since compilers run in another folder than this process.
-    return cache_root().absolute() / "ops"
+    """Where built libraries are; not created here.
+
+    Raises:
+        CacheWriteError: there is no folder for the cache.
+    """
+    return cache_root() / "ops"
+
+
+def unloadable_reason(folder: Path | None = None) -> str | None:
+    """Why no library in a folder can be loaded; ``None`` where nothing is known against it.
+
+    Args:
+        folder: the cache's where ``None``.
+    """
+    if folder is None:
+        try:
+            folder = ops_folder()
+        except CacheWriteError:  # each process builds for itself, elsewhere
+            return None
+    for there in (folder, *folder.parents):
+        try:
+            flags = os.statvfs(there).f_flag
+        except OSError:  # not there yet, or not ours to look at
+            continue
+        if flags & getattr(os, "ST_NOEXEC", 0):  # which not every system can tell
+            return (
+                f'"{folder}" is on a file system that is mounted "noexec", from which no library can be '
+                "loaded. Set ACCLIMATE_CACHE to a folder on another"
+            )
+        return None
+    return None
 
 
 def versions(recipe: Recipe) -> list[str]:
@@ -54,12 +78,16 @@ def versions(recipe: Recipe) -> list[str]:
     Raises:
         OpBuildError: a compiler cannot be run.
     """
-    return compiler_versions(recipe.compilers, ops_folder() / "compilers.json")
+    try:
+        memory = ops_folder() / _VERSIONS
+    except CacheWriteError:
+        return compiler_versions(recipe.compilers, None)
+    return compiler_versions(recipe.compilers, memory)
 
 
 def find(recipe: Recipe, key: str) -> Path | None:
     """The intact library of one key, in the cache or in this process's private folder."""
-    for root in (ops_folder(), *_private_folders()):
+    for root in (*_trusted_root(), *_private_folders()):
         library = _intact(root / recipe.name / key, recipe.name)
         if library is not None:
             return library
@@ -68,10 +96,12 @@ def find(recipe: Recipe, key: str) -> Path | None:
 
 def find_built_elsewhere(recipe: Recipe) -> Path | None:
     """The newest intact library of the same source, whatever compiler made it; for machines without one."""
-    folders = (ops_folder() / recipe.name).glob(f"{recipe.source_key}-*")
-    newest_first = sorted((folder for folder in folders if folder.is_dir()), key=_age_s)
-    intact = (_intact(folder, recipe.name) for folder in newest_first)
-    return next((library for library in intact if library is not None), None)
+    for root in _trusted_root(notice=logging.WARNING):
+        folders = (root / recipe.name).glob(f"{recipe.source_key}-*")
+        newest_first = sorted((folder for folder in folders if folder.is_dir()), key=_modified_s, reverse=True)
+        intact = (_intact(folder, recipe.name) for folder in newest_first)
+        return next((library for library in intact if library is not None), None)
+    return None
 
 
 def obtain(recipe: Recipe, key: str, progress: Progress | None = None) -> Path:
@@ -80,6 +110,7 @@ def obtain(recipe: Recipe, key: str, progress: Progress | None = None) -> Path:
     Raises:
         OpBuildError: it does not compile; the message has the compiler's, the command and the log's place.
         OpLockTimeoutError: another process was building it for longer than ``ACCLIMATE_BUILD_TIMEOUT``.
+        CacheWriteError: neither the cache nor a folder for temporary files can be written to.
     """
     library = find(recipe, key)
     if library is not None:
@@ -87,9 +118,34 @@ def obtain(recipe: Recipe, key: str, progress: Progress | None = None) -> Path:
     try:
         return _build_once(ops_folder(), recipe, key, progress)
     except OSError as error:
-        if error.errno not in _UNWRITABLE:
+        reason = _reason(error)
+        if reason is None:
             raise
-        return _build_privately(recipe, key, progress, error)
+    return _build_privately(recipe, key, progress, reason)
+
+
+def _trusted_root(notice: int = logging.DEBUG) -> list[Path]:
+    """The cache's folder of libraries; none where there is no cache, or others can write to it.
+
+    Args:
+        notice: the log's level of the message that it is not used.
+    """
+    try:
+        root = ops_folder()
+        check_folder(root)
+    except OSError as error:
+        _say_once(notice, f"The cache of built ops is not used: {error}.")
+        return []
+    return [root]
+
+
+def _reason(error: OSError) -> str | None:
+    """Why the cache cannot be used, where that is what an error is about."""
+    if isinstance(error, CacheWriteError):
+        return str(error)
+    if error.errno in UNWRITABLE:
+        return f"it cannot be written ({error.strerror})"
+    return None
 
 
 def _build_once(root: Path, recipe: Recipe, key: str, progress: Progress | None) -> Path:
@@ -109,21 +165,27 @@ def _build_once(root: Path, recipe: Recipe, key: str, progress: Progress | None)
         build,
         lambda: _intact(folder, recipe.name) is not None,
         f'building the op "{recipe.name}"',
-        timeout_s=_timeout_s(),
+        timeout_s=build_timeout_s(),
     )
     return folder / f"{recipe.name}.so"
 
 
-def _build_privately(recipe: Recipe, key: str, progress: Progress | None, error: OSError) -> Path:
-    """Builds for this process alone, where the cache cannot be written."""
+def _build_privately(recipe: Recipe, key: str, progress: Progress | None, reason: str) -> Path:
+    """Builds for this process alone, where the cache cannot be used."""
     global _private_root
     if not _private_folders():
-        folder = Path(tempfile.mkdtemp(prefix="acclimate-ops-"))
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="acclimate-ops-"))
+            check_folder(folder)
+        except OSError as error:
+            raise CacheWriteError(
+                f"there is no folder to build in: the cache is not used ({reason}), nor is one for temporary "
+                f"files ({error})"
+            ) from error
         _logger.warning(
-            "The cache of built ops %s cannot be written (%s), so this process builds them in %s, for itself "
-            "alone. Set ACCLIMATE_CACHE to a folder that can be written.",
-            ops_folder(),
-            error.strerror,
+            "The cache of built ops is not used: %s. So this process builds them in %s, for itself alone. Set "
+            "ACCLIMATE_CACHE to a folder that can be written.",
+            reason,
             folder,
         )
         _private_root = os.getpid(), folder
@@ -147,19 +209,32 @@ def _intact(folder: Path, name: str) -> Path | None:
     """The library in a folder, if it is as its record says."""
     library = folder / f"{name}.so"
     try:
-        record = json.loads((folder / _RECORD).read_bytes())
-        if library.stat().st_size != record["size"] or _digest(library) != record["sha256"]:
-            _logger.info("%s is damaged, and will be rebuilt.", library)
+        check_folder(folder)
+        record = json.loads(read_file(folder / _RECORD))
+        content = read_file(library)
+        if len(content) != record["size"] or _digest(content) != record["sha256"]:
+            _logger.info("%s is damaged, and will be built again.", library)
             return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except FileNotFoundError:
+        return None
+    except UntrustedCacheError as error:
+        _say_once(logging.WARNING, f"A built op is not used: {error}.")
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return library
 
 
+@cache
+def _say_once(level: int, message: str) -> None:
+    _logger.log(level, "%s", message)
+
+
 def _record(library: Path, recipe: Recipe, seconds: float) -> None:
+    content = library.read_bytes()
     record: dict[str, Any] = {
-        "size": library.stat().st_size,
-        "sha256": _digest(library),
+        "size": len(content),
+        "sha256": _digest(content),
         "seconds": round(seconds, 2),
         "made_of": recipe.description,
         "compilers": [list(command) for command in recipe.compilers],
@@ -167,13 +242,13 @@ def _record(library: Path, recipe: Recipe, seconds: float) -> None:
     (library.parent / _RECORD).write_text(json.dumps(record, indent=1) + "\n")
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
-def _age_s(folder: Path) -> float:
+def _modified_s(folder: Path) -> float:
     try:
-        return -folder.stat().st_mtime
+        return folder.stat().st_mtime
     except OSError:
         return 0.0
 
@@ -187,19 +262,6 @@ def _keep_log(private: Path, folder: Path) -> Path:
     return (private / LOG_NAME).replace(_log_of_failure(folder))
 
 
-def _timeout_s() -> float:
-    text = os.environ.get("ACCLIMATE_BUILD_TIMEOUT", "600")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not seconds >= 0:
-        raise InvalidEnvironmentError(
-            f'ACCLIMATE_BUILD_TIMEOUT is "{text}", but has to be a number of seconds from 0 on.'
-        )
-    return seconds
-
-
 # -- cleaning ----------------------------------------------------------------------------------------
 
 
@@ -211,30 +273,47 @@ def clean(names: list[str] | None = None) -> tuple[list[Path], list[Path]]:
 
     Returns:
         The folders of libraries that were removed, and the lock files of builds in progress, which stay.
+
+    Raises:
+        CacheWriteError: there is no cache, others can write to it, or it cannot be read.
     """
     removed: list[Path] = []
     busy: list[Path] = []
     root = ops_folder()
-    parents = [root / name for name in names] if names is not None else sorted(root.glob("*/"))
-    for parent in parents:
-        for key in sorted({_key_of(path) for path in parent.iterdir()} if parent.is_dir() else ()):
-            folder = parent / key
-            lock = try_hold(lock_file(folder))
-            if lock is None:
-                busy.append(lock_file(folder))
-                continue
-            with lock:
-                if folder.is_dir():
-                    removed.append(folder)
-                for path in [folder, *leftovers(folder)]:
-                    shutil.rmtree(path, ignore_errors=True)
-                _log_of_failure(folder).unlink(missing_ok=True)
-                lock_file(folder).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty: a build is in progress
-            parent.rmdir()
-    if names is None:
-        (root / "compilers.json").unlink(missing_ok=True)
+    check_folder(root)
+    try:
+        ops = sorted(path.name for path in root.iterdir()) if names is None else names
+        # What a link leads to is no part of the cache.
+        for parent in (root / op for op in ops if is_folder(root / op)):
+            _clean_op(parent, removed, busy)
+        if names is None:
+            (root / _VERSIONS).unlink(missing_ok=True)
+    except FileNotFoundError:  # there is nothing yet, or another process cleans too
+        pass
+    except OSError as error:
+        if isinstance(error, CacheWriteError):
+            raise
+        raise CacheWriteError(f"the cache {root} cannot be cleaned: {error}") from error
     return removed, busy
+
+
+def _clean_op(parent: Path, removed: list[Path], busy: list[Path]) -> None:
+    check_folder(parent)
+    for key in sorted({_key_of(path) for path in parent.iterdir()} - {""}):
+        folder = parent / key
+        lock = try_hold(lock_file(folder))
+        if lock is None:
+            busy.append(lock_file(folder))
+            continue
+        with lock:
+            if is_folder(folder):
+                removed.append(folder)
+            for path in [folder, *leftovers(folder)]:
+                remove(path)
+            _log_of_failure(folder).unlink(missing_ok=True)
+            lock_file(folder).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty: a build is in progress
+        parent.rmdir()
 
 
 def _key_of(path: Path) -> str:

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from building import COMPILER, Workshop, python_environment, set_up
+from building import COMPILER, Workshop, python_environment
 
 from fresh_process import FreshProcesses
 
@@ -24,11 +24,6 @@ result = module.scale(torch.arange(5.0)).tolist()
 tell(result=result, plain=len(module.plain_calls))
 """
 ACME = {"ACCLIMATE_ACCELERATOR": "acme"}
-
-
-@pytest.fixture
-def workshop(tmp_path: Path, fresh: FreshProcesses) -> Workshop:
-    return set_up(tmp_path, fresh)
 
 
 def test_an_op_that_was_built_is_not_built_again_in_another_process(workshop: Workshop) -> None:

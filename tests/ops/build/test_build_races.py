@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from building import COMPILER, Workshop, python_environment, set_up
+from building import COMPILER, Workshop, python_environment
 
 from fresh_process import FreshProcesses
 
@@ -27,11 +27,6 @@ print("asks", flush=True)
 builder.TinyBuilder().load()
 print(builder.answers, flush=True)
 """
-
-
-@pytest.fixture
-def workshop(tmp_path: Path, fresh: FreshProcesses) -> Workshop:
-    return set_up(tmp_path, fresh)
 
 
 class Asker:

@@ -1,0 +1,268 @@
+"""Where the cache is, and that nobody but its user can change what is in it.
+
+What is in the cache is loaded and run, so a folder or file counts only if nobody but this user and root could
+have made or changed it. A path is followed from the root of the file system: each name is looked up in a
+folder that others cannot change, so it still means the same when it is opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from acclimate.cache.owners import (
+    TRUST_VARIABLE,
+    checks_owners,
+    group_name,
+    is_trusted_group,
+    is_trusted_owner,
+    is_unmapped_root,
+    shared_group,
+    user_name,
+)
+from acclimate.errors import CacheWriteError, UntrustedCacheError
+
+_MOST_LINKS = 40  # on one path, as Linux has it
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+
+
+def cache_root() -> Path:
+    """The folder all of acclimate's cached files live under, as an absolute path; not created here.
+
+    ``ACCLIMATE_CACHE``, else ``$XDG_CACHE_HOME/acclimate``, else ``~/.cache/acclimate``.
+
+    Raises:
+        CacheWriteError: there is no home folder, or no working directory for a relative path.
+    """
+    chosen = os.environ.get("ACCLIMATE_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        if chosen:
+            return Path(chosen).expanduser().absolute()
+        if os.path.isabs(base):  # the XDG specification says to ignore a relative path
+            return Path(base) / "acclimate"
+        return Path.home().absolute() / ".cache" / "acclimate"
+    except RuntimeError as error:  # pathlib's, of a user without HOME and without an entry in passwd
+        raise CacheWriteError(
+            f"there is no folder for the cache: {error} Set ACCLIMATE_CACHE to an absolute path"
+        ) from error
+    except FileNotFoundError as error:
+        raise CacheWriteError(
+            "the path of the cache is relative, and the working directory was deleted. "
+            "Set ACCLIMATE_CACHE to an absolute path"
+        ) from error
+
+
+# -- folders -----------------------------------------------------------------------------------------
+
+
+def check_folder(folder: Path) -> None:
+    """Makes sure that only this user and root can change what a folder of the cache holds.
+
+    A folder above it may be writable by others if it is sticky, as ``/tmp`` is: they can add names to it, but
+    not replace this user's. Folders that do not exist yet pass.
+
+    Args:
+        folder: an absolute path. Links in it are followed, and the folders they lead through checked too.
+
+    Raises:
+        UntrustedCacheError: somebody else can; it names the folder and says what to do.
+        CacheWriteError: there is a file where a folder should be.
+        OSError: the path cannot be followed.
+    """
+    if not checks_owners():
+        return
+    way, is_whole = _way_to(folder)
+    shared: str | None = None  # who else can write to the folder before
+    for path, status in way:
+        owner_is_trusted = is_trusted_owner(status.st_uid) or is_unmapped_root(status.st_uid)
+        if stat.S_ISLNK(status.st_mode):
+            if shared and not owner_is_trusted:
+                raise _refused(folder, f'"{path}" is a link that belongs to {user_name(status.st_uid)}')
+            continue
+        if not stat.S_ISDIR(status.st_mode):
+            raise CacheWriteError(
+                f'"{folder}" cannot be a folder of the cache, because "{path}" is a file. '
+                "Set ACCLIMATE_CACHE to a folder"
+            )
+        if not owner_is_trusted:
+            raise _refused(folder, f'"{path}" belongs to {user_name(status.st_uid)}')
+        shared = _other_writers(path, status)
+        if shared and not status.st_mode & stat.S_ISVTX:
+            raise _refused(folder, f'"{path}" can be changed by {shared}')
+    path, status = way[-1]
+    if is_whole and shared:
+        raise _refused(folder, f'"{path}" can be written to by {shared}')
+    if is_whole and not is_trusted_owner(status.st_uid):
+        raise _refused(folder, f'"{path}" belongs to {user_name(status.st_uid)}')
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder of the cache that others cannot write to, whatever the umask, and checks it.
+
+    Raises:
+        UntrustedCacheError: others can change it or a folder above it.
+        CacheWriteError: there is a file where a folder should be.
+        OSError: it cannot be made.
+    """
+    check_folder(folder)
+    missing: list[Path] = []
+    for path in (folder, *folder.parents):
+        if path.is_dir():
+            break
+        missing.insert(0, path)
+    for path in missing:
+        try:
+            path.mkdir(0o755)
+        except FileExistsError:  # another process was faster, or it is a link that leads nowhere
+            if not path.is_dir():
+                raise
+        else:
+            _share(path, 0o2775)
+    if missing:
+        check_folder(folder)
+
+
+def check_tree(folder: Path) -> None:
+    """Checks a folder of the cache and everything in it.
+
+    Raises:
+        UntrustedCacheError: others can change something in it, or there is something else than files.
+        OSError: it cannot be read.
+    """
+    check_folder(folder)
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(parent, name)
+            _check_entry(path, os.lstat(path))
+
+
+def settle_modes(folder: Path) -> None:
+    """Takes from others the right to write to what programs have left in a folder of this process."""
+    for path in (folder, *folder.rglob("*")):
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            continue
+        if mode & 0o022:
+            path.chmod(stat.S_IMODE(mode) & ~0o022)
+        _share(path, 0o2775 if stat.S_ISDIR(mode) else 0o664)
+
+
+# -- files -------------------------------------------------------------------------------------------
+
+
+def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Opens a file in a folder that was checked; returns a descriptor that the caller closes.
+
+    A link is not followed, and it is the opened file that is checked.
+
+    Raises:
+        UntrustedCacheError: it is not this user's or root's, or others can write to it.
+        OSError: it cannot be opened, or is a link.
+    """
+    # O_NONBLOCK: opening a FIFO would wait for somebody to write to it.
+    descriptor = os.open(path, flags | os.O_CLOEXEC | _NOFOLLOW | _NONBLOCK, 0o644)
+    try:
+        status = os.fstat(descriptor)
+        _check_entry(path, status)
+        if not stat.S_ISREG(status.st_mode):
+            raise _not_a_file(path)
+        if flags & os.O_CREAT and status.st_uid == os.geteuid():
+            _share(path, 0o664)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file, opened as :func:`open_file` does.
+
+    Raises:
+        UntrustedCacheError: it is not this user's or root's, or others can write to it.
+        OSError: it cannot be read, or is a link.
+    """
+    with open(open_file(path), "rb") as file:
+        return file.read()
+
+
+# -- who can change it -------------------------------------------------------------------------------
+
+
+def _way_to(folder: Path) -> tuple[list[tuple[Path, os.stat_result]], bool]:
+    """Every folder and link on the way to a path, from the root on, and whether all of it exists."""
+    current = Path(folder.anchor)
+    way = [(current, os.lstat(current))]
+    names = list(reversed(folder.parts[1:]))
+    links = 0
+    while names:
+        name = names.pop()
+        if name == "..":
+            current = current.parent
+            way.append((current, os.lstat(current)))
+            continue
+        path = current / name
+        try:
+            status = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return way, False
+        way.append((path, status))
+        if not stat.S_ISLNK(status.st_mode):
+            current = path
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+        target = Path(os.readlink(path))
+        if target.is_absolute():
+            current = Path(target.anchor)
+            names += reversed(target.parts[1:])
+        else:
+            names += reversed(target.parts)
+    if way[-1][0] != current:  # a link to the root or to "."
+        way.append((current, os.lstat(current)))
+    return way, True
+
+
+def _check_entry(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise _not_a_file(path)
+    if not checks_owners():
+        return
+    if not is_trusted_owner(status.st_uid):
+        raise _refused(path, f'"{path}" belongs to {user_name(status.st_uid)}')
+    others = _other_writers(path, status)
+    if others:
+        raise _refused(path, f'"{path}" can be changed by {others}')
+
+
+def _other_writers(path: Path, status: os.stat_result) -> str | None:
+    """Who besides the owner can write to a file or folder."""
+    if status.st_mode & stat.S_IWOTH:
+        return "every user"
+    if status.st_mode & stat.S_IWGRP and not is_trusted_group(status.st_gid, path):
+        return f"the group {group_name(status.st_gid)}"
+    return None
+
+
+def _share(path: Path, mode: int) -> None:
+    """Gives what this process made to the group that shares the cache, where one does."""
+    gid = shared_group()
+    if gid is not None:
+        os.chown(path, -1, gid)
+        path.chmod(mode)
+
+
+def _refused(path: Path, reason: str) -> UntrustedCacheError:
+    return UntrustedCacheError(
+        f'{reason}, who could put other code into the cache ("{path}"). Set ACCLIMATE_CACHE to a folder that '
+        "only you can write to; or take the right to write from others, and delete what they could have put "
+        f"there. {TRUST_VARIABLE}=GROUP trusts the members of a group"
+    )
+
+
+def _not_a_file(path: Path) -> UntrustedCacheError:
+    return UntrustedCacheError(f'"{path}" in the cache is not an ordinary file. Delete it')

@@ -1,0 +1,123 @@
+"""Which users and groups may change the cache: this user, root, and a group that the user names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from functools import cache
+from pathlib import Path
+
+from acclimate.errors import InvalidEnvironmentError
+
+try:
+    import grp
+    import pwd
+except ImportError:  # a system without owners and modes, where nothing is checked
+    grp = pwd = None  # type: ignore[assignment]
+
+TRUST_VARIABLE = "ACCLIMATE_CACHE_TRUST"
+"""Names the group whose members share the cache; :data:`EVERYONE` turns the checks off."""
+
+EVERYONE = "everyone"
+
+
+def checks_owners() -> bool:
+    """Whether the system has owners and modes, and the user has not turned the checks off."""
+    return hasattr(os, "geteuid") and os.environ.get(TRUST_VARIABLE) != EVERYONE
+
+
+def shared_group() -> int | None:
+    """The id of the group whose members share the cache; ``None`` where they do not.
+
+    Raises:
+        InvalidEnvironmentError: ``ACCLIMATE_CACHE_TRUST`` names no group.
+    """
+    name = os.environ.get(TRUST_VARIABLE)
+    if not name or name == EVERYONE or grp is None:
+        return None
+    return _group_id(name)
+
+
+def is_trusted_owner(uid: int) -> bool:
+    """Whether a file of that owner can be loaded: root's, this user's, or a member's of the shared group."""
+    if uid in (0, os.geteuid()):
+        return True
+    gid = shared_group()
+    return gid is not None and gid in _groups(uid)
+
+
+def is_unmapped_root(uid: int) -> bool:
+    """Whether that is how this user namespace shows root, as in a container that maps this user alone.
+
+    It shows every other user of the host the same way. So this is enough for a folder above the cache, whose
+    owner can rename what is in it but not make it this user's, and not for what is loaded.
+    """
+    try:
+        overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError):
+        return False
+    return uid == overflow == os.lstat("/").st_uid
+
+
+def is_trusted_group(gid: int, path: Path) -> bool:
+    """Whether a file that this group can write to is as safe as one that only its owner can.
+
+    So for root's group, for a group of this user alone (distributions make one for each, with a umask of
+    002), and for the group that shares the cache.
+    """
+    if _has_access_list(path):  # then the group's bits speak of other users and groups too
+        return False
+    return gid == shared_group() or _is_own_group(gid, os.geteuid())
+
+
+def user_name(uid: int) -> str:
+    """A user as people know it: "ann (uid 1000)"."""
+    with contextlib.suppress(KeyError):
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    return f"the user with uid {uid}"
+
+
+def group_name(gid: int) -> str:
+    """A group as people know it: "staff (gid 50)"."""
+    with contextlib.suppress(KeyError):
+        return f"{grp.getgrgid(gid).gr_name} (gid {gid})"
+    return f"with gid {gid}"
+
+
+@cache
+def _group_id(name: str) -> int:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise InvalidEnvironmentError(
+            f'{TRUST_VARIABLE} is "{name}", but there is no group of that name here. Set it to the name of '
+            f'the group that shares the cache, to "{EVERYONE}" to turn the checks off, or unset it.'
+        ) from None
+
+
+@cache
+def _groups(uid: int) -> frozenset[int]:
+    """The groups that a user is in."""
+    try:
+        user = pwd.getpwuid(uid)
+        return frozenset(os.getgrouplist(user.pw_name, user.pw_gid))
+    except (KeyError, OSError):
+        return frozenset()
+
+
+@cache
+def _is_own_group(gid: int, uid: int) -> bool:
+    try:
+        group = grp.getgrgid(gid)
+        owner = "root" if gid == 0 else pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return gid == 0
+    is_private = gid == 0 or (group.gr_name == owner and pwd.getpwuid(uid).pw_gid == gid)
+    return is_private and set(group.gr_mem) <= {owner}
+
+
+def _has_access_list(path: Path) -> bool:
+    try:
+        return bool(os.getxattr(path, "system.posix_acl_access", follow_symlinks=False))
+    except (OSError, AttributeError):
+        return False
