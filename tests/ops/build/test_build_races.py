@@ -10,12 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from building import COMPILER, Workshop, python_environment
-
-from fresh_process import FreshProcesses
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler here")
 

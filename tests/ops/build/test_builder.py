@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from building import COMPILER, Workshop, python_environment
 
-from fresh_process import FreshProcesses
-
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler here")
 
 LOAD_TINY = "from tiny_op import builder\nbuilder.TinyBuilder().load()\ntell(answers=builder.answers)"

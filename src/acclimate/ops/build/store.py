@@ -97,8 +97,8 @@ def find(recipe: Recipe, key: str) -> Path | None:
 def find_built_elsewhere(recipe: Recipe) -> Path | None:
     """The newest intact library of the same source, whatever compiler made it; for machines without one."""
     for root in _trusted_root(notice=logging.WARNING):
-        folders = (root / recipe.name).glob(f"{recipe.source_key}-*")
-        newest_first = sorted((folder for folder in folders if folder.is_dir()), key=_modified_s, reverse=True)
+        folders = filter(is_folder, (root / recipe.name).glob(f"{recipe.source_key}-*"))
+        newest_first = sorted(folders, key=_modified_s, reverse=True)
         intact = (_intact(folder, recipe.name) for folder in newest_first)
         return next((library for library in intact if library is not None), None)
     return None
@@ -144,7 +144,7 @@ def _reason(error: OSError) -> str | None:
     if isinstance(error, CacheWriteError):
         return str(error)
     if error.errno in UNWRITABLE:
-        return f"it cannot be written ({error.strerror})"
+        return f"it cannot be written ({error.strerror}). Set ACCLIMATE_CACHE to a folder that can"
     return None
 
 
@@ -183,10 +183,7 @@ def _build_privately(recipe: Recipe, key: str, progress: Progress | None, reason
                 f"files ({error})"
             ) from error
         _logger.warning(
-            "The cache of built ops is not used: %s. So this process builds them in %s, for itself alone. Set "
-            "ACCLIMATE_CACHE to a folder that can be written.",
-            reason,
-            folder,
+            "This process builds ops in %s, for itself alone. The cache is not used: %s.", folder, reason
         )
         _private_root = os.getpid(), folder
         atexit.register(_remove_private_folder)

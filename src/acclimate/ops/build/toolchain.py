@@ -160,7 +160,7 @@ class Compilers:
             return process.wait(self._timeout_s)
         except subprocess.TimeoutExpired:
             raise OpBuildError(
-                f"{command[0]} did not end within {self._timeout_s:g} s, and was ended with what it had started. "
+                f"{command[0]} did not end within {self._timeout_s:g} s, so it was ended, with its children. "
                 "Set ACCLIMATE_BUILD_TIMEOUT to a longer time in seconds, or 0 for no limit"
             ) from None
         finally:
@@ -190,8 +190,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def compiler_versions(commands: Sequence[tuple[str, ...]], memory: Path | None) -> list[str]:
     """What each compiler says of its version.
 
-    Asking takes longer than all else in loading a cached op, so the answer is kept for as long as the program's
-    file does not change.
+    Asking takes longer than all else in loading a cached op, so the answer is kept for as long as the
+    program's file does not change.
 
     Args:
         commands: a program's path, then its fixed arguments.
@@ -234,16 +234,16 @@ def _identity(command: tuple[str, ...]) -> str:
 
 
 def _ask_version(command: tuple[str, ...]) -> str:
+    name = f"The compiler {shlex.join(command)}"
     limit_s = min(build_timeout_s() or _LONGEST_ANSWER_S, _LONGEST_ANSWER_S)
     try:
         with Compilers(limit_s) as compilers:
             code, answer = compilers.run([*command, "--version"])
     except OpBuildError as error:
-        raise OpBuildError(f"The compiler {shlex.join(command)} does not tell its version: {error}.") from error
+        raise OpBuildError(f"{name} does not tell its version: {error}.") from error
     if code != 0:
         raise OpBuildError(
-            f"The compiler {shlex.join(command)} cannot be run: with --version it ended with {ending(code)}.\n"
-            f"{answer}".rstrip()
+            f"{name} cannot be run: with --version it ended with {ending(code)}.\n{answer}".rstrip()
         )
     return answer.strip()
 
