@@ -18,7 +18,7 @@ from fresh_process import plain_environment
 
 MARK = "ACCLIMATE_TEST_MARK"
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """How long a busy machine may take for what should take milliseconds."""
 
 
@@ -120,9 +120,9 @@ def living(mark: str) -> dict[int, str]:
     return found
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Waits for something that is about to happen."""
-    give_up = time.monotonic() + PATIENCE_S
+    give_up = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up, f"waited in vain for: {what}"
         time.sleep(0.01)

@@ -6,10 +6,15 @@ import os
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from launching import command, launched, run, wait_until
+from launching import all_ready, command, launched, names_in, ranks_code, run, wait_until
+
+from acclimate.launch.elastic import agent
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "train_gpt.py"
 
@@ -90,6 +95,102 @@ def test_ctrl_c_ends_the_wait_for_other_hosts(tmp_path: Path) -> None:
 def is_listening(port: int) -> bool:
     with socket.socket() as caller:
         return caller.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def deaf_server(greeting: bytes = b"") -> Iterator[tuple[int, threading.Event]]:
+    """A port that accepts connections and says nothing but perhaps a greeting; an event tells of a call."""
+    kept: list[socket.socket] = []
+    called = threading.Event()
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                kept.append(connection)
+                connection.sendall(greeting)
+                called.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=accept, daemon=True).start()
+        yield server.getsockname()[1], called
+        server.shutdown(socket.SHUT_RDWR)
+    for connection in kept:
+        connection.close()
+
+
+def meeting_at(port: int, host: str = "127.0.0.1") -> list[str]:
+    return ["--min_nodes", "2", "--max_nodes", "2", "--master_addr", host, "--master_port", str(port)]
+
+
+@pytest.mark.parametrize("greeting", [b"", pytest.param(b"SSH-2.0-OpenSSH_9.6\r\n", marks=pytest.mark.slow)])
+def test_a_meeting_place_that_accepts_and_says_nothing_is_named(greeting: bytes) -> None:
+    patience = "agent._PROBE_AFTER_S, agent._SILENCE_S = 0.1, 1.0"  # instead of 5 s and 15 s
+    with deaf_server(greeting) as (port, _):
+        arguments = command(1, "pass", *meeting_at(port))[3:]
+        code = f"""
+import sys
+from acclimate.cli import main
+from acclimate.launch.elastic import agent
+{patience}
+sys.exit(main({arguments!r}))
+"""
+        with launched([sys.executable, "-c", code]) as job:
+            _, stderr = job.read()
+            assert job.wait() == 2
+            assert job.living() == {}
+    assert f"127.0.0.1:{port}, where the job's hosts meet, " in stderr or "nobody answers at" in stderr
+    assert greeting or "accepts connections and then says nothing" in stderr
+    assert "Traceback" not in stderr
+
+
+def test_a_silent_meeting_place_is_named_within_half_a_minute() -> None:
+    assert agent._PROBE_AFTER_S + agent._SILENCE_S + 3 * agent._LOOK_AGAIN_S < 30
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_ends_the_wait_for_a_meeting_place_that_says_nothing(number: int) -> None:
+    with deaf_server() as (port, called), launched(command(1, "pass", *meeting_at(port))) as job:
+        assert called.wait(30)
+        job.signal(number)
+        _, stderr = job.read()
+        assert job.wait() == 128 + number
+        assert job.living() == {}
+    assert stderr.endswith(f"{signal.Signals(number).name} ended the wait for other hosts.\n")
+
+
+def test_a_notice_reaches_elastic_ranks_and_ends_nothing_and_what_is_ignored_stays_so(tmp_path: Path) -> None:
+    text = """
+signal.signal(signal.SIGUSR1, lambda *_: ready("noticed"))
+ready()
+while not (folder / "go").exists(): time.sleep(0.01)
+"""
+    with launched(["nohup", *command(1, ranks_code(tmp_path, text), "--max_restarts", "1")]) as job:
+        all_ready(tmp_path, 1)
+        job.signal(signal.SIGHUP)
+        job.signal(signal.SIGUSR1)
+        wait_until(lambda: "noticed" in names_in(tmp_path), "the notice")
+        (tmp_path / "go").touch()
+        job.read()
+        assert job.wait() == 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_ranks_whose_meeting_place_is_frozen(tmp_path: Path) -> None:
+    options = [*meeting_at(free_port()), "--grace", "0.5"]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with launched(command(1, ranks_code(tmp_path / "a", "ready()\nwait()"), *options)) as a:
+        wait_until(lambda: is_listening(int(options[7])), "the meeting place to open")
+        with launched(command(1, ranks_code(tmp_path / "b", "ready()\nwait()"), *options)) as b:
+            wait_until(lambda: names_in(tmp_path / "a") and names_in(tmp_path / "b"), "both ranks to start")
+            a.signal(signal.SIGSTOP)
+            b.signal(signal.SIGINT)
+            _, stderr = b.read()
+            assert b.wait() == 130
+            assert b.living() == {}
+        assert "acclimate run: SIGINT was passed on, and the ranks have ended.\n" in stderr
+        a.signal(signal.SIGCONT)
 
 
 @pytest.mark.slow
@@ -181,7 +282,7 @@ def test_training_goes_on_from_its_checkpoint_when_a_rank_is_killed(tmp_path: Pa
     steps = ["--steps", "60", "--checkpoint-every", "5", "--out", str(tmp_path), "--resume"]
     steps += ["--layers=1", "--heads=2", "--width=32", "--context=32", "--batch=4", "--validate-every=60"]
     with launched([*launcher, str(EXAMPLE), *steps], variables={"DS_ACCELERATOR": "cpu"}) as job:
-        wait_until(lambda: any((tmp_path / "checkpoints").glob("*")), "the first checkpoint")
+        wait_until(lambda: any((tmp_path / "checkpoints").glob("*")), "the first checkpoint", 120)
         ranks = [pid for pid in job.living() if b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
         os.kill(ranks[0], signal.SIGKILL)
         stdout, stderr = job.read(120)

@@ -1,23 +1,26 @@
 """Jobs whose ranks are started anew after a failure, and whose hosts may come and go.
 
-torch's elastic agent decides who takes part and when to start anew (its rendezvous, its store); the ranks of
-each generation are supervised as those of any job here: bound, tagged, and none of their processes left.
+torch's elastic agent decides who takes part and when to start anew (its rendezvous, its store). Its worker on
+each host is a supervisor as in any job here: ranks are bound and tagged, and none of their processes is left.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
-from types import FrameType
 from typing import IO, Any
 
 from torch.distributed import DistError
@@ -28,11 +31,12 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerSpec,
     WorkerState,
 )
-from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousHandler,
     RendezvousParameters,
     RendezvousTimeoutError,
 )
@@ -44,7 +48,7 @@ from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome, signal_name
 from acclimate.launch.remote.addresses import address_towards
 from acclimate.launch.supervise.own_python import own_python
-from acclimate.launch.supervise.signals import TERMINATING
+from acclimate.launch.supervise.signals import NOTICES, TERMINATING, SignalInbox
 from acclimate.launch.wire import from_wire
 
 _RUN_ID = "acclimate"
@@ -56,6 +60,12 @@ _LAST_CALL_S = 5
 """How long hosts that are enough wait for more."""
 _STORE_TIMEOUT_S = 30
 """How long to wait for the host where all meet; torch tries twice."""
+_PROBE_AFTER_S = 5.0
+_SILENCE_S = 15.0
+"""How long a rendezvous that accepts connections may say nothing."""
+_LEAVE_S = 5.0
+"""How long torch may take to leave the job after the ranks have ended because of a signal."""
+_LOOK_AGAIN_S = 1.0
 
 
 def launch(
@@ -72,79 +82,188 @@ def launch(
     Raises:
         HostUnreachableError: nobody answers at the rendezvous.
     """
-    # torch would have all generations share one store, where a later one finds what an earlier one's ranks
-    # wrote, such as addresses at which nobody listens any more.
+    # torch would have all rounds share one store, where a later one finds what an earlier one's ranks wrote,
+    # such as addresses at which nobody listens any more.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if job.log_level not in ("debug", "info"):  # its warnings say what is said here
         logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
-    place = f"{job.master_addr}:{job.master_port}"
-    parameters = RendezvousParameters(
-        backend="c10d",
-        endpoint=f"[{job.master_addr}]:{job.master_port}" if ":" in str(job.master_addr) else place,
-        run_id=_RUN_ID,
-        min_nodes=min_nodes,
-        max_nodes=max_nodes,
-        local_addr=_own_address(str(job.master_addr)),
-        keep_alive_interval=_KEEP_ALIVE_INTERVAL_S,
-        last_call_timeout=_LAST_CALL_S,
-        read_timeout=_STORE_TIMEOUT_S,
-    )
-    try:
-        handler = get_rendezvous_handler(parameters)
-    except (RendezvousConnectionError, DistError) as error:
-        raise HostUnreachableError(
-            f"nobody answers at {place}, where the job's hosts meet: {_first_line(error)}. Start the command "
-            "on that host too, and let the others reach its port."
-        ) from error
-    agent = _Agent(
-        WorkerSpec(
-            role=_ROLE,
-            local_world_size=len(job.hosts[0].slots),
-            rdzv_handler=handler,
-            entrypoint=job.command[0],
-            max_restarts=max_restarts,
-            monitor_interval=_MONITOR_INTERVAL_S,
-        ),
-        job,
-        environ,
-    )
-    closes = True
-    try:
-        with _signals_to(agent):
+    membership = _Membership(job, environ, min_nodes, max_nodes, max_restarts)
+    with SignalInbox((*TERMINATING, *NOTICES)) as inbox:
+        try:
+            outcome = membership.run(inbox)
+        except HostUnreachableError:
+            membership.abandon(2)
+            raise
+    membership.abandon(outcome.exit_code)
+    return outcome
+
+
+class _Membership:
+    """This host's part in the job: a thread in which torch waits, and the main thread, which never does.
+
+    torch waits inside C++, where Python's signal handlers do not run. So it has a thread of its own, which is
+    left behind where it does not come back.
+    """
+
+    def __init__(
+        self, job: JobPlan, environ: Mapping[str, str], min_nodes: int, max_nodes: int, max_restarts: int
+    ) -> None:
+        self._job, self._environ = job, environ
+        self._min_nodes, self._max_nodes, self._max_restarts = min_nodes, max_nodes, max_restarts
+        self._place = f"{job.master_addr}:{job.master_port}"
+        self._agent: _Agent | None = None
+        self._outcome: Outcome | BaseException | None = None
+        """What the thread came to; ``None`` while it runs."""
+        self._ended, self._tell_end = os.pipe()
+        self._thread = threading.Thread(target=self._run_and_tell, daemon=True)
+
+    # -- in the main thread --------------------------------------------------------------------------
+
+    def run(self, inbox: SignalInbox) -> Outcome:
+        """Runs the job to its end, or to a signal while no ranks run.
+
+        Raises:
+            HostUnreachableError: nobody answers at the rendezvous.
+        """
+        started = time.monotonic()
+        accepted: list[float] = []
+        """When the rendezvous accepted a connection, once it has."""
+        probe = threading.Thread(target=self._probe, args=[accepted], daemon=True)
+        left_at: float | None = None
+        self._thread.start()
+        ready = select.poll()
+        ready.register(inbox.descriptor, select.POLLIN)
+        ready.register(self._ended, select.POLLIN)
+        while self._outcome is None:
+            ready.poll(_LOOK_AGAIN_S * 1000)
+            for number in inbox.read():
+                ended = self._forward(number)
+                if ended is not None:
+                    return ended
+            now = time.monotonic()
+            if self._agent is None:
+                if now > started + _PROBE_AFTER_S and probe.ident is None:
+                    probe.start()
+                if accepted and now > accepted[0] + _SILENCE_S:
+                    raise HostUnreachableError(
+                        f"{self._place}, where the job's hosts meet, accepts connections and then says "
+                        "nothing. Something else may be listening at that port: choose another with "
+                        "--master_port, the same on all hosts."
+                    )
+            elif self._agent.ended_by is not None and not self._agent.has_worker():
+                left_at = left_at or now
+                if now > left_at + _LEAVE_S:
+                    return self._agent.collect()
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
+
+    def abandon(self, exit_code: int) -> None:
+        """Where the thread did not come back: has the process exit without it.
+
+        Python's own exit ends threads in a way that C++ answers with an abort.
+        """
+        if self._outcome is None:
+            atexit.register(_exit_at_once, exit_code)
+
+    def _forward(self, number: int) -> Outcome | None:
+        """Sends a signal to the ranks; where there are none it is how this host's part ends."""
+        if self._agent is not None and self._agent.forward(number):
+            return None
+        if number in NOTICES:
+            return None
+        return Outcome(128 + number, None, f"{signal_name(number)} ended the wait for other hosts.")
+
+    def _probe(self, accepted: list[float]) -> None:
+        """Finds out whether somebody accepts connections at the rendezvous."""
+        while self._outcome is None:
+            with suppress(OSError), socket.create_connection(self._address(), timeout=_LOOK_AGAIN_S):
+                accepted.append(time.monotonic())
+                return
+            time.sleep(_LOOK_AGAIN_S)
+
+    def _address(self) -> tuple[str, int]:
+        return str(self._job.master_addr), int(self._job.master_port or 0)
+
+    # -- in torch's thread ---------------------------------------------------------------------------
+
+    def _run_and_tell(self) -> None:
+        try:
+            self._outcome = self._take_part()
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
+            self._outcome = error
+        finally:
+            os.write(self._tell_end, b"\n")
+
+    def _take_part(self) -> Outcome:
+        handler = self._meet()
+        agent = self._agent = _Agent(
+            WorkerSpec(
+                role=_ROLE,
+                local_world_size=len(self._job.hosts[0].slots),
+                rdzv_handler=handler,
+                entrypoint=self._job.command[0],
+                max_restarts=self._max_restarts,
+                monitor_interval=_MONITOR_INTERVAL_S,
+            ),
+            self._job,
+            self._environ,
+        )
+        closes = True
+        try:
             agent.run(_ROLE)
-    except SignalException as error:
-        closes = False  # the other hosts go on
-        number = int(error.sigval)
-        agent.outcome = Outcome(128 + number, None, f"{signal_name(number)} ended the wait for other hosts.")
-    except RendezvousClosedError:
-        agent.outcome = Outcome(agent.outcome.exit_code or 1, None, "the job has ended on the other hosts.")
-    except RendezvousTimeoutError as error:
-        agent.outcome = Outcome(1, None, f"the hosts did not come together: {_first_line(error)}.")
-    except (RendezvousError, DistError):
-        closes = False
-        lost = f"{place}, where the job's hosts meet, does not answer any more"
-        agent.outcome = Outcome(1, None, f"{lost}, so the ranks of this host were ended.")
-    if agent.ended_by is not None:
-        closes = False
-    if closes:
-        with suppress(RendezvousError, DistError):
-            handler.shutdown()
-    return agent.outcome
+        except RendezvousClosedError:
+            code = agent.outcome.exit_code or 1
+            agent.outcome = Outcome(code, None, "the job has ended on the other hosts.")
+        except RendezvousTimeoutError as error:
+            agent.outcome = Outcome(1, None, f"the hosts did not come together: {_first_line(error)}.")
+        except (RendezvousError, DistError):
+            closes = False
+            lost = f"{self._place}, where the job's hosts meet, does not answer any more"
+            agent.outcome = Outcome(1, None, f"{lost}, so the ranks of this host were ended.")
+        if closes and agent.ended_by is None:  # after a signal to this host the others go on
+            with suppress(RendezvousError, DistError):
+                handler.shutdown()
+        return agent.outcome
+
+    def _meet(self) -> RendezvousHandler:
+        host, port = self._address()
+        parameters = RendezvousParameters(
+            backend="c10d",
+            endpoint=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            run_id=_RUN_ID,
+            min_nodes=self._min_nodes,
+            max_nodes=self._max_nodes,
+            local_addr=_own_address(host),
+            keep_alive_interval=_KEEP_ALIVE_INTERVAL_S,
+            last_call_timeout=_LAST_CALL_S,
+            read_timeout=_STORE_TIMEOUT_S,
+        )
+        try:
+            return get_rendezvous_handler(parameters)
+        except (RendezvousConnectionError, DistError) as error:
+            raise HostUnreachableError(
+                f"nobody answers at {self._place}, where the job's hosts meet: {_first_line(error)}. Start "
+                "the command on that host too, and let the others reach its port."
+            ) from error
 
 
 class _Agent(SimpleElasticAgent):
-    """torch's agent, with a supervised generation as its workers."""
+    """torch's agent, with a supervisor of this host's ranks (:mod:`.worker`) in the place of its workers."""
 
     def __init__(self, spec: WorkerSpec, job: JobPlan, environ: Mapping[str, str]) -> None:
         super().__init__(spec)
         self.job = job
         self.environ = environ
         self.outcome = Outcome(0)
-        """How the last generation ended."""
+        """How the last worker ended."""
         self.ended_by: int | None = None
-        self._generation: subprocess.Popen[bytes] | None = None
+        """The signal that ends this host's part."""
+        self._changing = threading.RLock()
+        """Held while the worker is started or reaped: the main thread sends signals to it."""
+        self._worker: subprocess.Popen[bytes] | None = None
         self._answer: IO[bytes] | None = None
-        """Where the generation writes how it ended."""
+        """Where the worker writes how its ranks ended."""
 
     # -- what torch's agent asks for -----------------------------------------------------------------
 
@@ -169,24 +288,28 @@ class _Agent(SimpleElasticAgent):
             "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         }
         order = json.dumps({"job": job.to_json(), "node_rank": 1, "variables": variables})
-        # No pipe: nobody reads before the end, and what a rank wrote last may be too much for one.
-        self._answer = tempfile.TemporaryFile()  # noqa: SIM115 - read when the generation has ended
-        self._generation = subprocess.Popen(
-            own_python("acclimate.launch.elastic.worker", str(self._answer.fileno())),
-            stdin=subprocess.PIPE,
-            env=dict(self.environ),
-            pass_fds=[self._answer.fileno()],
-            start_new_session=True,  # this process passes signals on itself
-        )
-        if self._generation.stdin is not None:
-            self._generation.stdin.write(order.encode() + b"\n")
-            self._generation.stdin.flush()
-        return {worker.local_rank: self._generation.pid for worker in workers}
+        with self._changing:
+            if self.ended_by is not None:
+                raise RendezvousGracefulExitError
+            # No pipe: nobody reads before the end, and what a rank wrote last may be too much for one.
+            self._answer = tempfile.TemporaryFile()  # noqa: SIM115 - read when the worker has ended
+            self._worker = subprocess.Popen(
+                own_python("acclimate.launch.elastic.worker", str(self._answer.fileno())),
+                stdin=subprocess.PIPE,
+                env=dict(self.environ),
+                pass_fds=[self._answer.fileno()],
+                start_new_session=True,  # this process passes signals on itself
+            )
+            if self._worker.stdin is not None:
+                self._worker.stdin.write(order.encode() + b"\n")
+                self._worker.stdin.flush()
+            pid = self._worker.pid
+        return {worker.local_rank: pid for worker in workers}
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        if self._generation is not None and self._generation.poll() is None:
+        if self.has_worker():
             return RunResult(state=WorkerState.HEALTHY)
-        self._collect()
+        self.collect()
         if self.outcome.exit_code == 0:
             done = {worker.global_rank: None for worker in worker_group.workers}
             return RunResult(state=WorkerState.SUCCEEDED, return_values=done)
@@ -199,62 +322,59 @@ class _Agent(SimpleElasticAgent):
         return RunResult(state=WorkerState.FAILED)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._end_generation()
+        self._end_worker()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        self._end_generation()
+        self._end_worker()
 
-    # -- the generation ------------------------------------------------------------------------------
+    # -- the worker ----------------------------------------------------------------------------------
 
-    def pass_on(self, number: int) -> bool:
-        """Sends a signal to the ranks, after which they are not started anew; whether there were any."""
-        self.ended_by = self.ended_by or number
-        if self._generation is None or self._generation.poll() is not None:
-            return False
-        self._generation.send_signal(number)
-        return True
+    def has_worker(self) -> bool:
+        """Whether ranks run."""
+        return self._worker is not None and self._worker.poll() is None
 
-    def _end_generation(self) -> None:
-        if self._generation is None:
+    def forward(self, number: int) -> bool:
+        """Sends a signal to the ranks; returns whether there were any. Most end this host's part."""
+        with self._changing:
+            if number not in NOTICES:
+                self.ended_by = self.ended_by or number
+            if self._worker is None or not self.has_worker():
+                return False
+            self._worker.send_signal(number)
+            return True
+
+    def collect(self) -> Outcome:
+        """Reads how the worker ended, once it has; returns how the last one did."""
+        with self._changing:
+            if self._worker is not None and self._answer is not None:
+                self._answer.seek(0)
+                text = self._answer.read()
+                if text:
+                    self.outcome = from_wire(Outcome, json.loads(text))
+                else:
+                    how = f"The supervisor of this host's ranks ended with {self._worker.returncode}"
+                    self.outcome = Outcome(1, None, f"{how}, and its ranks with it.")
+                self._end_worker()
+            return self.outcome
+
+    def _end_worker(self) -> None:
+        """Ends the ranks, which have their grace."""
+        worker = self._worker
+        if worker is None:
             return
-        if self._generation.stdin is not None:
-            self._generation.stdin.close()
-        self._generation.wait()  # the supervisor keeps to the grace
-        if self._answer is not None:
-            self._answer.close()
-        self._generation = self._answer = None
-
-    def _collect(self) -> None:
-        """Reads how the generation ended."""
-        if self._generation is None or self._answer is None:
-            return
-        self._answer.seek(0)
-        text = self._answer.read()
-        if text:
-            self.outcome = from_wire(Outcome, json.loads(text))
-        else:
-            how = f"The supervisor of this host's ranks ended with {self._generation.returncode}"
-            self.outcome = Outcome(1, None, f"{how}, and its ranks with it.")
-        self._end_generation()
+        if worker.stdin is not None:
+            worker.stdin.close()
+        worker.wait()  # without the lock: a signal may have it end sooner
+        with self._changing:
+            if self._answer is not None:
+                self._answer.close()
+            self._worker = self._answer = None
 
 
-@contextmanager
-def _signals_to(agent: _Agent) -> Iterator[None]:
-    """Passes signals on to the ranks; where there are none, ends the agent."""
-
-    def take(number: int, frame: FrameType | None) -> None:
-        if not agent.pass_on(number):
-            raise SignalException(f"{signal_name(number)} came", signal.Signals(number))
-
-    before = {number: signal.getsignal(number) for number in TERMINATING}
-    for number, handler in before.items():
-        if handler != signal.SIG_IGN:
-            signal.signal(number, take)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _exit_at_once(exit_code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def _own_address(master_addr: str) -> str:
