@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,10 +9,8 @@ import pytest
 from fake_vendors import machine as machine
 from fresh_process import FreshProcesses
 from machine_trees import recorded as recorded
+from session_signals import take_signals
 from skip_summary import pytest_terminal_summary as pytest_terminal_summary
-
-IGNORED_IN_THE_BACKGROUND = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-"""What `make test &` in a script, or `nohup`, has tests ignore, and with them each process they start."""
 
 LONGEST_FILES = (
     "conformance/test_conformance.py",
@@ -30,10 +27,7 @@ LONGEST_FILES = (
 
 
 def pytest_configure() -> None:
-    """Takes signals as in a terminal: tests send them to programs, which leave an ignored one ignored."""
-    for number in IGNORED_IN_THE_BACKGROUND:
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    take_signals()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
