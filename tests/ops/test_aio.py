@@ -136,7 +136,7 @@ def test_large_aligned_transfers_pass_the_page_cache_by(tmp_path: Path) -> None:
     buffer = handle.new_cpu_locked_tensor(1 << 20, torch.empty(0, dtype=torch.uint8))
     flags = []
     with handle:
-        transfer = handle._start(buffer, str(path), 0, True, False)
+        transfer = handle._start(buffer, str(path), 0, True, False, waits=False)
         if transfer.file.direct_fd < 0:
             pytest.skip("the folder for tests has no direct I/O")
         for line in Path(f"/proc/self/fdinfo/{transfer.file.direct_fd}").read_text().splitlines():
@@ -283,6 +283,24 @@ def test_an_atomic_write_at_an_offset_is_refused(tmp_path: Path) -> None:
     ):
         handle.pwrite(random_bytes(5), tmp_path / "x", file_offset=5, atomic=True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_an_atomic_write_to_what_has_no_name_to_give_is_refused(tmp_path: Path, async_op: bool) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    os.mkfifo(tmp_path / "pipe")
+    with AsyncIOHandle() as handle, path.open("r+b") as file:
+        for name, message in (
+            (file.fileno(), "descriptor [0-9]+ has none; give the path"),
+            (tmp_path / "pipe", "pipe, which is a device, a pipe or a socket"),
+            ("/dev/null", "would replace /dev/null"),
+        ):
+            with pytest.raises(AsyncIOSettingError, match=message):
+                handle.pwrite(random_bytes(9), name, atomic=True, async_op=async_op)  # type: ignore[arg-type]
+        assert handle.wait() == 0
+    assert path.read_bytes() == b"old"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["pipe", "x"]
 
 
 # -- tensors on an accelerator -----------------------------------------------------------------------

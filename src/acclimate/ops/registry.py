@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 NAMESPACE = "acclimate"
 
+# torch refuses a second definition of an op, so one thread defines it and the others wait.
+_lock = threading.RLock()
+_schemas: set[str] = set()
+_libraries: list[torch.library.Library] = []
 
-@functools.cache
+# A fork waits until no thread is defining an op: the child would find the lock taken and the op half defined.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
 def _library() -> torch.library.Library:
-    # Kept for the life of the process: when it goes, so do its ops.
-    return torch.library.Library(NAMESPACE, "FRAGMENT")
+    if not _libraries:
+        # Kept for the life of the process: when it goes, so do its ops.
+        _libraries.append(torch.library.Library(NAMESPACE, "FRAGMENT"))
+    return _libraries[0]
 
 
-@functools.cache
+def define(schemas: Sequence[str]) -> None:
+    """Defines ops that only native code implements; once, however often and from however many threads."""
+    with _lock:
+        for schema in schemas:
+            if schema not in _schemas:
+                _library().define(schema)
+                _schemas.add(schema)
+
+
 def define_in_place(schema: str, plain: Callable[..., None], tags: tuple[torch.Tag, ...] = ()) -> Any:
     """Defines an op that changes its arguments and returns nothing; once, however often it is called.
 
@@ -30,11 +49,14 @@ def define_in_place(schema: str, plain: Callable[..., None], tags: tuple[torch.T
         The op, to be called.
     """
     name = schema.partition("(")[0]
-    library = _library()
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
-    library.impl(name, plain, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", _returns_nothing, lib=library)
-    return getattr(torch.ops.acclimate, name).default
+    with _lock:
+        if schema not in _schemas:
+            library = _library()
+            library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
+            library.impl(name, plain, "CompositeExplicitAutograd")
+            torch.library.register_fake(f"{NAMESPACE}::{name}", _returns_nothing, lib=library)
+            _schemas.add(schema)
+        return getattr(torch.ops.acclimate, name).default
 
 
 def _returns_nothing(*arguments: Any, **options: Any) -> None:

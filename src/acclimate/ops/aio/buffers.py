@@ -43,7 +43,7 @@ class Buffer:
             torch.autograd.graph.increment_version(self.tensor)
 
 
-def lend(tensor: torch.Tensor, writes: bool) -> Buffer:
+def host_buffer(tensor: torch.Tensor, writes: bool) -> Buffer:
     """The memory that a transfer moves: for a write it holds the tensor's bytes.
 
     Raises:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import errno
 import logging
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Protocol
 
 import torch
@@ -50,16 +52,23 @@ class Outcome:
     """In the file, of the first byte that was not moved."""
 
 
+_NEVER_SUBMITTED = Outcome(errno.ECANCELED)
+"""Of a request that a signal stopped on its way to the engine."""
+
+
 class Engine(Protocol):
     """Moves bytes between memory and files."""
 
     name: str
 
-    def submit(self, memory: torch.Tensor, file: OpenFile, offset: int, writes: bool) -> int:
-        """Starts to move all bytes of a contiguous tensor on the host; returns the request's ticket."""
+    def submit(self, ticket: int, memory: torch.Tensor, file: OpenFile, offset: int, writes: bool) -> None:
+        """Starts to move all bytes of a contiguous tensor on the host, as the request of that number."""
 
     def wait(self, ticket: int) -> Outcome:
-        """Waits for one request; a ticket can be waited for once."""
+        """Waits for one request; returns the same again until :meth:`forget`."""
+
+    def forget(self, ticket: int) -> None:
+        """Frees what the engine keeps of a request that has ended."""
 
     def stop(self) -> None:
         """Finishes what was submitted and frees what the engine holds."""
@@ -84,15 +93,14 @@ class NativeEngine:
             raise OSError(-identity, os.strerror(-identity))
         self._identity = identity
 
-    def submit(self, memory: torch.Tensor, file: OpenFile, offset: int, writes: bool) -> int:
+    def submit(self, ticket: int, memory: torch.Tensor, file: OpenFile, offset: int, writes: bool) -> None:
         """As :meth:`Engine.submit`."""
         length = memory.numel() * memory.element_size()
-        ticket = torch.ops.acclimate.aio_submit(
-            self._identity, memory, length, file.fd, file.direct_fd, offset, writes
+        refusal = torch.ops.acclimate.aio_submit(
+            self._identity, ticket, memory, length, file.fd, file.direct_fd, offset, writes
         )
-        if ticket < 0:
-            raise OSError(-ticket, os.strerror(-ticket))
-        return int(ticket)
+        if refusal < 0:
+            raise OSError(-refusal, os.strerror(-refusal))
 
     def wait(self, ticket: int) -> Outcome:
         """As :meth:`Engine.wait`."""
@@ -100,7 +108,11 @@ class NativeEngine:
         state = 0
         while state == 0:
             state, error, offset = torch.ops.acclimate.aio_wait(self._identity, ticket, _WAIT_SLICE_MS)
-        return Outcome(error, offset) if state > 0 else Outcome(errno.EBADF)
+        return Outcome(error, offset) if state > 0 else _NEVER_SUBMITTED
+
+    def forget(self, ticket: int) -> None:
+        """As :meth:`Engine.forget`."""
+        torch.ops.acclimate.aio_forget(self._identity, ticket)
 
     def stop(self) -> None:
         """As :meth:`Engine.stop`."""
@@ -111,44 +123,99 @@ class NativeEngine:
         torch.ops.acclimate.aio_abandon(self._identity)
 
 
+class _Block:
+    """A part of a request of :class:`PythonEngine`: moved by the worker that takes it first, or canceled."""
+
+    def __init__(self, memory: memoryview, fd: int, offset: int, writes: bool) -> None:
+        self._arguments = (memory, fd, offset, writes)
+        self._outcome = _NEVER_SUBMITTED
+        self._is_taken = threading.Lock()
+        self._is_on_its_way = threading.Lock()
+        self._is_on_its_way.acquire()
+
+    def move(self) -> None:
+        if self._is_taken.acquire(blocking=False):
+            self._outcome = _move(*self._arguments)
+            self._is_on_its_way.release()
+
+    def cancel(self) -> None:
+        if self._is_taken.acquire(blocking=False):
+            self._is_on_its_way.release()
+
+    def wait(self) -> Outcome:
+        with self._is_on_its_way:
+            return self._outcome
+
+
 class PythonEngine:
-    """A pool of Python threads: for machines on which nothing can be compiled."""
+    """Python threads: for machines on which nothing can be compiled.
+
+    A Ctrl-C in the middle of ``concurrent.futures`` can leave one of its locks taken for ever, as these are
+    written in Python. So this uses only what is written in C: locks, ``SimpleQueue`` and bare threads.
+    """
 
     name = _PYTHON
 
     def __init__(self, settings: Settings) -> None:
-        threads = min(_LARGEST_POOL, settings.queue_depth * settings.intra_op_parallelism)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="acclimate-aio")
         self._block_bytes = settings.block_size
-        self._requests: dict[int, list[Future[Outcome]]] = {}
-        self._last_ticket = 0
+        self._requests: dict[int, list[_Block]] = {}
+        self._queue: SimpleQueue[_Block | None] = SimpleQueue()
+        self._workers = []
+        for _ in range(min(_LARGEST_POOL, settings.queue_depth * settings.intra_op_parallelism)):
+            is_running = threading.Lock()
+            is_running.acquire()
+            self._workers.append(is_running)
+            _thread.start_new_thread(_work, (self._queue, is_running))
 
-    def submit(self, memory: torch.Tensor, file: OpenFile, offset: int, writes: bool) -> int:
+    def submit(self, ticket: int, memory: torch.Tensor, file: OpenFile, offset: int, writes: bool) -> None:
         """As :meth:`Engine.submit`."""
         length = memory.numel() * memory.element_size()
         view = memoryview((ctypes.c_char * length).from_address(memory.data_ptr())).cast("B")
-        blocks = (slice(start, start + self._block_bytes) for start in range(0, length, self._block_bytes))
-        futures = [
-            self._pool.submit(_move, view[block], file.fd, offset + block.start, writes) for block in blocks
+        blocks = [
+            _Block(view[start : start + self._block_bytes], file.fd, offset + start, writes)
+            for start in range(0, length, self._block_bytes)
         ]
-        self._last_ticket += 1
-        self._requests[self._last_ticket] = futures
-        return self._last_ticket
+        try:
+            self._requests[ticket] = blocks
+            for block in blocks:
+                self._queue.put(block)
+        except BaseException:
+            for block in blocks:
+                block.cancel()
+            raise
 
     def wait(self, ticket: int) -> Outcome:
         """As :meth:`Engine.wait`."""
-        futures = self._requests[ticket]
-        outcomes = [future.result() for future in futures]
-        del self._requests[ticket]
+        blocks = self._requests.get(ticket)
+        if blocks is None:
+            return _NEVER_SUBMITTED
+        outcomes = [block.wait() for block in blocks]
         return next((outcome for outcome in outcomes if outcome.error), Outcome())
+
+    def forget(self, ticket: int) -> None:
+        """As :meth:`Engine.forget`."""
+        self._requests.pop(ticket, None)
 
     def stop(self) -> None:
         """As :meth:`Engine.stop`."""
-        self._pool.shutdown(wait=True)
+        for _ in self._workers:
+            self._queue.put(None)
+        for is_running in self._workers:
+            with is_running:
+                pass
+        self._workers.clear()
 
     def abandon(self) -> None:
         """As :meth:`Engine.abandon`."""
         self._requests.clear()
+
+
+def _work(queue: SimpleQueue[_Block | None], is_running: threading.Lock) -> None:
+    try:
+        while (block := queue.get()) is not None:
+            block.move()
+    finally:
+        is_running.release()
 
 
 def _move(memory: memoryview, fd: int, offset: int, writes: bool) -> Outcome:
@@ -161,6 +228,8 @@ def _move(memory: memoryview, fd: int, offset: int, writes: bool) -> Outcome:
             memory, offset = memory[count:], offset + count
     except OSError as error:
         return Outcome(error.errno or errno.EIO, offset)
+    except MemoryError:
+        return Outcome(errno.ENOMEM, offset)
     return Outcome()
 
 

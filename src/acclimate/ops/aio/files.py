@@ -11,6 +11,8 @@ import stat
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from acclimate.errors import AsyncIOSettingError
+
 Name = str | bytes | int
 """A path, or a descriptor that the caller has opened."""
 
@@ -40,11 +42,13 @@ class OpenFile:
 
     def close(self) -> None:
         """Closes both descriptors; a second call does nothing."""
-        for fd in (self.fd, self.direct_fd):
-            if fd >= 0:
-                with contextlib.suppress(OSError):  # the data's errors were told by the transfers
-                    os.close(fd)
+        descriptors = self.fd, self.direct_fd
+        # First, so that a call after a Ctrl-C in here closes no number that another file has by then.
         self.fd = self.direct_fd = -1
+        for fd in descriptors:
+            if fd >= 0:
+                with contextlib.suppress(OSError):  # the transfers have reported the data's errors
+                    os.close(fd)
 
 
 def open_file(name: Name, writes: bool, length: int) -> OpenFile:
@@ -118,59 +122,83 @@ class Replacement:
     killed leaves nothing behind at all.
 
     Raises:
+        AsyncIOSettingError: ``name`` is a descriptor, or belongs to a device, a pipe or a socket.
         OSError: the folder cannot be written, or ``name`` is a directory.
     """
 
-    def __init__(self, name: str | bytes, length: int) -> None:
+    def __init__(self, name: Name, length: int) -> None:
+        if isinstance(name, int):
+            raise AsyncIOSettingError(
+                f"atomic=True gives the new content the file's name, and descriptor {name} has none; "
+                "give the path, or leave atomic out."
+            )
         self._target = os.path.realpath(os.fsdecode(name))  # of a link, what it points to is replaced
         folder, base = os.path.split(self._target)
         self._temporary = os.path.join(folder, f".{base}.{secrets.token_hex(6)}.partial")
-        self._has_name = False
-        if os.path.isdir(self._target):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        mode = _mode_of_file(self._target)
+        self._is_unnamed = True
         self.file = _with_direct(name, self._open(folder), os.O_WRONLY, length)
-        with contextlib.suppress(OSError):  # no old content, or its mode is not ours to give
-            os.fchmod(self.file.fd, stat.S_IMODE(os.stat(self._target).st_mode))
+        if mode is not None:
+            with contextlib.suppress(OSError):  # the mode is not ours to give
+                os.fchmod(self.file.fd, mode)
 
     def _open(self, folder: str) -> int:
         if _UNNAMED and os.path.isdir("/proc/self/fd"):
             with contextlib.suppress(OSError):  # not on every file system
                 return os.open(folder, _UNNAMED | os.O_WRONLY | os.O_CLOEXEC, _NEW_FILE_MODE)
+        self._is_unnamed = False
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = os.open(self._temporary, flags, _NEW_FILE_MODE)
-        self._has_name = True
-        return fd
+        return os.open(self._temporary, flags, _NEW_FILE_MODE)
 
     def publish(self) -> None:
         """Waits until the content has reached the disk, then gives it the name.
 
+        Can be called again after a Ctrl-C, at whatever point that came.
+
         Raises:
             OSError: the disk failed, or the folder changed meanwhile. The old content stays.
         """
+        os.fsync(self.file.fd)
+        folder = os.open(os.path.dirname(self._target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(self.file.fd)
-            folder = os.open(os.path.dirname(self._target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                if not self._has_name:
-                    # Only with a folder's descriptor does os.link follow the link in /proc.
-                    unnamed = f"/proc/self/fd/{self.file.fd}"
+            if self._is_unnamed:
+                # Only with a folder's descriptor does os.link follow the link in /proc.
+                unnamed = f"/proc/self/fd/{self.file.fd}"
+                with contextlib.suppress(FileExistsError):  # from a call before, which was interrupted
                     os.link(unnamed, self._temporary, src_dir_fd=folder, dst_dir_fd=folder)
-                    self._has_name = True
+            if not self._is_published():
                 os.replace(self._temporary, self._target)
-                self._has_name = False
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            os.fsync(folder)
         finally:
-            self.discard()
+            os.close(folder)
+
+    def _is_published(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._target), os.fstat(self.file.fd))
+        except FileNotFoundError:
+            return False
 
     def discard(self) -> None:
-        """Removes what was not published."""
+        """Removes what was not published, and closes the file."""
         self.file.close()
-        if self._has_name:
-            self._has_name = False
-            with contextlib.suppress(OSError):
-                os.unlink(self._temporary)
+        with contextlib.suppress(OSError):
+            os.unlink(self._temporary)
+
+
+def _mode_of_file(path: str) -> int | None:
+    """The permissions of the file that is to be replaced; ``None`` where there is none yet."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:  # what is wrong with the folder, opening a file in it says better
+        return None
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise AsyncIOSettingError(
+            f"atomic=True would replace {path}, which is a device, a pipe or a socket, by a file; "
+            "leave atomic out to write to it."
+        )
+    return stat.S_IMODE(mode)
 
 
 def path_of(name: Any) -> Name:

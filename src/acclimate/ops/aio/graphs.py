@@ -85,7 +85,7 @@ with torch.inference_mode(False):
     _order = torch.zeros((), dtype=torch.int64, device="cpu")
 
 
-def enrol(handle: Transfers) -> int:
+def register(handle: Transfers) -> int:
     """Gives a handle the number by which graphs name it."""
     define()
     number = next(_numbers)
@@ -93,7 +93,6 @@ def enrol(handle: Transfers) -> int:
     return number
 
 
-@functools.cache
 def define() -> None:
     """Defines the operators, once per process."""
     # The memory that moves is the tensor's own, so its strides have to be as the caller made them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 import weakref
 from types import TracebackType
 
@@ -11,10 +12,10 @@ import torch
 
 from acclimate.errors import AsyncIOError, AsyncIOSettingError
 from acclimate.ops.aio import failures
-from acclimate.ops.aio.buffers import LockedMemory, lend
+from acclimate.ops.aio.buffers import LockedMemory, host_buffer
 from acclimate.ops.aio.engines import Settings
 from acclimate.ops.aio.files import Name, Replacement, open_file, path_of
-from acclimate.ops.aio.graphs import enrol, outside_graphs, read_in_graph, write_in_graph
+from acclimate.ops.aio.graphs import outside_graphs, read_in_graph, register, write_in_graph
 from acclimate.ops.aio.session import Session, Transfer
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -22,6 +23,17 @@ Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 # What DeepSpeed answers per thread: the sector size its O_DIRECT transfers have to be a multiple of.
 _SECTOR_BYTES = 512
 _locked_memory = LockedMemory()
+
+_fork_lock = threading.Lock()
+
+
+def _renew_fork_lock() -> None:
+    global _fork_lock
+    _fork_lock = threading.Lock()  # a thread that the child does not have may hold the old one
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_fork_lock)
 
 
 class AsyncIOHandle:
@@ -36,9 +48,12 @@ class AsyncIOHandle:
 
     Buffers are contiguous tensors of any shape and dtype, on the host or on the accelerator; the latter go
     through page-locked host memory. While a request is on its way its tensor must not be changed; after a
-    failed read its content is undefined. Threads may share a handle. A forked child that uses its
-    parent's handle gets an engine of its own, without the parent's pending requests. In compiled code,
-    transfers that are waited for are part of the graph, and the others run between graphs (docs/ops.md).
+    failed read its content is undefined. In compiled code, transfers that are waited for are part of the
+    graph, and the others run between graphs (docs/ops.md).
+
+    Threads may share a handle: each call waits for its own thread's requests and raises their errors alone;
+    :meth:`wait` also waits for other threads' requests. A forked child that uses its parent's handle gets an
+    engine of its own, without the parent's pending requests.
 
     Args:
         block_size: bytes per request to the kernel, at least 1. More than 1 GiB counts as 1 GiB.
@@ -73,7 +88,7 @@ class AsyncIOHandle:
         self._settings = Settings(
             block_size, queue_depth, bool(single_submit), bool(overlap_events), intra_op_parallelism
         )
-        self._number = enrol(self)
+        self._number = register(self)
         self._open_session()
 
     # -- settings --------------------------------------------------------------------------------
@@ -127,8 +142,10 @@ class AsyncIOHandle:
         if torch.compiler.is_compiling():
             read_in_graph(self._number, buffer, filename, file_offset, validate, whole_rest=True)
             return 0
-        transfer = self._start(buffer, path_of(filename), file_offset, False, validate, whole_rest=True)
-        self._session.wait([transfer])
+        transfer = self._start(
+            buffer, path_of(filename), file_offset, False, validate, whole_rest=True, waits=True
+        )
+        self._session.finish(transfer)
         return 0
 
     def write(
@@ -141,7 +158,8 @@ class AsyncIOHandle:
         if torch.compiler.is_compiling():
             write_in_graph(self._number, buffer, filename, file_offset, validate, wait_all=False)
             return 0
-        self._session.wait([self._start(buffer, path_of(filename), file_offset, True, validate)])
+        transfer = self._start(buffer, path_of(filename), file_offset, True, validate, waits=True)
+        self._session.finish(transfer)
         return 0
 
     # -- many transfers --------------------------------------------------------------------------
@@ -161,13 +179,14 @@ class AsyncIOHandle:
             buffer: is filled.
             filename: of the file.
             validate: read a second time, through the page cache, and compare.
-            async_op: return at once; :meth:`wait` tells how it ended. Also taken under DeepSpeed's name
+            async_op: return at once; :meth:`wait` reports how it ended. Also taken under DeepSpeed's name
                 ``async``, which Python keeps for itself: by position or as ``**{"async": True}``.
             file_offset: in bytes.
             keyword_async: ``async`` alone.
 
         Returns:
-            0 if ``async_op``, else what :meth:`wait` returns, which it calls.
+            0 if ``async_op``, else how many of the calling thread's requests have ended since it last waited:
+            this one, and those before it, which this call waits for too.
 
         Raises:
             ShortFileError: the file ends before the buffer is full.
@@ -178,8 +197,8 @@ class AsyncIOHandle:
         if not async_op and torch.compiler.is_compiling():
             read_in_graph(self._number, buffer, filename, file_offset, validate, whole_rest=False)
             return 1
-        transfer = self._start(buffer, path_of(filename), file_offset, False, validate)
-        return 0 if async_op else self._finish(transfer)
+        self._start(buffer, path_of(filename), file_offset, False, validate, waits=not async_op)
+        return 0 if async_op else self._session.finish_own()
 
     def pwrite(
         self,
@@ -198,7 +217,7 @@ class AsyncIOHandle:
             buffer: is written.
             filename: of the file.
             validate: read it back, through the page cache, and compare.
-            async_op: return at once; :meth:`wait` tells how it ended. Also taken as ``async``.
+            async_op: return at once; :meth:`wait` reports how it ended. Also taken as ``async``.
             file_offset: in bytes.
             atomic: the tensor becomes the file's whole content, and whoever opens the file, also after a
                 crash, finds the old content or the new one, never a part: written beside it, brought to the
@@ -206,11 +225,12 @@ class AsyncIOHandle:
             keyword_async: ``async`` alone.
 
         Returns:
-            0 if ``async_op``, else what :meth:`wait` returns, which it calls.
+            0 if ``async_op``, else how many of the calling thread's requests have ended since it last waited:
+            this one, and those before it, which this call waits for too.
 
         Raises:
             AsyncIOError: of the type for the errno: no such folder, directory, read-only, disk full.
-            AsyncIOSettingError: ``atomic`` with an offset.
+            AsyncIOSettingError: ``atomic`` with an offset, with a descriptor, or for a device or a pipe.
             InvalidBufferError: the tensor is not contiguous.
         """
         async_op = _async_keyword("pwrite", keyword_async, async_op)
@@ -223,8 +243,8 @@ class AsyncIOHandle:
             raise AsyncIOSettingError(
                 f"atomic=True replaces the whole file, so file_offset has to be 0, not {file_offset}."
             )
-        transfer = self._start(buffer, path_of(filename), file_offset, True, validate, atomic=atomic)
-        return 0 if async_op else self._finish(transfer)
+        self._start(buffer, path_of(filename), file_offset, True, validate, atomic=atomic, waits=not async_op)
+        return 0 if async_op else self._session.finish_own()
 
     def sync_pread(self, buffer: torch.Tensor, filename: Path, file_offset: int = 0) -> int:
         """:meth:`pread` that waits."""
@@ -257,14 +277,20 @@ class AsyncIOHandle:
         """
         if (filename is None) == (fd is None):
             raise TypeError("async_pwrite takes a filename or a descriptor (fd), and one of them.")
-        self._start(buffer, path_of(fd if filename is None else filename), file_offset, True, False)
+        name = path_of(fd if filename is None else filename)
+        self._start(buffer, name, file_offset, True, False, waits=False)
         return 0
 
     @outside_graphs
     def wait(self) -> int:
-        """Waits for all requests that were not waited for yet; returns how many there were.
+        """Waits until every request that was submitted before has ended, whichever thread submitted it.
 
-        Other Python threads run meanwhile, and Ctrl-C ends the wait but not the requests.
+        Returns how many of the calling thread's requests ended since it last waited. What another thread
+        submitted is counted in that thread's ``wait()``, and its errors are raised there; but what a thread
+        submitted that has ended, or that Python did not start (autograd's), counts for the next caller.
+
+        Other Python threads run meanwhile. Ctrl-C ends the wait, not the requests; they can be waited for
+        again.
 
         Raises:
             AsyncIOError: requests failed. Of several, ``errors`` holds each one. All others have ended well.
@@ -275,12 +301,19 @@ class AsyncIOHandle:
     def close(self) -> None:
         """Waits for all requests and frees the engine. A handle that is not closed is when it is freed.
 
+        From its beginning on, other threads' calls raise :class:`ClosedHandleError`; those on their way end
+        as if there were no ``close()``.
+
         Raises:
-            AsyncIOError: as :meth:`wait`.
+            AsyncIOError: requests of any thread failed, and no call was waiting for them.
         """
         if self._release.alive:
+            try:
+                self._session.close()
+            except AsyncIOError:
+                self._release.detach()
+                raise
             self._release.detach()
-            self._session.close()
 
     def __enter__(self) -> AsyncIOHandle:
         return self
@@ -325,13 +358,17 @@ class AsyncIOHandle:
         self._release = weakref.finalize(self, self._session.release)
 
     def _current_session(self, name: Name | None) -> Session:
+        if self._session.process != os.getpid():
+            self._leave_parents_session()
         if not self._release.alive:
             raise failures.closed_handle(name)
-        if self._session.process != os.getpid():
-            self._release.detach()
-            self._session.abandon()
-            self._open_session()
         return self._session
+
+    def _leave_parents_session(self) -> None:
+        with _fork_lock:  # of a child's threads, one does it
+            if self._session.process != os.getpid() and self._release.detach():
+                self._session.abandon()
+                self._open_session()
 
     @outside_graphs
     def _start(
@@ -342,41 +379,31 @@ class AsyncIOHandle:
         writes: bool,
         validates: bool,
         *,
+        waits: bool,
         atomic: bool = False,
         whole_rest: bool = False,
     ) -> Transfer:
         session = self._current_session(name)
-        lent = lend(buffer, writes)
+        source = host_buffer(buffer, writes)
         if offset < 0:
             raise failures.bad_offset(name, offset)
-        length = lent.length
+        length = source.length
         try:
-            replacement = Replacement(name, length) if atomic and not isinstance(name, int) else None
+            replacement = Replacement(name, length) if atomic else None
             file = replacement.file if replacement else open_file(name, writes, length)
         except OSError as error:
             raise failures.failed_call(name, error, offset, length, writes) from error
-        transfer = Transfer(lent, file, offset, writes, validates, replacement)
+        transfer = Transfer(source, file, offset, writes, validates, replacement)
+        if waits:
+            transfer.reporter = transfer.owner
         try:
             if not writes:
                 _require_size(transfer, whole_rest)
-            return session.start(transfer)
         except BaseException:
             transfer.discard()
             raise
-
-    @outside_graphs
-    def _finish(self, transfer: Transfer) -> int:
-        session = self._session
-        errors: list[AsyncIOError] = []
-        count = 0
-        for transfers in ([transfer], None):
-            try:
-                count += session.wait(transfers)
-            except AsyncIOError as error:
-                errors += error.errors
-        if errors:
-            raise failures.together(errors)
-        return count
+        session.start(transfer)
+        return transfer
 
 
 def _require_size(transfer: Transfer, whole_rest: bool) -> None:

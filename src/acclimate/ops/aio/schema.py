@@ -6,29 +6,24 @@ library :mod:`acclimate.ops.aio.engines` chooses an engine written in Python ins
 
 from __future__ import annotations
 
-import functools
-
 import torch
+
+from acclimate.ops import registry
 
 _SCHEMAS = (
     "aio_start(int way, int block_bytes, int depth, bool single_submit, int workers) -> int",
-    "aio_submit(int engine, Tensor(a!) buffer, int length, int fd, int direct_fd, int offset, bool writes)"
-    " -> int",
+    "aio_submit(int engine, int ticket, Tensor(a!) buffer, int length, int fd, int direct_fd, int offset, "
+    "bool writes) -> int",
     "aio_wait(int engine, int ticket, int timeout_ms) -> (int, int, int)",
+    "aio_forget(int engine, int ticket) -> ()",
     "aio_stop(int engine) -> ()",
     "aio_abandon(int engine) -> ()",
 )
 
-_library: torch.library.Library | None = None
 
-
-@functools.cache
 def define() -> None:
     """Defines the operators' schemas, once per process."""
-    global _library
-    _library = torch.library.Library("acclimate", "FRAGMENT")
-    for schema in _SCHEMAS:
-        _library.define(schema)
+    registry.define(_SCHEMAS)
 
 
 def is_native() -> bool:

@@ -1,12 +1,14 @@
-"""The transfers of one handle in one process: what is on its way, and how each ended."""
+"""The transfers of one handle in one process: what is on its way, how each ended, and who reports it."""
 
 from __future__ import annotations
 
+import errno
+import itertools
 import logging
 import os
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,11 +21,12 @@ from acclimate.ops.aio.files import Name, OpenFile, Replacement, open_for_valida
 logger = logging.getLogger("acclimate")
 
 _VALIDATION_BYTES = 1 << 24
+_NO_BUFFER = Buffer(torch.empty(0), torch.empty(0))
 
 
-@dataclass
+@dataclass(eq=False)
 class Transfer:
-    """One read or write on its way. It keeps the tensor and the file alive until it has ended."""
+    """One read or write. It keeps the tensor and the file alive until it has ended."""
 
     buffer: Buffer
     file: OpenFile
@@ -31,36 +34,69 @@ class Transfer:
     writes: bool
     validates: bool
     replacement: Replacement | None
+    owner: threading.Thread = field(default_factory=threading.current_thread)
+    """The thread that submitted it."""
+    reporter: threading.Thread | None = None
+    """The thread in which a call waits for it and will report it; changes under the session's lock."""
     ticket: int = 0
+    error: AsyncIOError | None = None
+    """How it failed, once it has ended."""
+    has_ended: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_finished: bool = False
 
     @property
     def name(self) -> Name:
         """The file's, as the caller gave it."""
         return self.file.name
 
-    def finish(self, outcome: Outcome) -> None:
-        """Delivers what was read, publishes what replaces a file, closes the files.
+    def reports_to(self, thread: threading.Thread) -> bool:
+        """Whether a thread that waits for all requests reports this one.
 
-        Raises:
-            AsyncIOError: the transfer failed, or what comes after it did.
+        It does so also for a thread that can no longer wait, and for one that Python did not start: hooks of
+        autograd run in such threads, which know nothing of the handle afterwards.
         """
+        owner = self.owner
+        return owner is thread or not owner.is_alive() or isinstance(owner, threading._DummyThread)
+
+    def end(self, engine: Engine) -> None:
+        """Waits for the bytes, then does what comes after them, whichever thread calls it first.
+
+        After a Ctrl-C it can be called again.
+        """
+        with self.lock:
+            if not self.is_finished:
+                outcome = engine.wait(self.ticket)
+                try:
+                    self._finish(outcome)
+                except AsyncIOError as error:
+                    self.error = error
+                self.is_finished = True
+            if not self.has_ended:
+                engine.forget(self.ticket)
+                self.discard()
+                self.buffer = _NO_BUFFER
+                self.has_ended = True
+
+    def _finish(self, outcome: Outcome) -> None:
+        """Validates what was written, publishes what replaces a file, delivers what was read."""
         length = self.buffer.length
+        if outcome.error:
+            raise failures.failed_transfer(self.name, outcome, self.offset, length, self.writes)
         try:
-            if outcome.error:
-                raise failures.failed_transfer(self.name, outcome, self.offset, length, self.writes)
-            try:
-                if self.validates:
-                    self._validate()
-                if self.replacement is not None:
-                    self.replacement.publish()
-            except AsyncIOError:
-                raise
-            except OSError as error:
-                raise failures.failed_call(self.name, error, self.offset, length, self.writes) from error
+            if self.validates:
+                self._validate()
+            if self.replacement is not None:
+                self.replacement.publish()
             if not self.writes:
                 self.buffer.deliver()
-        finally:
-            self.discard()
+        except AsyncIOError:
+            raise
+        except OSError as error:
+            raise failures.failed_call(self.name, error, self.offset, length, self.writes) from error
+        except (RuntimeError, MemoryError) as error:  # torch's, from a device
+            reason = OSError(errno.EIO, f"The bytes did not get into the tensor: {error}")
+            raise failures.failed_call(self.name, reason, self.offset, length, self.writes) from error
 
     def discard(self) -> None:
         """Closes the files; what would have replaced one goes away."""
@@ -87,7 +123,10 @@ class Transfer:
 
 
 class Session:
-    """An engine, and the transfers it was given that nobody has waited for yet.
+    """An engine, and the transfers it was given whose end has not been reported yet.
+
+    Any thread may start and wait. A transfer is reported once: its error, or its place in a count, goes to
+    the thread that submitted it (:meth:`Transfer.reports_to`), to :meth:`close`, or to nobody but the log.
 
     Belongs to one process: a forked child has the parent's memory but none of its threads.
     """
@@ -95,60 +134,108 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         self.process = os.getpid()
         self.engine: Engine = start_engine(settings)
+        self._tickets = itertools.count(1)
         self._pending: dict[int, Transfer] = {}
+        self._is_closed = False
         self._lock = threading.Lock()
 
-    def start(self, transfer: Transfer) -> Transfer:
-        """Hands a transfer to the engine and remembers it."""
-        with self._lock:
+    def start(self, transfer: Transfer) -> None:
+        """Hands a transfer to the engine and remembers it.
+
+        Raises:
+            ClosedHandleError: the handle was closed meanwhile.
+            OSError: the engine refused it.
+        """
+        with transfer.lock:  # nobody waits for it before it is submitted
+            with self._lock:
+                is_closed = self._is_closed
+                if not is_closed:
+                    # First, so that a Ctrl-C from here on does not lose what the kernel may be moving.
+                    transfer.ticket = next(self._tickets)
+                    self._pending[transfer.ticket] = transfer
+            if is_closed:
+                transfer.discard()
+                raise failures.closed_handle(transfer.name)
             memory, file = transfer.buffer.memory, transfer.file
-            transfer.ticket = self.engine.submit(memory, file, transfer.offset, transfer.writes)
-            self._pending[transfer.ticket] = transfer
-        return transfer
+            try:
+                self.engine.submit(transfer.ticket, memory, file, transfer.offset, transfer.writes)
+            except Exception:
+                self.engine.wait(transfer.ticket)  # a part of it may be on its way
+                with self._lock:
+                    del self._pending[transfer.ticket]
+                transfer.has_ended = transfer.is_finished = True
+                self.engine.forget(transfer.ticket)
+                transfer.discard()
+                raise
 
-    def wait(self, transfers: Iterable[Transfer] | None = None) -> int:
-        """Waits for some transfers, or for all; returns how many ended well.
+    def finish(self, transfer: Transfer) -> int:
+        """Waits for one transfer of the calling thread; returns 1.
 
-        A transfer that another thread waits for is left to that thread.
+        Raises:
+            AsyncIOError: it failed.
+        """
+        return self._finish([transfer], [transfer])
+
+    def finish_own(self) -> int:
+        """Waits for all transfers of the calling thread; returns how many.
 
         Raises:
             AsyncIOError: of each transfer that failed. The others have ended well.
         """
+        thread = threading.current_thread()
         with self._lock:
-            wanted = list(self._pending.values()) if transfers is None else transfers
-            taken = [t for t in wanted if self._pending.pop(t.ticket, None) is not None]
-        errors: list[AsyncIOError] = []
-        count = len(taken)
-        while taken:
-            try:
-                outcome = self.engine.wait(taken[0].ticket)
-            except BaseException:
-                # Ctrl-C: the transfers go on, so what they use has to stay.
-                with self._lock:
-                    self._pending.update((transfer.ticket, transfer) for transfer in taken)
-                raise
-            transfer = taken.pop(0)
-            try:
-                transfer.finish(outcome)
-            except AsyncIOError as error:
-                errors.append(error)
-        if errors:
-            raise failures.together(errors)
-        return count
+            own = [transfer for transfer in self._pending.values() if transfer.owner is thread]
+        return self._finish(own, own)
 
-    def close(self) -> None:
-        """Finishes what is on its way and ends the engine.
+    def wait(self) -> int:
+        """Waits for all transfers of all threads; reports those that concern the calling one.
 
         Raises:
-            AsyncIOError: as :meth:`wait`.
+            AsyncIOError: of each of these that failed.
+        """
+        thread = threading.current_thread()
+        with self._lock:
+            every = list(self._pending.values())
+        return self._finish(every, (transfer for transfer in every if transfer.reports_to(thread)))
+
+    def close(self) -> None:
+        """Takes no more transfers, waits for those there are and ends the engine. Can be called again.
+
+        Raises:
+            AsyncIOError: of each transfer that failed and that no other call is waiting for.
         """
         if self.process != os.getpid():
             self.abandon()
             return
+        with self._lock:
+            self._is_closed = True
+            every = list(self._pending.values())
         try:
-            self.wait()
+            self._finish(every, every)
         finally:
-            self.engine.stop()
+            if all(transfer.has_ended for transfer in every):
+                self.engine.stop()
+
+    def _finish(self, awaited: Iterable[Transfer], reported: Iterable[Transfer]) -> int:
+        """Waits for some transfers, and reports some of them: those that no other thread reports."""
+        thread = threading.current_thread()
+        with self._lock:
+            claimed = [transfer for transfer in reported if transfer.reporter in (None, thread)]
+            for transfer in claimed:
+                transfer.reporter = thread
+        try:
+            for transfer in awaited:
+                transfer.end(self.engine)
+        except BaseException:  # Ctrl-C: they go on, and can be waited for again
+            for transfer in claimed:
+                transfer.reporter = None
+            raise
+        with self._lock:
+            ended = [transfer for transfer in claimed if self._pending.pop(transfer.ticket, None)]
+        errors = [transfer.error for transfer in ended if transfer.error is not None]
+        if errors:
+            raise failures.together(errors)
+        return len(ended)
 
     def abandon(self) -> None:
         """In a forked child: leaves the engine and its transfers to the parent."""

@@ -23,15 +23,15 @@ class Queue {
  public:
   explicit Queue(int64_t block_bytes) : block_bytes_(std::min(block_bytes, kLargestBlockBytes)) {}
 
-  int64_t submit(std::unique_ptr<Request> request) {
+  // False, and nothing is submitted, where a request has this ticket already.
+  bool submit(int64_t ticket, std::unique_ptr<Request> request) {
     std::lock_guard<std::mutex> lock(mutex_);
-    const int64_t ticket = next_ticket_++;
-    if (!request->is_done()) {
-      waiting_.push_back(request.get());
+    const auto [place, is_new] = requests_.emplace(ticket, std::move(request));
+    if (is_new && !place->second->is_done()) {
+      waiting_.push_back(place->second.get());
       work_.notify_all();
     }
-    requests_.emplace(ticket, std::move(request));
-    return ticket;
+    return is_new;
   }
 
   // A piece ready for the kernel. Without `may_block`, false means that there is none now; with it, that the
@@ -72,21 +72,29 @@ class Queue {
     }
   }
 
-  // Waits for one request and forgets it when it is done.
+  // Waits for one request. It stays known until it is forgotten, so that a caller whom a signal interrupts
+  // before it has stored the outcome can ask again.
   Outcome wait(int64_t ticket, std::chrono::milliseconds timeout) {
-    std::unique_ptr<Request> collected;  // freed after the lock, as freeing memory may take long
     std::unique_lock<std::mutex> lock(mutex_);
     auto found = requests_.end();
-    // Looked up again each time: another thread may have collected it meanwhile.
+    // Looked up again each time: another thread may have forgotten it meanwhile.
     const auto is_settled = [&] {
       found = requests_.find(ticket);
       return found == requests_.end() || found->second->is_done();
     };
     if (!done_.wait_for(lock, timeout, is_settled)) return {State::kPending, 0, 0};
     if (found == requests_.end()) return {};
+    return {State::kDone, found->second->error, found->second->error_offset};
+  }
+
+  // Frees a request that is done; one on its way stays.
+  void forget(int64_t ticket) {
+    std::unique_ptr<Request> collected;  // freed after the lock, as freeing memory may take long
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = requests_.find(ticket);
+    if (found == requests_.end() || !found->second->is_done()) return;
     collected = std::move(found->second);
     requests_.erase(found);
-    return {State::kDone, collected->error, collected->error_offset};
   }
 
   // Lets the workers finish what was submitted and then end.
@@ -102,7 +110,6 @@ class Queue {
   std::condition_variable work_, done_;
   std::deque<Request*> waiting_;
   std::unordered_map<int64_t, std::unique_ptr<Request>> requests_;
-  int64_t next_ticket_ = 1;
   bool stopped_ = false;
 };
 
