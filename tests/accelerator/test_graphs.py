@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from acclimate.accelerator import Accelerator, RecordedGraph
 from acclimate.backends.cpu import CPUAccelerator
-from acclimate.errors import GraphCaptureError
+from acclimate.errors import GraphCaptureError, UnsupportedError
 from fresh_process import FreshProcesses
 
 ACC = CPUAccelerator()
@@ -1043,3 +1043,14 @@ if rank == 1:
 assert os.waitpid(child, 0)[1] == 0
 """
     )
+
+
+class WithoutGraphs(CPUAccelerator):
+    """A backend that says that work cannot be captured."""
+
+    supports_graphs = False
+
+
+def test_a_device_that_says_it_has_no_graphs_refuses_to_make_one() -> None:
+    with pytest.raises(UnsupportedError, match="has no graphs"):
+        WithoutGraphs().create_graph()

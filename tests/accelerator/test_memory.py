@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from acclimate.accelerator import Accelerator
+from fresh_process import FreshProcesses
 
 SIZES = (
     "memory_allocated",
@@ -136,3 +139,30 @@ def test_a_device_without_statistics_has_none(bare: Accelerator) -> None:
     assert bare.memory_stats() == {}
     assert bare.memory_allocated() == bare.max_memory_reserved() == bare.total_memory() == 0
     assert bare.mem_get_info() == (0, 0)
+
+
+def test_an_allocator_without_get_memory_info_leaves_the_rest_of_the_interface_usable(
+    fresh: FreshProcesses,
+) -> None:
+    told = fresh.check(
+        """
+import json, torch
+import python_device
+python_device.register("bare")
+def unimplemented(*args):
+    # What torch says for an allocator that leaves the optional function out.
+    raise NotImplementedError("getMemoryInfo is not implemented for this allocator yet.")
+statistics = lambda *args: {"allocated_bytes.all.current": 5}
+torch.accelerator.memory_stats = torch.accelerator.memory.memory_stats = statistics
+torch.accelerator.get_memory_info = unimplemented
+from acclimate import get_accelerator
+from acclimate.info.report import collect
+acc = get_accelerator()
+tell(
+    name=acc.get_device_name(), free=acc.available_memory(), total=acc.total_memory(),
+    properties=acc.get_device_properties().name, error=collect().error,
+)
+""",
+        path=[Path(__file__).parent],
+    ).told
+    assert told == {"name": "bare:0", "free": 0, "total": 0, "properties": "bare:0", "error": None}

@@ -148,3 +148,16 @@ def test_visible_devices_are_set_in_the_environment_given(devices: list[int | st
     Limited().set_visible_devices_envs(environment, devices)
     assert environment == {"THEIR_VISIBLE_DEVICES": "0,2"}
     assert Limited().visible_devices_envs() == ["THEIR_VISIBLE_DEVICES"]
+
+
+class VendorsCompiler(CPUAccelerator):
+    """A backend that names its compile backend, as an extension does."""
+
+    compile_backend = "aot_eager"
+
+
+def test_a_backend_declares_its_compile_backend_under_a_public_name() -> None:
+    acc = VendorsCompiler()
+    assert acc.get_compile_backend() == "aot_eager"
+    acc.set_compile_backend("eager")
+    assert (acc.get_compile_backend(), VendorsCompiler().get_compile_backend()) == ("eager", "aot_eager")

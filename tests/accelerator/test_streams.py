@@ -6,13 +6,15 @@ import inspect
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from acclimate.accelerator import Accelerator, HostEvent, HostStream
+from acclimate.accelerator import Accelerator, DeviceLike, HostEvent, HostStream
 from acclimate.backends.cpu import CPUAccelerator
 from acclimate.errors import UnsupportedError
+from fresh_process import FreshProcesses
 
 
 @pytest.fixture(autouse=True)
@@ -237,3 +239,75 @@ def test_host_streams_and_events_do_what_torchs_do(ours: type, theirs: type) -> 
     wanted = {name for name in dir(theirs) if not name.startswith("_")} - theirs_alone - between_processes
     has = set(dir(ours())) | {"device"}
     assert wanted <= has, wanted - has
+
+
+# -- devices with one queue --------------------------------------------------------------------------
+
+
+class OneQueue(CPUAccelerator):
+    """A device that works on its own and has no streams; waiting for it is counted."""
+
+    supports_streams = False
+    waits = 0
+
+    def is_synchronized_device(self) -> bool:
+        return False
+
+    def synchronize(self, device_index: DeviceLike = None) -> None:
+        self.waits += 1
+
+
+def test_streams_of_a_device_without_them_do_nothing_and_wait_for_the_device() -> None:
+    acc = OneQueue()
+    default = acc.current_stream()
+    stream = acc.Stream()
+    stream.wait_stream(default)
+    with acc.stream(stream):
+        assert acc.current_stream() is stream
+        assert isinstance(acc.current_stream(), acc.Stream)
+    assert acc.current_stream() is default is acc.default_stream()
+    assert acc.waits == 0
+    stream.synchronize()
+    assert acc.waits == 1
+
+
+def test_events_of_a_device_without_streams_measure_its_work_and_not_the_queueing() -> None:
+    acc = OneQueue()
+    start, end = acc.Event(enable_timing=True), acc.Event(enable_timing=True)
+    start.record()
+    end.record()
+    assert acc.waits == 2
+    assert start.elapsed_time(end) > 0
+
+
+def test_streams_of_two_kinds_of_devices_are_current_each_on_its_own(cpu: CPUAccelerator) -> None:
+    acc = OneQueue()
+    with cpu.stream(cpu.Stream()) as host, acc.stream(acc.Stream()) as stream:
+        assert (cpu.current_stream(), acc.current_stream()) == (host, stream)
+
+
+def test_a_device_whose_guard_makes_no_streams_gets_stand_ins(fresh: FreshProcesses) -> None:
+    told = fresh.check(
+        """
+import torch
+import python_device
+python_device.register("bare")
+class Stream:
+    # As c10's DeviceGuardImplInterface::getNewStream for a device that leaves it out, such as torchvulkan's.
+    def __new__(cls, *args, **kwargs):
+        raise NotImplementedError("Backend doesn't support create a new Stream.")
+torch.Stream = Stream
+from acclimate import get_accelerator
+acc = get_accelerator()
+side = acc.Stream()
+side.wait_stream(acc.current_stream())
+with acc.stream(side):
+    inside = acc.current_stream() is side
+acc.current_stream().wait_stream(side)
+start, end = acc.Event(enable_timing=True), acc.Event(enable_timing=True)
+start.record(); end.record(); end.synchronize()
+tell(name=acc.name, inside=inside, device=str(side.device), time=start.elapsed_time(end) > 0)
+""",
+        path=[Path(__file__).parent],
+    ).told
+    assert told == {"name": "bare", "inside": True, "device": "bare", "time": True}

@@ -225,3 +225,30 @@ def test_the_plugin_tells_an_accelerator_that_cannot_be_loaded(tmp_path: Path) -
     assert run.returncode != 0
     assert 'did you mean "cpu"' in run.stdout
     assert "Traceback" not in run.stdout
+
+
+def test_what_an_accelerator_says_it_has_not_is_not_offered_and_a_reason_has_all_of_its_lines(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "modest.py").write_text("""
+from acclimate.backends.cpu import CPUAccelerator
+
+class Modest(CPUAccelerator):
+    supports_graphs = supports_collectives = False
+
+    def current_stream(self, device_index=None):
+        raise RuntimeError("The driver said:\\n  error 507008\\n  see the log")
+""")
+    env = {**plain_environment(), "PYTHONPATH": str(tmp_path)}
+    arguments = ["--accelerator", "modest:Modest", "--json", "found.json"]
+    for category in ("graphs", "communication", "streams/current_stream"):
+        arguments += ["--only", category]
+    command = [sys.executable, "-m", "acclimate", "conformance", *arguments]
+    subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, timeout=250)
+    results = json.loads((tmp_path / "found.json").read_text())["results"]
+    outcomes = {result["category"]: set() for result in results}
+    for result in results:
+        outcomes[result["category"]].add(result["outcome"])
+    assert outcomes["graphs"] == outcomes["communication"] == {"not offered"}
+    (reason,) = [result["reason"] for result in results if result["check"] == "streams/current_stream"]
+    assert reason == "RuntimeError: The driver said: error 507008 see the log"

@@ -14,7 +14,8 @@ from fake_vendors import BREAKAGES, IN_ORDER, WITH_PACKAGE, FakeMachine, FakeVen
 from fresh_process import FreshProcesses, Outcome
 
 INFO = "import sys\nfrom acclimate.cli import main\nsys.exit(main(['info', {}]))\n"
-TABLE = INFO.format("")
+SHORT = INFO.format("")
+TABLE = INFO.format("'--all'")
 JSON = INFO.format("'--json'")
 
 
@@ -243,6 +244,43 @@ def test_what_was_found_but_cannot_be_loaded_is_not_shown_as_usable(
     machine.add_entry_points([("hollow", "hollow:RECORD")])
     shown = words(fresh.check(TABLE, path=machine.path))
     assert "hollow no it was found, but cannot be loaded: ModuleNotFoundError" in shown
+
+
+# -- without --all -----------------------------------------------------------------------------------
+
+
+def test_what_was_found_comes_first_and_each_rejected_accelerator_takes_one_line(
+    fresh: FreshProcesses,
+) -> None:
+    lines = fresh.check(SHORT).stdout.splitlines()
+    rejected = [row for row in report(fresh.check(JSON))["candidates"] if row["reason"] is not None]
+    title = next(number for number, line in enumerate(lines) if line.startswith("Not used"))
+    assert lines[1].split()[:2] == ["accelerator", "cpu"]
+    assert [line.split()[0] for line in lines[title + 1 :]] == [row["name"] for row in rejected]
+
+
+def test_a_reason_of_several_lines_stays_on_one(machine: FakeMachine, fresh: FreshProcesses) -> None:
+    machine.write(
+        "wordy",
+        "from acclimate import Backend\n"
+        "RECORD = Backend('wordy', 'wordy:None', lambda: 'first line\\nsecond line', 5)\n",
+    )
+    machine.add_entry_points([("wordy", "wordy:RECORD")])
+    (line,) = [each for each in fresh.check(SHORT, path=machine.path).stdout.splitlines() if "wordy" in each]
+    assert line.split("  ")[-1].strip() == "first line second line"
+
+
+def test_a_usable_accelerator_that_is_not_used_says_how_to_choose_it(
+    machine: FakeMachine, fresh: FreshProcesses
+) -> None:
+    machine.write(
+        "quiet",
+        "from acclimate import Backend\n"
+        "RECORD = Backend('quiet', 'quiet:None', lambda: None, 5, auto_detect=False)\n",
+    )
+    machine.add_entry_points([("quiet", "quiet:RECORD")])
+    shown = words(fresh.check(SHORT, path=machine.path))
+    assert "quiet can be used, only by name: ACCLIMATE_ACCELERATOR=quiet" in shown
 
 
 # -- where it is shown -------------------------------------------------------------------------------

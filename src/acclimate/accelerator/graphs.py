@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from acclimate.accelerator.recorded_graph import RecordedCapture, RecordedGraph, is_recording
 from acclimate.accelerator.streams import Streams
-from acclimate.errors import GraphCaptureError
+from acclimate.errors import GraphCaptureError, UnsupportedError
 
 
 class Graphs(Streams):
     """Captured work of a device."""
+
+    supports_graphs: ClassVar[bool] = True
+    """Whether work can be captured. Where a backend says no, :meth:`create_graph` raises, and the checks of
+    graphs count as not offered.
+
+    CPU: true, of recorded operators.
+    CUDA: true.
+    """
 
     def _graph_class(self) -> type[Any] | None:
         """The graph class of the device's torch module, named as all of them are (``CUDAGraph``,
@@ -29,7 +37,14 @@ class Graphs(Streams):
             one for this device, else :class:`~acclimate.accelerator.recorded_graph.RecordedGraph`.
         CPU: a graph of recorded torch operators.
         CUDA: ``torch.cuda.CUDAGraph``.
+
+        Raises:
+            UnsupportedError: the accelerator says that it has no graphs.
         """
+        if not self.supports_graphs:
+            raise UnsupportedError(
+                f"The {self.name} accelerator has no graphs. Run the work without capturing it."
+            )
         native = self._graph_class()
         if native is not None:
             return native()

@@ -249,9 +249,12 @@ class Memory(Devices):
 
     def _memory_info(self, index: int) -> tuple[int, int]:
         info = self._offered_by_allocator("mem_get_info", "get_memory_info")
-        if info is not None:
-            free, total = info(index)
-            return int(free), int(total)
+        try:
+            if info is not None:
+                free, total = info(index)
+                return int(free), int(total)
+        except NotImplementedError:  # torch lets an allocator leave getMemoryInfo out
+            pass
         properties = self._offered("get_device_properties")
         found = properties(index) if properties is not None else None
         total = int(getattr(found, "total_memory", 0))

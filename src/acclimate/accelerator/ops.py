@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
@@ -11,6 +11,8 @@ import torch
 from acclimate.accelerator.compilers import CXX_SUFFIXES, host_compiler
 from acclimate.accelerator.devices import Devices
 from acclimate.errors import CompilerNotFoundError
+
+_BUILD_COMMAND = "acclimate.ops.build.ahead_of_time:BuildOps"
 
 
 class Ops(Devices):
@@ -57,8 +59,7 @@ class Ops(Devices):
         target = self.op_builders.get(class_name)
         if target is None:
             return None
-        module, _, attribute = target.partition(":")
-        builder: type[Any] = getattr(importlib.import_module(module), attribute)
+        builder: type[Any] = pkgutil.resolve_name(target)
         return builder
 
     def create_op_builder(self, class_name: str) -> Any | None:
@@ -155,5 +156,5 @@ class Ops(Devices):
         CUDA: as stated.
         """
         # Imports setuptools, which is slow.
-        command: type[Any] = importlib.import_module("acclimate.ops.build.ahead_of_time").BuildOps
+        command: type[Any] = pkgutil.resolve_name(_BUILD_COMMAND)
         return command

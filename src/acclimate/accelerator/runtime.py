@@ -85,7 +85,23 @@ class Runtime(Devices):
     CUDA: yes, with the ``nvtx`` package.
     """
 
-    _compile_backend = "inductor"
+    supports_collectives: ClassVar[bool] = True
+    """Whether :attr:`communication_backend` moves tensors of this device between processes. Where a backend
+    says no, the checks of communication count as not offered.
+
+    CPU: true.
+    CUDA: true.
+    """
+
+    compile_backend: ClassVar[str] = "inductor"
+    """The ``torch.compile`` backend of this accelerator, which :meth:`get_compile_backend` returns until
+    another is set; a backend gives its vendor's.
+
+    CPU: ``"inductor"``.
+    CUDA: ``"inductor"``.
+    """
+
+    _chosen_compile_backend: str | None = None
 
     # -- profiler marks --------------------------------------------------------------------------
 
@@ -175,11 +191,11 @@ class Runtime(Devices):
     def get_compile_backend(self) -> str:
         """The backend that ``torch.compile`` should be given on this accelerator.
 
-        Delegates to: nothing; kept per accelerator.
+        Delegates to: :attr:`compile_backend`, until another is set.
         CPU: ``"inductor"`` unless set.
         CUDA: ``"inductor"`` unless set.
         """
-        return self._compile_backend
+        return self._chosen_compile_backend or self.compile_backend
 
     def set_compile_backend(self, backend: str) -> None:
         """Chooses what :meth:`get_compile_backend` returns.
@@ -199,7 +215,7 @@ class Runtime(Devices):
                 f'Compile backend "{backend}" is not supported by {self.name}. '
                 f"Backends that torch knows here: {', '.join(known)}."
             )
-        self._compile_backend = backend
+        self._chosen_compile_backend = backend
 
     # -- launching -------------------------------------------------------------------------------
 

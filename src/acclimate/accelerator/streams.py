@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,15 +16,41 @@ from acclimate.errors import UnsupportedError
 class Streams(Devices):
     """Queues of device work and the events that order and time it."""
 
+    supports_streams: ClassVar[bool] = True
+    """Whether the device may have more than one queue of work. Where a backend says no,
+    :attr:`Stream` and :attr:`Event` are stand-ins on the device's one queue, and the checks of
+    ``acclimate conformance`` that need several count as not offered.
+
+    CPU: true; its streams are stand-ins because it is synchronous.
+    CUDA: true.
+    """
+
     def _stream_class(self, name: str) -> type[Any] | None:
         """torch's class ``name`` (``Stream`` or ``Event``) for this device; None where it has no streams."""
-        if self.is_synchronized_device():
+        if self.is_synchronized_device() or not self.supports_streams:
             return None
+        generic: type[Any] = getattr(torch, name)
         offered = getattr(self.torch_module, name, None)
-        if isinstance(offered, type):
+        if isinstance(offered, type) and offered is not generic:
             return offered
-        generic: type[Any] | None = getattr(torch, name) if self._is_torch_accelerator() else None
-        return generic
+        if offered is None and not self._is_torch_accelerator():
+            return None
+        return generic if self._makes_streams else None
+
+    @functools.cached_property
+    def _makes_streams(self) -> bool:
+        """Whether torch's generic streams work: a device may leave them out of its guard."""
+        try:
+            torch.Stream(device=self.device_type)
+        except RuntimeError:  # NotImplementedError is one
+            return False
+        return True
+
+    @functools.cached_property
+    def _stand_ins(self) -> tuple[type[host.HostStream], type[host.HostEvent]]:
+        if self.is_synchronized_device():
+            return host.HostStream, host.HostEvent
+        return host.classes_for_one_queue(self.device_type, self.synchronize)
 
     @property
     def Stream(self) -> type[Any]:
@@ -31,10 +58,10 @@ class Streams(Devices):
 
         Delegates to: ``torch.<device>.Stream``, else ``torch.Stream``.
         CPU: :class:`~acclimate.accelerator.host.HostStream`: a context manager whose queue is always
-            empty.
+            empty. Other devices without streams have a kind of it that waits for the device.
         CUDA: ``torch.cuda.Stream``.
         """
-        return self._stream_class("Stream") or host.HostStream
+        return self._stream_class("Stream") or self._stand_ins[0]
 
     @property
     def Event(self) -> type[Any]:
@@ -44,7 +71,7 @@ class Streams(Devices):
         CPU: :class:`~acclimate.accelerator.host.HostEvent`, on the host's clock.
         CUDA: ``torch.cuda.Event``.
         """
-        return self._stream_class("Event") or host.HostEvent
+        return self._stream_class("Event") or self._stand_ins[1]
 
     def stream(self, stream: Any | None) -> AbstractContextManager[Any]:
         """A context manager within which work is queued on ``stream``; ``None`` changes nothing.
@@ -74,8 +101,9 @@ class Streams(Devices):
         """
         index = self._index(device_index)
         current = self._offered("current_stream")
-        if current is None or self.Stream is host.HostStream:
-            return host.current_host_stream()
+        kind = self.Stream
+        if current is None or issubclass(kind, host.HostStream):
+            return host.current_host_stream(kind if issubclass(kind, host.HostStream) else host.HostStream)
         return current(index)
 
     def default_stream(self, device_index: DeviceLike = None) -> Any:
@@ -89,8 +117,9 @@ class Streams(Devices):
             InvalidDeviceError: there is no such device.
         """
         index = self._index(device_index)
-        if self.Stream is host.HostStream:
-            return host.default_host_stream()
+        kind = self.Stream
+        if issubclass(kind, host.HostStream):
+            return host.default_host_stream(kind)
         default = getattr(self.torch_module, "default_stream", None)
         if default is not None:
             return default(index)

@@ -26,7 +26,7 @@ class HPUAccelerator(Accelerator):
     communication_backend = "hccl"
     visible_devices_variable = "HABANA_VISIBLE_MODULES"
     exported_variable_prefixes = ("HABANA", "HCCL", "PT_HPU")
-    _compile_backend = "hpu_backend"
+    compile_backend = "hpu_backend"
 
     def resolves_data_dependency(self) -> bool:
         return True  # the graph compiler orders what depends on each other, across streams too

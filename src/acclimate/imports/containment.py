@@ -7,18 +7,28 @@ import os
 import sys
 from collections.abc import Iterator
 
+_LONGEST = 1000
+
 
 class VendorCodeError(Exception):
     """A vendor's code failed; the message says how, in one line."""
 
 
-def describe(error: BaseException) -> str:
-    """An exception as one line: its type and the first line of its message."""
+def describe(error: BaseException, whole: bool = False) -> str:
+    """An exception on one line: its type and the first line of its message.
+
+    Args:
+        error: the exception.
+        whole: with all lines of the message, one after the other, to 1,000 characters.
+    """
     try:
-        message = str(error).strip().splitlines()
+        message = [line.strip() for line in str(error).splitlines() if line.strip()]
     except Exception:  # noqa: BLE001 - an exception of a vendor's may fail to say what it is
         message = []
-    return f"{type(error).__name__}: {message[0]}" if message else type(error).__name__
+    if not message:
+        return type(error).__name__
+    text = " ".join(message) if whole else message[0]
+    return f"{type(error).__name__}: {text if len(text) <= _LONGEST else text[:_LONGEST] + '…'}"
 
 
 @contextlib.contextmanager

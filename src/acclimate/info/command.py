@@ -11,10 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from acclimate.info.report import Report, collect
+from acclimate.selection import Candidate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of ``acclimate info``."""
+    parser.add_argument(
+        "--all", action="store_true", help="a table of every accelerator, with its reason in full"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
 
 
@@ -25,13 +29,19 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(report.as_dict(), indent=2) + "\n")
     else:
         # Vendors' messages are shown as they are, brackets and colons included.
-        Console(soft_wrap=not sys.stdout.isatty(), markup=False, emoji=False).print(render(report))
+        Console(soft_wrap=not sys.stdout.isatty(), markup=False, emoji=False).print(render(report, args.all))
     return 0 if report.error is None else 1
 
 
-def render(report: Report) -> Group:
-    """The report as rich renderables."""
-    parts: list[RenderableType] = [_summary(report), Text(), _candidates(report)]
+def render(report: Report, all_candidates: bool = False) -> Group:
+    """The report as rich renderables: what is used first, then every other way to an accelerator.
+
+    Args:
+        report: what was found.
+        all_candidates: whether reasons are shown in full, in a table, and not on one line each.
+    """
+    shown = _candidates if all_candidates else _other_candidates
+    parts: list[RenderableType] = [_summary(report), Text(), shown(report)]
     if report.error is not None:
         parts.append(Text(f"\n{report.error}", style="red"))
     return Group(*parts)
@@ -61,6 +71,29 @@ def _summary(report: Report) -> Table:
     nodes = "memory node" if host.memory_nodes == 1 else "memory nodes"
     table.add_row("host", f"{host.processors} processors{quota}, {host.memory_nodes} {nodes}")
     return table
+
+
+def _other_candidates(report: Report) -> Group:
+    """Each way that was not taken on one line, cut where a terminal ends."""
+    chosen = report.accelerator.name if report.accelerator is not None else None
+    others = [each for each in report.candidates if each.reason is not None or each.name != chosen]
+    width = max((len(each.name) for each in others), default=0)
+    lines = []
+    for each in others:
+        style = "dim" if each.reason is not None else ""
+        note = " ".join((each.reason or _how_to_choose(each)).split())
+        line = Text(f"  {each.name:{width}}  {note}", style=style)
+        if sys.stdout.isatty():
+            line.no_wrap, line.overflow = True, "ellipsis"
+        lines.append(line)
+    title = Text("Not used", style="bold").append("  acclimate info --all has the reasons in full", "dim")
+    return Group(title, *lines)
+
+
+def _how_to_choose(candidate: Candidate) -> str:
+    """What to set for an accelerator that can be used."""
+    only = "" if candidate.auto_detect else ", only by name"
+    return f"can be used{only}: ACCLIMATE_ACCELERATOR={candidate.name}"
 
 
 def _candidates(report: Report) -> Table:

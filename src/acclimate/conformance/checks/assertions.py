@@ -53,7 +53,8 @@ def refused(what: str, *kinds: type[BaseException]) -> Iterator[None]:
     except kinds:
         return
     except Exception as error:
-        raise BrokenPromiseError(f"{what} raises {describe(error)}, which is no {names}") from error
+        raised = describe(error, whole=True)
+        raise BrokenPromiseError(f"{what} raises {raised}, which is no {names}") from error
     raise BrokenPromiseError(f"{what} is accepted; it has to raise {names}")
 
 

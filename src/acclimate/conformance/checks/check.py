@@ -78,6 +78,7 @@ def examine(check: Check, subject: Subject) -> Result:
     reason, detail = "", ""
     try:
         with subject.restored():
+            _require_offered(check.category, subject)
             reason = check.function(subject) or ""
         outcome = "passed"
     except NotOfferedError as absent:
@@ -85,7 +86,7 @@ def examine(check: Check, subject: Subject) -> Result:
     except BrokenPromiseError as broken:
         outcome, reason = "failed", str(broken)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a vendor's code may raise anything
-        outcome, reason, detail = "failed", describe(error), traceback.format_exc()
+        outcome, reason, detail = "failed", describe(error, whole=True), traceback.format_exc()
     return Result(
         check=check.id,
         category=check.category,
@@ -96,6 +97,19 @@ def examine(check: Check, subject: Subject) -> Result:
         seconds=time.perf_counter() - start,
         detail=detail,
     )
+
+
+_OFFERS = {
+    "graphs": ("supports_graphs", "it says that it has no graphs"),
+    "communication": ("supports_collectives", "it says that it has no collectives"),
+}
+"""By category, the flag with which an accelerator says that it has nothing of it."""
+
+
+def _require_offered(category: str, subject: Subject) -> None:
+    flag, meaning = _OFFERS.get(category, ("", ""))
+    if flag and not getattr(subject.accelerator, flag):
+        raise NotOfferedError(meaning)
 
 
 def _rule(name: str) -> str:

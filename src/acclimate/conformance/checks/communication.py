@@ -21,6 +21,7 @@ from acclimate.conformance.checks.assertions import (
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.children import Child
 from acclimate.conformance.checks.target import Subject, load
+from acclimate.imports import describe
 
 _RANK_TIMEOUT_S = 90
 # What a program can do without, told by backends that lack it with one of these types.
@@ -39,7 +40,7 @@ def backend_name(subject: Subject) -> None:
     require(distributed.is_backend_available(name), f'torch.distributed has no backend "{name}" here')
 
 
-@check("communication_backend_name", "set_device", timeout_s=200)
+@check("communication_backend_name", "set_device", "supports_collectives", timeout_s=200)
 def collectives(subject: Subject) -> str | None:
     """Two processes reduce, broadcast and gather tensors on their devices with the accelerator's backend."""
     if not distributed.is_available():
@@ -160,7 +161,7 @@ def _others(device: str, number: int, count: int) -> list[str]:
         try:
             result, expected = collective()
         except _LACKING as error:
-            lacking.append(f"{collective.__name__} ({str(error).splitlines()[0][:80]})")
+            lacking.append(f"{collective.__name__} ({describe(error, whole=True)})")
             continue
         found: Any = result.cpu().tolist()
         require(found == expected, f"{collective.__name__} on {count} ranks gives {found}, not {expected}")

@@ -34,7 +34,7 @@ def _warm_up(accelerator: Accelerator, work: Any) -> None:
     accelerator.synchronize()
 
 
-@check("create_graph", "capture_to_graph", "replay_graph", timeout_s=90)
+@check("create_graph", "capture_to_graph", "replay_graph", "supports_graphs", timeout_s=90)
 def replay_follows_inputs(subject: Subject) -> None:
     """A replay computes from what the captured tensors hold now, and puts results where the capture did."""
     accelerator = subject.accelerator

@@ -19,6 +19,7 @@ from acclimate.conformance.checks.assertions import (
 )
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.target import Subject
+from acclimate.imports import describe
 
 # A host's figures are the process's, in which much else goes on: what is allocated here is large beside that.
 _SIZE = 96 * MIB
@@ -316,7 +317,7 @@ def out_of_memory(subject: Subject) -> str | None:
     before = accelerator.memory_allocated()
     error = _exhaust(accelerator)
     told = exactly(accelerator.is_out_of_memory(error), bool, "is_out_of_memory()")
-    described = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+    described = describe(error, whole=True)
     require(
         told or not isinstance(error, kind),
         f"is_out_of_memory() denies its own OutOfMemoryError: {described}",

@@ -55,7 +55,7 @@ def lazy_calls(subject: Subject) -> None:
     require(len(calls) == 1, f"the call was made {len(calls)} times")
 
 
-@check("get_compile_backend", timeout_s=240)
+@check("compile_backend", "get_compile_backend", timeout_s=240)
 def compiles(subject: Subject) -> str | None:
     """A function compiled with the accelerator's backend gives the same results and gradients as without."""
     accelerator = subject.accelerator
@@ -80,7 +80,7 @@ def compiles(subject: Subject) -> str | None:
         require_close(
             found.grad, wanted.grad, torch.float32, f'the gradient of a function compiled with "{backend}"'
         )
-    told = [str(w.message).splitlines()[0] for w in said if accelerator.device_type in str(w.message)]
+    told = [" ".join(str(w.message).split()) for w in said if accelerator.device_type in str(w.message)]
     return f'"{backend}" says: {told[0][:160]}' if told else None
 
 

@@ -127,7 +127,7 @@ def events_order_streams(subject: Subject) -> None:
         )
 
 
-@check("Stream", "stream", "synchronize")
+@check("Stream", "stream", "synchronize", "supports_streams")
 def streams_wait_for_streams(subject: Subject) -> None:
     """A stream that waits for another sees what was queued there, and its synchronize waits for its work."""
     accelerator = _with_streams(subject)
@@ -169,6 +169,6 @@ def dependencies_resolved_by_the_device(subject: Subject) -> None:
 
 def _with_streams(subject: Subject) -> Accelerator:
     accelerator = subject.accelerator
-    if accelerator.Stream is HostStream:
-        raise NotOfferedError("it has no streams: work is done where it is called")
+    if issubclass(accelerator.Stream, HostStream):
+        raise NotOfferedError("it has no streams: its work is done in the order of the calls")
     return accelerator

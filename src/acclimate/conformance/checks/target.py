@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import importlib
+import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,10 +55,9 @@ def load(source: str) -> Subject:
 
 
 def _from_class(target: str) -> Accelerator:
-    module, _, attribute = target.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError) as error:
+        found = pkgutil.resolve_name(target)()
+    except (ImportError, AttributeError, ValueError) as error:
         raise InvalidBackendError(f'--accelerator is "{target}", which cannot be loaded: {error}') from error
     if not isinstance(found, Accelerator):
         raise InvalidBackendError(
