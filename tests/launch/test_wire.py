@@ -47,8 +47,8 @@ def test_parts_of_unknown_names_are_ignored() -> None:
         b'{"text": {}}',
         b'{"outcome": 0}',
         b'{"outcome": {}}',
-        b'{"outcome": {"exit_code": 0, "failed": [], "reason": null}}',
-        b'{"outcome": {"exit_code": 0, "failed": null, "reason": null, "more": 1}}',
+        b'{"outcome": {"code": 0, "failed": [], "reason": null}}',
+        b'{"outcome": {"code": 0, "failed": null, "reason": null, "more": 1}}',
         b"\xff\xfe",
     ],
 )
@@ -62,13 +62,12 @@ failures = st.builds(
     rank=st.integers(0, 9),
     host=st.text(max_size=5),
     pid=st.none() | st.integers(1, 9),
-    exit_code=st.none() | st.integers(0, 255),
-    signal=st.none() | st.integers(1, 64),
+    code=st.integers(-64, 255),
     last_lines=st.lists(st.text(max_size=5), max_size=3).map(tuple),
     cause=st.none() | st.text(max_size=5),
 )
 outcomes = st.builds(
-    Outcome, st.integers(0, 255), failed=st.none() | failures, reason=st.none() | st.text(max_size=5)
+    Outcome, st.integers(-64, 255), failed=st.none() | failures, reason=st.none() | st.text(max_size=5)
 )
 
 

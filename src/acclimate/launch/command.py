@@ -19,7 +19,7 @@ from acclimate.launch.options import RunOptions, add_arguments, read_options
 from acclimate.launch.plan.exported import exported_environment
 from acclimate.launch.plan.hostfile import Host, HostPlan, choose_slots, read_hostfile
 from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.plan.outcome import Outcome
+from acclimate.launch.plan.outcome import Outcome, shell_code
 from acclimate.launch.plan.ranks import count_local_ranks, find_accelerator, plan_ranks
 from acclimate.launch.remote.addresses import free_port
 from acclimate.launch.supervise.supervisor import supervise
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         outcome = launch(job, options.launcher)
     sys.stderr.write(outcome.report())
-    return outcome.exit_code
+    return shell_code(outcome.code)
 
 
 # -- what runs where -----------------------------------------------------------------------------

@@ -33,7 +33,7 @@ JUNK = {
     "an unknown name": b'{"call": {"name": "17", "nonce": "n"}}',
     "a web browser": b"GET / HTTP/1.1\r\nHost: launcher\r\n\r",
     "an empty line": b"",
-    "what only agents say": b'{"outcome": {"exit_code": 0, "failed": null, "reason": null}}',
+    "what only agents say": b'{"outcome": {"code": 0, "failed": null, "reason": null}}',
     "hello without a call": b'{"hello": "p"}',
     "a wrong proof": b'{"call": {"name": "0", "nonce": "n"}}\n{"hello": "p"}',
     "a proof with other letters": '{"call": {"name": "0", "nonce": "n"}}\n{"hello": "é"}'.encode(),

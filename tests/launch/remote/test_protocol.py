@@ -97,7 +97,7 @@ def test_a_message_without_an_end_is_not_kept_for_ever() -> None:
         {"ready": {"address": "10.0.0.1", "port": 70_000}},
         {"ready": {"address": None, "port": 0}},
         {"ready": {"address": None, "port": True}},
-        {"failed": {"exit_code": 1, "failed": None}},
+        {"failed": {"code": 1, "failed": None}},
         {"outcome": None},
         {"refused": ["x"]},
     ],

@@ -17,9 +17,11 @@ from launching import (
     assert_nothing_is_left,
     command,
     launched,
+    names_in,
     parent_of,
     pid_in,
     ranks_code,
+    state_of,
     wait_until,
 )
 
@@ -202,3 +204,28 @@ def test_a_guard_that_is_stopped_again_and_again_is_killed(tmp_path: Path) -> No
             stopping.join()
     # Between two stops it may have had the time to do its work.
     assert "does not react" in stderr or "the ranks have ended" in stderr
+
+
+@pytest.mark.parametrize("whose", ["rank", "child", "daemon"])
+def test_a_stopped_process_is_continued_to_hear_that_it_has_to_end(whose: str, tmp_path: Path) -> None:
+    text = f"""
+def stopped(name):
+    signal.signal(signal.SIGTERM, lambda *_: (ready(name + "-heard"), os._exit(0)))
+    ready(name)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    wait()
+if {whose!r} != "rank" and os.fork() == 0:
+    if {whose!r} == "daemon": os.setsid()
+    stopped("process")
+if {whose!r} == "rank": stopped("process")
+while not (folder / "go").exists(): time.sleep(0.01)
+"""
+    with launched(command(1, ranks_code(tmp_path, text), "--grace", "60")) as job:
+        process = pid_in(tmp_path / "process")
+        wait_until(lambda: state_of(process) == "T", "the process to stop")
+        if whose == "rank":
+            job.signal(signal.SIGTERM)
+        (tmp_path / "go").touch()
+        job.read()
+        assert job.wait() == 0
+    assert "process-heard" in names_in(tmp_path)

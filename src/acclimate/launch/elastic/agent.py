@@ -45,7 +45,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from acclimate.errors import HostUnreachableError
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.plan.outcome import Outcome, signal_name
+from acclimate.launch.plan.outcome import Outcome, shell_code, signal_name
 from acclimate.launch.remote.addresses import address_towards
 from acclimate.launch.supervise.own_python import own_python
 from acclimate.launch.supervise.signals import NOTICES, TERMINATING, SignalInbox
@@ -94,7 +94,7 @@ def launch(
         except HostUnreachableError:
             membership.abandon(2)
             raise
-    membership.abandon(outcome.exit_code)
+    membership.abandon(shell_code(outcome.code))
     return outcome
 
 
@@ -172,7 +172,7 @@ class _Membership:
             return None
         if number in NOTICES:
             return None
-        return Outcome(128 + number, None, f"{signal_name(number)} ended the wait for other hosts.")
+        return Outcome(-number, None, f"{signal_name(number)} ended the wait for other hosts.")
 
     def _probe(self, accepted: list[float]) -> None:
         """Finds out whether somebody accepts connections at the rendezvous."""
@@ -213,7 +213,7 @@ class _Membership:
         try:
             agent.run(_ROLE)
         except RendezvousClosedError:
-            code = agent.outcome.exit_code or 1
+            code = agent.outcome.code or 1
             agent.outcome = Outcome(code, None, "the job has ended on the other hosts.")
         except RendezvousTimeoutError as error:
             agent.outcome = Outcome(1, None, f"the hosts did not come together: {_first_line(error)}.")
@@ -310,7 +310,7 @@ class _Agent(SimpleElasticAgent):
         if self.has_worker():
             return RunResult(state=WorkerState.HEALTHY)
         self.collect()
-        if self.outcome.exit_code == 0:
+        if self.outcome.code == 0:
             done = {worker.global_rank: None for worker in worker_group.workers}
             return RunResult(state=WorkerState.SUCCEEDED, return_values=done)
         if self.ended_by is not None:

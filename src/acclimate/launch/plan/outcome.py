@@ -17,26 +17,20 @@ class RankFailure:
     host: str
     pid: int | None
     """``None`` where it did not come to be."""
-    exit_code: int | None
-    """``None`` where a signal ended it."""
-    signal: int | None = None
+    code: int
+    """As in :mod:`subprocess`: its exit code, or minus the number of the signal that ended it."""
     last_lines: tuple[str, ...] = ()
     """Of what it wrote to both streams, at most :data:`KEPT_LINES`; empty where a terminal has shown it."""
     cause: str | None = None
     """A sentence on what probably ended it."""
 
-    @property
-    def shell_code(self) -> int:
-        """What a shell would report: its own exit code, or 128 + the signal's number."""
-        return 128 + self.signal if self.signal is not None else self.exit_code or 1
-
     def describe(self) -> str:
         """Which rank, where, and how it ended, in one sentence; then the cause, where one is known."""
         pid = f", pid {self.pid}" if self.pid is not None else ""
-        if self.signal is not None:
-            how = f"was killed by {signal_name(self.signal)} (signal {self.signal})"
+        if self.code < 0:
+            how = f"was killed by {signal_name(-self.code)} (signal {-self.code})"
         else:
-            how = f"ended with exit code {self.exit_code}"
+            how = f"ended with exit code {self.code}"
         sentence = f"rank {self.rank} (host {self.host}{pid}) {how}."
         return f"{sentence} {self.cause}" if self.cause else sentence
 
@@ -45,8 +39,8 @@ class RankFailure:
 class Outcome:
     """How a job ended."""
 
-    exit_code: int
-    """What the launcher exits with: 0, the failed rank's own, or 128 + the signal's number."""
+    code: int
+    """0, the failed rank's own code, or minus the number of the signal that ended the job."""
     failed: RankFailure | None = None
     reason: str | None = None
     """Why it was ended where no rank failed by itself: a signal to the launcher, a lost host; a sentence."""
@@ -72,3 +66,8 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def shell_code(code: int) -> int:
+    """The exit code that a shell reports: the process's own, or 128 + the signal's number."""
+    return 128 - code if code < 0 else code

@@ -156,7 +156,7 @@ class Coordinator:
         elif "outcome" in message:
             check_outcome(message["outcome"], self.job)
             peer.outcome = message["outcome"]
-            if message["outcome"].exit_code != 0:
+            if message["outcome"].code != 0:
                 self._blame(peer)
             self._end_when_all_have_ended()
 
@@ -182,10 +182,10 @@ class Coordinator:
             self._blame(peer)
         self._end_when_all_have_ended()
 
-    def end(self, reason: str, exit_code: int) -> None:
+    def end(self, reason: str, code: int) -> None:
         """Ends the job for a reason of the launcher's own."""
         if self._own_end is None and self._blamed is None:
-            self._own_end = Outcome(exit_code, None, reason)
+            self._own_end = Outcome(code, None, reason)
             self.tell_all(stop=reason)
             self._allow_the_grace()
 
@@ -270,9 +270,7 @@ class Coordinator:
 
     def _conclude(self) -> Outcome:
         if self._signalled is not None and not self.started:
-            return Outcome(
-                128 + self._signalled, None, f"{signal_name(self._signalled)} came before the start."
-            )
+            return Outcome(-self._signalled, None, f"{signal_name(self._signalled)} came before the start.")
         if not self.started:
             silent = dict.fromkeys(f'"{peer.host}"' for peer in self.peers if not peer.decided)
             reasons = [*self._refusals, *self._explanations]
@@ -286,7 +284,7 @@ class Coordinator:
             silent = dict.fromkeys(f'"{peer.host}"' for peer in self.peers if peer.outcome is None)
             if not silent:
                 return Outcome(0)
-            code = _LOST if self._signalled is None else 128 + self._signalled
+            code = _LOST if self._signalled is None else -self._signalled
             reason = f"{', '.join(silent)} did not tell how the ranks there ended: {self._engines_end}."
             return Outcome(code, None, reason)
         told = [outcome for outcome in (peer.outcome, peer.failing) if outcome is not None]

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 
 from acclimate.errors import AcclimateError, LaunchOptionError, LaunchProtocolError
 from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.plan.outcome import Outcome, RankFailure
+from acclimate.launch.plan.outcome import Outcome, RankFailure, shell_code
 from acclimate.launch.plan.rank_plan import RankPlan
 from acclimate.launch.plan.ranks import plan_ranks
 from acclimate.launch.remote.addresses import free_port
@@ -84,7 +84,7 @@ class LauncherConnection:
 
     def tell_failure(self, failure: RankFailure) -> None:
         """For the supervisor: says which rank failed before its end makes others fail elsewhere."""
-        self.say(failed=asdict(Outcome(failure.shell_code, failure)))
+        self.say(failed=asdict(Outcome(failure.code, failure)))
 
     def reason_to_stop(self) -> str | None:
         """For the supervisor: passes signals on, and says why the ranks have to end where they have to."""
@@ -142,7 +142,7 @@ def run_assigned_ranks(
     except (AcclimateError, OSError) as error:
         outcome = Outcome(1, None, f"host {socket.gethostname()}: {error}")
     launcher.say(outcome=asdict(outcome))
-    return outcome.exit_code if launcher.lost else 0
+    return shell_code(outcome.code) if launcher.lost else 0
 
 
 def _plan(job: JobPlan, node_rank: int, master_addr: str, master_port: int) -> Sequence[RankPlan]:

@@ -121,13 +121,11 @@ def check_outcome(outcome: Outcome, job: JobPlan) -> None:
         LaunchProtocolError: it names a rank, a signal or an exit code that does not exist.
     """
     failed = outcome.failed
-    codes = [outcome.exit_code, *([failed.exit_code or 0] if failed else [])]
-    if not all(0 <= code <= 255 for code in codes):
-        raise LaunchProtocolError("An exit code has to be between 0 and 255.")
-    if failed is not None and not (
-        0 <= failed.rank < job.world_size and 0 <= (failed.signal or 0) <= signal.NSIG
-    ):
-        raise LaunchProtocolError("It names a rank or a signal that does not exist.")
+    codes = [outcome.code, *([failed.code] if failed else [])]
+    if not all(-signal.NSIG < code <= 255 for code in codes):
+        raise LaunchProtocolError("A code has to be an exit code up to 255, or minus a signal's number.")
+    if failed is not None and not 0 <= failed.rank < job.world_size:
+        raise LaunchProtocolError("It names a rank that does not exist.")
 
 
 class Channel(Protocol):

@@ -129,7 +129,7 @@ class SshAgents:
     def _stream_failed(self, stream: int, error: OSError) -> None:
         if isinstance(error, BrokenPipeError):
             reason = f"nobody reads standard {STREAM_NAMES[stream]} any more, so the ranks were ended."
-            self._coordinator.end(reason, 128 + signal.SIGPIPE)
+            self._coordinator.end(reason, -signal.SIGPIPE)
             return
         why = f"standard {STREAM_NAMES[stream]} cannot be written ({error.strerror}); the ranks go on."
         self._pump.feed(2, Source("", 0), f"acclimate run: {why}\n".encode())

@@ -123,7 +123,7 @@ class RankProcess:
 
     def failure(self, kills_before: KillCount) -> RankFailure:
         """What to tell of it, where it failed."""
-        code = self.code or 0
+        code = self.code if self.code is not None else 1
         cause = self.trouble
         if cause is None and code == -signal.SIGKILL:
             cause = explain_sigkill(kills_before, count_kills())
@@ -131,8 +131,7 @@ class RankProcess:
             rank=self.plan.rank,
             host=socket.gethostname(),
             pid=self.pid,
-            exit_code=code if code >= 0 else None,
-            signal=-code if code < 0 else None,
+            code=code,
             last_lines=self.tail.lines(),
             cause=cause,
         )

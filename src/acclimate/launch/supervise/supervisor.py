@@ -17,7 +17,7 @@ from functools import partial
 from acclimate.launch.output.pump import STREAM_NAMES, OutputPump, own_streams
 from acclimate.launch.output.views import Plain, Source, TaggedLines, TaggedTerminal, View
 from acclimate.launch.output.writer import Writer
-from acclimate.launch.plan.outcome import Outcome, RankFailure, signal_name
+from acclimate.launch.plan.outcome import Outcome, RankFailure, shell_code, signal_name
 from acclimate.launch.plan.rank_plan import RankPlan
 from acclimate.launch.supervise import processes
 from acclimate.launch.supervise.guard_process import KILL_PATIENCE_S
@@ -397,20 +397,36 @@ class _Supervisor:
             self.failed = self._failed_despite(self.ended_by)
         if self.failed is not None:
             failure = self.failed.failure(self.kills_before)
-            return Outcome(failure.shell_code, failure)
-        codes = [rank.code for rank in sorted(self.ranks, key=lambda rank: rank.ended_at) if rank.code]
-        if self.ended_by is None or (not codes and self.reason is None):
-            return Outcome(0)
-        # A rank's own code tells more than the signal; being killed after it tells nothing new.
-        own = next((code for code in codes if code > 0), 128 + self.ended_by)
-        if self.reason is None and not self.shares_terminal:
+            return Outcome(failure.code, failure)
+        ended = sorted(self.ranks, key=lambda rank: rank.ended_at)
+        codes = [rank.code for rank in ended if rank.code is not None]
+        code = code_of_ended_job(codes, self.ended_by, forced=self.reason is not None)
+        if code != 0 and self.reason is None and self.ended_by is not None and not self.shares_terminal:
             self.reason = f"{signal_name(self.ended_by)} was passed on, and the ranks have ended."
-        return Outcome(own, None, self.reason)
+        return Outcome(code, None, self.reason)
 
     def _failed_despite(self, number: int) -> RankProcess | None:
         """On a terminal a Ctrl-C may be long past, as in an interactive program, when the rank fails."""
         code = self.ranks[0].code or 0
-        return self.ranks[0] if code not in (0, -number, 128 + number) else None
+        return self.ranks[0] if code not in (0, -number, shell_code(-number)) else None
+
+
+def code_of_ended_job(codes: Sequence[int], ended_by: int | None, *, forced: bool) -> int:
+    """The code of a job in which no rank failed by itself.
+
+    Args:
+        codes: of its ranks, in the order in which they ended.
+        ended_by: the signal that was passed on to end it; ``None`` where it ended by itself.
+        forced: whether something besides a signal to the launcher ended it, so that it did not end well even
+            if all its ranks did.
+
+    Returns:
+        As in :mod:`subprocess`. A rank's own exit code tells more than the signal; that a rank was killed
+        after the signal tells nothing new.
+    """
+    if ended_by is None or (not any(codes) and not forced):
+        return 0
+    return next((code for code in codes if code > 0), -ended_by)
 
 
 def _view(tagged: bool, writer: Writer) -> View:
