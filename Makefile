@@ -12,7 +12,7 @@ PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 .PHONY: demo test test-all engines bench lint docs clean
 
 demo: $(VENV)/.demo
-	$(BIN)/acclimate generate "The capital of France" --max-new-tokens 60
+	$(BIN)/acclimate generate "The most beautiful thing about mathematics is" --repetition-penalty 1.1 --max-new-tokens 28
 
 test: $(VENV)/.dev engines
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(ARGS)

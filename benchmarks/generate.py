@@ -36,7 +36,7 @@ folder = sys.argv[1]
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, sys.argv[2]))
 ids = tokenizer(sys.argv[3], return_tensors="pt")
-print(tokenizer.decode(model.generate(**ids, max_new_tokens=1, do_sample=False)[0]))
+print(tokenizer.decode(model.generate(**ids, max_new_tokens=1, do_sample=False)[0]), flush=True)
 """
 
 
@@ -82,15 +82,15 @@ def bare_loop_decode(module: Any, prompt: list[int], new_tokens: int) -> tuple[f
     return (len(times) - 1) / (times[-1] - times[0]), tokens
 
 
-def seconds(command: list[str], *, first_output: bool) -> float:
-    """How long a command takes, to its first byte on stdout or to its end."""
+def seconds(command: list[str]) -> float:
+    """How long a command takes to its first byte on stdout, which both sides write after the first token."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
     process.stdout.read(1)
     reached = time.perf_counter() - start
     process.communicate()
-    return reached if first_output else time.perf_counter() - start
+    return reached
 
 
 def measure(rounds: int, new_tokens: int) -> dict[str, Any]:
@@ -119,8 +119,8 @@ def measure(rounds: int, new_tokens: int) -> dict[str, Any]:
     theirs = [sys.executable, "-c", PEER_START, str(loaded.folder), dtype, PROMPT]
     starts: dict[str, list[float]] = {"acclimate": [], "transformers": []}
     for _ in range(max(2, rounds // 2)):
-        starts["acclimate"].append(seconds(ours, first_output=True))
-        starts["transformers"].append(seconds(theirs, first_output=False))
+        starts["acclimate"].append(seconds(ours))
+        starts["transformers"].append(seconds(theirs))
     ratios = [a / b for a, b in zip(decode["acclimate"], decode["transformers"], strict=True)]
     return {
         "dtype": dtype,

@@ -58,6 +58,13 @@ def test_penalties_a_model_asks_for_are_applied_as_transformers_does(
     assert result.tokens != acclimate.generate(PROMPT, model=tiny_folder, max_new_tokens=20).tokens
 
 
+def test_a_repetition_penalty_of_the_call_is_applied_as_transformers_does(tiny_folder: Path) -> None:
+    options = {"model": tiny_folder, "max_new_tokens": 20, "dtype": "float32"}
+    result = acclimate.generate(PROMPT, repetition_penalty=2.5, **options)  # type: ignore[arg-type]
+    expected = reference(tiny_folder, PROMPT, 20, torch.float32, do_sample=False, repetition_penalty=2.5)
+    assert list(result.tokens) == expected
+
+
 def test_a_seed_repeats_a_drawn_text_and_another_seed_gives_another(tiny_folder: Path) -> None:
     loaded = load_model(tiny_folder, dtype="float32")
 

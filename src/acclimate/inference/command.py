@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--temperature", metavar="T", default="0", help="0 always takes the likeliest token; default 0"
     )
+    parser.add_argument(
+        "--repetition-penalty", metavar="P", help="above 1, makes words that were used less likely"
+    )
     parser.add_argument("--seed", metavar="S", help="makes drawing tokens repeatable")
     parser.add_argument(
         "--trust_remote_code",
@@ -93,6 +96,8 @@ def _run(args: argparse.Namespace) -> int:
     max_new_tokens = _number(int, "max-new-tokens", args.max_new_tokens)
     temperature = _number(float, "temperature", args.temperature)
     seed = None if args.seed is None else _number(int, "seed", args.seed)
+    penalty = args.repetition_penalty
+    repetition_penalty = None if penalty is None else _number(float, "repetition-penalty", penalty)
     shown = [not args.json and sys.stdout.isatty()]
 
     def show(piece: str) -> None:
@@ -109,6 +114,7 @@ def _run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         temperature=temperature,
         seed=seed,
+        repetition_penalty=repetition_penalty,
         trust_remote_code=args.trust_remote_code,
         on_text=None if args.json else show,
     )

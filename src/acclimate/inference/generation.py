@@ -72,6 +72,7 @@ def generate(
     dtype: str = "auto",
     temperature: float = 0.0,
     seed: int | None = None,
+    repetition_penalty: float | None = None,
     trust_remote_code: bool = False,
     on_text: Callable[[str], None] | None = None,
 ) -> Generation:
@@ -90,6 +91,8 @@ def generate(
         temperature: 0 always takes the likeliest token, as ``model.generate(do_sample=False)`` does; above
             0 tokens are drawn, with the model's own limits (top-k, top-p) where it states some.
         seed: Makes drawing repeatable; seeds torch's generators of the accelerator and of the host.
+        repetition_penalty: Above 1, makes tokens that are in the text already less likely, as in
+            transformers; ``None`` leaves it to the model.
         trust_remote_code: Whether Python code that the model brings with it may run.
         on_text: Called with each piece of text as soon as it is certain; a piece never holds half a
             character.
@@ -101,7 +104,7 @@ def generate(
         DeviceMemoryError: the accelerator is out of memory.
         AcclimateError: what :func:`acclimate.inference.load_model` raises.
     """
-    _check_options(max_new_tokens, temperature, seed)
+    _check_options(max_new_tokens, temperature, seed, repetition_penalty)
     _check_prompt(prompt)
     loaded = (
         model
@@ -124,7 +127,7 @@ def generate(
     reason = "context" if limit < max_new_tokens else "length"
     try:
         with memory_errors(loaded.accelerator, f"generating {limit} tokens"):
-            ends = _run(loaded, tokens, limit, temperature, seed, recorder)
+            ends = _run(loaded, tokens, limit, temperature, seed, repetition_penalty, recorder)
     except KeyboardInterrupt:
         raise GenerationInterrupted(_result(loaded, tokens, recorder, "interrupted")) from None
     except AcclimateError:
@@ -171,6 +174,7 @@ def _run(
     limit: int,
     temperature: float,
     seed: int | None,
+    repetition_penalty: float | None,
     recorder: _Recorder,
 ) -> frozenset[int]:
     """Runs the model; returns the tokens that end a text.
@@ -185,6 +189,8 @@ def _run(
     options: dict[str, Any] = {"do_sample": temperature > 0, "max_new_tokens": limit, "num_beams": 1}
     if temperature > 0:
         options["temperature"] = temperature
+    if repetition_penalty is not None:
+        options["repetition_penalty"] = repetition_penalty
     if end_list:
         options["eos_token_id"] = end_list
         options["pad_token_id"] = end_list[0]
@@ -226,7 +232,9 @@ def _encode(loaded: LoadedModel, prompt: str) -> list[int]:
         ) from error
 
 
-def _check_options(max_new_tokens: int, temperature: float, seed: int | None) -> None:
+def _check_options(
+    max_new_tokens: int, temperature: float, seed: int | None, repetition_penalty: float | None
+) -> None:
     if not 0 < max_new_tokens < 2**31:
         raise GenerationOptionError(f"max_new_tokens must be from 1 to 2^31 - 1; it is {max_new_tokens}")
     if not (math.isfinite(temperature) and (temperature == 0 or temperature >= LOWEST_TEMPERATURE)):
@@ -234,6 +242,8 @@ def _check_options(max_new_tokens: int, temperature: float, seed: int | None) ->
             f"temperature must be 0, which always takes the likeliest token, or at least "
             f"{LOWEST_TEMPERATURE}; it is {temperature}"
         )
+    if repetition_penalty is not None and not 0.1 <= repetition_penalty <= 10:
+        raise GenerationOptionError(f"repetition_penalty must be from 0.1 to 10; it is {repetition_penalty}")
     if seed is not None and not 0 <= seed < 2**63:
         raise GenerationOptionError(f"seed must be from 0 to 2^63 - 1; it is {seed}")
 

@@ -197,18 +197,11 @@ def _load_tokenizer(folder: Path, load: Callable[[Path], Tokenizer]) -> Tokenize
         raise MissingExtraError(
             f"the tokenizer in {folder} needs one more package: {first_line(error)}"
         ) from error
-    except MemoryError:
-        raise
-    except Exception as error:  # the tokenizers library raises plain Exception
-        raise CorruptModelError(
-            f"the tokenizer in {folder} cannot be loaded: {why_unusable(error)}"
-        ) from error
-    except BaseException as error:
-        if not is_panic(error):
+    except BaseException as error:  # the tokenizers library raises plain Exception, and panics
+        if isinstance(error, MemoryError) or not (isinstance(error, Exception) or is_panic(error)):
             raise
-        raise CorruptModelError(
-            f"the tokenizer in {folder} cannot be loaded: {why_unusable(error)}"
-        ) from error
+        reason = why_unusable(error)
+        raise CorruptModelError(f"the tokenizer in {folder} cannot be loaded: {reason}") from error
 
 
 def _load_module(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
