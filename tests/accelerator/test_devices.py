@@ -230,4 +230,4 @@ def test_properties_take_the_vendors_name_where_torchs_module_tells_only_that() 
 
 def test_an_index_that_is_not_there_is_refused_with_those_that_are(whole: Accelerator) -> None:
     with pytest.raises(InvalidDeviceError, match="has no device 2; devices that exist here: 0 to 1"):
-        whole.device_name(2)
+        whole.memory_allocated(2)
