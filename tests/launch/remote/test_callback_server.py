@@ -11,9 +11,9 @@ from dataclasses import asdict
 
 import pytest
 
+from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.remote import callback_server
 from acclimate.launch.remote.callback_server import STRANGERS, CallbackServer
-from acclimate.launch.remote.event_loop import EventLoop
 from acclimate.launch.remote.handshake import Answer, Call, caller_proof
 from acclimate.launch.remote.protocol import LONGEST_FROM_HOST, SocketChannel
 from acclimate.launch.wire import Message, from_wire

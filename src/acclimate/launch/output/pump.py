@@ -7,24 +7,12 @@ import selectors
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
 
+from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.output.views import Source, View
 from acclimate.launch.output.writer import Writer
 
 STREAM_NAMES = {1: "output", 2: "error"}
-
-
-class EventLoop(Protocol):
-    """Who waits on descriptors and calls back."""
-
-    def watch(self, descriptor: int, react: Callable[[], None], events: int = ...) -> None:
-        """Calls back whenever the descriptor is ready."""
-        ...
-
-    def forget(self, descriptor: int) -> None:
-        """Ends :meth:`watch`."""
-        ...
 
 
 class OutputPump:

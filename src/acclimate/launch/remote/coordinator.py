@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from acclimate.errors import HostUnreachableError, LaunchProtocolError, RankStartError
+from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome, signal_name
 from acclimate.launch.remote.addresses import is_loopback
-from acclimate.launch.remote.event_loop import EventLoop
 from acclimate.launch.remote.protocol import ALIVE_EVERY_S, Channel, Ready, check_outcome
 from acclimate.launch.supervise.signals import NOTICES, TERMINATING, SignalInbox
 from acclimate.launch.wire import Message

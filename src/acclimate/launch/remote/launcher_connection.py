@@ -6,6 +6,7 @@ import logging
 import os
 import select
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
@@ -16,7 +17,6 @@ from acclimate.launch.plan.rank_plan import RankPlan
 from acclimate.launch.plan.ranks import plan_ranks
 from acclimate.launch.remote.addresses import free_port
 from acclimate.launch.remote.protocol import SILENCE_S, Assignment, Channel, Ready, Start
-from acclimate.launch.remote.timer import Timer
 from acclimate.launch.supervise.signals import NOTICES, TERMINATING
 from acclimate.launch.supervise.supervisor import StopRequest, supervise
 from acclimate.launch.wire import Message
@@ -29,35 +29,32 @@ class LauncherConnection:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._silence = Timer(SILENCE_S)
-        self._either = select.epoll()
-        self._either.register(channel.fileno(), select.EPOLLIN)
-        self._either.register(self._silence.fileno(), select.EPOLLIN)
+        self._readable = select.poll()
+        self._readable.register(channel.fileno(), select.POLLIN)
         self.lost = False
+        self.lost_at: float | None = time.monotonic() + SILENCE_S
+        """When the launcher is taken for lost unless it says something before; ``None``: never."""
         self._trouble = LAUNCHER_LOST
 
     def fileno(self) -> int:
-        """Readable when :meth:`listen` has something to do."""
-        return self._either.fileno()
+        """Readable when something has come."""
+        return self._channel.fileno()
 
     def say(self, **message: object) -> None:
         """Sends a message."""
         self._channel.send(message)
 
     def listen(self) -> list[Message]:
-        """What has come by now; waits where nothing has."""
-        for descriptor, _ in self._either.poll():
-            messages = self._receive() if descriptor == self._channel.fileno() else None
-            if messages is None:
-                self.lost = True
-                self._either.unregister(self._channel.fileno())
-                self._silence.pause()
-                break
-            self._silence.restart()
-            if any("pause" in message for message in messages):
-                self._silence.pause()
-            return messages
-        return []
+        """What has come by now; waits where nothing has, until the launcher is taken for lost."""
+        wait_s = None if self.lost_at is None else max(0.0, self.lost_at - time.monotonic())
+        heard = bool(self._readable.poll(None if wait_s is None else wait_s * 1000))
+        messages = self._receive() if heard else None
+        if messages is None:
+            self.lost, self.lost_at = True, None
+            return []
+        paused = any("pause" in message for message in messages)
+        self.lost_at = None if paused else time.monotonic() + SILENCE_S
+        return messages
 
     def _receive(self) -> list[Message] | None:
         try:
@@ -137,7 +134,9 @@ def run_assigned_ranks(
             grace_s=job.grace_s,
             quiet=job.quiet,
             tagged=job.world_size > 1,
-            stop=StopRequest(launcher.fileno(), launcher.reason_to_stop, launcher.tell_failure),
+            stop=StopRequest(
+                launcher.fileno(), launcher.reason_to_stop, launcher.tell_failure, lambda: launcher.lost_at
+            ),
         )
     except (AcclimateError, OSError) as error:
         outcome = Outcome(1, None, f"host {socket.gethostname()}: {error}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import selectors
 import signal
 import termios
 import time
@@ -14,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.output.pump import STREAM_NAMES, OutputPump, own_streams
 from acclimate.launch.output.views import Plain, Source, TaggedLines, TaggedTerminal, View
 from acclimate.launch.output.writer import Writer
@@ -43,6 +43,8 @@ class StopRequest:
     failing: Callable[[RankFailure], None] = lambda failure: None
     """Told of the first rank that failed, at once: others have their grace before them, and ranks elsewhere
     fail for want of it meanwhile."""
+    due_at: Callable[[], float | None] = lambda: None
+    """When ``read`` has to be called though nothing came, on the monotonic clock; ``None``: never."""
 
 
 def supervise(
@@ -104,8 +106,8 @@ class _Supervisor:
         self.stop = stop
         self.inbox = inbox
         self.tagged = tagged
-        self.selector = selectors.PollSelector()  # epoll refuses files, and standard input may be one
-        self.pump = OutputPump(self, own_streams(partial(_view, tagged)), self._stream_failed)
+        self.loop = EventLoop()
+        self.pump = OutputPump(self.loop, own_streams(partial(_view, tagged)), self._stream_failed)
         self.pipes: dict[int, tuple[RankProcess, int]] = {}
         """By descriptor: of which rank's stream 1 or 2 it is the reading end."""
         self.failed: RankProcess | None = None
@@ -113,6 +115,7 @@ class _Supervisor:
         self.ended_by: int | None = None
         """The signal that was passed on to end the job."""
         self.reason: str | None = None
+        self.asked_to_stop = False
         self.ending = False
         self.abandons_output = False
         self.output_deadline: float | None = None
@@ -150,22 +153,14 @@ class _Supervisor:
                 )
                 self.pipes.update({pipe: (rank, stream) for stream, pipe in pipes.items()})
                 if rank.guard is not None:
-                    self.watch(rank.guard.channel.fileno(), partial(self._listen, rank))
+                    self.loop.watch(rank.guard.channel.fileno(), partial(self._listen, rank))
         finally:
             os.close(nothing)
         for pipe, (_, stream) in self.pipes.items():
             self.pump.read_from(pipe, stream, partial(self._read, pipe))
-        self.watch(self.inbox.descriptor, self._take_signals)
+        self.loop.watch(self.inbox.descriptor, self._take_signals)
         if self.stop is not None:
-            self.watch(self.stop.descriptor, self._take_request)
-
-    def watch(self, descriptor: int, react: Callable[[], None], events: int = selectors.EVENT_READ) -> None:
-        """Calls back whenever a descriptor is ready."""
-        self.selector.register(descriptor, events, react)
-
-    def forget(self, descriptor: int) -> None:
-        """Ends :meth:`watch`."""
-        self.selector.unregister(descriptor)
+            self.loop.watch(self.stop.descriptor, self._take_request)
 
     def _captured(self) -> list[int]:
         """The streams that pass through the launcher; the others are the terminal itself."""
@@ -204,14 +199,13 @@ class _Supervisor:
 
     def _wait(self) -> None:
         """Waits for one thing to happen, and deals with all that did."""
-        now = time.monotonic()
-        times = [at for at in (self.output_deadline, self.guards_deadline) if at is not None]
-        delays = [max(0.0, at - now) + 0.001 for at in times]
-        delay = self.pump.flush()
-        if delay is not None:
-            delays.append(delay)
-        for key, _ in self.selector.select(min(delays, default=None)):
-            key.data()
+        flush_s = self.pump.flush()
+        times = [self.output_deadline, self.guards_deadline, self._request_due_at()]
+        if flush_s is not None:
+            times.append(time.monotonic() + flush_s)
+        self.loop.wait(min((at for at in times if at is not None), default=math.inf))
+        if (self._request_due_at() or math.inf) <= time.monotonic():
+            self._take_request()
         self._kill_unresponsive_guards()
         self._end_with_first_failure()
 
@@ -227,7 +221,7 @@ class _Supervisor:
         for rank in self.ranks:
             if rank.log is not None:
                 rank.log.close()
-        self.selector.close()
+        self.loop.close()
 
     # -- output ----------------------------------------------------------------------------------
 
@@ -306,7 +300,7 @@ class _Supervisor:
 
     def _reap_guard(self, rank: RankProcess) -> None:
         if rank.guard is not None:
-            self.forget(rank.guard.channel.fileno())
+            self.loop.forget(rank.guard.channel.fileno())
         statuses = {} if rank.reap_guard() else self._kill_orphans()
         if rank.code is None:
             status = statuses.get(rank.pid or 0)
@@ -375,12 +369,16 @@ class _Supervisor:
         self.inbox.take_default(signal.SIGTSTP)
         self._tell_all("group", signal.SIGCONT)
 
+    def _request_due_at(self) -> float | None:
+        return None if self.stop is None or self.asked_to_stop else self.stop.due_at()
+
     def _take_request(self) -> None:
         if self.stop is None:
             return
         reason = self.stop.read()
         if reason is not None:
-            self.forget(self.stop.descriptor)
+            self.asked_to_stop = True
+            self.loop.forget(self.stop.descriptor)
             self.reason = self.reason or reason
             self.ended_by = self.ended_by or signal.SIGTERM
             self._end(signal.SIGTERM)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import selectors
 import time
 from collections.abc import Callable
 
 
 class EventLoop:
-    """What the parts of the launcher that deal with other hosts wait on together."""
+    """What the parts of the launcher, of which none has a thread, wait on together."""
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        # Not epoll: a guard, which is forked, would share it, and it refuses files, as standard input may be.
+        self._selector = selectors.PollSelector()
         self._timers: list[tuple[float, Callable[[], None]]] = []
 
     def watch(self, descriptor: int, react: Callable[[], None], events: int = selectors.EVENT_READ) -> None:
@@ -29,7 +31,8 @@ class EventLoop:
     def wait(self, until: float) -> None:
         """Waits for the next thing to happen, at most until a time of the monotonic clock; calls back."""
         next_at = min([until, *(at for at, _ in self._timers)])
-        for key, _ in self._selector.select(max(0.0, next_at - time.monotonic())):
+        timeout_s = None if math.isinf(next_at) else max(0.0, next_at - time.monotonic())
+        for key, _ in self._selector.select(timeout_s):
             # A callback before this one may have ended this watch, or begun another with the same number.
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
