@@ -8,6 +8,14 @@ situation already catches (``ValueError`` for a bad ``DS_ACCELERATOR``, as the s
 from __future__ import annotations
 
 
+def excerpt(text: str, longest: int = 100) -> str:
+    """A value as an error quotes it: on one line, without control characters, and cut where it is long."""
+    shown = text[:longest]
+    if not shown.isprintable():
+        shown = shown.encode("unicode_escape", "surrogatepass").decode()
+    return shown if len(text) <= longest else f"{shown}…"
+
+
 class AcclimateError(Exception):
     """Base of all errors raised on purpose by acclimate.
 

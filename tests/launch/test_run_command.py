@@ -17,7 +17,7 @@ from launching import command, environment, launched, run
 
 from acclimate.errors import LaunchOptionError
 from acclimate.launch.options import RunOptions, add_arguments, read_options
-from acclimate.launch.plan.environment import PLACE, Place, rank_environment
+from acclimate.launch.plan.environment import SET_BY_LAUNCHER, RankPlace, rank_environment
 
 TELL = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
 
@@ -118,7 +118,7 @@ def test_ranks_learn_their_place_from_the_environment(script: str) -> None:
     assert len(ports) == 1
     assert 1024 <= int(ports.pop()) <= 65535
     for rank, (variables, _) in enumerate(ranks):
-        assert {name: variables[name] for name in PLACE if name != "MASTER_PORT"} == {
+        assert {name: variables[name] for name in SET_BY_LAUNCHER if name != "MASTER_PORT"} == {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": "3",
@@ -198,7 +198,7 @@ def test_variables_are_given_to_all_ranks(script: str) -> None:
 
 
 def test_a_launcher_within_torchrun_is_a_job_of_its_own() -> None:
-    place = Place(
+    place = RankPlace(
         rank=1, local_rank=1, world_size=2, local_world_size=2, node_rank=0, master_addr="a", master_port=1
     )
     outer = {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "7", "WORLD_SIZE": "8", "HOME": "/h"}

@@ -9,18 +9,18 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import fields, replace
 
 from acclimate.backends import Backend
-from acclimate.errors import LaunchOptionError, ScriptNotFoundError
+from acclimate.errors import LaunchOptionError, ScriptNotFoundError, excerpt
 from acclimate.launch.engines.registry import AUTO, allocating_engine, launch
 from acclimate.launch.options import RunOptions, add_arguments, read_options
+from acclimate.launch.plan.devices import count_local_ranks, find_accelerator
 from acclimate.launch.plan.exported import exported_environment
 from acclimate.launch.plan.hostfile import Host, HostPlan, choose_slots, read_hostfile
-from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.plan.job import JobPlan, bind_host, plan_ranks
 from acclimate.launch.plan.outcome import Outcome, shell_code
-from acclimate.launch.plan.ranks import count_local_ranks, find_accelerator, plan_ranks
 from acclimate.launch.remote.addresses import free_port
 from acclimate.launch.supervise.supervisor import supervise
 from acclimate.topology import read_topology
@@ -51,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
         outcome = _run_here(job, options)
     else:
         outcome = launch(job, options.launcher)
-    sys.stderr.write(outcome.report())
+    with suppress(OSError):  # a full or closed standard error must not change the exit code
+        sys.stderr.write(outcome.report())
+        sys.stderr.flush()
     return shell_code(outcome.code)
 
 
@@ -60,26 +62,18 @@ def run(args: argparse.Namespace) -> int:
 
 def plan_job(options: RunOptions, accelerator: Backend | None, environ: Mapping[str, str]) -> JobPlan:
     """The job that the options ask for."""
-    hosts = _hosts(options, accelerator, environ)
-    job = JobPlan(
-        hosts=hosts,
-        command=(),
-        environment={},
-        directory=str(Path.cwd()),
-        accelerator=accelerator.name if accelerator is not None else "",
-        master_addr=options.master_addr,
-        master_port=options.master_port,
-        bind_cores=options.bind_cores,
-        core_list=options.core_list,
-        use_hyperthreads=options.use_hyperthreads,
-        local_rank_arg=options.local_rank_arg,
-        grace_s=options.grace_s,
-        log_dir=str(options.log_dir.absolute()) if options.log_dir is not None else None,
-        quiet=options.quiet,
-        log_level=options.log_level,
-        ssh_port=options.ssh_port,
-        launcher_args=options.launcher_args,
-    )
+    directory = _working_directory()
+    settings = {
+        each.name: getattr(options, each.name) for each in fields(JobPlan) if hasattr(options, each.name)
+    }
+    if options.log_dir is not None:
+        settings["log_dir"] = os.path.join(directory, options.log_dir)
+    settings |= {
+        "hosts": _hosts(options, accelerator, environ),
+        "directory": directory,
+        "accelerator": accelerator.name if accelerator is not None else "",
+    }
+    job = JobPlan(**settings)
     here = _runs_here(job, options)
     prefixes = accelerator.exported_variable_prefixes if accelerator is not None else ()
     exported = exported_environment(environ, prefixes)
@@ -88,6 +82,16 @@ def plan_job(options: RunOptions, accelerator: Backend | None, environ: Mapping[
         command=_command(options, here) if options.command else (),
         environment={**({} if here else exported), **options.environment},
     )
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise LaunchOptionError(
+            f"the working directory cannot be used: {error.strerror}. It was deleted, most likely; cd to one "
+            "that exists."
+        ) from None
 
 
 def _hosts(
@@ -157,19 +161,30 @@ def _command(options: RunOptions, here: bool) -> tuple[str, ...]:
         ScriptNotFoundError: it is to run here, and is not here.
     """
     target, *arguments = options.command
+    if any("\0" in word for word in options.command):
+        raise LaunchOptionError("the command of the ranks holds a NUL character, which no program can get.")
     if options.no_python:
         if here and shutil.which(target) is None:
             raise ScriptNotFoundError(
-                f"there is no program {target} that could be run; check its name and PATH."
+                f"there is no program {excerpt(target)} that could be run; check its name and PATH."
             )
         return (target, *arguments)
     if options.module:
         return (sys.executable, "-m", target, *arguments)
-    if here and not Path(target).exists():
+    if here:
+        _check_script(target)
+    return (sys.executable, target, *arguments)
+
+
+def _check_script(target: str) -> None:
+    if not os.path.exists(target):
         names_module = not target.endswith(".py") and target.replace(".", "").isidentifier()
         hint = f" To run a module: --module {target}." if names_module else ""
-        raise ScriptNotFoundError(f"there is no script {target} in {Path.cwd()}.{hint}")
-    return (sys.executable, target, *arguments)
+        raise ScriptNotFoundError(f"there is no script {excerpt(target)} in {os.getcwd()}.{hint}")
+    if os.path.isdir(target) and not os.path.exists(os.path.join(target, "__main__.py")):
+        raise ScriptNotFoundError(
+            f"{excerpt(target)} is a folder, and Python runs one only if there is a __main__.py in it."
+        )
 
 
 # -- running it ----------------------------------------------------------------------------------
@@ -224,11 +239,7 @@ def elastic_nodes(options: RunOptions) -> tuple[int, int]:
 def _draw(job: JobPlan, node_rank: int) -> None:
     from rich.console import Console
 
-    from acclimate.launch.binding.cores import bind_ranks, check_environment
     from acclimate.launch.binding.diagram import show_binding
 
-    check_environment(os.environ)
     topology = read_topology()
-    ranks = len(job.hosts[node_rank].slots)
-    bindings = bind_ranks(topology, ranks, core_list=job.core_list, use_hyperthreads=job.use_hyperthreads)
-    show_binding(topology, bindings, Console())
+    show_binding(topology, bind_host(job, node_rank, topology, os.environ), Console())

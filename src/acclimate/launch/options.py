@@ -1,4 +1,7 @@
-"""The options of ``acclimate run``: declared for argparse, and read into typed values."""
+"""The options of ``acclimate run``: each is a field here, which says all about it.
+
+An agent on another host knows those that :class:`~acclimate.launch.plan.job.JobPlan` has under the same name.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,18 @@ import argparse
 import math
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from acclimate.errors import LaunchOptionError
+from acclimate.errors import LaunchOptionError, excerpt
 from acclimate.launch.engines.registry import engine_names
-from acclimate.launch.plan.environment import PLACE
+from acclimate.launch.plan.environment import SET_BY_LAUNCHER
+from acclimate.launch.plan.hostfile import MAX_RANKS_PER_HOST
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+_MOST_NODES = 1 << 16
 _EXAMPLES = """\
 examples:
   acclimate run train.py --epochs 3                     a rank for each device here (CPU: memory node)
@@ -31,50 +36,235 @@ OMP_NUM_THREADS is the number of a rank's cores, unless it is set already. The e
 first rank that failed, or 128 + the signal that ended it."""
 
 
+# -- values --------------------------------------------------------------------------------------
+
+
+def _whole(least: int, most: int = 999_999_999) -> Callable[[str], int]:
+    def whole_number(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f'"{excerpt(text)}" has to be a whole number from {least} on')
+        if int(text) > most:
+            raise argparse.ArgumentTypeError(f"{int(text)} is too large; it may be at most {most}")
+        return int(text)
+
+    return whole_number
+
+
+def _port(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(
+            f'"{excerpt(text)}" has to be a port: a whole number from 1 to 65535'
+        )
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < 1e9:
+        raise argparse.ArgumentTypeError(f'"{excerpt(text)}" has to be a number of seconds from 0 on')
+    return seconds
+
+
+def _address(text: str) -> str:
+    if not re.fullmatch(r"[\w.:%-]{1,253}", text):
+        raise argparse.ArgumentTypeError(f'"{excerpt(text)}" has to be an address or the name of a host')
+    return text
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f'"{excerpt(text)}": {error}') from None
+
+
+# -- the options ---------------------------------------------------------------------------------
+
+
+def _option(group: str, *names: str, default: Any = None, **settings: Any) -> Any:
+    """A field that is an option.
+
+    Args:
+        group: its heading in the help.
+        names: its spellings, with underscores.
+        default: without the option.
+        settings: of argparse, and its help.
+    """
+    metadata = {"group": group, "names": names, "settings": settings}
+    return field(default=default, metadata=metadata)
+
+
+def _flag(group: str, *names: str, **settings: Any) -> Any:
+    """A field that is an option without a value."""
+    return _option(group, *names, default=False, action="store_true", **settings)
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """What the command line says, checked."""
 
-    command: tuple[str, ...]
+    command: tuple[str, ...] = ()
     """The script, module or program with its arguments; empty where only the binding is to be drawn."""
-    module: bool
-    no_python: bool
-    hostfile: Path | None
-    include: str | None
-    exclude: str | None
-    num_nodes: int | None
-    num_accelerators: int | None
-    node_rank: int | None
-    master_addr: str | None
-    master_port: int | None
-    launcher: str
-    launcher_args: tuple[str, ...]
-    ssh_port: int | None
-    bind_cores: bool
-    core_list: str | None
-    use_hyperthreads: bool
-    show_binding: bool
-    local_rank_arg: bool
-    environment: Mapping[str, str]
-    """From ``--env``."""
-    log_dir: Path | None
-    max_restarts: int
-    min_nodes: int | None
-    max_nodes: int | None
-    grace_s: float
-    quiet: bool
-    log_level: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What ``--env`` sets."""
+
+    num_accelerators: int | None = _option(
+        "ranks",
+        "--num_accelerators",
+        "--num_gpus",
+        type=_whole(1, MAX_RANKS_PER_HOST),
+        metavar="N",
+        help="ranks on each host; default: one for each device, on CPU one for each memory node",
+    )
+    module: bool = _flag("ranks", "-m", "--module", help="run a module, as python -m does")
+    no_python: bool = _flag("ranks", "--no_python", help="run a program instead of a Python script")
+    local_rank_arg: bool = _flag(
+        "ranks", "--local_rank_arg", help="append --local_rank=N to the script's arguments"
+    )
+    env: tuple[str, ...] = _option(
+        "ranks",
+        "--env",
+        default=(),
+        action="append",
+        metavar="NAME[=VALUE]",
+        help="a variable for all ranks; without a value, the one it has here (may be repeated)",
+    )
+
+    bind_cores_to_rank: bool = _flag(
+        "binding", "--bind_cores_to_rank", help="give each rank cores of its own, and memory near them"
+    )
+    core_list: str | None = _option(
+        "binding",
+        "--bind_core_list",
+        metavar="CORES",
+        help="the only cores to be used, as in 0-51,56-107; implies --bind_cores_to_rank",
+    )
+    use_hyperthreads: bool = _flag(
+        "binding",
+        "--use_hyperthreads",
+        help="with --bind_cores_to_rank: use both hardware threads of each core",
+    )
+    show_binding: bool = _flag(
+        "binding", "--show_binding", help="draw which cores each rank would get, and end"
+    )
+
+    hostfile: Path | None = _option(  # noqa: RUF009 - is a field
+        "many hosts", "-H", "--hostfile", type=Path, metavar="FILE", help='one "host slots=N" a line'
+    )
+    include: str | None = _option(
+        "many hosts",
+        "-i",
+        "--include",
+        metavar="WHICH",
+        help="hosts and slots to use, as in host1:0,2@host2",
+    )
+    exclude: str | None = _option(
+        "many hosts",
+        "-e",
+        "--exclude",
+        metavar="WHICH",
+        help="hosts and slots to leave out, written likewise",
+    )
+    num_nodes: int | None = _option(
+        "many hosts",
+        "--num_nodes",
+        type=_whole(1, _MOST_NODES),
+        metavar="N",
+        help="use only the first N hosts",
+    )
+    node_rank: int | None = _option(
+        "many hosts",
+        "--node_rank",
+        type=_whole(0),
+        metavar="N",
+        help="this is node N of --num_nodes; start the same command on each node by hand",
+    )
+    master_addr: str | None = _option(
+        "many hosts",
+        "--master_addr",
+        type=_address,
+        metavar="ADDRESS",
+        help="of the first host, as the others reach it",
+    )
+    master_port: int | None = _option(
+        "many hosts", "--master_port", type=_port, metavar="PORT", help="default: a free one"
+    )
+    launcher: str = _option(
+        "many hosts",
+        "--launcher",
+        default=engine_names()[0],
+        choices=engine_names(),
+        help="how ranks get to other hosts; default: what is installed",
+    )
+    launcher_args: tuple[str, ...] = _option(
+        "many hosts",
+        "--launcher_args",
+        default=(),
+        type=_words,
+        metavar="ARGS",
+        help='more arguments for the launcher\'s program, as in --launcher_args="-A project"',
+    )
+    ssh_port: int | None = _option(
+        "many hosts", "--ssh_port", type=_port, metavar="PORT", help="for hosts whose line names none"
+    )
+
+    log_dir: str | None = _option(
+        "supervision",
+        "--log_dir",
+        metavar="FOLDER",
+        help="also append each rank's output to a file there",
+    )
+    grace_s: float = _option(
+        "supervision",
+        "--grace",
+        default=5.0,
+        type=_seconds,
+        metavar="SECONDS",
+        help="between asking ranks to end (SIGTERM) and killing them; default: 5",
+    )
+    max_restarts: int = _option(
+        "supervision",
+        "--max_restarts",
+        default=0,
+        type=_whole(0),
+        metavar="N",
+        help="start all ranks anew after a failure, at most N times; default: 0",
+    )
+    min_nodes: int | None = _option(
+        "supervision",
+        "--min_nodes",
+        type=_whole(1, _MOST_NODES),
+        metavar="N",
+        help="elastic: go on while so many hosts are there",
+    )
+    max_nodes: int | None = _option(
+        "supervision",
+        "--max_nodes",
+        type=_whole(1, _MOST_NODES),
+        metavar="N",
+        help="elastic: let in no more hosts than this",
+    )
+    quiet: bool = _flag("supervision", "-q", "--quiet", help="no notes besides errors and the ranks' output")
+    log_level: str = _option(
+        "supervision",
+        "--log_level",
+        default="warning",
+        choices=LOG_LEVELS,
+        help="info also tells where each rank runs; default: warning",
+    )
+
+    @property
+    def bind_cores(self) -> bool:
+        """Whether each rank gets cores of its own."""
+        return self.bind_cores_to_rank or self.core_list is not None or self.show_binding
 
     @property
     def is_elastic(self) -> bool:
         """Whether ranks are to be started anew after a failure, or hosts may come and go."""
         return self.max_restarts > 0 or self.min_nodes is not None or self.max_nodes is not None
-
-
-class _Options(Protocol):
-    """A parser, or a group of its options."""
-
-    def add_argument(self, *names: str, **settings: Any) -> argparse.Action: ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,167 +282,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "script", nargs=argparse.PARSER, metavar="script", help="what the ranks run, and its arguments"
     )
     script.required = False
-    _add_ranks(parser.add_argument_group("ranks"))
-    _add_binding(parser.add_argument_group("binding"))
-    _add_hosts(parser.add_argument_group("many hosts"))
-    _add_supervision(parser.add_argument_group("supervision"))
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for each in _OPTIONS:
+        group, names, settings = (each.metadata[key] for key in ("group", "names", "settings"))
+        if group not in groups:
+            groups[group] = parser.add_argument_group(group)
+        # A repeated option appends to its default, so that has to be a list.
+        default = [] if settings.get("action") == "append" else each.default
+        groups[group].add_argument(*names, dest=each.name, default=default, **settings)
+        hyphened = [name.replace("_", "-") for name in names if "_" in name]
+        if hyphened:  # works too, and is not shown
+            hidden = {**settings, "help": argparse.SUPPRESS}
+            if default != []:
+                default = argparse.SUPPRESS
+            groups[group].add_argument(*hyphened, dest=each.name, default=default, **hidden)
 
 
-def _add_ranks(group: _Options) -> None:
-    _add(
-        group,
-        "--num_accelerators",
-        "--num_gpus",
-        type=_at_least(1),
-        metavar="N",
-        help="ranks on each host; default: one for each device, on CPU one for each memory node",
-    )
-    _add(group, "-m", "--module", action="store_true", help="run a module, as python -m does")
-    _add(group, "--no_python", action="store_true", help="run a program instead of a Python script")
-    _add(
-        group,
-        "--local_rank_arg",
-        action="store_true",
-        help="append --local_rank=N to the script's arguments",
-    )
-    _add(
-        group,
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME[=VALUE]",
-        help="a variable for all ranks; without a value, the one it has here (may be repeated)",
-    )
-
-
-def _add_binding(group: _Options) -> None:
-    _add(
-        group,
-        "--bind_cores_to_rank",
-        action="store_true",
-        help="give each rank cores of its own, and memory near them",
-    )
-    _add(
-        group,
-        "--bind_core_list",
-        metavar="CORES",
-        help="the only cores to be used, as in 0-51,56-107; implies --bind_cores_to_rank",
-    )
-    _add(
-        group,
-        "--use_hyperthreads",
-        action="store_true",
-        help="with --bind_cores_to_rank: use both hardware threads of each core",
-    )
-    _add(group, "--show_binding", action="store_true", help="draw which cores each rank would get, and end")
-
-
-def _add_hosts(group: _Options) -> None:
-    _add(group, "-H", "--hostfile", type=Path, metavar="FILE", help='one "host slots=N" a line')
-    _add(group, "-i", "--include", metavar="WHICH", help="hosts and slots to use, as in host1:0,2@host2")
-    _add(group, "-e", "--exclude", metavar="WHICH", help="hosts and slots to leave out, written likewise")
-    _add(group, "--num_nodes", type=_at_least(1), metavar="N", help="use only the first N hosts")
-    _add(
-        group,
-        "--node_rank",
-        type=_at_least(0),
-        metavar="N",
-        help="this is node N of --num_nodes; start the same command on each node by hand",
-    )
-    _add(group, "--master_addr", metavar="ADDRESS", help="of the first host, as the others reach it")
-    _add(group, "--master_port", type=_port, metavar="PORT", help="default: a free one")
-    _add(
-        group,
-        "--launcher",
-        choices=engine_names(),
-        default=engine_names()[0],
-        help="how ranks get to other hosts; default: what is installed",
-    )
-    _add(
-        group,
-        "--launcher_args",
-        default="",
-        metavar="ARGS",
-        help='more arguments for the launcher\'s program, as in --launcher_args="-A project"',
-    )
-    _add(group, "--ssh_port", type=_port, metavar="PORT", help="for hosts whose line names none")
-
-
-def _add_supervision(group: _Options) -> None:
-    _add(
-        group, "--log_dir", type=Path, metavar="FOLDER", help="also append each rank's output to a file there"
-    )
-    _add(
-        group,
-        "--grace",
-        type=_seconds,
-        default=5.0,
-        metavar="SECONDS",
-        help="between asking ranks to end (SIGTERM) and killing them; default: 5",
-    )
-    _add(
-        group,
-        "--max_restarts",
-        type=_at_least(0),
-        default=0,
-        metavar="N",
-        help="start all ranks anew after a failure, at most N times; default: 0",
-    )
-    _add(
-        group,
-        "--min_nodes",
-        type=_at_least(1),
-        metavar="N",
-        help="elastic: go on while so many hosts are there",
-    )
-    _add(group, "--max_nodes", type=_at_least(1), metavar="N", help="elastic: let in no more hosts than this")
-    _add(group, "-q", "--quiet", action="store_true", help="no notes besides errors and the ranks' output")
-    _add(
-        group,
-        "--log_level",
-        choices=LOG_LEVELS,
-        default="warning",
-        help="info also tells where each rank runs; default: warning",
-    )
-
-
-def _add(group: _Options, *names: str, **settings: Any) -> None:
-    """Declares an option, and its spelling with hyphens without showing that in the help."""
-    action = group.add_argument(*names, **settings)
-    hyphened = [name.replace("_", "-") for name in names if "_" in name]
-    if hyphened:
-        hidden = {**settings, "dest": action.dest, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-        if hidden.get("action") == "append":
-            hidden["default"] = settings["default"]
-        group.add_argument(*hyphened, **hidden)
-
-
-# -- values --------------------------------------------------------------------------------------
-
-
-def _at_least(least: int) -> Any:
-    def whole_number(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f'"{text}" has to be a whole number from {least} on')
-        return int(text)
-
-    return whole_number
-
-
-def _port(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f'"{text}" has to be a port: a whole number from 1 to 65535')
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < 1e9:
-        raise argparse.ArgumentTypeError(f'"{text}" has to be a number of seconds from 0 on')
-    return seconds
+_OPTIONS = tuple(each for each in fields(RunOptions) if each.metadata)
 
 
 def read_options(args: argparse.Namespace, environ: Mapping[str, str]) -> RunOptions:
@@ -264,83 +310,56 @@ def read_options(args: argparse.Namespace, environ: Mapping[str, str]) -> RunOpt
     command = tuple(args.script or ())
     if command[:1] == ("--",):  # ends our options; argparse itself takes it away from some releases on
         command = command[1:]
-    if not command and not args.show_binding:
+    values = {each.name: getattr(args, each.name) for each in _OPTIONS}
+    for name, value in values.items():
+        if "\0" in str(value):
+            raise LaunchOptionError(f"--{name} holds a NUL character, which nothing here can.")
+    values["env"] = tuple(args.env)
+    options = RunOptions(command=command, environment=_variables(args.env, environ), **values)
+    if not command and not options.show_binding:
         raise LaunchOptionError(
             "what should the ranks run? Give a script: acclimate run [options] script.py …"
         )
-    if args.module and args.no_python:
+    if options.module and options.no_python:
         raise LaunchOptionError("--module and --no_python do not go together: a module is run by Python.")
-    bind_cores = args.bind_cores_to_rank or args.bind_core_list is not None or args.show_binding
-    if args.use_hyperthreads and not bind_cores:
+    if options.use_hyperthreads and not options.bind_cores:
         raise LaunchOptionError("--use_hyperthreads says how cores are bound; add --bind_cores_to_rank.")
-    if args.node_rank is not None:
-        _check_by_hand(args)
-    _check_nodes(args)
-    try:
-        launcher_args = tuple(shlex.split(args.launcher_args))
-    except ValueError as error:
-        raise LaunchOptionError(f'--launcher_args "{args.launcher_args}": {error}.') from None
-    return RunOptions(
-        command=command,
-        module=args.module,
-        no_python=args.no_python,
-        hostfile=args.hostfile,
-        include=args.include,
-        exclude=args.exclude,
-        num_nodes=args.num_nodes,
-        num_accelerators=args.num_accelerators,
-        node_rank=args.node_rank,
-        master_addr=args.master_addr,
-        master_port=args.master_port,
-        launcher=args.launcher,
-        launcher_args=launcher_args,
-        ssh_port=args.ssh_port,
-        bind_cores=bind_cores,
-        core_list=args.bind_core_list,
-        use_hyperthreads=args.use_hyperthreads,
-        show_binding=args.show_binding,
-        local_rank_arg=args.local_rank_arg,
-        environment=_variables(args.env, environ),
-        log_dir=args.log_dir,
-        max_restarts=args.max_restarts,
-        min_nodes=args.min_nodes,
-        max_nodes=args.max_nodes,
-        grace_s=args.grace,
-        quiet=args.quiet,
-        log_level=args.log_level,
-    )
+    if options.node_rank is not None:
+        _check_by_hand(options)
+    _check_nodes(options)
+    return options
 
 
-def _check_by_hand(args: argparse.Namespace) -> None:
-    if args.master_addr is None:
+def _check_by_hand(options: RunOptions) -> None:
+    if options.master_addr is None:
         raise LaunchOptionError(
             "--node_rank needs --master_addr: an address of node 0 that every node reaches, the same on all."
         )
-    if args.num_nodes is None and args.hostfile is None:
+    if options.num_nodes is None and options.hostfile is None:
         raise LaunchOptionError(
             "--node_rank needs --num_nodes or --hostfile, which say how many nodes there are."
         )
-    if args.num_nodes is not None and args.node_rank >= args.num_nodes:
+    if options.num_nodes is not None and (options.node_rank or 0) >= options.num_nodes:
         raise LaunchOptionError(
-            f"--node_rank {args.node_rank} has to be below --num_nodes {args.num_nodes}: nodes count from 0."
+            f"--node_rank {options.node_rank} has to be below --num_nodes {options.num_nodes}: nodes count "
+            "from 0."
         )
 
 
-def _check_nodes(args: argparse.Namespace) -> None:
-    if args.min_nodes is not None and args.max_nodes is not None and args.min_nodes > args.max_nodes:
-        raise LaunchOptionError(
-            f"--min_nodes {args.min_nodes} is more than --max_nodes {args.max_nodes}; the other way round?"
-        )
+def _check_nodes(options: RunOptions) -> None:
+    least, most = options.min_nodes, options.max_nodes
+    if least is not None and most is not None and least > most:
+        raise LaunchOptionError(f"--min_nodes {least} is more than --max_nodes {most}; the other way round?")
 
 
-def _variables(assignments: list[str], environ: Mapping[str, str]) -> dict[str, str]:
+def _variables(assignments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """What ``--env`` sets."""
     variables = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise LaunchOptionError(f'--env "{assignment}" should read NAME or NAME=VALUE.')
-        if name in PLACE:
+            raise LaunchOptionError(f'--env "{excerpt(assignment)}" should read NAME or NAME=VALUE.')
+        if name in SET_BY_LAUNCHER:
             raise LaunchOptionError(f"--env {name}: the launcher sets {name} for each rank itself.")
         if not equals and name not in environ:
             raise LaunchOptionError(f"--env {name}: it is not set here; write --env {name}=VALUE.")

@@ -10,9 +10,9 @@ import pytest
 
 from acclimate.backends import device_counts, presence
 from acclimate.errors import AcceleratorUnavailableError, ConflictingChoiceError, LaunchOptionError
+from acclimate.launch.plan.devices import count_local_ranks, find_accelerator
 from acclimate.launch.plan.hostfile import HostPlan
-from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.plan.ranks import count_local_ranks, find_accelerator, plan_ranks
+from acclimate.launch.plan.job import JobPlan, plan_ranks
 
 VARIABLES = ("DS_ACCELERATOR", "ACCLIMATE_ACCELERATOR", "CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
 

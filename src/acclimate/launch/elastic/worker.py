@@ -13,9 +13,8 @@ import sys
 from dataclasses import asdict, replace
 
 from acclimate.errors import AcclimateError
-from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.plan.job import JobPlan, plan_ranks
 from acclimate.launch.plan.outcome import Outcome
-from acclimate.launch.plan.ranks import plan_ranks
 from acclimate.launch.supervise.supervisor import StopRequest, supervise
 
 REGROUPING = "the ranks were ended because the hosts of the job have changed."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-PLACE = (
+SET_BY_LAUNCHER = (
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -19,7 +19,7 @@ PLACE = (
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Where a rank stands in its job."""
 
     rank: int
@@ -32,7 +32,7 @@ class Place:
 
 
 def rank_environment(
-    inherited: Mapping[str, str], place: Place, *, threads: int, devices: Mapping[str, str]
+    inherited: Mapping[str, str], place: RankPlace, *, threads: int, devices: Mapping[str, str]
 ) -> dict[str, str]:
     """All variables of a rank.
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from acclimate.errors import HostfileError, HostfileNotFoundError, HostFilterError
+from acclimate.errors import HostfileError, HostfileNotFoundError, HostFilterError, excerpt
 
+MAX_RANKS_PER_HOST = 4096
+"""More than this is a slip of the keyboard, and would fill the memory before the system refuses it."""
+_MAX_RANKS = 1 << 20
+_MAX_BYTES = 16 << 20
+"""A hostfile of a million hosts is smaller."""
 _LARGEST_PORT = 65535
+_NAME = re.compile(r"[\w.][\w.-]*")
 _EXAMPLE = "a line reads: host slots=N, host:port slots=N or [IPv6 address]:port slots=N"
 
 
@@ -58,7 +65,11 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         HostfileError: a line cannot be understood, a host comes twice, or there is none.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise HostfileError(f"{path} is larger than {_MAX_BYTES >> 20} MiB, so it is no hostfile.")
+        text = content.decode("utf-8-sig")  # editors on Windows put a mark before the first line
     except UnicodeDecodeError as error:
         raise HostfileError(f"{path} is not text ({error.reason} at byte {error.start}).") from error
     except OSError as error:
@@ -88,8 +99,9 @@ def parse_hostfile(text: str, source: str = "hostfile") -> tuple[Host, ...]:
         first = lines.setdefault(host.name.lower(), number)
         if first != number:
             raise HostfileError(
-                f'{source}:{number}: host "{host.name}" is already on line {first}. Put all its slots on one '
-                "line; for two machines behind one name, give each a name of its own in ssh's configuration."
+                f'{source}:{number}: host "{excerpt(host.name)}" is already on line {first}. Put all its '
+                "slots on one line; for two machines behind one name, give each a name of its own in ssh's "
+                "configuration."
             )
         hosts.append(host)
     if not hosts:
@@ -104,14 +116,16 @@ def _host(words: Sequence[str]) -> Host:
     for word in words[1:]:
         key, equals, value = word.partition("=")
         if key != "slots" or not equals:
-            raise ValueError(f'"{word}" is not known here; {_EXAMPLE}.')
+            raise ValueError(f'"{excerpt(word)}" is not known here; {_EXAMPLE}.')
         if slots is not None:
-            raise ValueError(f'"{word}" comes after slots={slots}; say it once.')
+            raise ValueError(f'"{excerpt(word)}" comes after slots={slots}; say it once.')
         slots = _number(value)
         if not slots:
-            raise ValueError(f'slots="{value}" has to be a whole number from 1 up.')
+            raise ValueError(f'slots="{excerpt(value)}" has to be a whole number from 1 up.')
     if slots is None:
-        raise ValueError(f'host "{name}" has no slots; write "{words[0]} slots=N", N for its ranks.')
+        raise ValueError(
+            f'host "{excerpt(name)}" has no slots; write "{excerpt(words[0])} slots=N", N for its ranks.'
+        )
     return Host(name, slots, port)
 
 
@@ -119,37 +133,43 @@ def _address(word: str) -> tuple[str, int | None]:
     """Name and port of ``host``, ``host:port``, ``[address]`` or ``[address]:port``."""
     if "@" in word:
         raise ValueError(
-            f'"{word}" names a user; name the host alone and set User for it in ssh\'s configuration.'
+            f'"{excerpt(word)}" names a user; name the host alone and set User for it in ssh\'s '
+            "configuration."
         )
     if word.startswith("["):
         name, closed, rest = word[1:].partition("]")
         if not closed or (rest and not rest.startswith(":")):
-            raise ValueError(f'"{word}" should read [address] or [address]:port.')
+            raise ValueError(f'"{excerpt(word)}" should read [address] or [address]:port.')
         try:
             ipaddress.IPv6Address(name)
         except ValueError:
-            raise ValueError(f'"{name}" in brackets is not an IPv6 address.') from None
+            raise ValueError(f'"{excerpt(name)}" in brackets is not an IPv6 address.') from None
+        if not _NAME.fullmatch(name.partition("%")[2] or "0"):
+            raise ValueError(f'"{excerpt(name)}" in brackets does not name a network interface after the %.')
         return name, _port(rest[1:], word) if rest else None
     if word.count(":") > 1:
         raise ValueError(
-            f'"{word}" looks like an IPv6 address; put it in brackets: [{word}] or [address]:port.'
+            f'"{excerpt(word)}" looks like an IPv6 address; put it in brackets: [{excerpt(word)}] or '
+            "[address]:port."
         )
     name, colon, rest = word.partition(":")
-    if not name or name.startswith("-") or set(name) & set("=,[]%"):
-        raise ValueError(f'"{name or word}" is not the name of a host; {_EXAMPLE}.')
+    if not _NAME.fullmatch(name):
+        raise ValueError(f'"{excerpt(name or word)}" is not the name of a host; {_EXAMPLE}.')
     return name, _port(rest, word) if colon else None
 
 
 def _port(text: str, word: str) -> int:
     port = _number(text)
     if port is None or not 1 <= port <= _LARGEST_PORT:
-        raise ValueError(f'"{text}" in "{word}" is not a port; ports are 1 to {_LARGEST_PORT}.')
+        raise ValueError(
+            f'"{excerpt(text)}" in "{excerpt(word)}" is not a port; ports are 1 to {_LARGEST_PORT}.'
+        )
     return port
 
 
 def _number(text: str) -> int | None:
-    """A whole number in plain digits; None for everything else that int() would take too."""
-    return int(text) if text.isascii() and text.isdigit() else None
+    """A whole number in plain digits; ``None`` for everything else that int() would take, or refuse."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 1000 else None
 
 
 def choose_slots(
@@ -171,7 +191,16 @@ def choose_slots(
 
     Raises:
         HostFilterError: both filters at once, an unknown host or slot, or too few hosts or slots.
+        HostfileError: a host has more slots than it can run ranks, or all hosts together have.
     """
+    for host in hosts:
+        if host.slots > MAX_RANKS_PER_HOST:
+            raise HostfileError(
+                f'host "{excerpt(host.name)}" has slots={excerpt(str(host.slots))}; a host runs at most '
+                f"{MAX_RANKS_PER_HOST} ranks."
+            )
+    if sum(host.slots for host in hosts) > _MAX_RANKS:
+        raise HostfileError(f"the hosts have more than {_MAX_RANKS} slots in all, the most that a job has.")
     if include and exclude:
         raise HostFilterError(
             "--include and --exclude cannot be used together; keep the one that is shorter."
@@ -185,7 +214,7 @@ def choose_slots(
         chosen = [replace(plan, slots=_without(plan.slots, unwanted.get(plan.name, ()))) for plan in chosen]
     chosen = [plan for plan in chosen if plan.slots]
     if not chosen:
-        raise HostFilterError(f'--exclude "{exclude}" leaves no slot on any host.')
+        raise HostFilterError(f'--exclude "{excerpt(exclude or "")}" leaves no slot on any host.')
     if num_nodes is not None:
         chosen = chosen[: _at_most(num_nodes, len(chosen), "--num_nodes", "hosts are left to use")]
     if num_accelerators is not None:
@@ -219,14 +248,17 @@ def _parse_filter(text: str, hosts: Sequence[Host], option: str) -> dict[str, tu
         name, slots = _filter_part(part.strip(), option)
         host = known.get(name.lower())
         if host is None:
-            there = ", ".join(each.label for each in hosts)
-            raise HostFilterError(f'{option}: there is no host "{name}" in the hostfile; its hosts: {there}.')
+            there = excerpt(", ".join(each.label for each in hosts[:100]), 500)
+            raise HostFilterError(
+                f'{option}: there is no host "{excerpt(name)}" in the hostfile; its hosts: {there}.'
+            )
         if host.name in named:
             raise HostFilterError(f'{option}: host "{host.name}" comes twice; list all its slots at once.')
         missing = [slot for slot in slots or () if slot >= host.slots]
         if missing:
             raise HostFilterError(
-                f'{option}: host "{host.name}" has no slot {missing[0]}; it has {host.slots}, from 0 up.'
+                f'{option}: host "{host.name}" has no slot {excerpt(str(missing[0]))}; it has {host.slots}, '
+                "from 0 up."
             )
         named[host.name] = tuple(range(host.slots)) if slots is None else slots
     return named
@@ -244,6 +276,7 @@ def _filter_part(part: str, option: str) -> tuple[str, tuple[int, ...] | None]:
     slots = [number for number in numbers if number is not None]
     if malformed or not name or len(slots) < len(numbers):
         raise HostFilterError(
-            f'{option}: "{part}" should read host (all its slots) or host:0,2; hosts are joined by @.'
+            f'{option}: "{excerpt(part)}" should read host (all its slots) or host:0,2; hosts are joined by '
+            "@."
         )
     return name, tuple(sorted(set(slots))) if rest else None

@@ -1,14 +1,19 @@
-"""A job on many hosts: all that an agent or a slot there needs, as one piece of JSON."""
+"""A job, and the ranks of each of its hosts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from acclimate.errors import LaunchProtocolError
+from acclimate.errors import LaunchOptionError, LaunchProtocolError
+from acclimate.launch.binding.cores import RankBinding, bind_ranks, check_environment
+from acclimate.launch.plan.devices import visible_devices
+from acclimate.launch.plan.environment import RankPlace, rank_environment
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.wire import from_wire
+from acclimate.topology import Topology, cpu_quota, read_topology
 
 
 @dataclass(frozen=True)
@@ -78,3 +83,91 @@ class JobPlan:
             raise LaunchProtocolError(
                 f"The plan of the job cannot be read ({error}). Install the same acclimate on all hosts."
             ) from None
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What the supervisor starts."""
+
+    rank: int
+    local_rank: int
+    command: tuple[str, ...]
+    """Program and arguments; the program is looked up in the environment's ``PATH``."""
+    environment: Mapping[str, str]
+    """All of it: nothing else is inherited."""
+    binding: RankBinding | None = None
+    """Cores and memory nodes; ``None`` leaves the rank where the launcher may run."""
+    log_path: Path | None = None
+    """A file that the rank's output is appended to, besides being shown."""
+
+
+def plan_ranks(job: JobPlan, node_rank: int, environ: Mapping[str, str]) -> tuple[RankPlan, ...]:
+    """The ranks of one host, by local rank.
+
+    Args:
+        job: with its master address and port.
+        node_rank: of this host.
+        environ: the variables of this host that ranks inherit; the job's are laid over them.
+
+    Raises:
+        BindingError: the cores cannot be shared as asked for.
+        LaunchOptionError: the master's address or port is open, or a slot has no device.
+    """
+    if job.master_addr is None or job.master_port is None:
+        raise LaunchOptionError(
+            "The address and port of the master are needed before ranks can be planned: give --master_addr "
+            "and --master_port."
+        )
+    inherited = {**environ, **job.environment}
+    slots = job.hosts[node_rank].slots
+    topology = read_topology()
+    bindings: Sequence[RankBinding | None] = (None,) * len(slots)
+    if job.bind_cores:
+        bindings = bind_host(job, node_rank, topology, inherited)
+    share = _equal_share(topology, len(slots))
+    devices = visible_devices(job.accelerator, slots, inherited)
+    first_rank, world_size = job.rank_offset(node_rank), job.world_size
+    plans = []
+    for local_rank, binding in enumerate(bindings):
+        rank = first_rank + local_rank
+        place = RankPlace(
+            rank, local_rank, world_size, len(slots), node_rank, job.master_addr, job.master_port
+        )
+        threads = share if binding is None else _threads(job, binding)
+        plans.append(
+            RankPlan(
+                rank=rank,
+                local_rank=local_rank,
+                command=(*job.command, *([f"--local_rank={local_rank}"] if job.local_rank_arg else [])),
+                environment=rank_environment(inherited, place, threads=threads, devices=devices),
+                binding=binding,
+                log_path=Path(job.log_dir, f"rank_{rank}.log") if job.log_dir is not None else None,
+            )
+        )
+    return tuple(plans)
+
+
+def bind_host(
+    job: JobPlan, node_rank: int, topology: Topology, environ: Mapping[str, str]
+) -> tuple[RankBinding, ...]:
+    """Which cores each rank of one host gets.
+
+    Raises:
+        BindingError: the cores cannot be shared as asked for, or a variable binds threads otherwise.
+    """
+    check_environment(environ)
+    ranks = len(job.hosts[node_rank].slots)
+    return bind_ranks(topology, ranks, core_list=job.core_list, use_hyperthreads=job.use_hyperthreads)
+
+
+def _threads(job: JobPlan, binding: RankBinding) -> int:
+    # A core list that names both threads of a core wants both used.
+    counts_threads = job.use_hyperthreads or job.core_list is not None
+    return len(binding.cpus) if counts_threads else binding.cores
+
+
+def _equal_share(topology: Topology, ranks: int) -> int:
+    """The cores of one rank where none are bound."""
+    cores = len(topology.usable_cores())
+    quota = cpu_quota()
+    return max(1, (cores if quota is None else min(cores, int(quota))) // ranks)

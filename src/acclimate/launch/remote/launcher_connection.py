@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from acclimate.errors import AcclimateError, LaunchOptionError, LaunchProtocolError
-from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.plan.job import JobPlan, RankPlan, plan_ranks
 from acclimate.launch.plan.outcome import Outcome, RankFailure, shell_code
-from acclimate.launch.plan.rank_plan import RankPlan
-from acclimate.launch.plan.ranks import plan_ranks
 from acclimate.launch.remote.addresses import free_port
 from acclimate.launch.remote.protocol import SILENCE_S, Assignment, Channel, Ready, Start
 from acclimate.launch.supervise.signals import NOTICES, TERMINATING

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from acclimate.launch.plan.rank_plan import RankPlan
+from acclimate.launch.plan.job import RankPlan
 from acclimate.launch.supervise import processes
 from acclimate.launch.supervise.guard_process import StandardStreams, run_standby
 

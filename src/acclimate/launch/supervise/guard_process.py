@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from acclimate.launch.binding.affinity import apply_binding
-from acclimate.launch.plan.rank_plan import RankPlan
+from acclimate.launch.plan.job import RankPlan
 from acclimate.launch.supervise import processes
 from acclimate.launch.supervise.signals import KEYBOARD, NOTICES, STOPPING, TERMINATING, restore_defaults
 

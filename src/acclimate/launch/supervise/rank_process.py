@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from acclimate.errors import RankStartError
 from acclimate.launch.output.writer import LogFile, Tail
+from acclimate.launch.plan.job import RankPlan
 from acclimate.launch.plan.outcome import RankFailure
-from acclimate.launch.plan.rank_plan import RankPlan
 from acclimate.launch.supervise.guard import Guard, start_guard
 from acclimate.launch.supervise.guard_process import StandardStreams
 from acclimate.launch.supervise.oom import KillCount, count_kills, explain_sigkill

@@ -17,8 +17,8 @@ from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.output.pump import STREAM_NAMES, OutputPump, own_streams
 from acclimate.launch.output.views import Plain, Source, TaggedLines, TaggedTerminal, View
 from acclimate.launch.output.writer import Writer
+from acclimate.launch.plan.job import RankPlan
 from acclimate.launch.plan.outcome import Outcome, RankFailure, shell_code, signal_name
-from acclimate.launch.plan.rank_plan import RankPlan
 from acclimate.launch.supervise import processes
 from acclimate.launch.supervise.guard_process import KILL_PATIENCE_S
 from acclimate.launch.supervise.oom import count_kills

@@ -1,11 +1,10 @@
-"""The ranks of one host: how many, on which devices, with which cores and variables."""
+"""The accelerator that ranks will use: which one it is, how many ranks a host runs, what they see of it."""
 
 from __future__ import annotations
 
 import difflib
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 
 from acclimate.backends import Backend
 from acclimate.errors import (
@@ -14,12 +13,7 @@ from acclimate.errors import (
     LaunchOptionError,
     UnknownAcceleratorError,
 )
-from acclimate.launch.binding.cores import RankBinding, bind_ranks, check_environment
-from acclimate.launch.plan.environment import Place, rank_environment
-from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.plan.rank_plan import RankPlan
 from acclimate.selection import find_backends, requested
-from acclimate.topology import Topology, cpu_quota, read_topology
 
 _logger = logging.getLogger("acclimate")
 
@@ -93,73 +87,17 @@ def _unknown(variable: str, name: str) -> str:
     )
 
 
-def plan_ranks(job: JobPlan, node_rank: int, environ: Mapping[str, str]) -> tuple[RankPlan, ...]:
-    """What the supervisor of one host starts; also what a slot takes its own rank from, by local rank.
+def visible_devices(accelerator: str, slots: tuple[int, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """The accelerator's visible-devices variable, with the devices of these slots.
 
-    Args:
-        job: with its master address and port.
-        node_rank: of this host.
-        environ: the variables of this host that ranks inherit; the job's are laid over them.
+    It is the same for all ranks of a host, as with torchrun: a local rank is an index of the list.
 
     Raises:
-        BindingError: the cores cannot be shared as asked for.
-        LaunchOptionError: the master's address or port is open, or a slot has no device.
+        LaunchOptionError: a slot has no device.
     """
-    if job.master_addr is None or job.master_port is None:
-        raise LaunchOptionError(
-            "The address and port of the master are needed before ranks can be planned: give --master_addr "
-            "and --master_port."
-        )
-    inherited = {**environ, **job.environment}
-    slots = job.hosts[node_rank].slots
-    topology = read_topology()
-    bindings = _bindings(job, topology, inherited, len(slots))
-    devices = _visible_devices(job, slots, inherited)
-    plans = []
-    for local_rank, binding in enumerate(bindings):
-        rank = job.rank_offset(node_rank) + local_rank
-        place = Place(
-            rank, local_rank, job.world_size, len(slots), node_rank, job.master_addr, job.master_port
-        )
-        threads = _threads(job, topology, binding, len(slots))
-        plans.append(
-            RankPlan(
-                rank=rank,
-                local_rank=local_rank,
-                command=(*job.command, *([f"--local_rank={local_rank}"] if job.local_rank_arg else [])),
-                environment=rank_environment(inherited, place, threads=threads, devices=devices),
-                binding=binding,
-                log_path=Path(job.log_dir, f"rank_{rank}.log") if job.log_dir is not None else None,
-            )
-        )
-    return tuple(plans)
-
-
-def _bindings(
-    job: JobPlan, topology: Topology, environ: Mapping[str, str], ranks: int
-) -> tuple[RankBinding | None, ...]:
-    if not job.bind_cores:
-        return (None,) * ranks
-    check_environment(environ)
-    return bind_ranks(topology, ranks, core_list=job.core_list, use_hyperthreads=job.use_hyperthreads)
-
-
-def _threads(job: JobPlan, topology: Topology, binding: RankBinding | None, ranks: int) -> int:
-    """The cores of one rank; an equal share of what this process has where none are bound."""
-    if binding is not None:
-        # A core list that names both threads of a core wants both used.
-        counts_threads = job.use_hyperthreads or job.core_list is not None
-        return len(binding.cpus) if counts_threads else binding.cores
-    cores = len(topology.usable_cores())
-    quota = cpu_quota()
-    return max(1, (cores if quota is None else min(cores, int(quota))) // ranks)
-
-
-def _visible_devices(job: JobPlan, slots: tuple[int, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """The same for all ranks of a host, as torchrun has it: a local rank is a place in the list."""
     records, _ = find_backends()
     variable = next(
-        (record.visible_devices_variable() for record in records if record.name == job.accelerator), None
+        (record.visible_devices_variable() for record in records if record.name == accelerator), None
     )
     if variable is None:
         return {}
