@@ -22,11 +22,14 @@ from acclimate.launch.plan.environment import SET_BY_LAUNCHER, RankPlace, rank_e
 TELL = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
 
 
+LAUNCHER = [sys.executable, "-m", "acclimate", "run"]
+
+
 def acclimate_run(
     *arguments: str, cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "acclimate", "run", *arguments],
+        [*LAUNCHER, *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -312,21 +315,62 @@ MISTAKES = [
     (["--hostfile", "no-such-hosts", "x"], "The hostfile no-such-hosts cannot be read"),
     (["--include", "localhost:0", "--exclude", "localhost:1", "x"], "cannot be used together"),
     (["--bind_core_list", "3-1", "x"], "descends"),
+    (["--num_accelerators", "999999999", "x"], "999999999 is too large; it may be at most 4096"),
+    (["--num_nodes", "999999999", "--node_rank", "0", "--master_addr", "a", "x"], "is too large"),
+    (["--master_addr", "a b", "x"], '"a b" has to be an address or the name of a host'),
+    (["--hostfile", "many", "x"], "has slots=100000000000000000000; a host runs at most 4096 ranks"),
+    (["--hostfile", "nul", "x"], 'nul:1: "a\\x00b" is not the name of a host'),
+    (["--hostfile", "/dev/zero", "x"], "/dev/zero is larger than 16 MiB, so it is no hostfile"),
+    (["--include", f"localhost:{'9' * 5000}", "x"], "should read host"),
+    (["."], ". is a folder, and Python runs one only if there is a __main__.py in it"),
+    (["s" * 100_000], "there is no script sss"),
+    (["--log_dir", "/dev/full", "x"], "The log of rank 0 cannot be written: File exists"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"), MISTAKES, ids=[" ".join(mistake[0]) for mistake in MISTAKES]
+    ("arguments", "complaint"), MISTAKES, ids=[" ".join(mistake[0])[:60] for mistake in MISTAKES]
 )
 def test_a_mistake_is_told_and_nothing_is_started(
     arguments: list[str], complaint: str, tmp_path: Path
 ) -> None:
     (tmp_path / "x").write_text("print('started')")
     (tmp_path / "h").write_text("localhost slots=1")
+    (tmp_path / "many").write_text(f"localhost slots={10**20}")
+    (tmp_path / "nul").write_text("a\0b slots=1")
     ended = acclimate_run(*arguments, cwd=tmp_path, DS_ACCELERATOR="cpu")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert complaint in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_working_directory_that_was_deleted_is_told() -> None:
+    gone = 'cd "$(mktemp -d)" && rmdir "$PWD" && exec "$@"'
+    command = ["sh", "-c", gone, "sh", *LAUNCHER, "--no_python", "true"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("acclimate run: error: the working directory cannot be used: ")
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_standard_error_that_is_full_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("raise SystemExit(7)")
+    with open("/dev/full", "w") as full:
+        command = [*LAUNCHER, "--num_accelerators", "1", str(tmp_path / "fails.py")]
+        ended = subprocess.run(command, stderr=full, env=environment(), timeout=60)
+    assert ended.returncode == 7
+
+
+def test_a_folder_with_a_main_module_is_a_script(tmp_path: Path) -> None:
+    (tmp_path / "__main__.py").write_text("print('main')")
+    ended = acclimate_run("--num_accelerators", "1", str(tmp_path))
+    assert (ended.returncode, ended.stdout) == (0, "main\n")
+
+
+def test_an_option_with_a_nul_character_is_refused() -> None:
+    for arguments in (["--bind_core_list", "0\0", "s"], ["--hostfile", "h\0", "s"], ["--env", "A=\0", "s"]):
+        with pytest.raises(LaunchOptionError, match="holds a NUL character"):
+            read(*arguments)
 
 
 def test_help_shows_every_option_in_one_spelling() -> None:

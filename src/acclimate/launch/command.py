@@ -179,7 +179,7 @@ def _command(options: RunOptions, here: bool) -> tuple[str, ...]:
 def _check_script(target: str) -> None:
     if not os.path.exists(target):
         names_module = not target.endswith(".py") and target.replace(".", "").isidentifier()
-        hint = f" To run a module: --module {target}." if names_module else ""
+        hint = f" To run a module: --module {excerpt(target)}." if names_module else ""
         raise ScriptNotFoundError(f"there is no script {excerpt(target)} in {os.getcwd()}.{hint}")
     if os.path.isdir(target) and not os.path.exists(os.path.join(target, "__main__.py")):
         raise ScriptNotFoundError(

@@ -312,7 +312,7 @@ def read_options(args: argparse.Namespace, environ: Mapping[str, str]) -> RunOpt
         command = command[1:]
     values = {each.name: getattr(args, each.name) for each in _OPTIONS}
     for name, value in values.items():
-        if "\0" in str(value):
+        if any("\0" in str(each) for each in (value if isinstance(value, list | tuple) else (value,))):
             raise LaunchOptionError(f"--{name} holds a NUL character, which nothing here can.")
     values["env"] = tuple(args.env)
     options = RunOptions(command=command, environment=_variables(args.env, environ), **values)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from acclimate.errors import EngineNotFoundError, UnknownEngineError
+from acclimate.errors import EngineNotFoundError, HostfileError, UnknownEngineError
 from acclimate.launch.engines.engine import Engine
-from acclimate.launch.engines.registry import AUTO, ENGINES, choose_engine, engine_names
+from acclimate.launch.engines.registry import AUTO, ENGINES, allocating_engine, choose_engine, engine_names
 
 VERSIONS = {
     "openmpi": "mpirun (Open MPI) 4.1.4\n",
@@ -62,6 +62,45 @@ def test_auto_takes_slurm_inside_an_allocation_of_several_nodes(tmp_path: Path) 
     assert choose_engine(AUTO, {"PATH": path, **in_allocation(SLURM_JOB_NUM_NODES="1")})[0].name == "ssh"
     # A task of somebody's own srun.
     assert choose_engine(AUTO, {"PATH": path, **in_allocation(SLURM_STEP_ID="0")})[0].name == "ssh"
+
+
+@pytest.mark.parametrize("nodes", ["", "0", "1", "two", "²", "-3", "9" * 5000])
+def test_what_is_no_number_of_several_nodes_is_no_allocation(nodes: str, tmp_path: Path) -> None:
+    install(tmp_path, "ssh")
+    environ = {"PATH": str(tmp_path), **in_allocation(SLURM_JOB_NUM_NODES=nodes)}
+    assert choose_engine(AUTO, environ)[0].name == "ssh"
+
+
+@pytest.mark.parametrize(
+    ("variables", "counts"),
+    [
+        ({}, (8, 8, 8)),
+        ({"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "2(x2),1"}, (2, 2, 1)),
+        ({"SLURM_NTASKS_PER_NODE": "3", "SLURM_TASKS_PER_NODE": "3(x3)"}, (3, 3, 3)),
+        ({"SLURM_TASKS_PER_NODE": "3(x3)"}, (8, 8, 8)),
+        ({"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "2(x999999999)"}, (8, 8, 8)),
+        ({"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "nonsense"}, (8, 8, 8)),
+        ({"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "2(x2)"}, (8, 8, 8)),
+    ],
+)
+def test_slots_of_an_allocation_are_the_tasks_that_were_asked_for(
+    variables: dict[str, str], counts: tuple[int, ...], tmp_path: Path
+) -> None:
+    install(tmp_path, "scontrol", "a\nb\nc\n")
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "[a-c]", **variables}
+    engine = allocating_engine("slurm", environ)
+    assert engine is not None
+    assert [(host.name, host.slots) for host in engine.hosts(environ, 8)] == list(
+        zip("abc", counts, strict=True)
+    )
+
+
+def test_an_allocation_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path), **in_allocation(SLURM_JOB_NODELIST="[a-c]")}
+    engine = allocating_engine(AUTO, environ)
+    assert engine is not None
+    with pytest.raises(HostfileError, match=r"allocation \[a-c\] cannot be read .* Give a hostfile"):
+        engine.hosts(environ, 1)
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)

@@ -69,6 +69,14 @@ def test_windows_line_ends_are_line_ends() -> None:
         ("ann@b slots=1", "set User for it in ssh's configuration"),
         ("slots=1", "not the name of a host"),
         ("-oProxyCommand=x slots=1", "not the name of a host"),
+        ("b\0 slots=1", '"b\\x00" is not the name of a host'),
+        ("\x1b[31mb slots=1", "not the name of a host"),
+        ("^/etc/passwd slots=1", "not the name of a host"),
+        ("$(reboot) slots=1", "not the name of a host"),
+        ("[fe80::1%\0] slots=1", "does not name a network interface"),
+        ("b slots=" + "9" * 5000, 'slots="999'),
+        ("b:" + "9" * 5000 + " slots=1", "is not a port"),
+        ("x" * 5000, 'no slots; write "xxx'),
     ],
 )
 def test_a_line_that_cannot_be_understood_is_named_with_its_number(line: str, said: str) -> None:
@@ -81,6 +89,31 @@ def test_a_line_that_cannot_be_understood_is_named_with_its_number(line: str, sa
 def test_a_host_that_comes_twice_is_named_with_both_lines() -> None:
     with pytest.raises(HostfileError, match=r'^f:4: host "A" is already on line 1\.'):
         parse_hostfile("a slots=1\n\nb slots=1\nA:2222 slots=1\n", "f")
+
+
+def test_a_host_with_more_slots_than_it_can_run_ranks_is_named() -> None:
+    with pytest.raises(HostfileError, match=r'host "b" has slots=100000000000000000000; a host runs at most'):
+        choose_slots(parse_hostfile(f"a slots=1\nb slots={10**20}\n"))
+    with pytest.raises(HostfileError, match="have more than 1048576 slots in all"):
+        choose_slots([Host(f"host{number}", 4096) for number in range(257)])
+
+
+def test_what_is_too_large_for_a_hostfile_is_not_read(tmp_path: Path) -> None:
+    with pytest.raises(HostfileError, match="larger than 16 MiB"):
+        read_hostfile(Path("/dev/zero"))
+    (tmp_path / "hosts").write_text("#" * (16 << 20))
+    with pytest.raises(HostfileError, match="no host in it"):
+        read_hostfile(tmp_path / "hosts")
+
+
+def test_a_mark_before_the_first_line_is_no_part_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfa slots=1\r\n")
+    assert read_hostfile(tmp_path / "hosts") == (Host("a", 1),)
+
+
+def test_a_slot_that_comes_twice_in_a_filter_is_used_once() -> None:
+    assert slots(choose_slots(THREE, include="a:2,2,0,2")) == {"a": (0, 2)}
+    assert slots(choose_slots(THREE, exclude="a:2,2,0,2@b@[fe80::1]")) == {"a": (1, 3)}
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing yet\n"])

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from acclimate.errors import HostfileError
+from acclimate.errors import HostfileError, excerpt
 from acclimate.launch.engines.engine import Engine, RankVariables
 from acclimate.launch.plan.hostfile import Host
 from acclimate.launch.plan.job import JobPlan
@@ -15,7 +15,8 @@ from acclimate.launch.plan.job import JobPlan
 if TYPE_CHECKING:
     from acclimate.launch.plan.outcome import Outcome
 
-_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_REPEATED = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+_SEVERAL = re.compile(r"[2-9]|[1-9][0-9]{1,8}")
 
 
 class Slurm(Engine):
@@ -35,8 +36,8 @@ class Slurm(Engine):
 
         A process that ``srun`` started is one task of somebody's step: what it starts is its own affair.
         """
-        nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
-        several = "SLURM_JOB_ID" in environ and nodes.isdecimal() and int(nodes) > 1
+        nodes = environ.get("SLURM_JOB_NUM_NODES", "")
+        several = "SLURM_JOB_ID" in environ and bool(_SEVERAL.fullmatch(nodes))
         return several and "SLURM_STEP_ID" not in environ
 
     def hosts(self, environ: Mapping[str, str], slots: int) -> tuple[Host, ...]:
@@ -63,14 +64,14 @@ class Slurm(Engine):
             asked = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(environ))
         except (OSError, subprocess.CalledProcessError) as error:
             raise HostfileError(
-                f"Slurm's allocation {names} cannot be read with {' '.join(command)} ({error}). Give a "
-                "hostfile."
+                f"Slurm's allocation {excerpt(names)} cannot be read with scontrol ({excerpt(str(error))}). "
+                "Give a hostfile."
             ) from error
         hosts = asked.stdout.split()
         # Without a number of tasks Slurm sets the variable as well, to what would fit.
         asked_for = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
-        tasks = _each_nodes_tasks(environ.get("SLURM_TASKS_PER_NODE", "")) if asked_for else []
-        counts = tasks if len(tasks) == len(hosts) else [slots] * len(hosts)
+        tasks = _each_nodes_tasks(environ.get("SLURM_TASKS_PER_NODE", ""), len(hosts)) if asked_for else []
+        counts = tasks or [slots] * len(hosts)
         return tuple(Host(name, count) for name, count in zip(hosts, counts, strict=True))
 
     def launch(self, job: JobPlan, program: str) -> Outcome:
@@ -111,6 +112,11 @@ class Slurm(Engine):
             ).run()
 
 
-def _each_nodes_tasks(text: str) -> list[int]:
-    """``2(x3),1`` as 2, 2, 2, 1."""
-    return [int(count) for count, times in _REPEATED.findall(text) for _ in range(int(times or 1))]
+def _each_nodes_tasks(text: str, nodes: int) -> list[int]:
+    """``2(x3),1`` as 2, 2, 2, 1; nothing where it is not about so many nodes."""
+    counts: list[int] = []
+    for count, times in _REPEATED.findall(text):
+        if int(times or 1) > nodes - len(counts):
+            return []
+        counts += [int(count)] * int(times or 1)
+    return counts if len(counts) == nodes else []

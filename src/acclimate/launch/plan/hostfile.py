@@ -64,17 +64,18 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         HostfileNotFoundError: there is no such file, or it cannot be read.
         HostfileError: a line cannot be understood, a host comes twice, or there is none.
     """
+    shown = excerpt(str(path))
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
-            raise HostfileError(f"{path} is larger than {_MAX_BYTES >> 20} MiB, so it is no hostfile.")
+            raise HostfileError(f"{shown} is larger than {_MAX_BYTES >> 20} MiB, so it is no hostfile.")
         text = content.decode("utf-8-sig")  # editors on Windows put a mark before the first line
     except UnicodeDecodeError as error:
-        raise HostfileError(f"{path} is not text ({error.reason} at byte {error.start}).") from error
+        raise HostfileError(f"{shown} is not text ({error.reason} at byte {error.start}).") from error
     except OSError as error:
         raise HostfileNotFoundError(
-            f"The hostfile {path} cannot be read: {error.strerror}. Give the path of a text file in which "
+            f"The hostfile {shown} cannot be read: {error.strerror}. Give the path of a text file in which "
             f"{_EXAMPLE}."
         ) from error
     return parse_hostfile(text, str(path))
