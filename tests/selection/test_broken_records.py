@@ -52,7 +52,7 @@ import contextlib, io, os, traceback
 import plug_in
 from acclimate import AcclimateError, Backend, selection
 from acclimate.cli import main
-from acclimate.launch.plan.ranks import count_local_ranks, find_accelerator
+from acclimate.launch.plan.devices import count_local_ranks, find_accelerator
 
 def ways(field):
     for value in plug_in.WRONG:
