@@ -256,3 +256,99 @@ def test_long_lines_of_several_hosts_keep_their_tags_and_do_not_mix(written: lis
     for host, (_, letters) in HOSTS.items():
         own = "".join(text for name, text in written if name == host).replace("\n", "").encode()
         assert bytes(byte for byte in plain if byte in letters.strip().encode()) == own
+
+
+# -- rows of a terminal ------------------------------------------------------------------------------
+
+
+class Clock:
+    """A time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(views, "time", made)
+    return made
+
+
+def drawn(view: TaggedTerminal, paper: Paper) -> bytes:
+    """What the next flush writes."""
+    before = len(paper.written)
+    view.flush()
+    return bytes(paper.written[before:])
+
+
+def test_unfinished_lines_are_drawn_together_after_a_moment(clock: Clock) -> None:
+    paper = Paper()
+    view = TaggedTerminal(paper)
+    view.feed(RANKS[0], b"one")
+    clock.now += 0.02
+    view.feed(RANKS[2], b"two")
+    assert view.flush() == pytest.approx(0.03)
+    assert not paper.written
+    clock.now += 0.04
+    assert drawn(view, paper) == b"[rank 0] one\n[rank 1] two"
+    assert view.flush() is None
+    assert drawn(view, paper) == b""
+
+
+def test_rows_are_erased_before_the_next_are_drawn(clock: Clock) -> None:
+    paper = Paper()
+    view = TaggedTerminal(paper)
+    for source, text in zip(RANKS[::2], (b"one", b"two", b"three"), strict=True):
+        view.feed(source, text)
+    clock.now += 1
+    view.flush()
+    view.feed(RANKS[0], b" more\n")
+    assert drawn(view, paper) == b"\r\x1b[A\x1b[A\x1b[J[rank 0] one more\n[rank 1] two\n[rank 2] three"
+    view.feed(RANKS[2], b"\n")
+    assert drawn(view, paper) == b"\r\x1b[A\x1b[J[rank 1] two\n[rank 2] three"
+    view.feed(RANKS[4], b"\n")
+    assert drawn(view, paper) == b"\r\x1b[J[rank 2] three\n"
+    view.feed(RANKS[0], b"a\n")
+    assert drawn(view, paper) == b"[rank 0] a\n"
+
+
+def test_the_row_that_changed_last_is_the_lowest(clock: Clock) -> None:
+    paper = Paper()
+    view = TaggedTerminal(paper)
+    for source, text in ((RANKS[0], b"a"), (RANKS[2], b"b"), (RANKS[0], b"c"), (RANKS[4], b"  ")):
+        view.feed(source, text)
+    clock.now += 1
+    assert drawn(view, paper) == b"[rank 1] b\n[rank 0] ac"
+
+
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        ("x" * 70, "x" * 70),
+        ("x" * 71, "x" * 70),
+        ("漢" * 40, "漢" * 35),
+        ("x" * 69 + "漢y", "x" * 69),
+        ("e\u0301" * 80, "e\u0301" * 70),
+        ("\x1b[31m" + "x" * 100, "\x1b[31m" + "x" * 70 + "\x1b[m"),
+        ("\x1b[31mx\x1b[2A", "\x1b[31mx"),
+    ],
+)
+def test_a_row_is_cut_to_the_width_of_the_terminal(text: str, row: str, clock: Clock) -> None:
+    paper = Paper()
+    view = TaggedTerminal(paper)
+    view.feed(RANKS[0], text.encode())
+    clock.now += 1
+    assert drawn(view, paper).decode() == f"[rank 0] {row}"
+
+
+def test_a_line_of_a_host_goes_on_without_a_second_tag_where_no_other_came_between() -> None:
+    paper = Paper()
+    view = WholeLines(paper)
+    with patch.object(views, "LONGEST_PARTIAL", 12):
+        for piece in (b"[rank 0] aaaa", b"aaaaaaaaaaaaa", b"b\n", b"[rank 0] c\n"):
+            view.feed(RANKS[0], piece)
+    assert paper.written == b"[rank 0] aaaaaaaaaaaaaaaaab\n[rank 0] c\n"

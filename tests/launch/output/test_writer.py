@@ -28,6 +28,15 @@ def test_the_tail_shows_the_last_state_of_a_progress_bar_and_what_was_unfinished
     assert tail.lines() == ("100%", "almost \\xff")
 
 
+def test_a_tail_of_many_lines_at_once_is_the_last_20() -> None:
+    tail = Tail()
+    tail.feed(1, b"begun")
+    tail.feed(1, b"".join(b" %d\n" % number for number in range(100)) + b"rest")
+    assert tail.lines() == (*(f" {number}" for number in range(81, 100)), "rest")
+    tail.feed(1, b" of it\n")
+    assert tail.lines()[-2:] == (" 99", "rest of it")
+
+
 @given(st.binary(max_size=5000), st.integers(1, 700))
 def test_the_tail_takes_anything(data: bytes, size: int) -> None:
     tail = Tail()

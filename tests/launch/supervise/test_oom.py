@@ -81,7 +81,8 @@ def test_the_kernels_counters_tell_who_sent_a_sigkill(
 
 
 def test_without_counters_nothing_is_claimed() -> None:
-    assert explain_sigkill(KillCount(None, None), KillCount(None, None)) is None
+    for before, after in ((None, None), (None, 3), (3, None)):
+        assert explain_sigkill(KillCount(before, before), KillCount(after, after)) is None
 
 
 def test_a_rank_that_the_out_of_memory_killer_ends_is_reported_so(tmp_path: Path) -> None:
