@@ -172,6 +172,40 @@ print("still here")
         assert terminal.end() == (0, b"still here\r\n")
 
 
+def test_ctrl_c_reaches_a_single_rank_once_though_the_launcher_hears_of_it_late(tmp_path: Path) -> None:
+    code = """
+import signal, sys, time
+signal.signal(signal.SIGINT, lambda *_: sys.stdout.write("heard\\n"))
+print("ready")
+for _ in range(40): time.sleep(0.05)
+print("still here")
+"""
+    with on_terminal(command(1, code, "--grace", "0.3"), tmp_path) as terminal:
+        terminal.read_until(b"ready\r\n")
+        os.kill(terminal.pid, signal.SIGSTOP)
+        terminal.type(b"\x03")
+        terminal.read_until(b"heard\r\n")
+        time.sleep(0.5)  # longer than signals that come at one time are apart
+        os.kill(terminal.pid, signal.SIGCONT)
+        assert terminal.end() == (0, b"still here\r\n")
+
+
+def test_an_interrupt_from_elsewhere_after_ctrl_c_reaches_a_single_rank(tmp_path: Path) -> None:
+    code = """
+import signal, sys, time
+signal.signal(signal.SIGINT, lambda *_: sys.stdout.write("heard\\n"))
+print("ready")
+while True: time.sleep(0.05)
+"""
+    with on_terminal(command(1, code, "--grace", "30"), tmp_path) as terminal:
+        terminal.read_until(b"ready\r\n")
+        terminal.type(b"\x03")
+        terminal.read_until(b"heard\r\n")
+        time.sleep(0.5)
+        os.kill(terminal.pid, signal.SIGINT)
+        terminal.read_until(b"heard\r\n")
+
+
 def test_an_interrupt_from_elsewhere_is_passed_on_to_a_single_rank(tmp_path: Path) -> None:
     code = """
 import time

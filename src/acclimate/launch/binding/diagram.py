@@ -1,6 +1,6 @@
 """What ``acclimate run --show_binding`` draws: the cores of each memory node, and the rank that each goes to.
 
-A rank is told by its number as well as by its colour, so that the picture reads the same without colours,
+A rank is told by its number as well as by its colour, so that the diagram reads the same without colours,
 in a file, and to the colour-blind. All characters are ASCII but for the frames, which rich draws in
 ASCII too where the terminal knows nothing else.
 """

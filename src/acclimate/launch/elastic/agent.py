@@ -1,4 +1,4 @@
-"""Jobs whose ranks are started anew after a failure, and whose hosts may come and go.
+"""Elastic jobs: ranks restart after a failure, and hosts may join and leave.
 
 torch's elastic agent decides who takes part and when to start anew (its rendezvous, its store). Its worker on
 each host is a supervisor as in any job here: ranks are bound and tagged, and none of their processes is left.
@@ -77,7 +77,7 @@ def launch(
         job: with one host, this one, and the address and port of the rendezvous.
         environ: the variables that ranks inherit.
         min_nodes, max_nodes: how many hosts take part.
-        max_restarts: how often ranks are started anew after a failure; hosts that come and go do not count.
+        max_restarts: how often ranks restart after a failure; hosts that join and leave do not count.
 
     Raises:
         HostUnreachableError: nobody answers at the rendezvous.

@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def _reason_to_stop() -> str | None:
-    """At the end of the input: the agent wants another generation, or is gone."""
+    """Standard input has ended: the hosts have changed, or the agent is gone."""
     return None if os.read(0, 1 << 16) else REGROUPING
 
 

@@ -24,13 +24,13 @@ class Writer:
     """
 
     FULL = 1 << 20
-    """Bytes waiting beyond which the ranks should be left to wait too."""
+    """From so many waiting bytes on, the ranks should wait too."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self.is_terminal = os.isatty(descriptor)
         self.error: OSError | None = None
-        """Why nothing more can be written; what is written from then on is dropped."""
+        """Set once nothing more can be written; later output is dropped."""
         self._waiting = bytearray()
         self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
         self._poll = select.poll()
@@ -38,7 +38,7 @@ class Writer:
 
     @property
     def waiting(self) -> int:
-        """Bytes that its reader did not take yet."""
+        """How many bytes the reader has not taken yet."""
         return len(self._waiting)
 
     @property
@@ -53,7 +53,7 @@ class Writer:
             self.drain()
 
     def drain(self) -> None:
-        """Writes on for as long as that does not block."""
+        """Writes as much as it can without blocking."""
         while self._waiting and (self._is_file or self._poll.poll(0)):
             room = len(self._waiting) if self._is_file else _PIPE_ROOM
             try:
@@ -77,7 +77,7 @@ class LogFile:
 
     @property
     def descriptor(self) -> int:
-        """For processes that must not keep it open."""
+        """Its number, for forked processes to close."""
         return self._descriptor
 
     def write(self, data: bytes) -> None:

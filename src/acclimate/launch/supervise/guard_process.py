@@ -33,7 +33,9 @@ from acclimate.launch.supervise.signals import KEYBOARD, NOTICES, STOPPING, TERM
 KILL_PATIENCE_S = 5.0
 """How long to wait for killed processes: one that hangs in a driver does not die."""
 _DEFER_S = 0.2
-"""How far apart the launcher and a guard may hear of one signal."""
+"""How much later than the launcher a guard may hear of a signal."""
+_LAUNCHER_DELAY_S = 10.0
+"""How much later than a guard the launcher may hear of a signal, on a machine that is busy."""
 _KILL_AGAIN_S = 0.05
 _CONTINUE_AFTER_S = 0.5
 """How long a guard that somebody stopped stays so."""
@@ -174,6 +176,8 @@ class _GuardProcess:
         self.ended = False
         self.from_group: dict[int, float] = {}
         """When a signal last came to the whole process group."""
+        self.unclaimed: set[int] = set()
+        """Those of them of which the launcher has not told yet."""
         self.deferred: list[tuple[int, float]] = []
         """Signals that the launcher got, and when it said so, while it is not clear yet who sent them."""
         self._received = b""
@@ -222,6 +226,7 @@ class _GuardProcess:
     def _count(self, number: int, frame: object) -> None:
         # The terminal's Ctrl-C reaches the whole group: if the guard had it, so had the rank.
         self.from_group[number] = time.monotonic()
+        self.unclaimed.add(number)
 
     def _become_rank(
         self, guard: int, streams: StandardStreams, ignored: Collection[int], mask: Iterable[int]
@@ -306,10 +311,10 @@ class _GuardProcess:
         self._set_deadline(time.monotonic() + self.grace_s)
 
     def _forward_deferred_signals(self) -> float | None:
-        """Passes on what did not come from the terminal's keys; in how many seconds to call again.
+        """Forwards signals that are not from the terminal's keys; returns when to call again, in seconds.
 
-        What did has reached the rank already, and what becomes of it is up to the rank: an interactive
-        program goes on. It may reach the guard later than the launcher, and several may reach it as one.
+        A key's signal has reached the rank already, and the rank decides what to do: an interactive program
+        goes on. It may reach the guard later than the launcher, and several may reach it as one.
         """
         now = time.monotonic()
         while self.deferred:
@@ -317,12 +322,14 @@ class _GuardProcess:
             if now < told_at + _DEFER_S:
                 return told_at + _DEFER_S - now
             del self.deferred[0]
-            if self.from_group.get(number, -math.inf) < told_at - _DEFER_S:
+            delay_s = _LAUNCHER_DELAY_S if number in self.unclaimed else _DEFER_S
+            self.unclaimed.discard(number)
+            if self.from_group.get(number, -math.inf) < told_at - delay_s:
                 self._end(number)
         return None
 
     def _kill_when_due(self) -> float | None:
-        """Kills everything once the deadline is over; in how many seconds to call again, negative: never."""
+        """Kills everything after the deadline; returns when to call again, in seconds; negative: never."""
         now = time.monotonic()
         if self.deadline is None:
             return None

@@ -19,7 +19,7 @@ from acclimate.launch.supervise.oom import KillCount, count_kills, explain_sigki
 
 @dataclass
 class RankProcess:
-    """Starts as a plan; :meth:`start` makes it run."""
+    """A rank, from its plan to its end."""
 
     plan: RankPlan
     log: LogFile | None = None
@@ -32,11 +32,11 @@ class RankProcess:
     ended_at: float = 0.0
     """On the monotonic clock, which all processes of a host share."""
     trouble: str | None = None
-    """What went wrong besides, as a sentence."""
+    """A sentence on what went wrong besides."""
 
     @property
     def tag(self) -> str:
-        """What its lines begin with."""
+        """The beginning of each of its lines."""
         return f"[rank {self.plan.rank}] "
 
     def open_log(self) -> None:
@@ -122,7 +122,7 @@ class RankProcess:
         return code == 0
 
     def failure(self, kills_before: KillCount) -> RankFailure:
-        """What to tell of it, where it failed."""
+        """The report on its failure."""
         code = self.code if self.code is not None else 1
         cause = self.trouble
         if cause is None and code == -signal.SIGKILL:

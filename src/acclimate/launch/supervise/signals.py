@@ -69,7 +69,7 @@ class SignalInbox:
         return []
 
     def take_default(self, number: int) -> None:
-        """Has this process do what the system does with a signal, as with SIGTSTP: stops until continued."""
+        """Lets a signal have its default effect on this process: SIGTSTP stops it until it is continued."""
         if number not in self._before:
             return
         signal.signal(number, signal.SIG_DFL)

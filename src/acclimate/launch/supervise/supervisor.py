@@ -1,4 +1,4 @@
-"""Runs the ranks of this host to their end: shows their output, passes signals on, ends all with one."""
+"""Supervises the ranks of this host: shows their output, forwards signals, ends all when one fails."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _logger = logging.getLogger("acclimate")
 
 @dataclass(frozen=True)
 class StopRequest:
-    """Somebody else who may tell the supervisor to end its ranks."""
+    """Lets another process, such as the launcher on another host, end the ranks."""
 
     descriptor: int
     """Readable, or at its end, when there is something to look at."""
     read: Callable[[], str | None]
-    """Called then; a sentence on why the ranks have to end, or ``None`` to go on."""
+    """Called then; returns a sentence on why the ranks have to end, or ``None`` to go on."""
     failing: Callable[[RankFailure], None] = lambda failure: None
-    """Told of the first rank that failed, at once: others have their grace before them, and ranks elsewhere
-    fail for want of it meanwhile."""
+    """Called at once with the first rank that failed. While the others still have their grace, ranks on other
+    hosts may fail because this one is missing."""
     due_at: Callable[[], float | None] = lambda: None
-    """When ``read`` has to be called though nothing came, on the monotonic clock; ``None``: never."""
+    """Returns when to call ``read`` although nothing came, on the monotonic clock; ``None``: never."""
 
 
 def supervise(
@@ -57,9 +57,9 @@ def supervise(
 ) -> Outcome:
     """Starts the ranks and waits until the last of their processes is gone.
 
-    Must be called in the main thread. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, which
-    then have the grace to end; so are SIGUSR1 and SIGUSR2, which end nothing. What a rank leaves running when
-    it ends is ended too.
+    Must be called in the main thread. SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded to the ranks, which
+    then have the grace to end. SIGUSR1 and SIGUSR2 are forwarded and end nothing. Processes that a rank
+    leaves behind are ended too.
 
     Args:
         ranks: of this host.
@@ -119,9 +119,9 @@ class _Supervisor:
         self.ending = False
         self.abandons_output = False
         self.output_deadline: float | None = None
-        """When to stop waiting for a reader that does not read, where the job was interrupted."""
+        """After an interruption: when to stop waiting for a reader that does not read."""
         self.guards_deadline: float | None = None
-        """When to kill guards that do not end, where the job is to end."""
+        """When to kill guards that have not ended the job by then."""
         self.said: set[str] = set()
         self.kills_before = count_kills()
         self.children_before = frozenset(processes.children(os.getpid()))
@@ -163,7 +163,7 @@ class _Supervisor:
             self.loop.watch(self.stop.descriptor, self._take_request)
 
     def _captured(self) -> list[int]:
-        """The streams that pass through the launcher; the others are the terminal itself."""
+        """The streams that the launcher reads; a rank writes to the others, terminals, by itself."""
         if not self.shares_terminal:
             return [1, 2]
         return [stream for stream in (1, 2) if not os.isatty(stream) or self.ranks[0].log is not None]
@@ -198,7 +198,7 @@ class _Supervisor:
         return bool(self.pipes) or self.pump.waiting
 
     def _wait(self) -> None:
-        """Waits for one thing to happen, and deals with all that did."""
+        """Waits until something happens, and reacts to it."""
         flush_s = self.pump.flush()
         times = [self.output_deadline, self.guards_deadline, self._request_due_at()]
         if flush_s is not None:
@@ -261,7 +261,7 @@ class _Supervisor:
             self._end(signal.SIGTERM)
 
     def _note(self, level: int, sentence: str) -> None:
-        """Says something of the launcher's own, once."""
+        """Writes a sentence of the launcher's own to standard error, once."""
         wanted = _logger.isEnabledFor(level) and not (self.quiet and level < logging.ERROR)
         if wanted and sentence not in self.said:
             self.said.add(sentence)
@@ -404,7 +404,7 @@ class _Supervisor:
         return Outcome(code, None, self.reason)
 
     def _failed_despite(self, number: int) -> RankProcess | None:
-        """On a terminal a Ctrl-C may be long past, as in an interactive program, when the rank fails."""
+        """Returns the rank on the terminal if it failed by itself: a Ctrl-C may be long past by then."""
         code = self.ranks[0].code or 0
         return self.ranks[0] if code not in (0, -number, shell_code(-number)) else None
 
@@ -435,7 +435,7 @@ def _view(tagged: bool, writer: Writer) -> View:
 
 
 def _open_standard_streams() -> None:
-    """Where the launcher was started without one, a pipe of a rank would take its number."""
+    """Opens those that are closed: a rank's pipe would take their numbers."""
     for stream in range(3):
         try:
             os.fstat(stream)
