@@ -140,3 +140,18 @@ def test_a_user_who_switched_autoload_off_gets_none(broken: Path) -> None:
     ended = run(broken, "-c", program.format(variable), **{variable: "0"})
     assert ended.stdout == "0\n"
     assert "torch_opencl" not in ended.stderr
+
+
+@pytest.mark.parametrize("module", ["acclimate.accelerator", "acclimate.ops.build", "acclimate.selection"])
+def test_a_package_that_torch_loads_may_import_the_interface_itself(module: str, tmp_path: Path) -> None:
+    source = """
+def autoload():
+    from acclimate.accelerator import Accelerator
+    from acclimate.backends.cpu import CPUAccelerator
+    import torch
+    torch.acme = issubclass(CPUAccelerator, Accelerator)
+"""
+    install(tmp_path, "torch_acme", source)
+    program = f"import {module}, acclimate; acclimate.get_accelerator(); import torch; print(torch.acme)"
+    ended = run(tmp_path, "-c", program)
+    assert ended.stdout == "True\n", ended.stderr

@@ -11,9 +11,9 @@ Every method's docstring says what it means, in which unit, what it delegates to
 
 from __future__ import annotations
 
-from acclimate.imports import import_torch
+from acclimate.imports import import_torch_alone, load_torch_packages
 
-import_torch()  # before the modules below do
+import_torch_alone()  # before the modules below do
 
 from acclimate.accelerator.devices import DeviceLike, DeviceProperties, Devices
 from acclimate.accelerator.dtypes import DataTypes, TensorType
@@ -65,3 +65,6 @@ class Accelerator(RandomNumbers, Graphs, Streams, Memory, DataTypes, Pinning, Op
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
+
+
+load_torch_packages()  # last: one of them may import this module

@@ -7,7 +7,9 @@ from acclimate.imports.fork_safe_lock import ForkSafeLock
 from acclimate.imports.vendors import (
     failure_of,
     import_torch,
+    import_torch_alone,
     import_vendor_module,
+    load_torch_packages,
     package_for,
     unclaimed_failures,
 )
@@ -19,7 +21,9 @@ __all__ = [
     "describe",
     "failure_of",
     "import_torch",
+    "import_torch_alone",
     "import_vendor_module",
+    "load_torch_packages",
     "output_to_stderr",
     "package_for",
     "unclaimed_failures",

@@ -28,6 +28,8 @@ _logger = logging.getLogger("acclimate")
 _lock = ForkSafeLock()
 _failures: dict[str, str] = {}
 """By a module's name, why it cannot be imported in this process."""
+_left_to_load: list[EntryPoint] = []
+"""Of the packages that torch loads by itself, those that wait for :func:`load_torch_packages`."""
 _unclaimed: set[str] = set()
 """Those of the failures that no accelerator's probe has asked about."""
 
@@ -56,6 +58,15 @@ def import_torch() -> None:
 
     Does nothing where torch was imported before; torch has loaded them then.
     """
+    import_torch_alone()
+    load_torch_packages()
+
+
+def import_torch_alone() -> None:
+    """Imports torch and leaves the packages that it loads by itself to :func:`load_torch_packages`.
+
+    For modules that such a package may import in its turn, and that have to be whole before.
+    """
     if "torch" in sys.modules:
         return
     with _lock:
@@ -72,6 +83,14 @@ def import_torch() -> None:
                 del os.environ[_AUTOLOAD]
             else:
                 os.environ[_AUTOLOAD] = setting
+        _left_to_load.extend(points)
+
+
+def load_torch_packages() -> None:
+    """Loads the packages that :func:`import_torch_alone` left, as far as they can be loaded."""
+    with _lock:
+        points = _left_to_load.copy()
+        _left_to_load.clear()  # first, as what is loaded may come here again
         # All in children first: once a device is in use here, a child cannot be trusted with it.
         for point in points:
             _try(_package(point), _loading(point))
