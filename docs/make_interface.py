@@ -35,7 +35,7 @@ does the whole work, the method is that call. It does something else where `torc
 no such function (dtypes, graphs on every torch release, op builders, launching, data types), or
 raises because the process has no accelerator, as on a host.
 
-A backend declares `device_type`, `communication_backend` and `visible_devices_variable`; all else
+A backend declares `device_type` and `communication_backend`; all else
 has a default.
 """
 

@@ -282,6 +282,8 @@ torch.version.hip = "6.2.41133"
 torch.cuda.device_count = lambda: 1
 torch.cuda.current_device = lambda: 0
 torch.cuda.get_device_capability = lambda device=None: (9, 4)
+from acclimate.backends import presence
+presence.torch_build = lambda: {"hip": "6.2.41133"}  # as torch's version.py says
 from acclimate.backends.cuda import CUDAAccelerator
 cuda = CUDAAccelerator()
 tell(

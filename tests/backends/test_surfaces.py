@@ -40,6 +40,7 @@ INDISPENSABLE = {
 NOT_WALKED = {
     "build_extension": "imports setuptools; about no device",
     "set_compile_backend": "imports torch.compile; about no device",
+    "supports_collectives": "said to the conformance checks alone",
 }
 
 

@@ -1,9 +1,9 @@
 """The interface: what any accelerator can be asked, with a default for everything that can have one.
 
-:class:`Accelerator` is one class in parts, one module a category. A backend declares three things
-(``device_type``, ``communication_backend``, ``visible_devices_variable``) and overrides only where its
-hardware differs from torch's conventions. A new method always ships with a default, so that an extension
-written today still loads tomorrow.
+:class:`Accelerator` is one class in parts, one module a category. A backend declares two things
+(``device_type``, ``communication_backend``) and overrides only where its hardware differs from torch's
+conventions. A new method always ships with a default, so that an extension written today still loads
+tomorrow.
 
 Every method's docstring says what it means, in which unit, what it delegates to, and what CPU and CUDA do;
 ``docs/interface.md`` is made from them.

@@ -7,7 +7,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -48,6 +48,18 @@ class Marks:
             self.range_pop()
 
 
+class Record(Protocol):
+    """What an accelerator reads of its record (``acclimate.Backend``)."""
+
+    @property
+    def visible_devices_variable(self) -> Callable[[], str | None]:
+        """Gives the name of the variable, or ``None``."""
+
+    @property
+    def exported_variable_prefixes(self) -> tuple[str, ...]:
+        """Beginnings of names."""
+
+
 class Runtime(Devices):
     """Profiler marks, communication, compilation and launching."""
 
@@ -62,21 +74,28 @@ class Runtime(Devices):
         CUDA: ``"nccl"``, on Windows ``"gloo"``.
         """
 
+    _record: Record | None = None
+    """Where what the launcher needs too is said, once. Given by whoever loads the record, or by the class."""
+
     @property
-    @abstractmethod
     def visible_devices_variable(self) -> str | None:
-        """The environment variable that limits which devices a process sees, or ``None``.
+        """The environment variable that limits which devices a process sees, or ``None``; as the
+        accelerator's record has it.
 
         CPU: ``None``; a rank's cores are bound instead.
         CUDA: ``"CUDA_VISIBLE_DEVICES"``, on ROCm ``"HIP_VISIBLE_DEVICES"``.
         """
+        return self._record.visible_devices_variable() if self._record is not None else None
 
-    exported_variable_prefixes: ClassVar[tuple[str, ...]] = ()
-    """Beginnings of the names of environment variables that ranks on other hosts need.
+    @property
+    def exported_variable_prefixes(self) -> tuple[str, ...]:
+        """Beginnings of the names of environment variables that ranks on other hosts need; as the
+        accelerator's record has it.
 
-    CPU: oneCCL's, OpenMP's and Intel MPI's.
-    CUDA: NCCL's.
-    """
+        CPU: oneCCL's, OpenMP's and Intel MPI's.
+        CUDA: NCCL's.
+        """
+        return self._record.exported_variable_prefixes if self._record is not None else ()
 
     supports_nvtx_domain: ClassVar[bool] = False
     """Whether :meth:`range_push` keeps ranges of different domains apart.

@@ -130,3 +130,8 @@ BUILTIN: tuple[Backend, ...] = (
         exported_variable_prefixes=("CCL_", "FI_", "I_MPI_", "KMP_", "OMP_"),
     ),
 )
+
+
+def builtin(name: str) -> Backend:
+    """The first built-in record of a name."""
+    return next(record for record in BUILTIN if record.name == name)

@@ -16,7 +16,7 @@ import torch
 
 from acclimate import topology
 from acclimate.accelerator import Accelerator, DeviceLike, DeviceProperties
-from acclimate.backends import process_memory
+from acclimate.backends import builtin, process_memory
 from acclimate.backends.presence import is_installed
 from acclimate.errors import InvalidEnvironmentError
 
@@ -25,8 +25,7 @@ class CPUAccelerator(Accelerator):
     """A synchronous accelerator on host memory."""
 
     device_type = "cpu"
-    visible_devices_variable = None
-    exported_variable_prefixes = ("CCL_", "FI_", "I_MPI_", "KMP_", "OMP_")
+    _record = builtin("cpu")
     op_builders = {  # noqa: RUF012 - a ClassVar by the interface
         **Accelerator.op_builders,
         "FusedAdamBuilder": "acclimate.ops.optimizers.adam.builder:FusedAdamCPUBuilder",

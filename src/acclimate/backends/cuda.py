@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate.backends import cuda_toolkit
+from acclimate.backends import builtin, cuda_toolkit
 from acclimate.backends.presence import is_installed
 
 
@@ -19,8 +19,7 @@ class CUDAAccelerator(Accelerator):
 
     device_type = "cuda"
     communication_backend = "gloo" if sys.platform == "win32" else "nccl"
-    visible_devices_variable = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
-    exported_variable_prefixes = ("NCCL",)
+    _record = builtin("cuda")
     supports_nvtx_domain = True
     op_builders = {  # noqa: RUF012 - a ClassVar by the interface
         **Accelerator.op_builders,

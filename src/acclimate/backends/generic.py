@@ -21,8 +21,6 @@ class GenericAccelerator(Accelerator):
         UnsupportedError: torch has no accelerator in this process.
     """
 
-    visible_devices_variable = None  # torch has no convention for it
-
     def __init__(self) -> None:
         current = torch.accelerator.current_accelerator()
         if current is None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.backends import builtin
 
 _STATISTICS = {
     "allocated_bytes.all.current": "InUse",
@@ -24,8 +25,7 @@ class HPUAccelerator(Accelerator):
 
     device_type = "hpu"
     communication_backend = "hccl"
-    visible_devices_variable = "HABANA_VISIBLE_MODULES"
-    exported_variable_prefixes = ("HABANA", "HCCL", "PT_HPU")
+    _record = builtin("hpu")
     compile_backend = "hpu_backend"
 
     def resolves_data_dependency(self) -> bool:

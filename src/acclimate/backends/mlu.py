@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from acclimate.accelerator import Accelerator
+from acclimate.backends import builtin
 
 
 class MLUAccelerator(Accelerator):
@@ -10,8 +11,7 @@ class MLUAccelerator(Accelerator):
 
     device_type = "mlu"
     communication_backend = "cncl"
-    visible_devices_variable = "MLU_VISIBLE_DEVICES"
-    exported_variable_prefixes = ("CNCL", "NEUWARE_HOME")
+    _record = builtin("mlu")
 
     def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> None:
         self.torch_module.cnpx.range_push(msg)

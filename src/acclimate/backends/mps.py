@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike, DeviceProperties
+from acclimate.backends import builtin
 
 
 class MPSAccelerator(Accelerator):
@@ -21,7 +22,7 @@ class MPSAccelerator(Accelerator):
 
     device_type = "mps"
     communication_backend = "gloo"
-    visible_devices_variable = None
+    _record = builtin("mps")
 
     def __init__(self) -> None:
         self._peaks = {"allocated": 0, "reserved": 0}

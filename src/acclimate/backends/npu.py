@@ -8,6 +8,7 @@ from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 
 from acclimate.accelerator import Accelerator
+from acclimate.backends import builtin
 
 
 class NPUAccelerator(Accelerator):
@@ -15,8 +16,7 @@ class NPUAccelerator(Accelerator):
 
     device_type = "npu"
     communication_backend = "hccl"
-    visible_devices_variable = "ASCEND_RT_VISIBLE_DEVICES"
-    exported_variable_prefixes = ("ASCEND", "HCCL")
+    _record = builtin("npu")
     supports_nvtx_domain = True
     _processors_field = "vector_core_num"  # as torch_npu itself counts them for torch.compile
 

@@ -46,9 +46,9 @@ class Backend:
     """Whether the software that it needs is installed, told without importing torch or a vendor's package;
     for the launcher."""
     visible_devices_variable: Callable[[], str | None] = lambda: None
-    """Gives what the class has under this name, without importing torch; for the launcher."""
+    """Gives the environment variable that limits which devices a process sees, without importing torch."""
     exported_variable_prefixes: tuple[str, ...] = ()
-    """What the class has under this name; for the launcher."""
+    """Beginnings of the names of environment variables that ranks on other hosts need."""
 
     @property
     def torch_type(self) -> str:
@@ -69,4 +69,5 @@ class Backend:
                 f'The "{self.name}" record points to {self.target}, which gives a '
                 f"{type(accelerator).__name__}; it has to be a subclass of acclimate.Accelerator."
             )
+        accelerator._record = self
         return accelerator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from acclimate.accelerator import Accelerator
+from acclimate.backends import builtin
 
 
 class SDAAAccelerator(Accelerator):
@@ -10,5 +11,4 @@ class SDAAAccelerator(Accelerator):
 
     device_type = "sdaa"
     communication_backend = "tccl"
-    visible_devices_variable = "SDAA_VISIBLE_DEVICES"
-    exported_variable_prefixes = ("TCCL",)
+    _record = builtin("sdaa")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from acclimate.accelerator import Accelerator
+from acclimate.backends import builtin
 
 
 class XPUAccelerator(Accelerator):
     """Follows torch's device conventions; says itself which data types it computes in."""
 
     device_type = "xpu"
-    visible_devices_variable = "ZE_AFFINITY_MASK"
-    exported_variable_prefixes = ("CCL_", "FI_", "I_MPI_", "ONEAPI_", "SYCL_", "UR_", "ZE_")
+    _record = builtin("xpu")
 
     _processors_field = "gpu_subslice_count"  # Xe cores, as torch counts them for torch.compile
 
@@ -44,3 +44,4 @@ class ExternalXPUAccelerator(XPUAccelerator):
     """The same devices, where Intel Extension for DeepSpeed brings them."""
 
     name = "xpu.external"
+    _record = builtin("xpu.external")

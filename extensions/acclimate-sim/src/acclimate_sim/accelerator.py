@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from acclimate import Accelerator
-from acclimate_sim import collectives, profile
+from acclimate_sim import collectives
 from acclimate_sim.device import DEVICE_TYPE, make_device
 
 
@@ -12,8 +12,6 @@ class SimAccelerator(Accelerator):
 
     device_type = DEVICE_TYPE
     communication_backend = collectives.NAME
-    visible_devices_variable = profile.VISIBLE_DEVICES
-    exported_variable_prefixes = (profile.VARIABLE,)
     op_builder_package = "acclimate_sim.ops"
     op_builders = {  # noqa: RUF012 - a ClassVar by the interface
         **Accelerator.op_builders,
