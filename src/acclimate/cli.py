@@ -1,16 +1,23 @@
-"""``acclimate …``: parses the command line and hands over to one room.
+"""``acclimate …``: parses the command line, hands over to one room, and turns whatever fails into one line.
 
 A command's module is imported only when that command is run, so that each starts fast.
+
+Exit codes are listed in docs/commands.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from io import TextIOWrapper
+from types import FrameType
+from typing import TextIO
 
 from acclimate import __version__
 from acclimate.errors import AcclimateError
@@ -27,18 +34,46 @@ COMMANDS = {
 }
 """Name of each command: a line of help, and the module with its ``add_arguments`` and ``run``."""
 
-INTERRUPTED = 130
-"""What a shell reports for a program that Ctrl-C ended: 128 + the signal's number."""
+READER_LEFT, USER_ERROR, OWN_ERROR, INTERRUPTED = 1, 2, 70, 130
+
+_LONGEST_MESSAGE = 500
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code (2 for an error of the user's)."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed by whoever started this, as some daemons do
-            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 - for the whole run
+    """Runs one command; returns the exit code.
+
+    Args:
+        argv: what follows the program's name. ``None``: this process's, which then is this program's alone.
+    """
+    with _own_process() if argv is None else contextlib.nullcontext(_Interrupts()) as interrupts:
+        arguments = list(sys.argv[1:] if argv is None else argv)
+        command = next((argument for argument in arguments if argument in COMMANDS), None)
+        title = f"acclimate {command}" if command else "acclimate"
+        try:
+            try:
+                code = _run(arguments)
+            finally:
+                _finish_output()
+            if interrupts.seen and code == 0:  # some library has swallowed the exception
+                raise KeyboardInterrupt
+            return code
+        except SystemExit:  # argparse's, which has said why
+            raise
+        except BaseException as error:  # noqa: BLE001 - the one place where what is left becomes a line
+            # A library may have made another error of it.
+            code, message = _explained(KeyboardInterrupt() if interrupts.seen else error)
+            if os.environ.get("ACCLIMATE_TRACEBACK") == "1":
+                sys.excepthook(type(error), error, error.__traceback__)
+            if message:
+                _say(f"{title}: {message}\n")
+            return code
+
+
+def _run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="acclimate", description="The same PyTorch LLM code on any accelerator."
+        prog="acclimate",
+        description="The same PyTorch LLM code on any accelerator.",
+        epilog="ACCLIMATE_TRACEBACK=1 shows where an error comes from. Exit codes: docs/commands.md.",
     )
     parser.add_argument("--version", action="version", version=f"acclimate {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -51,21 +86,200 @@ def main(argv: Sequence[str] | None = None) -> int:
             import_module(module).add_arguments(command)
     if not arguments:
         parser.print_help(sys.stderr)
-        return 2
+        return USER_ERROR
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
         asked.error(f"unrecognized arguments: {' '.join(unknown)}")
     if isinstance(sys.stdout, TextIOWrapper):  # a letter that the terminal cannot show must not end a command
         sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        code: int = import_module(COMMANDS[args.command][1]).run(args)
-        sys.stdout.flush()
-    except AcclimateError as error:
-        sys.stderr.write(f"acclimate {args.command}: error: {error}\n")
-        return 2
-    except KeyboardInterrupt:  # while a command's module is imported, or where it has nothing to add
-        return INTERRUPTED
-    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush at exit
-        return 1
+    code: int = import_module(COMMANDS[args.command][1]).run(args)
     return code
+
+
+# -- what went wrong, in one line --------------------------------------------------------------------
+
+
+def _explained(error: BaseException) -> tuple[int, str]:
+    """The exit code for an error, and what to say of it."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "interrupted"
+    if isinstance(error, BrokenPipeError):  # whoever read the output, such as `head`, has seen enough
+        _give_up(sys.stdout)
+        return READER_LEFT, ""
+    if isinstance(error, AcclimateError):
+        return USER_ERROR, f"error: {error}"
+    reason = _output_error()
+    if reason is not None:
+        return USER_ERROR, f"error: the output cannot be written: {reason}"
+    if isinstance(error, OSError) and error.errno is not None:
+        return USER_ERROR, f"error: {_in_one_line(error)}{_MORE}"
+    if isinstance(error, MemoryError):
+        return USER_ERROR, f"error: out of memory{_MORE}"
+    told = ": ".join(filter(None, (type(error).__name__, _in_one_line(error))))
+    return OWN_ERROR, (
+        f"internal error: {told}. Please report it to acclimate's maintainers, with what the same command "
+        "prints when ACCLIMATE_TRACEBACK=1 is set."
+    )
+
+
+_MORE = " (ACCLIMATE_TRACEBACK=1 shows where)"
+
+
+def _in_one_line(error: BaseException) -> str:
+    try:
+        text = " ".join(str(error).split()).rstrip(".")
+    except Exception:  # noqa: BLE001 - a vendor's class may fail at that too
+        text = ""
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]} …"
+
+
+def _output_error() -> str | None:
+    """Why standard output takes no more; ``None`` where it does."""
+    try:
+        _finish_output()
+    except OSError as error:
+        _give_up(sys.stdout)
+        return error.strerror
+    return None
+
+
+def _finish_output() -> None:
+    """Writes what is left of the output.
+
+    Raises:
+        OSError: it could not be written, or some of it before, which argparse does not tell.
+    """
+    with contextlib.suppress(ValueError):  # somebody closed it
+        sys.stdout.flush()
+    failure = getattr(sys.stdout, "failure", None)
+    if failure is not None:
+        raise failure
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _give_up(stream: TextIO) -> None:
+    """Sends what a stream still holds nowhere, since Python flushes it at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        stream.flush()
+
+
+# -- a process of its own ----------------------------------------------------------------------------
+
+
+class _Stream(TextIOWrapper):
+    """A standard stream over the same file as Python's own, so it never closes that.
+
+    Args:
+        stream: Python's.
+    """
+
+    def __init__(self, stream: TextIOWrapper) -> None:
+        super().__init__(
+            stream.buffer,
+            stream.encoding,
+            stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+
+    def close(self) -> None:
+        """Only flushes."""
+        with contextlib.suppress(ValueError, OSError):
+            self.flush()
+
+
+class _OutputStream(_Stream):
+    """Standard output that remembers the first failure."""
+
+    failure: OSError | None = None
+
+    def write(self, text: str) -> int:
+        with self._remembering():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with self._remembering():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _remembering(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
+
+
+class _ErrorStream(_Stream):
+    """Standard error that may be full or gone: what cannot be said is no reason to end a command."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            _give_up(self)
+            return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            super().flush()
+
+
+@dataclass
+class _Interrupts:
+    seen: bool = False
+
+    def raise_one(self, number: int, frame: FrameType | None) -> None:
+        self.seen = True
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _own_process() -> Iterator[_Interrupts]:
+    """Standard streams that can be written to, and a Ctrl-C that ends the process without a traceback."""
+    _open_standard_streams()
+    interrupts = _Interrupts()
+    sys.unraisablehook = _report_unraisable
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as nohup and a shell's "&" leave it
+        signal.signal(signal.SIGINT, interrupts.raise_one)
+    try:
+        yield interrupts
+    finally:
+        # Python only cleans up from here on, and would show a traceback for what interrupts that.
+        if signal.getsignal(signal.SIGINT) == interrupts.raise_one:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _report_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    # A Ctrl-C that arrives in a finalizer or a callback; main() ends the command after it.
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+
+
+def _open_standard_streams() -> None:
+    """Opens what whoever started this has closed, as some daemons do.
+
+    Else the next file that is opened would get the number of a standard stream, and what a child prints.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)  # the lowest number that is free: this one
+            os.set_inheritable(number, True)
+    for number, name, kind in ((1, "stdout", _OutputStream), (2, "stderr", _ErrorStream)):
+        stream = getattr(sys, name)
+        if stream is None:
+            # Kept in Python's own place, as its buffer is used from now on.
+            stream = open(number, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            setattr(sys, f"__{name}__", stream)
+        if isinstance(stream, TextIOWrapper):
+            setattr(sys, name, kind(stream))
