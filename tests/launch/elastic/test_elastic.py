@@ -42,6 +42,7 @@ def test_a_killed_rank_is_started_anew_and_goes_on_from_its_checkpoint(tmp_path:
     assert [(tmp_path / f"steps{rank}").read_text() for rank in range(2)] == ["20", "20"]
     assert "rank 1 (host " in ended.stderr
     assert "was killed by SIGKILL" in ended.stderr
+    assert ended.stderr.count("starting anew") == 1
     assert "acclimate run: starting anew, 1 of 2 times.\n" in ended.stderr
 
 

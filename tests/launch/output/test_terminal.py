@@ -107,6 +107,13 @@ def test_a_single_rank_keeps_the_terminal(tmp_path: Path) -> None:
         assert terminal.end() == (0, b"[True, True, True] 80\r\n")
 
 
+def test_a_single_rank_that_is_logged_is_shown_on_the_terminal_too(tmp_path: Path) -> None:
+    code = "import os; print([os.isatty(n) for n in range(3)])"
+    with on_terminal(command(1, code, "--log_dir", str(tmp_path / "logs")), tmp_path) as terminal:
+        assert terminal.end() == (0, b"[True, False, False]\r\n")
+    assert (tmp_path / "logs" / "rank_0.log").read_text() == "[True, False, False]\n"
+
+
 def test_several_ranks_have_no_terminal(tmp_path: Path) -> None:
     code = "import os; print([os.isatty(n) for n in range(3)])"
     with on_terminal(command(2, code), tmp_path) as terminal:

@@ -73,7 +73,8 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
         job.signal(signal.SIGINT)
         wait_until(lambda: {"heard0", "heard1"} <= names_in(tmp_path), "the first to be heard")
         job.signal(signal.SIGINT)
-        job.read()
+        _, stderr = job.read()
+        assert "does not react" not in stderr
         assert job.wait() == 130
         assert job.living() == {}
 

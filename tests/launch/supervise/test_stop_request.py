@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 
 SUPERVISED = """
 import json, os, sys, time
-from acclimate.launch.plan.rank_plan import RankPlan
+from acclimate.launch.plan.job import RankPlan
 from acclimate.launch.supervise.supervisor import StopRequest, supervise
 reading, writing = os.pipe()
 begun = time.monotonic()
