@@ -83,7 +83,10 @@ def make_case(seed: int, good: dict[str, Path], target: Path) -> Case:
     else:
         shutil.copytree(good[source.choice(["folder", "shards"])], target, dirs_exist_ok=True)
         for _ in range(source.choice([1, 1, 1, 2, 3])):
-            steps.append(DAMAGES[kind](source, target))
+            try:
+                steps.append(DAMAGES[kind](source, target))
+            except (TypeError, ValueError, AttributeError, LookupError):  # what was damaged before
+                steps.append("no more could be damaged")
     return Case(seed, kind, path, "; ".join(steps))
 
 

@@ -99,6 +99,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "a number for an activation": (config(hidden_act=5), "hidden_act"),
     "an unknown activation": (config(hidden_act="made-up"), "made-up"),
     "a negative size": (config(intermediate_size=-1), "model"),
+    "no number": (config(rms_norm_eps=float("nan")), "config.json"),
     "no heads": (config(num_attention_heads=0), "model"),
     "a number for rope": (config(rope_parameters=7), "model"),
     "an unknown rope": (config(rope_parameters={"rope_type": "made-up"}), "model"),

@@ -69,13 +69,20 @@ def _json(path: Path) -> Any:
     try:
         if path.stat().st_size > _LARGEST_SETTINGS:
             raise CorruptModelError(f"{path} is corrupt: it has {path.stat().st_size:,} bytes")
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), parse_constant=_constant)
     except (ValueError, RecursionError) as error:
         if isinstance(error, CorruptModelError):
             raise
         raise CorruptModelError(f"{path} is corrupt: {_not_what_it_should_be(path, 'valid JSON')}") from error
     except OSError as error:
         raise CorruptModelError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _constant(name: str) -> float:
+    """Infinity, which some configs use as a limit, but not NaN, with which a model writes nonsense."""
+    if name == "NaN":
+        raise ValueError("NaN is no number")
+    return float(name)
 
 
 def _kind(value: object) -> str:
