@@ -192,6 +192,10 @@ def test_limits_take_the_first_of_what_is_left() -> None:
     assert slots(choose_slots(THREE, exclude="a:0@b", num_nodes=1, num_accelerators=2)) == {"a": (1, 2)}
 
 
+def test_an_ipv6_address_is_labelled_in_brackets() -> None:
+    assert [plan.label for plan in choose_slots(THREE)] == ["a", "b", "[fe80::1]"]
+
+
 def test_ports_are_kept() -> None:
     assert choose_slots([Host("a", 1, 2222)])[0].port == 2222
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import errno
-import json
 import socket
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterator
 
 import pytest
+from callers import Port
 
-from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.remote import callback_server
-from acclimate.launch.remote.callback_server import STRANGERS, CallbackServer
-from acclimate.launch.remote.handshake import Answer, Call, caller_proof
-from acclimate.launch.remote.protocol import LONGEST_FROM_HOST, SocketChannel
-from acclimate.launch.wire import Message, from_wire
+from acclimate.launch.remote.callback_server import STRANGERS
+from acclimate.launch.remote.protocol import LONGEST_FROM_HOST
 
-KEY = "0123456789abcdef"
 JUNK = {
     "non-ASCII key": '{"hello": "ключ"}'.encode(),
     "half a character": b'{"hello": "\\ud800"}',
@@ -40,108 +34,6 @@ JUNK = {
     "a list as proof": b'{"call": {"name": "0", "nonce": "n"}}\n{"hello": ["p"]}',
     "two calls": b'{"call": {"name": "0", "nonce": "n"}}\n{"call": {"name": "1", "nonce": "n"}}',
 }
-
-
-class Port:
-    """A server for two agents, and what it told."""
-
-    def __init__(self) -> None:
-        self.loop = EventLoop()
-        self.answered: dict[str, SocketChannel] = {}
-        self.heard: list[tuple[str, Message]] = []
-        self.ended: list[tuple[str, str]] = []
-        self.hindered: list[str] = []
-        self.wants_more = True
-        self.server = CallbackServer(
-            self.loop,
-            KEY,
-            ["0", "1"],
-            answered=self.answered.__setitem__,
-            heard=self._hear,
-            ended=lambda name, reason: self.ended.append((name, reason)),
-            hindered=self.hindered.append,
-        )
-        self.number = self.server.port
-        self._callers: list[socket.socket] = []
-
-    def _hear(self, name: str, message: Message) -> bool:
-        self.heard.append((name, message))
-        return self.wants_more
-
-    def connect(self) -> socket.socket:
-        caller = socket.create_connection(("127.0.0.1", self.number))
-        self._callers.append(caller)
-        return caller
-
-    def agent(self, name: str) -> socket.socket:
-        """An agent that has proved that it has the key."""
-        caller = self.connect()
-        call = Call(name, "nonce")
-        self.say(caller, json.dumps({"call": asdict(call)}).encode() + b"\n")
-        answer = from_wire(Answer, json.loads(self.receive(caller))["answer"])
-        proof = {"hello": caller_proof(KEY, call, answer)}
-        self.say(caller, json.dumps(proof).encode() + b"\n")
-        assert self.until(lambda: name in self.answered)
-        return caller
-
-    def say(self, caller: socket.socket, data: bytes) -> None:
-        """Sends, and lets the server take it in."""
-        caller.setblocking(False)
-        give_up = time.monotonic() + 30
-        while data and time.monotonic() < give_up:
-            try:
-                data = data[caller.send(data) :]
-            except BlockingIOError:
-                pass
-            except OSError:
-                return  # the server has hung up
-            self.loop.wait(time.monotonic() + 0.01)
-
-    def receive(self, caller: socket.socket) -> bytes:
-        """A line from the server; what there is where it hangs up."""
-        received = bytearray()
-
-        def is_whole() -> bool:
-            try:
-                piece = caller.recv(1 << 16)
-            except BlockingIOError:
-                return False
-            except ConnectionError:
-                return True
-            received.extend(piece)
-            return not piece or received.endswith(b"\n")
-
-        caller.setblocking(False)
-        assert self.until(is_whole)
-        return bytes(received)
-
-    def hangs_up(self, caller: socket.socket) -> bool:
-        """Whether the server ends a connection."""
-
-        def is_ended() -> bool:
-            try:
-                return not caller.recv(1 << 16)
-            except BlockingIOError:
-                return False
-            except ConnectionError:
-                return True
-
-        caller.setblocking(False)
-        return self.until(is_ended)
-
-    def until(self, holds: Callable[[], bool], within_s: float = 30) -> bool:
-        give_up = time.monotonic() + within_s
-        while not holds():
-            if time.monotonic() > give_up:
-                return False
-            self.loop.wait(time.monotonic() + 0.01)
-        return True
-
-    def close(self) -> None:
-        for caller in self._callers:
-            caller.close()
-        self.server.close()
-        self.loop.close()
 
 
 @pytest.fixture
@@ -257,9 +149,18 @@ def test_an_agent_that_sends_what_is_no_message_is_lost_and_the_other_is_not(por
     assert port.until(lambda: bool(port.heard))
 
 
+def test_a_message_of_an_agent_may_be_long(port: Port) -> None:
+    agent = port.agent("0")
+    words = "x" * (LONGEST_FROM_HOST // 2)
+    port.say(agent, json.dumps({"refused": words}).encode() + b"\n")
+    assert port.until(lambda: bool(port.heard))
+    assert port.heard == [("0", {"refused": words})]
+    assert port.ended == []
+
+
 def test_an_agent_that_is_no_longer_wanted_is_hung_up_on(port: Port) -> None:
     agent = port.agent("0")
-    port.wants_more = False
+    port.wants = lambda name, message: False
     port.say(agent, b'{"refused": "because"}\n{"refused": "again"}\n')
     assert port.hangs_up(agent)
     assert len(port.heard) == 1
