@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import socket
 from collections.abc import Iterator
 
@@ -56,7 +57,10 @@ def test_agents_with_the_key_are_heard(port: Port) -> None:
 
 
 @pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
-def test_what_a_stranger_says_ends_only_its_own_connection(port: Port, junk: bytes) -> None:
+def test_what_a_stranger_says_ends_only_its_own_connection(
+    port: Port, junk: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callback_server, "HELLO_S", 1000)  # so that it is for what was said
     stranger = port.connect()
     port.say(stranger, junk + b"\n")
     assert port.hangs_up(stranger)
