@@ -125,6 +125,16 @@ def test_a_line_that_was_just_begun_waits_though_the_one_before_it_was_late() ->
     assert paper.written == b"[rank 0] late\n"
 
 
+def test_a_last_line_without_a_newline_gets_one_so_that_the_next_begins_anew() -> None:
+    paper = Paper()
+    view = TaggedLines(paper)
+    view.feed(RANKS[0], b"last")
+    view.end(RANKS[0])
+    view.end(RANKS[2])
+    view.feed(RANKS[2], b"next\n")
+    assert paper.written == b"[rank 0] last\n[rank 1] next\n"
+
+
 def test_windows_line_ends_stay() -> None:
     paper = Paper()
     TaggedLines(paper).feed(RANKS[0], b"one\r\ntwo\r\n")
