@@ -11,8 +11,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from acclimate.conformance.result import Report, Result, Tally
 from acclimate.conformance.runner import junit, session
-from acclimate.conformance.runner.result import Report, Result, Tally
 from acclimate.errors import ConformanceError
 
 

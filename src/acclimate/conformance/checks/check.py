@@ -12,7 +12,7 @@ from typing import Literal
 from acclimate.accelerator import CATEGORIES
 from acclimate.conformance.checks.assertions import BrokenPromiseError, NotOfferedError
 from acclimate.conformance.checks.target import Subject
-from acclimate.conformance.runner.result import Result
+from acclimate.conformance.result import Result
 from acclimate.imports import describe
 
 Observation = Callable[[Subject], "str | None"]

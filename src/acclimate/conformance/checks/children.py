@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from acclimate.conformance.checks.assertions import BrokenPromiseError
-from acclimate.conformance.runner.processes import ending, inherited_path, own_channel, tail
+from acclimate.conformance.processes import ending, inherited_path, own_channel, tail
 
 
 class Child:

@@ -19,7 +19,7 @@ from acclimate.conformance.checks.assertions import (
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.children import in_child
 from acclimate.conformance.checks.target import Subject, load
-from acclimate.conformance.runner.processes import ending
+from acclimate.conformance.processes import ending
 
 _FORK_TIMEOUT_S = 60
 

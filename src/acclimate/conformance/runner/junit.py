@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from acclimate.conformance.runner.result import Report, Result
+from acclimate.conformance.result import Report, Result
 
 # What XML 1.0 cannot hold; a vendor's message may hold anything.
 _UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from acclimate.conformance.runner.processes import tail
-from acclimate.conformance.runner.result import About, Report, Result
+from acclimate.conformance.processes import tail
+from acclimate.conformance.result import About, Report, Result
 from acclimate.conformance.runner.worker_process import WorkerDiedError, WorkerProcess
 from acclimate.errors import ConformanceError
 

@@ -12,7 +12,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from acclimate.conformance.runner.processes import own_channel
+from acclimate.conformance.processes import own_channel
 from acclimate.errors import AcclimateError
 
 

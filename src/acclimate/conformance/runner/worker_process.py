@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import psutil
 
-from acclimate.conformance.runner.processes import ending, inherited_path
+from acclimate.conformance.processes import ending, inherited_path
 
 _REAPING_S = 5  # how long a process that closed its output may take to end
 
