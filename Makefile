@@ -31,6 +31,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/make_interface.py

@@ -9,6 +9,7 @@ import ast
 import builtins
 import importlib
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,30 +26,8 @@ from fresh_process import plain_environment
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "acclimate"
 
-ROOMS = (
-    "cli",
-    "info",
-    "compat",
-    "port",
-    "conformance",
-    "inference",
-    "parallel",
-    "launch",
-    "comm",
-    "ops",
-    "selection",
-    "backends",
-    "accelerator",
-    "topology",
-    "imports",
-    "cache",
-    "errors",
-    "lazy",
-)
-"""From the top of the house to its foundation: a room imports only rooms that come after it."""
-
-HARDWARE_ROOMS = ("backends", "port", "compat")
-"""Besides each op's own folder, the only places that may name a vendor's hardware."""
+HARDWARE_ROOMS = ("backends",)
+"""Besides each op's own folder, the only place that may name a vendor's hardware."""
 
 OF_ONE_OP = re.compile(r"ops/(?!build/|optimizers/\w+\.py)\w+/")
 """An op's own folder: not what builds them all, nor what the optimizers share."""
@@ -138,11 +117,8 @@ def hardware_names(source: Source) -> Iterator[str]:
             yield f'{source.at(text)} has "{text.value}"'
 
 
-def test_hardware_is_named_only_in_backends_ops_port_and_compat() -> None:
+def test_hardware_is_named_only_in_backends_and_ops() -> None:
     assert collect(hardware_names) == []
-
-
-# -- 2: each room imports only rooms below it --------------------------------------------------------
 
 
 def imported_modules(source: Source, node: ast.AST) -> list[str]:
@@ -158,29 +134,53 @@ def imported_modules(source: Source, node: ast.AST) -> list[str]:
     return [f"{module}.{alias.name}" if is_package else module for alias in node.names]
 
 
-def upward_imports(source: Source) -> Iterator[str]:
-    """Imports in functions and for type checkers count too: they tie rooms together as much as others."""
-    if source.room in ("__init__", "__main__"):
-        return
-    for node in ast.walk(source.tree):
-        for module in imported_modules(source, node):
-            top, _, rest = module.partition(".")
-            room = rest.partition(".")[0]
-            if top != "acclimate" or room == "__version__" or room == source.room:
-                continue
-            if room not in ROOMS:
-                yield f"{source.at(node)} imports {module}: name the room that {room or 'it'} lives in"
-            elif ROOMS.index(room) < ROOMS.index(source.room):
-                yield f"{source.at(node)} imports {module}, which is above {source.room}"
+# -- 2: rooms import only rooms below them, and none in a circle: contracts in pyproject.toml ---------
 
 
-def test_every_module_is_in_a_room_of_the_house() -> None:
-    outside = {source.room for source in sources()} - set(ROOMS) - {"__init__", "__main__"}
-    assert outside == set()
+def check_imports(folder: Path) -> tuple[int, str]:
+    """What import-linter says of a copy of the package."""
+    pytest.importorskip("importlinter", reason="import-linter is not installed")
+    ended = subprocess.run(
+        [sys.executable, "-c", "import sys; from importlinter.cli import lint_imports\n"
+         "sys.exit(lint_imports(config_filename=sys.argv[1], no_cache=True))", str(ROOT / "pyproject.toml")],
+        cwd=folder, env={**plain_environment(), "PYTHONPATH": str(folder)}, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    return ended.returncode, ended.stdout + ended.stderr
 
 
-def test_each_room_imports_only_rooms_below_it() -> None:
-    assert collect(upward_imports) == []
+def test_imports_keep_every_contract() -> None:
+    code, said = check_imports(PACKAGE.parent)
+    assert code == 0, said
+
+
+def test_import_contracts_find_their_breaches(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "acclimate", ignore=shutil.ignore_patterns("__pycache__", "csrc"))
+    for name, code in {
+        "backends/cpu.py": "from acclimate.selection import get_accelerator",
+        "accelerator/ops.py": "def f():\n    import acclimate.ops.build.builder",
+        "topology/read.py": "if TYPE_CHECKING:\n    from acclimate.accelerator import Accelerator",
+        "errors.py": "from acclimate import topology",
+        "ops/build/recipe.py": "from acclimate import get_accelerator",
+        "ops/aio/handle.py": "from acclimate.ops.optimizers import simd",
+        "cache/owners.py": "import acclimate.cache.lock",
+        "new_room.py": "",
+    }.items():
+        with (tmp_path / "acclimate" / name).open("a") as file:
+            file.write(f"\n{code}\n")
+    code, said = check_imports(tmp_path)
+    assert code == 1, said
+    broken = set(re.findall(r"^(.*) BROKEN", said, re.MULTILINE))
+    assert broken >= {
+        "Each room imports only rooms below it",
+        "The cache is built in layers",
+        "A build is described, run, kept and offered in layers",
+        "Families of ops do not know each other",
+        "No circles of imports",
+    }
+    for breach in ("acclimate.backends.cpu -> acclimate.selection", "acclimate.errors -> acclimate.topology",
+                   "acclimate.accelerator.ops -> acclimate.ops.build.builder", "new_room"):  # fmt: skip
+        assert breach in said
 
 
 # -- 3: no code outside backends/ compares accelerator names -----------------------------------------
@@ -374,11 +374,6 @@ BREACHES = [
     (hardware_names, "ops/build/builder.py", "backend = 'nccl'"),
     (hardware_names, "ops/optimizers/base.py", "backend = 'nccl'"),
     (hardware_names, "launch/a.py", "device = f'cuda:{rank}'"),
-    (upward_imports, "backends/cpu.py", "from acclimate.selection import get_accelerator"),
-    (upward_imports, "accelerator/ops.py", "def f():\n    import acclimate.ops.build.builder"),
-    (upward_imports, "topology/a.py", "if TYPE_CHECKING:\n    from acclimate.accelerator import Accelerator"),
-    (upward_imports, "errors.py", "from acclimate import topology"),
-    (upward_imports, "ops/build/builder.py", "from acclimate import get_accelerator"),
     (name_comparisons, "inference/a.py", "if accelerator.name == 'cpu': pass"),
     (name_comparisons, "inference/a.py", "if 'cuda' == acc.device_name(): pass"),
     (name_comparisons, "inference/a.py", "fast = acc.device_type in ('cuda', 'xpu')"),
@@ -396,8 +391,6 @@ ALLOWED = [
     (hardware_names, "ops/optimizers/adam/builder.py", "import torch.cuda"),
     (hardware_names, "ops/aio/buffers.py", "import torch.cuda"),
     (hardware_names, "cli.py", "def f():\n    'Like torch.cuda.'\n    # cuda\n    return acc.cuda, 'CUDA'"),
-    (upward_imports, "info/report.py", "from acclimate import __version__, topology"),
-    (upward_imports, "selection.py", "from acclimate.backends import BUILTIN"),
     (name_comparisons, "inference/a.py", "if tensor.device.type == 'cpu': pass"),
     (name_comparisons, "backends/cuda.py", "if self.name == 'cuda': pass"),
     (stray_errors, "conformance/a.py", "class Signal(Exception): pass"),

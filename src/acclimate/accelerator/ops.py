@@ -12,8 +12,6 @@ from acclimate.accelerator.compilers import CXX_SUFFIXES, host_compiler
 from acclimate.accelerator.devices import Devices
 from acclimate.errors import CompilerNotFoundError
 
-_BUILD_COMMAND = "acclimate.ops.build.ahead_of_time:BuildOps"
-
 
 class Ops(Devices):
     """Op builders and what they build with."""
@@ -155,6 +153,6 @@ class Ops(Devices):
         CPU: as stated.
         CUDA: as stated.
         """
-        # Imports setuptools, which is slow.
-        command: type[Any] = pkgutil.resolve_name(_BUILD_COMMAND)
-        return command
+        from acclimate.accelerator.setuptools_command import BuildOps  # brings setuptools, which is slow
+
+        return BuildOps

@@ -1,4 +1,4 @@
-"""The setuptools command that builds native extensions ahead of time. Its import brings setuptools, which is slow."""
+"""The setuptools command that builds native extensions ahead of time; importing it imports setuptools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class BuildOps(BuildExtension):
     """torch's ``build_ext`` command, which also builds extensions that know how: those of op builders."""
 
     def build_extension(self, ext: Any) -> None:
-        """Builds one extension: with its own ``build_to(path)`` where it has that, any other as torch does."""
+        """Builds one extension: by its own ``build_to(path)`` where it has one, else as torch does."""
         build_to = getattr(ext, "build_to", None)
         if build_to is None:
             super().build_extension(ext)

@@ -222,7 +222,7 @@ class OpBuilder:
         """
         from acclimate.ops.build.ahead_of_time import OpExtension
 
-        return OpExtension(self)
+        return OpExtension(self.recipe(), type(self).__module__.rpartition(".")[0])
 
     # -- how it is got ---------------------------------------------------------------------------
 
