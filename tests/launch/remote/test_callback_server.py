@@ -102,7 +102,10 @@ def test_a_stranger_who_says_nothing_or_half_a_line_is_dropped_in_time(
     assert not port.until(lambda: bool(port.ended), within_s=0.5)  # an agent may be silent
 
 
-def test_no_more_than_some_strangers_are_kept_and_agents_get_through(port: Port) -> None:
+def test_no_more_than_some_strangers_are_kept_and_agents_get_through(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callback_server, "HELLO_S", 1000)  # so that it is for their number
     strangers = [port.connect() for _ in range(STRANGERS + 100)]
     assert port.until(lambda: len(port.server._strangers) == STRANGERS + 2)
     assert port.hangs_up(strangers[0])
@@ -112,12 +115,14 @@ def test_no_more_than_some_strangers_are_kept_and_agents_get_through(port: Port)
 
 
 def test_the_port_is_closed_once_all_agents_have_called(port: Port) -> None:
-    stranger = port.connect()
+    stranger, listening = port.connect(), port.server._socket.fileno()
     port.agent("0")
     port.agent("1")
     assert port.hangs_up(stranger)
     with pytest.raises(ConnectionRefusedError):
         port.connect()
+    port.loop.watch(listening, lambda: None)  # nobody watches it any more
+    port.loop.forget(listening)
 
 
 def test_an_agent_calls_once(port: Port) -> None:

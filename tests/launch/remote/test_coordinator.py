@@ -1,0 +1,141 @@
+"""What the coordinator makes of its peers' messages, with peers that are written down here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from acclimate.errors import HostUnreachableError
+from acclimate.launch.plan.hostfile import HostPlan
+from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.plan.outcome import Outcome, RankFailure
+from acclimate.launch.remote.coordinator import Coordinator, Peer
+from acclimate.launch.remote.protocol import Ready
+from acclimate.launch.wire import Message
+
+JOB = JobPlan((HostPlan("a", (0,)), HostPlan("b", (0,))), ("true",), {}, "/", "cpu", grace_s=0.0)
+FAILED = Outcome(7, RankFailure(1, "b", 42, 7))
+
+
+class Recorder:
+    """The way to a peer, which keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Mapping[str, object]] = []
+
+    def fileno(self) -> int:
+        return -1
+
+    def send(self, message: Mapping[str, object]) -> None:
+        self.sent.append(message)
+
+    def receive(self) -> list[Message] | None:
+        return None
+
+
+class Script:
+    """Processes elsewhere that say these things, one in each turn of the loop, and then are gone."""
+
+    def __init__(self, *steps: Callable[[Coordinator], object]) -> None:
+        self.steps = list(steps)
+
+    def open(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+        self._next()
+
+    def _next(self) -> None:
+        if self.steps:
+            self.steps.pop(0)(self.coordinator)
+            self.coordinator.loop.after(0.0, self._next)
+        else:
+            self.is_done = True
+
+    is_done = False
+
+    @property
+    def running(self) -> bool:
+        return not self.is_done
+
+    @property
+    def waits_for_reader(self) -> bool:
+        return False
+
+    def kill(self) -> None:
+        pass
+
+
+def says(number: int, **message: object) -> Callable[[Coordinator], object]:
+    return lambda coordinator: coordinator.heard(coordinator.peers[number], message)
+
+
+def is_lost(number: int, words: str) -> Callable[[Coordinator], object]:
+    return lambda coordinator: coordinator.lost(coordinator.peers[number], words)
+
+
+READY = (says(0, ready=Ready("10.0.0.1", 4000)), says(1, ready=Ready(None, 5000)))
+
+
+def conduct(*steps: Callable[[Coordinator], object], job: JobPlan = JOB) -> tuple[Outcome, list[Recorder]]:
+    channels = [Recorder(), Recorder()]
+    peers = [Peer(host.name, channel) for host, channel in zip(job.hosts, channels, strict=True)]
+    return Coordinator(job, peers).run(Script(*steps)), channels
+
+
+def test_all_are_started_with_the_address_and_port_of_the_first() -> None:
+    outcome, channels = conduct(*READY, says(0, outcome=Outcome(0)), says(1, outcome=Outcome(0)))
+    assert outcome == Outcome(0)
+    start = {"start": {"master_addr": "10.0.0.1", "master_port": 4000}}
+    assert [channel.sent for channel in channels] == [[start], [start]]
+
+
+def test_nobody_is_started_before_all_are_ready() -> None:
+    with pytest.raises(HostUnreachableError, match='no answer from "b"'):
+        conduct(READY[0])
+
+
+def test_the_first_to_fail_is_blamed_and_ends_the_others() -> None:
+    later = Outcome(9, RankFailure(0, "a", 41, 9))
+    outcome, channels = conduct(
+        *READY, says(1, failed=FAILED), says(0, outcome=later), says(1, outcome=FAILED)
+    )
+    assert outcome == FAILED
+    assert {"stop": 'A rank on host "b" failed.'} in channels[0].sent
+
+
+def test_a_host_that_is_lost_ends_the_job_and_is_named() -> None:
+    outcome, channels = conduct(*READY, is_lost(1, "gone"), says(0, outcome=Outcome(-15)))
+    assert (outcome.code, outcome.reason) == (1, 'host "b" was lost: gone')
+    assert {"stop": 'host "b" was lost: gone'} in channels[0].sent
+
+
+def test_a_refusal_is_told_and_nobody_is_started() -> None:
+    with pytest.raises(HostUnreachableError, match='host "b": no such folder'):
+        conduct(READY[0], says(1, refused="no such folder"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Outcome(256),
+        Outcome(-1000),
+        Outcome(10**9),
+        Outcome(1, RankFailure(2, "b", 42, 7)),
+        Outcome(1, RankFailure(-1, "b", 42, 7)),
+        Outcome(1, RankFailure(1, "b", 42, 300)),
+    ],
+)
+@pytest.mark.parametrize("part", ["failed", "outcome"])
+def test_an_outcome_that_no_rank_can_have_loses_the_peer_that_told_it(part: str, wrong: Outcome) -> None:
+    outcome, _ = conduct(
+        *READY, says(1, **{part: wrong}), says(1, outcome=FAILED), says(0, outcome=Outcome(0))
+    )
+    assert outcome.code == 1
+    assert outcome.reason is not None
+    assert outcome.reason.startswith('host "b" was lost: it sent what cannot be understood')
+
+
+@pytest.mark.parametrize("code", [255, -9, -64])
+def test_the_codes_that_ranks_can_have_are_taken(code: int) -> None:
+    failed = Outcome(code, RankFailure(1, "b", 42, code))
+    assert conduct(*READY, says(1, outcome=failed), says(0, outcome=Outcome(0)))[0] == failed
