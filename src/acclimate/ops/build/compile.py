@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shlex
 import shutil
 import threading
@@ -12,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from acclimate import topology
 from acclimate.errors import OpBuildError
 from acclimate.ops.build.recipe import Recipe
 from acclimate.ops.build.toolchain import Compilers, build_timeout_s, ending
@@ -79,10 +79,14 @@ def build_library(recipe: Recipe, folder: Path, progress: Progress | None = None
     scratch.mkdir(0o700)
     objects = [scratch / f"{index}.{unit.path.stem}.o" for index, unit in enumerate(recipe.units)]
     library = folder / f"{recipe.name}.so"
-    threads = min(len(objects), len(topology.read_topology().allowed_cpus))
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = max(1, min(len(objects), processors))
     # The pool waits for its threads, so the compilers that they wait for are ended before it does: when one
     # fails, and on Ctrl-C.
-    with ThreadPoolExecutor(max(1, threads)) as pool, Compilers(build_timeout_s()) as compilers:
+    with (
+        ThreadPoolExecutor(threads) as pool,
+        Compilers(build_timeout_s()) as compilers,
+    ):
         build = _Build(recipe, folder, scratch, compilers, progress)
         compilations = [
             pool.submit(build.run, recipe.compile_command(unit, path), unit.label)
