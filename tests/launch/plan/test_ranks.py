@@ -171,3 +171,11 @@ def test_ranks_count_on_from_the_hosts_before(machine: Machine) -> None:
 def test_ranks_are_not_planned_without_a_master(machine: Machine) -> None:
     with pytest.raises(LaunchOptionError, match="--master_addr"):
         plan_ranks(job((0,), master_port=None), 0, {})
+
+
+def test_ranks_are_bound_where_that_is_asked_for() -> None:
+    (bound,) = plan_ranks(job((0,), accelerator="cpu", bind_cores=True), 0, {})
+    assert bound.binding is not None
+    assert bound.environment["OMP_NUM_THREADS"] == str(bound.binding.cores)
+    (free,) = plan_ranks(job((0,), accelerator="cpu"), 0, {})
+    assert free.binding is None

@@ -176,6 +176,12 @@ def test_an_agent_that_is_no_longer_wanted_is_hung_up_on(port: Port) -> None:
     assert port.ended == []
 
 
+def test_agents_are_hung_up_on_when_the_job_is_over(port: Port) -> None:
+    agents = [port.agent("0"), port.agent("1")]
+    port.server.close()
+    assert all(port.hangs_up(agent) for agent in agents)
+
+
 def test_a_message_in_pieces_is_heard_whole(port: Port) -> None:
     agent = port.agent("0")
     for byte in b'{"refused": "because"}':
@@ -208,6 +214,7 @@ class FullTable:
 def test_without_a_descriptor_left_strangers_are_dropped_for_agents(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(callback_server, "HELLO_S", 1000)  # so that it is for want of descriptors
     strangers = [port.connect() for _ in range(5)]
     assert port.until(lambda: len(port.server._strangers) == 5)
     monkeypatch.setattr(port.server, "_socket", FullTable(port.server._socket))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -10,6 +11,7 @@ from acclimate.errors import HostUnreachableError
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome, RankFailure
+from acclimate.launch.remote import coordinator as coordinator_module
 from acclimate.launch.remote.coordinator import Coordinator, Peer
 from acclimate.launch.remote.protocol import Ready
 from acclimate.launch.wire import Message
@@ -139,3 +141,22 @@ def test_an_outcome_that_no_rank_can_have_loses_the_peer_that_told_it(part: str,
 def test_the_codes_that_ranks_can_have_are_taken(code: int) -> None:
     failed = Outcome(code, RankFailure(1, "b", 42, code))
     assert conduct(*READY, says(1, outcome=failed), says(0, outcome=Outcome(0)))[0] == failed
+
+
+def test_a_peer_is_wanted_until_it_is_lost() -> None:
+    coordinator = Coordinator(JOB, [Peer("a"), Peer("b")])
+    first, second = coordinator.peers
+    assert coordinator.heard(first, {"refused": "because"})
+    assert not coordinator.heard(second, {"outcome": Outcome(10**9)})
+    assert not coordinator.heard(second, {"refused": "because"})
+    coordinator.loop.close()
+
+
+def test_agents_hear_regularly_that_the_launcher_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_module, "ALIVE_EVERY_S", 0.01)
+    _, channels = conduct(*READY, lambda _: time.sleep(0.05), *[lambda _: None] * 3, *all_end())
+    assert [channel.sent.count({"alive": True}) > 0 for channel in channels] == [True, True]
+
+
+def all_end() -> tuple[Callable[[Coordinator], object], ...]:
+    return says(0, outcome=Outcome(0)), says(1, outcome=Outcome(0))

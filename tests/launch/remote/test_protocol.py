@@ -124,3 +124,14 @@ def test_a_reader_that_takes_nothing_does_not_keep_the_launcher(monkeypatch: pyt
         here.send({"stop": "x" * 50_000_000})  # returns
         assert here.receive() is None
     here.close()
+
+
+def test_what_the_launcher_writes_to_an_agents_pipe_is_received_until_it_ends() -> None:
+    (reads, launcher), (hears, writes) = os.pipe(), os.pipe()
+    agent = PipeChannel(reads, writes)
+    PipeChannel(hears, launcher).send({"stop": "because"})
+    assert agent.receive() == [{"stop": "because"}]
+    os.close(launcher)
+    assert agent.receive() is None
+    for descriptor in (reads, hears, writes):
+        os.close(descriptor)
