@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TextIO
 
 from acclimate import __version__
-from acclimate.errors import AcclimateError
+from acclimate.errors import AcclimateError, WorkingDirectoryError
 
 COMMANDS = {
     "info": ("what was found on this machine, what was rejected and why", "acclimate.info.command"),
@@ -92,6 +92,13 @@ def _run(arguments: list[str]) -> int:
         asked.error(f"unrecognized arguments: {' '.join(unknown)}")
     if isinstance(sys.stdout, TextIOWrapper):  # a letter that the terminal cannot show must not end a command
         sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        os.getcwd()
+    except OSError as error:  # in which torch's libraries would end the process, with a message of theirs
+        raise WorkingDirectoryError(
+            f"the working directory cannot be used: {error.strerror}. It was deleted, most likely; cd to one "
+            "that exists"
+        ) from error
     code: int = import_module(COMMANDS[args.command][1]).run(args)
     return code
 

@@ -53,6 +53,10 @@ class InvalidDeviceError(AcclimateError, RuntimeError):
     """A device index or name that this accelerator does not have."""
 
 
+class WorkingDirectoryError(AcclimateError, FileNotFoundError):
+    """The directory that a command was started in was deleted."""
+
+
 class InvalidEnvironmentError(AcclimateError, ValueError):
     """An environment variable set by a launcher holds something it cannot hold."""
 

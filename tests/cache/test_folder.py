@@ -363,3 +363,10 @@ def test_a_user_that_does_not_exist_is_no_place(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("ACCLIMATE_CACHE", "~no-such-user/cache")
     with pytest.raises(CacheWriteError, match="Set ACCLIMATE_CACHE to an absolute path"):
         cache_root()
+
+
+def test_a_fifo_in_place_of_what_a_dead_builder_left_is_removed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".op.01234567.partial")
+    os.mkfifo(tmp_path / ".other.01234567.partial")
+    publish_once(tmp_path / "op", lambda private: (private / "x").touch())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".op.lock", ".other.lock", "op"]

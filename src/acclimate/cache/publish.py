@@ -108,7 +108,7 @@ def publish(
                 remove(folder)
             _rename(private, folder)
         finally:
-            shutil.rmtree(private, ignore_errors=True)
+            _discard(private)
 
 
 def lock_file(folder: Path) -> Path:
@@ -129,12 +129,12 @@ def _remove_leftovers(parent: Path, held: str) -> None:
     for leftover in parent.glob(f".*{_PARTIAL}"):
         name = leftover.name[1 : -len(_PARTIAL)].rpartition(".")[0]
         if name == held:
-            shutil.rmtree(leftover, ignore_errors=True)
+            _discard(leftover)
             continue
         lock = try_hold(lock_file(parent / name))
         if lock is not None:
             with lock:
-                shutil.rmtree(leftover, ignore_errors=True)
+                _discard(leftover)
 
 
 def is_folder(path: Path) -> bool:
@@ -148,6 +148,15 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _discard(path: Path) -> None:
+    """Removes what a builder left, as far as that can be done; ``rmtree`` alone would wait at a FIFO."""
+    if is_folder(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _flush(folder: Path) -> None:
