@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 
 import pytest
 from launching import launched
+
+from acclimate.launch.plan.hostfile import HostPlan
+from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.remote.ssh_agents import SshAgents
 
 
 def install(folder: Path, script: str) -> Path:
@@ -32,6 +37,14 @@ def test_a_limit_on_open_files_is_told_and_nothing_is_left_running(tmp_path: Pat
         assert (job.wait(), job.living()) == (2, {})
     assert "cannot be started: Too many open files" in stderr
     assert "Traceback" not in stderr
+
+
+def test_a_signal_ends_a_job_while_it_still_connects_to_its_many_hosts(tmp_path: Path) -> None:
+    program = install(tmp_path / "bin", "#!/bin/sh\nkill -TERM $PPID\nexec sleep 600")
+    hosts = tuple(HostPlan(f"host{number}", (0,)) for number in range(250))
+    agents = SshAgents(JobPlan(hosts, ("true",), {}, "/", "cpu", grace_s=0.0), str(program))
+    assert agents.run().code == -signal.SIGTERM
+    assert sum(connection.process is not None for connection in agents.connections) < len(hosts)
 
 
 LOCAL_SSH = """#!/bin/sh

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +48,23 @@ class Peer:
     def decided(self) -> bool:
         """Whether it is known if this one can do its part."""
         return self.ready is not None or self.refused or self.gone
+
+
+@contextmanager
+def starting_programs() -> Iterator[None]:
+    """Says what it means when the system refuses the programs that reach the hosts.
+
+    Raises:
+        RankStartError: instead of ``OSError``.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RankStartError(
+            error.errno,
+            f"The programs that reach the hosts cannot be started: {error.strerror}. The limits on "
+            "processes and open files (ulimit -u, ulimit -n) say how many there may be",
+        ) from error
 
 
 class RemoteProcesses(Protocol):
@@ -104,7 +122,8 @@ class Coordinator:
         with SignalInbox((*TERMINATING, *NOTICES, signal.SIGTSTP)) as inbox:
             self.loop.watch(inbox.descriptor, lambda: self._pass_on(inbox))
             try:
-                self._open(processes)
+                with starting_programs():
+                    processes.open(self)
                 while processes.running and time.monotonic() < self._deadline:
                     self.loop.wait(self._deadline)
                     if processes.waits_for_reader and self._signalled is None:
@@ -114,16 +133,6 @@ class Coordinator:
                 processes.kill()
                 self.loop.close()
         return self._conclude()
-
-    def _open(self, processes: RemoteProcesses) -> None:
-        try:
-            processes.open(self)
-        except OSError as error:
-            raise RankStartError(
-                error.errno,
-                f"The programs that reach the hosts cannot be started: {error.strerror}. The limits on "
-                "processes and open files (ulimit -u, ulimit -n) say how many there may be",
-            ) from error
 
     def _say_alive(self) -> None:
         self.tell_all(alive=True)

@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import subprocess
+from collections import deque
 from dataclasses import asdict
 from functools import partial
 
@@ -15,7 +16,7 @@ from acclimate.launch.output.views import Source, WholeLines
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
-from acclimate.launch.remote.coordinator import Coordinator, Peer
+from acclimate.launch.remote.coordinator import Coordinator, Peer, starting_programs
 from acclimate.launch.remote.protocol import AGENT_IS_HERE, Assignment, MessageDemux, PipeChannel
 from acclimate.launch.remote.ssh_client import FAILED, agent_command, ssh_options, what_was_said
 
@@ -48,6 +49,7 @@ class SshAgents:
         # Ranks write to the same stream as their agent; what it says begins with what no rank knows.
         self._mark = f"\x1e{secrets.token_hex(8)}"
         self.connections = [SshConnection(node_rank, plan) for node_rank, plan in enumerate(job.hosts)]
+        self._unconnected = deque(self.connections)
 
     def run(self) -> Outcome:
         """Runs the job to its end.
@@ -58,16 +60,17 @@ class SshAgents:
         return Coordinator(self._job, self.connections).run(self)
 
     def open(self, coordinator: Coordinator) -> None:
-        """Connects to all hosts at once, and tells each agent its part."""
+        """Begins to connect to all hosts; each agent that answers is told its part."""
         self._coordinator = coordinator
         self._pump = OutputPump(coordinator.loop, own_streams(WholeLines), self._stream_failed)
-        for connection in self.connections:
-            self._connect(connection)
+        self._connect_next()
 
     @property
     def running(self) -> bool:
-        """Whether a connection is open, or something is left to show."""
-        return self.waits_for_reader or any(connection.open_streams for connection in self.connections)
+        """Whether a connection is open or still to be made, or something is left to show."""
+        if self._unconnected or self.waits_for_reader:
+            return True
+        return any(connection.open_streams for connection in self.connections)
 
     @property
     def waits_for_reader(self) -> bool:
@@ -80,6 +83,13 @@ class SshAgents:
             if connection.process is not None:
                 with connection.process as process:  # closes its pipes
                     process.kill()
+
+    def _connect_next(self) -> None:
+        """Connects to one host in each turn of the loop: thousands take a while, in which signals count."""
+        with starting_programs():
+            self._connect(self._unconnected.popleft())
+        if self._unconnected:
+            self._coordinator.loop.after(0.0, self._connect_next)
 
     def _connect(self, connection: SshConnection) -> None:
         port = connection.plan.port or self._job.ssh_port
