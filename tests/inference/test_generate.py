@@ -58,6 +58,20 @@ def test_penalties_a_model_asks_for_are_applied_as_transformers_does(
     assert result.tokens != acclimate.generate(PROMPT, model=tiny_folder, max_new_tokens=20).tokens
 
 
+@pytest.mark.parametrize("layers", [0, 1, 10**9])
+def test_a_model_that_asks_to_guess_with_its_first_layers_writes_the_same_text_and_ends(
+    layers: int, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    (folder / "generation_config.json").write_text(f'{{"assistant_early_exit": {layers}}}')
+    result = acclimate.generate(PROMPT, model=folder, max_new_tokens=5, dtype="float32")
+    assert (
+        result.tokens
+        == acclimate.generate(PROMPT, model=tiny_folder, max_new_tokens=5, dtype="float32").tokens
+    )
+
+
 def test_a_repetition_penalty_of_the_call_is_applied_as_transformers_does(tiny_folder: Path) -> None:
     options = {"model": tiny_folder, "max_new_tokens": 20, "dtype": "float32"}
     result = acclimate.generate(PROMPT, repetition_penalty=2.5, **options)  # type: ignore[arg-type]

@@ -136,7 +136,8 @@ def test_large_aligned_transfers_pass_the_page_cache_by(tmp_path: Path) -> None:
     buffer = handle.new_cpu_locked_tensor(1 << 20, torch.empty(0, dtype=torch.uint8))
     flags = []
     with handle:
-        transfer = handle._start(buffer, str(path), 0, True, False, waits=False)
+        handle.async_pwrite(buffer, path)
+        (transfer,) = handle._session._pending.values()
         if transfer.file.direct_fd < 0:
             pytest.skip("the folder for tests has no direct I/O")
         for line in Path(f"/proc/self/fdinfo/{transfer.file.direct_fd}").read_text().splitlines():

@@ -21,6 +21,7 @@ from acclimate.errors import (
     AsyncIOPermissionError,
     BufferTooSmallError,
     ClosedHandleError,
+    InvalidBufferError,
     ShortFileError,
 )
 from acclimate.ops import AsyncIOHandle
@@ -258,3 +259,48 @@ def test_no_descriptor_stays_open_after_any_end(engine: str, tmp_path: Path) -> 
                     handle.pwrite(random_bytes(50_000), target, True, atomic=atomic)
         assert descriptors() - before == open_by_engine
     assert descriptors() == before
+
+
+@pytest.mark.parametrize("offset", [-1, 2**63 - 1, 2**63, 10**30])
+def test_an_offset_that_no_file_has(handle: AsyncIOHandle, tmp_path: Path, offset: int) -> None:
+    path = tmp_path / "file"
+    for call in (handle.sync_pread, handle.async_pwrite):
+        assert f"{offset} is not an offset in a file" in str(failure_of(call, torch.zeros(9), path, offset))
+    assert not path.exists()
+
+
+def test_a_descriptor_beyond_what_a_descriptor_can_be(handle: AsyncIOHandle) -> None:
+    assert failure_of(handle.async_pwrite, torch.zeros(9), 2**40).errno == errno.EBADF
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor(handle: AsyncIOHandle, tmp_path: Path) -> None:
+    with pytest.raises(InvalidBufferError, match="nested"):
+        handle.sync_pwrite(torch.nested.nested_tensor([torch.zeros(2)]), tmp_path / "file")
+
+
+def test_more_locked_memory_than_there_is(handle: AsyncIOHandle) -> None:
+    for count in (2**50, 2**62, 2**80):
+        with pytest.raises(AsyncIOError, match="not so much memory: ") as caught:
+            handle.new_cpu_locked_tensor(count, torch.zeros(1))
+        assert caught.value.errno == errno.ENOMEM
+
+
+def test_numbers_of_settings_that_no_machine_word_holds(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    for engine in ENGINES:
+        with make_handle(engine, block_size=2**70, queue_depth=2**64) as handle:
+            handle.sync_pread(found := torch.zeros(3, dtype=torch.uint8), tmp_path / "file")
+            assert content_of(found) == b"abc"
+
+
+def test_async_said_twice_and_differently(handle: AsyncIOHandle, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="async=False and async_op=True"):
+        handle.pwrite(torch.zeros(9), tmp_path / "file", async_op=True, **{"async": False})
+
+
+def test_an_atomic_write_to_a_name_of_the_greatest_length(handle: AsyncIOHandle, tmp_path: Path) -> None:
+    for name in ("n" * 255, "é" * 127):
+        handle.pwrite(torch.zeros(2, dtype=torch.uint8), tmp_path / name, atomic=True)
+        assert (tmp_path / name).read_bytes() == bytes(2)
+    assert len(list(tmp_path.iterdir())) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -452,3 +453,38 @@ def test_a_missing_file_is_reported_at_once_to_the_thread_that_asked(
     with pytest.raises(AsyncIOFileNotFoundError):
         Call(handle.async_pread, torch.zeros(9), tmp_path / "missing").end()
     assert handle.wait() == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_signal_handler_uses_the_handle_that_its_thread_waits_on(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = make_handle(engine)
+    content = random_bytes(5000)
+    interrupted, checkpoint = tmp_path / "interrupted", tmp_path / "checkpoint"
+    interrupted.write_bytes(content_of(content))
+    wait = handle._session.engine.wait
+    handled: list[Any] = []
+
+    def saves(_signal: int, _frame: Any) -> None:
+        handled.append(handle.sync_pwrite(content, checkpoint))
+        handled.append(checkpoint.read_bytes() == content_of(content))
+
+    def interrupted_wait(ticket: int) -> Any:
+        if not handled:
+            handled.append("interrupted")
+            signal.raise_signal(signal.SIGUSR1)  # its handler runs in here, as between two slices of a wait
+        return wait(ticket)
+
+    monkeypatch.setattr(handle._session.engine, "wait", interrupted_wait)
+    before = signal.signal(signal.SIGUSR1, saves)
+    try:
+        handle.async_pread(early := torch.zeros(5000, dtype=torch.uint8), interrupted)
+        assert handle.sync_pread(found := torch.zeros(5000, dtype=torch.uint8), interrupted) == 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert handled == ["interrupted", 1, True]
+    assert torch.equal(found, content)
+    assert torch.equal(early, content)
+    assert handle.wait() == 0
+    handle.close()

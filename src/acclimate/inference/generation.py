@@ -187,6 +187,9 @@ def _run(
     device = loaded.accelerator.current_device_name()
     end_list = _end_tokens(loaded)
     options: dict[str, Any] = {"do_sample": temperature > 0, "max_new_tokens": limit, "num_beams": 1}
+    # Guessing tokens with the model's first layers gives the same text, and never ends with numbers such as
+    # 0 or 10**9 in the model's settings.
+    options["assistant_early_exit"] = None
     if temperature > 0:
         options["temperature"] = temperature
     if repetition_penalty is not None:

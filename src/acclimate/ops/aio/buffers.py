@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import logging
-import math
 import mmap
 import os
 import weakref
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from acclimate.errors import InvalidBufferError
+from acclimate.errors import AsyncIOError, InvalidBufferError
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
@@ -52,10 +51,10 @@ def host_buffer(tensor: torch.Tensor, writes: bool) -> Buffer:
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"The buffer of an I/O request is a tensor, not {type(tensor).__name__}.")
-    if tensor.layout is not torch.strided or tensor.is_meta:
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
+        kind = "meta" if tensor.is_meta else "nested" if tensor.is_nested else tensor.layout
         raise InvalidBufferError(
-            f"A {'meta' if tensor.is_meta else tensor.layout} tensor has no plain memory to move; "
-            "give a dense tensor with data."
+            f"A {kind} tensor has no plain memory to move; give a dense tensor with data."
         )
     if not tensor.is_contiguous():
         raise InvalidBufferError(
@@ -107,7 +106,10 @@ class LockedMemory:
         if size == 0:
             return torch.empty(count, dtype=dtype)
         # Private: the pages of shared memory are a file's to the kernel, and slower to hand to a device.
-        pages = mmap.mmap(-1, math.ceil(size / mmap.PAGESIZE) * mmap.PAGESIZE, flags=_PRIVATE)
+        try:
+            pages = mmap.mmap(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE, flags=_PRIVATE)
+        except (OSError, OverflowError) as refusal:
+            raise AsyncIOError(errno.ENOMEM, f"There is not so much memory: {size} bytes") from refusal
         tensor = torch.frombuffer(pages, dtype=torch.uint8, count=size).view(dtype)
         address = tensor.data_ptr()
         self._regions[address] = size

@@ -29,6 +29,7 @@ _PYTHON = "python"
 # Coming back to Python this often lets a signal, such as Ctrl-C, end a wait.
 _WAIT_SLICE_MS = 100
 _LARGEST_POOL = 32
+_LARGEST_SETTING = 2**31 - 1  # the native library lowers it further; it takes no more than 64 bits
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,10 @@ class NativeEngine:
         self.name = name
         identity = torch.ops.acclimate.aio_start(
             _NATIVE[name],
-            settings.block_size,
-            settings.queue_depth,
+            min(settings.block_size, _LARGEST_SETTING),
+            min(settings.queue_depth, _LARGEST_SETTING),
             settings.single_submit,
-            settings.intra_op_parallelism,
+            min(settings.intra_op_parallelism, _LARGEST_SETTING),
         )
         if identity < 0:
             raise OSError(-identity, os.strerror(-identity))

@@ -21,6 +21,8 @@ _DIRECT: int = getattr(os, "O_DIRECT", 0)
 _UNNAMED: int = getattr(os, "O_TMPFILE", 0)
 _SMALLEST_DIRECT_BYTES = 4096
 _NEW_FILE_MODE = 0o666
+_NAME_START_BYTES = 200
+"""How much of a file's name, of at most 255 bytes, the name of its new content repeats."""
 
 
 @dataclass
@@ -72,7 +74,10 @@ def _open(name: str | bytes, flags: int) -> int:
 
 def _own(fd: int, flags: int) -> int:
     """A descriptor of our own for a file the caller has opened, which the caller may then close."""
-    mode = fcntl.fcntl(fd, fcntl.F_GETFL)
+    try:
+        mode = fcntl.fcntl(fd, fcntl.F_GETFL)
+    except OverflowError as error:  # more than a C int
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from error
     wanted = (os.O_RDWR, os.O_WRONLY if flags & os.O_WRONLY else os.O_RDONLY)
     if mode & os.O_ACCMODE not in wanted:
         raise OSError(errno.EBADF, "Descriptor is not open for writing")
@@ -134,7 +139,9 @@ class Replacement:
             )
         self._target = os.path.realpath(os.fsdecode(name))  # of a link, what it points to is replaced
         folder, base = os.path.split(self._target)
-        self._temporary = os.path.join(folder, f".{base}.{secrets.token_hex(6)}.partial")
+        # Cut, as the file's name may be as long as a name can be.
+        start = os.fsdecode(os.fsencode(base)[:_NAME_START_BYTES])
+        self._temporary = os.path.join(folder, f".{start}.{secrets.token_hex(6)}.partial")
         mode = _mode_of_file(self._target)
         self._is_unnamed = True
         self.file = _with_direct(name, self._open(folder), os.O_WRONLY, length)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import stat
 import threading
 import weakref
 from types import TracebackType
+from typing import Literal
 
 import torch
 
@@ -22,6 +24,9 @@ Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 # What DeepSpeed answers per thread: the sector size its O_DIRECT transfers have to be a multiple of.
 _SECTOR_BYTES = 512
+_LARGEST_OFFSET = 2**63 - 1  # of the kernel's off_t
+_Awaited = Literal["nothing", "this", "own"]
+"""Which transfers a call waits for: none, its own, or also the earlier ones of its thread."""
 _locked_memory = LockedMemory()
 
 _fork_lock = threading.Lock()
@@ -142,10 +147,7 @@ class AsyncIOHandle:
         if torch.compiler.is_compiling():
             read_in_graph(self._number, buffer, filename, file_offset, validate, whole_rest=True)
             return 0
-        transfer = self._start(
-            buffer, path_of(filename), file_offset, False, validate, whole_rest=True, waits=True
-        )
-        self._session.finish(transfer)
+        self._move(buffer, path_of(filename), file_offset, False, validate, whole_rest=True, waits_for="this")
         return 0
 
     def write(
@@ -158,8 +160,7 @@ class AsyncIOHandle:
         if torch.compiler.is_compiling():
             write_in_graph(self._number, buffer, filename, file_offset, validate, wait_all=False)
             return 0
-        transfer = self._start(buffer, path_of(filename), file_offset, True, validate, waits=True)
-        self._session.finish(transfer)
+        self._move(buffer, path_of(filename), file_offset, True, validate, waits_for="this")
         return 0
 
     # -- many transfers --------------------------------------------------------------------------
@@ -197,8 +198,8 @@ class AsyncIOHandle:
         if not async_op and torch.compiler.is_compiling():
             read_in_graph(self._number, buffer, filename, file_offset, validate, whole_rest=False)
             return 1
-        self._start(buffer, path_of(filename), file_offset, False, validate, waits=not async_op)
-        return 0 if async_op else self._session.finish_own()
+        waits_for: _Awaited = "nothing" if async_op else "own"
+        return self._move(buffer, path_of(filename), file_offset, False, validate, waits_for=waits_for)
 
     def pwrite(
         self,
@@ -243,8 +244,9 @@ class AsyncIOHandle:
             raise AsyncIOSettingError(
                 f"atomic=True replaces the whole file, so file_offset has to be 0, not {file_offset}."
             )
-        self._start(buffer, path_of(filename), file_offset, True, validate, atomic=atomic, waits=not async_op)
-        return 0 if async_op else self._session.finish_own()
+        waits_for: _Awaited = "nothing" if async_op else "own"
+        name = path_of(filename)
+        return self._move(buffer, name, file_offset, True, validate, atomic=atomic, waits_for=waits_for)
 
     def sync_pread(self, buffer: torch.Tensor, filename: Path, file_offset: int = 0) -> int:
         """:meth:`pread` that waits."""
@@ -278,8 +280,7 @@ class AsyncIOHandle:
         if (filename is None) == (fd is None):
             raise TypeError("async_pwrite takes a filename or a descriptor (fd), and one of them.")
         name = path_of(fd if filename is None else filename)
-        self._start(buffer, name, file_offset, True, False, waits=False)
-        return 0
+        return self._move(buffer, name, file_offset, True, False, waits_for="nothing")
 
     @outside_graphs
     def wait(self) -> int:
@@ -335,6 +336,10 @@ class AsyncIOHandle:
         Args:
             num_elem: how many elements.
             example_tensor: whose dtype to take.
+
+        Raises:
+            AsyncIOSettingError: a negative number.
+            AsyncIOError: there is not so much memory (``ENOMEM``).
         """
         if num_elem < 0:
             raise AsyncIOSettingError(f"num_elem has to be a whole number from 0 on, not {num_elem}.")
@@ -371,7 +376,7 @@ class AsyncIOHandle:
                 self._open_session()
 
     @outside_graphs
-    def _start(
+    def _move(
         self,
         buffer: torch.Tensor,
         name: Name,
@@ -379,31 +384,32 @@ class AsyncIOHandle:
         writes: bool,
         validates: bool,
         *,
-        waits: bool,
+        waits_for: _Awaited,
         atomic: bool = False,
         whole_rest: bool = False,
-    ) -> Transfer:
+    ) -> int:
+        """Starts a transfer and waits as told; returns how many have ended."""
         session = self._current_session(name)
         source = host_buffer(buffer, writes)
-        if offset < 0:
+        offset, length = operator.index(offset), source.length
+        if not 0 <= offset <= _LARGEST_OFFSET - length:
             raise failures.bad_offset(name, offset)
-        length = source.length
         try:
             replacement = Replacement(name, length) if atomic else None
             file = replacement.file if replacement else open_file(name, writes, length)
         except OSError as error:
             raise failures.failed_call(name, error, offset, length, writes) from error
         transfer = Transfer(source, file, offset, writes, validates, replacement)
-        if waits:
-            transfer.reporter = transfer.owner
         try:
             if not writes:
                 _require_size(transfer, whole_rest)
         except BaseException:
             transfer.discard()
             raise
-        session.start(transfer)
-        return transfer
+        if waits_for == "nothing":
+            session.start(transfer)
+            return 0
+        return session.run(transfer, finishes_own=waits_for == "own")
 
 
 def _require_size(transfer: Transfer, whole_rest: bool) -> None:
@@ -421,4 +427,6 @@ def _async_keyword(method: str, keywords: dict[str, bool], async_op: bool) -> bo
     unknown = sorted(set(keywords) - {"async"})
     if unknown:
         raise TypeError(f"{method}() got an unexpected keyword argument {unknown[0]!r}")
+    if keywords and async_op and not keywords["async"]:
+        raise TypeError(f"{method}() got async=False and async_op=True")
     return keywords.get("async", async_op)

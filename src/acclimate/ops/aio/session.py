@@ -36,13 +36,15 @@ class Transfer:
     replacement: Replacement | None
     owner: threading.Thread = field(default_factory=threading.current_thread)
     """The thread that submitted it."""
-    reporter: threading.Thread | None = None
-    """The thread in which a call waits for it and will report it; changes under the session's lock."""
+    call: object | None = None
+    """Stands for the call that waits for it and will report it; changes under the session's lock."""
     ticket: int = 0
     error: AsyncIOError | None = None
     """How it failed, once it has ended."""
     has_ended: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    is_busy: bool = False
+    """Whether the thread that holds the lock is starting or ending it."""
     is_finished: bool = False
 
     @property
@@ -62,21 +64,28 @@ class Transfer:
     def end(self, engine: Engine) -> None:
         """Waits for the bytes, then does what comes after them, whichever thread calls it first.
 
-        After a Ctrl-C it can be called again.
+        After a Ctrl-C it can be called again. In a handler of a signal that came while this very thread was
+        starting or ending it, it does nothing: what the handler has interrupted goes on after it.
         """
         with self.lock:
-            if not self.is_finished:
-                outcome = engine.wait(self.ticket)
-                try:
-                    self._finish(outcome)
-                except AsyncIOError as error:
-                    self.error = error
-                self.is_finished = True
-            if not self.has_ended:
-                engine.forget(self.ticket)
-                self.discard()
-                self.buffer = _NO_BUFFER
-                self.has_ended = True
+            if self.is_busy:
+                return
+            try:
+                self.is_busy = True
+                if not self.is_finished:
+                    outcome = engine.wait(self.ticket)
+                    try:
+                        self._finish(outcome)
+                    except AsyncIOError as error:
+                        self.error = error
+                    self.is_finished = True
+                if not self.has_ended:
+                    engine.forget(self.ticket)
+                    self.discard()
+                    self.buffer = _NO_BUFFER
+                    self.has_ended = True
+            finally:
+                self.is_busy = False
 
     def _finish(self, outcome: Outcome) -> None:
         """Validates what was written, publishes what replaces a file, delivers what was read."""
@@ -127,6 +136,7 @@ class Session:
 
     Any thread may start and wait. A transfer is reported once: its error, or its place in a count, goes to
     the thread that submitted it (:meth:`Transfer.reports_to`), to :meth:`close`, or to nobody but the log.
+    Locks are re-entrant, as a signal's handler may call in the middle of another call of its thread.
 
     Belongs to one process: a forked child has the parent's memory but none of its threads.
     """
@@ -137,7 +147,7 @@ class Session:
         self._tickets = itertools.count(1)
         self._pending: dict[int, Transfer] = {}
         self._is_closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def start(self, transfer: Transfer) -> None:
         """Hands a transfer to the engine and remembers it.
@@ -147,45 +157,59 @@ class Session:
             OSError: the engine refused it.
         """
         with transfer.lock:  # nobody waits for it before it is submitted
-            with self._lock:
-                is_closed = self._is_closed
-                if not is_closed:
-                    # First, so that a Ctrl-C from here on does not lose what the kernel may be moving.
-                    transfer.ticket = next(self._tickets)
-                    self._pending[transfer.ticket] = transfer
-            if is_closed:
-                transfer.discard()
-                raise failures.closed_handle(transfer.name)
-            memory, file = transfer.buffer.memory, transfer.file
             try:
-                self.engine.submit(transfer.ticket, memory, file, transfer.offset, transfer.writes)
-            except Exception:
-                self.engine.wait(transfer.ticket)  # a part of it may be on its way
-                with self._lock:
-                    del self._pending[transfer.ticket]
-                transfer.has_ended = transfer.is_finished = True
-                self.engine.forget(transfer.ticket)
-                transfer.discard()
-                raise
+                transfer.is_busy = True
+                self._submit(transfer)
+            finally:
+                transfer.is_busy = False
 
-    def finish(self, transfer: Transfer) -> int:
-        """Waits for one transfer of the calling thread; returns 1.
+    def _submit(self, transfer: Transfer) -> None:
+        with self._lock:
+            is_closed = self._is_closed
+            if not is_closed:
+                # First, so that a Ctrl-C from here on does not lose what the kernel may be moving.
+                transfer.ticket = next(self._tickets)
+                self._pending[transfer.ticket] = transfer
+        if is_closed:
+            transfer.discard()
+            raise failures.closed_handle(transfer.name)
+        memory, file = transfer.buffer.memory, transfer.file
+        try:
+            self.engine.submit(transfer.ticket, memory, file, transfer.offset, transfer.writes)
+        except Exception:
+            self.engine.wait(transfer.ticket)  # a part of it may be on its way
+            with self._lock:
+                del self._pending[transfer.ticket]
+            transfer.has_ended = transfer.is_finished = True
+            self.engine.forget(transfer.ticket)
+            transfer.discard()
+            raise
+
+    def run(self, transfer: Transfer, *, finishes_own: bool) -> int:
+        """Starts a transfer and waits for it; returns 1.
+
+        With ``finishes_own`` it also waits for the calling thread's earlier ones, and returns how many.
 
         Raises:
-            AsyncIOError: it failed.
-        """
-        return self._finish([transfer], [transfer])
-
-    def finish_own(self) -> int:
-        """Waits for all transfers of the calling thread; returns how many.
-
-        Raises:
+            ClosedHandleError: the handle was closed meanwhile.
+            OSError: the engine refused it.
             AsyncIOError: of each transfer that failed. The others have ended well.
         """
+        call = object()
+        try:
+            transfer.call = call  # before it starts, so that no other call reports it
+            self.start(transfer)
+            own = self._own() if finishes_own else [transfer]
+            return self._finish(own, own, call)
+        except BaseException:  # Ctrl-C: it goes on, and the next wait() reports it
+            transfer.call = None
+            raise
+
+    def _own(self) -> list[Transfer]:
         thread = threading.current_thread()
         with self._lock:
-            own = [transfer for transfer in self._pending.values() if transfer.owner is thread]
-        return self._finish(own, own)
+            every = list(self._pending.values())
+        return [transfer for transfer in every if transfer.owner is thread]
 
     def wait(self) -> int:
         """Waits for all transfers of all threads; reports those that concern the calling one.
@@ -196,7 +220,8 @@ class Session:
         thread = threading.current_thread()
         with self._lock:
             every = list(self._pending.values())
-        return self._finish(every, (transfer for transfer in every if transfer.reports_to(thread)))
+        reported = [transfer for transfer in every if transfer.reports_to(thread)]
+        return self._finish(every, reported, object())
 
     def close(self) -> None:
         """Takes no more transfers, waits for those there are and ends the engine. Can be called again.
@@ -211,27 +236,29 @@ class Session:
             self._is_closed = True
             every = list(self._pending.values())
         try:
-            self._finish(every, every)
+            self._finish(every, every, object())
         finally:
             if all(transfer.has_ended for transfer in every):
                 self.engine.stop()
 
-    def _finish(self, awaited: Iterable[Transfer], reported: Iterable[Transfer]) -> int:
-        """Waits for some transfers, and reports some of them: those that no other thread reports."""
-        thread = threading.current_thread()
+    def _finish(self, awaited: Iterable[Transfer], reported: Iterable[Transfer], call: object) -> int:
+        """Waits for some transfers, and reports some of them: those that no other call reports."""
         with self._lock:
-            claimed = [transfer for transfer in reported if transfer.reporter in (None, thread)]
+            claimed = [transfer for transfer in reported if transfer.call in (None, call)]
             for transfer in claimed:
-                transfer.reporter = thread
+                transfer.call = call
         try:
             for transfer in awaited:
                 transfer.end(self.engine)
         except BaseException:  # Ctrl-C: they go on, and can be waited for again
             for transfer in claimed:
-                transfer.reporter = None
+                transfer.call = None
             raise
         with self._lock:
-            ended = [transfer for transfer in claimed if self._pending.pop(transfer.ticket, None)]
+            ended = [t for t in claimed if t.has_ended and self._pending.pop(t.ticket, None) is not None]
+            for transfer in claimed:
+                if not transfer.has_ended:  # the call that a signal's handler interrupted ends it
+                    transfer.call = None
         errors = [transfer.error for transfer in ended if transfer.error is not None]
         if errors:
             raise failures.together(errors)
@@ -240,7 +267,7 @@ class Session:
     def abandon(self) -> None:
         """In a forked child: leaves the engine and its transfers to the parent."""
         pending, self._pending = self._pending, {}
-        self._lock = threading.Lock()  # another thread of the parent may have held it during the fork
+        self._lock = threading.RLock()  # another thread of the parent may have held it during the fork
         for transfer in pending.values():
             # Not discard(): removing a half-written file is the parent's business.
             transfer.file.close()
