@@ -381,28 +381,3 @@ def test_float64_is_refused_with_what_to_do(case: Case) -> None:
 def test_settings_that_cannot_be_are_refused(case: Case, setting: dict[str, float]) -> None:
     with pytest.raises(InvalidOptimizerArgumentError, match=next(iter(setting))):
         case.ours(parameters(), **setting)
-
-
-def test_amsgrad_is_refused_also_for_one_group() -> None:
-    with pytest.raises(InvalidOptimizerArgumentError, match="AMSGrad"):
-        CPUAdam([{"params": parameters(), "amsgrad": True}])
-
-
-def test_sparse_gradients_are_refused() -> None:
-    parameter = torch.nn.Parameter(torch.zeros(4))
-    parameter.grad = torch.zeros(4).to_sparse()
-    with pytest.raises(UnsupportedParameterError, match="sparse"):
-        CPUAdam([parameter]).step()
-
-
-def test_outputs_have_to_be_one_for_each_parameter() -> None:
-    with pytest.raises(InvalidOptimizerArgumentError, match="1 tensors for 12 parameters"):
-        CPUAdam(parameters()).step(outputs=[torch.zeros(1)])
-
-
-def test_a_gradient_of_another_size_is_refused_before_anything_is_written() -> None:
-    ours = parameters([(8,), (9,)])
-    before = ours[0].detach().clone()
-    with pytest.raises(RuntimeError, match="gradient has 7 elements, its parameter 9"):
-        CPUAdam(ours).step(grads=[torch.ones(8), torch.ones(7)])
-    assert torch.equal(ours[0], before)

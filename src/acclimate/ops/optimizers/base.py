@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -11,6 +12,15 @@ from torch import Tensor
 
 from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameterError
 from acclimate.ops.optimizers import huge_pages, shards
+from acclimate.ops.optimizers.checks import (
+    SUPPORTED_DTYPES,
+    check_layout,
+    check_like,
+    check_memory,
+    check_saved_state,
+    check_settings,
+    saved_step,
+)
 from acclimate.ops.optimizers.simd import chosen_isa
 
 if TYPE_CHECKING:
@@ -19,14 +29,50 @@ if TYPE_CHECKING:
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 """Tensors, parameter groups or named parameters, as any torch optimizer takes them."""
 
-SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
 MASTER = "master"
 """The state's name of the float32 copy of a parameter that is kept with ``master_weights=True``."""
 
 
+@dataclass(frozen=True)
+class GroupTensors:
+    """The tensors of one parameter group that a step moves; each list has one for each parameter."""
+
+    params: list[Tensor]
+    """Parameters, or their float32 masters."""
+    grads: list[Tensor]
+    states: tuple[list[Tensor], ...]
+    """By :attr:`GroupOptimizer.state_names`."""
+    steps: list[Tensor]
+    """How often each was updated before: float32 scalars, which the op counts up."""
+    outputs: list[Tensor]
+    """What the new parameters are written to as well; empty, or one for each."""
+
+    def lists(self) -> tuple[list[Tensor], ...]:
+        """The lists in the order in which every op takes them."""
+        return (self.params, self.grads, *self.states, self.steps, self.outputs)
+
+    def on_this_rank(self) -> GroupTensors:
+        """The parts of sharded tensors that this rank holds."""
+        return _tensors([shards.locals_of(tensors) for tensors in self.lists()])
+
+    def by_device(self) -> Iterator[GroupTensors]:
+        """These tensors, or one set for each device where the parameters are on several."""
+        devices = {parameter.device for parameter in self.params}
+        if len(devices) == 1:
+            yield self
+            return
+        for device in sorted(devices, key=str):
+            chosen = [index for index, parameter in enumerate(self.params) if parameter.device == device]
+            yield _tensors([[tensors[i] for i in chosen] if tensors else [] for tensors in self.lists()])
+
+
+def _tensors(lists: Sequence[list[Tensor]]) -> GroupTensors:
+    params, grads, *states, steps, outputs = lists
+    return GroupTensors(params, grads, tuple(states), steps, outputs)
+
+
 class GroupOptimizer(torch.optim.Optimizer):
-    """An optimizer that updates each parameter group in one call.
+    """An optimizer that updates each parameter group in one call of its op.
 
     Args:
         params: what to optimize; float32, bfloat16 or float16, any size and layout; also parameters that
@@ -37,11 +83,18 @@ class GroupOptimizer(torch.optim.Optimizer):
             parameter from it in the same pass.
 
     Raises:
-        UnsupportedParameterError: a parameter of another dtype.
+        InvalidOptimizerArgumentError: a setting that it cannot have.
+        UnsupportedParameterError: a parameter that it cannot update.
     """
 
+    define_op: ClassVar[Callable[[], Any]]
+    """Defines the op that updates a group, and returns it."""
     state_names: ClassVar[tuple[str, ...]]
     """The names in ``state`` of the tensors that have the parameter's shape: one or two."""
+    counts_steps: ClassVar[bool] = True
+    """Whether an update depends on how many there were before."""
+    shares_devices: ClassVar[bool] = False
+    """Whether parameters of one group may be on several devices, with one call for each."""
     builders: ClassVar[Mapping[str, type[OpBuilder]]] = {}
     """By type of device: whose library to load for a parameter there."""
     elsewhere: ClassVar[str | None] = None
@@ -55,12 +108,15 @@ class GroupOptimizer(torch.optim.Optimizer):
         state_dtype: torch.dtype | None,
         master_weights: bool = False,
     ) -> None:
+        self.defaults = defaults
+        self.check_group(defaults)
         if state_dtype is not None and state_dtype not in SUPPORTED_DTYPES:
             raise InvalidOptimizerArgumentError(
                 f"Optimizer state can be float32, bfloat16 or float16. Value {state_dtype} is not supported."
             )
         self.state_dtype = state_dtype
         self.master_weights = master_weights
+        self._op = type(self).define_op()
         self._isa = chosen_isa()
         self._has_shards = False  # told when parameters are added: asking each in every step takes long
         super().__init__(params, defaults)
@@ -69,16 +125,31 @@ class GroupOptimizer(torch.optim.Optimizer):
         """Adds a group of parameters with settings of its own.
 
         Raises:
-            UnsupportedParameterError: a parameter that this optimizer cannot update.
+            InvalidOptimizerArgumentError: a setting that it cannot have.
+            UnsupportedParameterError: a parameter that it cannot update.
         """
+        self.check_group(param_group)
         super().add_param_group(param_group)
         try:
             for parameter in self.param_groups[-1]["params"]:
                 self.check_parameter(parameter)
+            check_memory(self._parameters())
         except UnsupportedParameterError:
             del self.param_groups[-1]
             raise
         self._has_shards |= any(map(shards.is_sharded, self.param_groups[-1]["params"]))
+
+    def check_group(self, settings: Mapping[str, Any]) -> None:
+        """Checks the settings of a group, given or loaded.
+
+        Raises:
+            InvalidOptimizerArgumentError: a setting that this optimizer cannot have.
+        """
+        if settings.get("amsgrad"):
+            raise InvalidOptimizerArgumentError(
+                f"{type(self).__name__} has no AMSGrad variant. Use torch.optim.AdamW(amsgrad=True)."
+            )
+        check_settings({name: settings[name] for name in self.defaults if name in settings})
 
     def check_parameter(self, parameter: Tensor) -> None:
         """Loads the op for the parameter's device.
@@ -100,30 +171,31 @@ class GroupOptimizer(torch.optim.Optimizer):
         if device in self.builders:
             self.builders[device]().load()
 
+    def _parameters(self) -> list[Tensor]:
+        return list(chain.from_iterable(group["params"] for group in self.param_groups))
+
     # -- a step ----------------------------------------------------------------------------------
 
-    def update(
-        self,
-        group: Mapping[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: tuple[list[Tensor], list[Tensor]],
-        steps: list[Tensor],
-        outputs: list[Tensor],
-        grad_scale: float,
-    ) -> None:
+    def op_settings(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """A group's settings under the names of the op's arguments."""
+        raise NotImplementedError
+
+    def update(self, group: Mapping[str, Any], tensors: GroupTensors, grad_scale: float) -> None:
         """Updates the tensors of one group.
 
         Args:
             group: its settings.
-            params: parameters, or their float32 masters.
-            grads: their gradients.
-            states: their state tensors, by :attr:`state_names`; the second list is empty where there is one.
-            steps: how often each has been updated before, float32 scalars; to be counted up.
-            outputs: what to write the new parameters to as well; empty, or one for each.
+            tensors: what to update, and from what.
             grad_scale: multiplies the gradients.
         """
-        raise NotImplementedError
+        for part in tensors.by_device() if self.shares_devices else (tensors,):
+            self._op(
+                *part.lists(),
+                **self.op_settings(group),
+                maximize=group["maximize"],
+                grad_scale=grad_scale,
+                isa=self._isa,
+            )
 
     @torch.no_grad()
     def step(
@@ -149,17 +221,20 @@ class GroupOptimizer(torch.optim.Optimizer):
             What the closure returned.
 
         Raises:
-            InvalidOptimizerArgumentError: ``grads`` or ``outputs`` are not one for each parameter, or
-                ``outputs`` were given to an optimizer that has master weights.
+            InvalidOptimizerArgumentError: ``grads`` or ``outputs`` are not one of the same shape for each
+                parameter, or ``outputs`` were given to an optimizer that has master weights. Nothing is
+                changed.
+            UnsupportedParameterError: a gradient or output is sparse, on another device, or of a dtype that
+                cannot be used. Nothing is changed.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         if grads is not None:
-            self._check_one_each("grads", grads)
+            check_like("grads", grads, self._parameters())
         if outputs is not None:
-            self._check_one_each("outputs", outputs)
+            check_like("outputs", outputs, self._parameters())
             if self.master_weights:
                 raise InvalidOptimizerArgumentError(
                     "With master_weights=True the parameters are the outputs. Leave outputs out of step()."
@@ -169,29 +244,22 @@ class GroupOptimizer(torch.optim.Optimizer):
             last = first + len(group["params"])
             params: list[Tensor] = []
             found: list[Tensor] = []
-            states: tuple[list[Tensor], list[Tensor]] = ([], [])
+            first_states: list[Tensor] = []
+            second_states: list[Tensor] = []
             steps: list[Tensor] = []
             written: list[Tensor] = []
-            self._init_group(group, params, found, *states, steps, written,
+            self._init_group(group, params, found, first_states, second_states, steps, written,
                              grads[first:last] if grads is not None else None,
                              outputs[first:last] if outputs is not None else None)  # fmt: skip
             if params:
-                own = [params, found, *states, written]
-                if self._has_shards:
-                    own = [shards.locals_of(tensors) for tensors in own]
-                self.update(group, own[0], own[1], (own[2], own[3]), steps, own[4], grad_scale)
+                states = (first_states, second_states)[: len(self.state_names)]
+                tensors = GroupTensors(params, found, states, steps, written)
+                self.update(group, tensors.on_this_rank() if self._has_shards else tensors, grad_scale)
                 if not torch.compiler.is_compiling():
                     # Native code writes below autograd, which has to learn that these values are new.
                     torch.autograd.graph.increment_version((*params, *written))
             first = last
         return loss
-
-    def _check_one_each(self, name: str, tensors: Sequence[Any]) -> None:
-        expected = sum(len(group["params"]) for group in self.param_groups)
-        if len(tensors) != expected:
-            raise InvalidOptimizerArgumentError(
-                f"{name} has {len(tensors)} tensors for {expected} parameters; give one for each."
-            )
 
     # torch.compile runs a method of this name as it is, and takes from it the lists that it filled.
     def _init_group(
@@ -214,8 +282,9 @@ class GroupOptimizer(torch.optim.Optimizer):
             if grad is None:
                 continue
             state = self.state[parameter]
+            if grad.layout is not torch.strided:
+                check_layout("A gradient", grad)
             if "step" not in state:
-                self._check_gradient(grad)
                 self._make_state(group, parameter, state)
             if not self.master_weights:
                 params.append(parameter)
@@ -235,13 +304,6 @@ class GroupOptimizer(torch.optim.Optimizer):
             if outputs is not None:
                 written.append(outputs[index])
 
-    def _check_gradient(self, grad: Tensor) -> None:
-        if grad.layout != torch.strided:
-            raise UnsupportedParameterError(
-                f"{type(self).__name__} takes dense gradients, and was given a {grad.layout} one. "
-                "Make it dense, or use torch.optim.SparseAdam."
-            )
-
     def _make_state(self, group: Mapping[str, Any], parameter: Tensor, state: dict[str, Any]) -> None:
         state["step"] = torch.tensor(0.0, dtype=torch.float32)
         for name in self.state_names:
@@ -259,16 +321,31 @@ class GroupOptimizer(torch.optim.Optimizer):
         """Loads what ``state_dict()`` of this optimizer, or of torch's of the same algorithm, returned.
 
         State keeps this optimizer's dtype for it, where torch would cast it to the parameter's.
+
+        Raises:
+            InvalidOptimizerArgumentError: a setting that this optimizer cannot have, or a state that is
+                incomplete, of another shape, or of another algorithm. Nothing is changed.
+            ValueError: the groups are not as many, or not as long, as this optimizer's.
         """
+        groups = state_dict["param_groups"]
+        loaded = []
+        # Otherwise torch refuses it below, and says in what the groups differ.
+        if [len(group["params"]) for group in groups] == [
+            len(group["params"]) for group in self.param_groups
+        ]:
+            for group in groups:
+                self.check_group(group)
+            optional = (MASTER,) if self.master_weights else ()
+            saved_ids = chain.from_iterable(group["params"] for group in groups)
+            for index, (saved_id, parameter) in enumerate(zip(saved_ids, self._parameters(), strict=True)):
+                if saved := state_dict["state"].get(saved_id):
+                    place = f"parameter {index}"
+                    check_saved_state(saved, parameter, self.state_names, optional, place)
+                    loaded.append((parameter, saved, saved_step(saved, place, self.counts_steps)))
         super().load_state_dict(state_dict)
-        saved_ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        parameters = chain.from_iterable(group["params"] for group in self.param_groups)
-        for saved_id, parameter in zip(saved_ids, parameters, strict=True):
-            saved = state_dict["state"].get(saved_id)
-            if not saved:
-                continue
+        for parameter, saved, step in loaded:
             state = self.state[parameter]
-            state["step"] = torch.tensor(float(saved.get("step", 0)), dtype=torch.float32)
+            state["step"] = torch.tensor(step, dtype=torch.float32)
             for name, dtype in self._state_dtypes(parameter):
                 if name in saved:
                     state[name] = huge_pages.empty_like(parameter, dtype).copy_(saved[name])
@@ -292,50 +369,10 @@ class FusedOptimizer(GroupOptimizer):
     Comes before that optimizer among the bases of a class.
     """
 
+    shares_devices: ClassVar[bool] = True
     set_grad_none: bool
     """What :meth:`zero_grad` does unless told."""
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drops the gradients, or sets them to zero."""
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
-
-    def update(
-        self,
-        group: Mapping[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: tuple[list[Tensor], list[Tensor]],
-        steps: list[Tensor],
-        outputs: list[Tensor],
-        grad_scale: float,
-    ) -> None:
-        """Updates the tensors of one group, in one call for each device they are on."""
-        for part in by_device(params, grads, *states, steps, outputs):
-            super().update(group, part[0], part[1], (part[2], part[3]), part[4], part[5], grad_scale)
-
-
-def number(value: float | Tensor) -> float:
-    """A setting as a number; schedulers may put a tensor in its place."""
-    return value.item() if isinstance(value, Tensor) else value
-
-
-def check_settings(*, lr: float | Tensor, weight_decay: float, **others: float) -> None:
-    """Raises :class:`InvalidOptimizerArgumentError` for a negative setting, or a beta that is not below 1."""
-    for name, value in {"lr": number(lr), "weight_decay": weight_decay, **others}.items():
-        if not value >= 0.0 or (name.startswith("beta") and not value < 1.0):
-            limit = "from 0 to below 1" if name.startswith("beta") else "0 or more"
-            raise InvalidOptimizerArgumentError(f"{name} has to be {limit}. Value {value} is not.")
-
-
-def by_device(*lists: list[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
-    """The lists, or where the tensors of the first are on several devices, one set of lists for each.
-
-    Lists are as long as the first, or empty.
-    """
-    devices = {tensor.device for tensor in lists[0]}
-    if len(devices) == 1:
-        yield lists
-        return
-    for device in sorted(devices, key=str):
-        chosen = [index for index, tensor in enumerate(lists[0]) if tensor.device == device]
-        yield tuple([tensors[index] for index in chosen] if tensors else [] for tensors in lists)

@@ -11,7 +11,8 @@ from torch import Tensor
 from acclimate.errors import InvalidOptimizerArgumentError
 from acclimate.ops.optimizers.adagrad.builder import CPUAdagradBuilder
 from acclimate.ops.optimizers.adagrad.schema import define
-from acclimate.ops.optimizers.base import GroupOptimizer, Parameters, check_settings, number
+from acclimate.ops.optimizers.base import GroupOptimizer, Parameters
+from acclimate.ops.optimizers.checks import number
 
 
 class CPUAdagrad(GroupOptimizer):
@@ -51,6 +52,7 @@ class CPUAdagrad(GroupOptimizer):
         UnsupportedParameterError: a parameter of another dtype, or not on the host.
     """
 
+    define_op = staticmethod(define)
     state_names: ClassVar[tuple[str, ...]] = ("sum",)
     elsewhere: ClassVar[str | None] = "torch.optim.Adagrad"
 
@@ -71,10 +73,7 @@ class CPUAdagrad(GroupOptimizer):
     ) -> None:
         if amsgrad:
             raise InvalidOptimizerArgumentError("Adagrad has no AMSGrad variant. Leave amsgrad out.")
-        check_settings(lr=lr, eps=eps, weight_decay=weight_decay, lr_decay=lr_decay,
-                       initial_accumulator_value=initial_accumulator_value)  # fmt: skip
         CPUAdagradBuilder().load()
-        self._op = define()
         if state_dtype is None and fp32_optimizer_states:
             state_dtype = torch.float32
         defaults = {
@@ -91,19 +90,7 @@ class CPUAdagrad(GroupOptimizer):
         """The sum of squares starts at ``initial_accumulator_value``."""
         return float(group["initial_accumulator_value"])
 
-    def update(
-        self,
-        group: Mapping[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: tuple[list[Tensor], list[Tensor]],
-        steps: list[Tensor],
-        outputs: list[Tensor],
-        grad_scale: float,
-    ) -> None:
-        """Updates the tensors of one group in one call."""
-        self._op(
-            params, grads, states[0], steps, outputs,
-            lr=number(group["lr"]), lr_decay=group["lr_decay"], weight_decay=group["weight_decay"],
-            eps=group["eps"], maximize=group["maximize"], grad_scale=grad_scale, isa=self._isa,
-        )  # fmt: skip
+    def op_settings(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """A group's settings under the names of the op's arguments."""
+        settings = {name: group[name] for name in ("lr_decay", "weight_decay", "eps")}
+        return {"lr": number(group["lr"]), **settings}

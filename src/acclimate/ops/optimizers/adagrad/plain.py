@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from acclimate.ops.optimizers.checks import check_sizes
 from acclimate.ops.optimizers.rounding import square_root
 
 
@@ -27,6 +28,7 @@ def adagrad_(
     The operations and their order are those of csrc/adagrad_rule.h, one rounding each, so that results are
     the same bits.
     """
+    check_sizes(params, gradient=grads, sum=sums, output=outputs)
     scale = -grad_scale if maximize else grad_scale
     for i, param in enumerate(params):
         steps[i].add_(1)

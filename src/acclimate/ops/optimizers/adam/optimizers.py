@@ -8,16 +8,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from acclimate.errors import InvalidOptimizerArgumentError
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.ops.optimizers.adam.builder import CPUAdamBuilder, FusedAdamBuilder, FusedAdamCPUBuilder
 from acclimate.ops.optimizers.adam.schema import define
-from acclimate.ops.optimizers.base import FusedOptimizer, GroupOptimizer, Parameters, check_settings, number
+from acclimate.ops.optimizers.base import FusedOptimizer, GroupOptimizer, Parameters
+from acclimate.ops.optimizers.checks import number
 
 
 class _Adam(GroupOptimizer):
     """What CPUAdam and FusedAdam share."""
 
+    define_op = staticmethod(define)
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     def __init__(
@@ -34,7 +35,6 @@ class _Adam(GroupOptimizer):
         state_dtype: torch.dtype | None,
         master_weights: bool,
     ) -> None:
-        check_settings(lr=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay)
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -46,36 +46,20 @@ class _Adam(GroupOptimizer):
             # torch.optim.AdamW's name for it, so that each loads the other's state.
             "decoupled_weight_decay": decoupled,
         }
-        self._op = define()
         super().__init__(params, defaults, state_dtype=state_dtype, master_weights=master_weights)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group of parameters with settings of its own."""
-        if param_group.get("amsgrad", self.defaults["amsgrad"]):
-            raise InvalidOptimizerArgumentError(
-                f"{type(self).__name__} has no AMSGrad variant. Use torch.optim.AdamW(amsgrad=True)."
-            )
-        super().add_param_group(param_group)
-
-    def update(
-        self,
-        group: Mapping[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: tuple[list[Tensor], list[Tensor]],
-        steps: list[Tensor],
-        outputs: list[Tensor],
-        grad_scale: float,
-    ) -> None:
-        """Updates the tensors of one group in one call."""
+    def op_settings(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """A group's settings under the names of the op's arguments."""
         beta1, beta2 = group["betas"]
-        self._op(
-            params, grads, states[0], states[1], steps, outputs,
-            lr=number(group["lr"]), beta1=number(beta1), beta2=number(beta2), eps=group["eps"],
-            weight_decay=group["weight_decay"], decoupled=group["decoupled_weight_decay"],
-            bias_correction=group["bias_correction"], maximize=group["maximize"], grad_scale=grad_scale,
-            isa=self._isa,
-        )  # fmt: skip
+        return {
+            "lr": number(group["lr"]),
+            "beta1": number(beta1),
+            "beta2": number(beta2),
+            "eps": group["eps"],
+            "weight_decay": group["weight_decay"],
+            "decoupled": group["decoupled_weight_decay"],
+            "bias_correction": group["bias_correction"],
+        }
 
 
 class CPUAdam(_Adam):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
+from acclimate.ops.optimizers.checks import check_sizes
 from acclimate.ops.optimizers.rounding import square_root
 
 
@@ -35,6 +36,7 @@ def adam_(
     On the host the operations and their order are those of csrc/adam_rule.h, one rounding each, so results
     are the same bits. Elsewhere torch's fused kernel runs where it can.
     """
+    check_sizes(params, gradient=grads, exp_avg=exp_avgs, exp_avg_sq=exp_avg_sqs, output=outputs)
     for counter in steps:
         counter.add_(1)
     if bias_correction and not outputs and grad_scale == 1.0 and _torch_has_kernel(params, grads, exp_avgs):

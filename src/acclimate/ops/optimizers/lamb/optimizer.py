@@ -10,7 +10,8 @@ from torch import Tensor
 
 from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameterError
 from acclimate.ops.build.builder import OpBuilder
-from acclimate.ops.optimizers.base import GroupOptimizer, Parameters, by_device, check_settings, number
+from acclimate.ops.optimizers.base import GroupOptimizer, GroupTensors, Parameters
+from acclimate.ops.optimizers.checks import number
 from acclimate.ops.optimizers.lamb.builder import FusedLambBuilder
 from acclimate.ops.optimizers.lamb.schema import define
 from acclimate.ops.optimizers.shards import is_sharded
@@ -55,6 +56,7 @@ class FusedLamb(GroupOptimizer):
         UnsupportedParameterError: a parameter of another dtype.
     """
 
+    define_op = staticmethod(define)
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     builders: ClassVar[Mapping[str, type[OpBuilder]]] = {"cuda": FusedLambBuilder}
 
@@ -78,8 +80,6 @@ class FusedLamb(GroupOptimizer):
     ) -> None:
         if amsgrad:
             raise InvalidOptimizerArgumentError("FusedLamb has no AMSGrad variant. Leave amsgrad out.")
-        check_settings(lr=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay,
-                       max_grad_norm=max_grad_norm, max_coeff=max_coeff, min_coeff=min_coeff)  # fmt: skip
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -92,7 +92,6 @@ class FusedLamb(GroupOptimizer):
             "maximize": maximize,
         }
         self.eps_inside_sqrt = eps_inside_sqrt
-        self._op = define()
         self._ratios: list[Tensor] = []
         super().__init__(params, defaults, state_dtype=state_dtype, master_weights=master_weights)
 
@@ -118,30 +117,30 @@ class FusedLamb(GroupOptimizer):
         self._ratios.clear()
         return super().step(*arguments, **options)
 
-    def update(
-        self,
-        group: Mapping[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: tuple[list[Tensor], list[Tensor]],
-        steps: list[Tensor],
-        outputs: list[Tensor],
-        grad_scale: float,
-    ) -> None:
-        """Updates the tensors of one group, in one call for each device they are on."""
+    def op_settings(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """A group's settings under the names of the op's arguments."""
         beta1, beta2 = group["betas"]
+        return {
+            "lr": number(group["lr"]),
+            "beta1": number(beta1),
+            "beta2": number(beta2),
+            "eps": group["eps"],
+            "weight_decay": group["weight_decay"],
+            "min_ratio": group["min_coeff"],
+            "max_ratio": group["max_coeff"],
+            "bias_correction": group["bias_correction"],
+            "eps_inside_sqrt": self.eps_inside_sqrt,
+            "maximize": group["maximize"],
+        }
+
+    def update(self, group: Mapping[str, Any], tensors: GroupTensors, grad_scale: float) -> None:
+        """Updates the tensors of one group, in one call for each device they are on."""
         limit = group["max_grad_norm"]
         if limit > 0:
-            norms = torch._foreach_norm(grads)
+            norms = torch._foreach_norm(tensors.grads)
             norm = torch.stack([n.float().to(norms[0].device) for n in norms]).norm().item() * grad_scale
             grad_scale /= max(1.0, norm / limit)
-        for part in by_device(params, grads, *states, steps, outputs):
-            ratios = torch.ones(len(part[0]), dtype=torch.float32, device=part[0][0].device)
-            self._op(
-                *part, ratios,
-                lr=number(group["lr"]), beta1=number(beta1), beta2=number(beta2), eps=group["eps"],
-                weight_decay=group["weight_decay"], min_ratio=group["min_coeff"],
-                max_ratio=group["max_coeff"], bias_correction=group["bias_correction"],
-                eps_inside_sqrt=self.eps_inside_sqrt, maximize=group["maximize"], grad_scale=grad_scale,
-            )  # fmt: skip
+        for part in tensors.by_device():
+            ratios = torch.ones(len(part.params), dtype=torch.float32, device=part.params[0].device)
+            self._op(*part.lists(), ratios, **self.op_settings(group), grad_scale=grad_scale)
             self._ratios.append(ratios)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from acclimate.ops.optimizers.checks import check_sizes
+
 
 def lamb_(
     params: list[Tensor],
@@ -51,6 +53,7 @@ def lamb_(
         maximize: go up the gradient.
         grad_scale: multiplies the gradients.
     """
+    check_sizes(params, gradient=grads, exp_avg=exp_avgs, exp_avg_sq=exp_avg_sqs, output=outputs)
     scale = -grad_scale if maximize else grad_scale
     for i, param in enumerate(params):
         steps[i].add_(1)

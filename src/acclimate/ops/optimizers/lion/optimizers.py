@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from acclimate.ops.build.builder import OpBuilder
-from acclimate.ops.optimizers.base import FusedOptimizer, GroupOptimizer, Parameters, check_settings, number
+from acclimate.ops.optimizers.base import FusedOptimizer, GroupOptimizer, Parameters
+from acclimate.ops.optimizers.checks import number
 from acclimate.ops.optimizers.lion.builder import CPULionBuilder, FusedLionBuilder, FusedLionCPUBuilder
 from acclimate.ops.optimizers.lion.schema import define
 
@@ -17,7 +18,9 @@ from acclimate.ops.optimizers.lion.schema import define
 class _Lion(GroupOptimizer):
     """What CPULion and FusedLion share."""
 
+    define_op = staticmethod(define)
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg",)
+    counts_steps: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -29,29 +32,18 @@ class _Lion(GroupOptimizer):
         state_dtype: torch.dtype | None,
         master_weights: bool,
     ) -> None:
-        check_settings(lr=lr, beta1=betas[0], beta2=betas[1], weight_decay=weight_decay)
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
-        self._op = define()
         super().__init__(params, defaults, state_dtype=state_dtype, master_weights=master_weights)
 
-    def update(
-        self,
-        group: Mapping[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: tuple[list[Tensor], list[Tensor]],
-        steps: list[Tensor],
-        outputs: list[Tensor],
-        grad_scale: float,
-    ) -> None:
-        """Updates the tensors of one group in one call."""
+    def op_settings(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """A group's settings under the names of the op's arguments."""
         beta1, beta2 = group["betas"]
-        self._op(
-            params, grads, states[0], steps, outputs,
-            lr=number(group["lr"]), beta1=number(beta1), beta2=number(beta2),
-            weight_decay=group["weight_decay"], maximize=group["maximize"], grad_scale=grad_scale,
-            isa=self._isa,
-        )  # fmt: skip
+        return {
+            "lr": number(group["lr"]),
+            "beta1": number(beta1),
+            "beta2": number(beta2),
+            "weight_decay": group["weight_decay"],
+        }
 
 
 class CPULion(_Lion):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from acclimate.ops.optimizers.checks import check_sizes
+
 
 def lion_(
     params: list[Tensor],
@@ -25,6 +27,7 @@ def lion_(
     The operations and their order are those of csrc/lion_rule.h, one rounding each, so that results are the
     same bits.
     """
+    check_sizes(params, gradient=grads, exp_avg=exp_avgs, output=outputs)
     scale = -grad_scale if maximize else grad_scale
     for i, param in enumerate(params):
         steps[i].add_(1)
