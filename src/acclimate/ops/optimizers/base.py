@@ -254,7 +254,12 @@ class GroupOptimizer(torch.optim.Optimizer):
             if params:
                 states = (first_states, second_states)[: len(self.state_names)]
                 tensors = GroupTensors(params, found, states, steps, written)
-                self.update(group, tensors.on_this_rank() if self._has_shards else tensors, grad_scale)
+                try:
+                    self.update(group, tensors.on_this_rank() if self._has_shards else tensors, grad_scale)
+                except RuntimeError:  # asking each gradient in every step takes long
+                    for grad in found:
+                        check_layout("A gradient", grad)
+                    raise
                 if not torch.compiler.is_compiling():
                     # Native code writes below autograd, which has to learn that these values are new.
                     torch.autograd.graph.increment_version((*params, *written))
@@ -275,18 +280,18 @@ class GroupOptimizer(torch.optim.Optimizer):
         outputs: Sequence[Tensor] | None = None,
     ) -> None:
         """Fills the lists with what a step over a group needs, making the state that is not there yet."""
-        names = self.state_names
-        second = names[1] if len(names) > 1 else None
+        # Looked up once: the loop runs for each of maybe thousands of small tensors.
+        first, second = (*self.state_names, None)[:2]
+        all_states, has_masters, has_shards = self.state, self.master_weights, self._has_shards
         for index, parameter in enumerate(group["params"]):
             grad = parameter.grad if grads is None else grads[index]
             if grad is None:
                 continue
-            state = self.state[parameter]
-            if grad.layout is not torch.strided:
-                check_layout("A gradient", grad)
+            state = all_states[parameter]
             if "step" not in state:
+                check_layout("A gradient", grad)
                 self._make_state(group, parameter, state)
-            if not self.master_weights:
+            if not has_masters:
                 params.append(parameter)
             elif parameter.dtype == torch.float32:
                 params.append(parameter)
@@ -296,8 +301,8 @@ class GroupOptimizer(torch.optim.Optimizer):
                     state[MASTER] = huge_pages.empty_like(parameter, torch.float32).copy_(parameter)
                 params.append(state[MASTER])
                 written.append(parameter)
-            found.append(shards.spread_like(grad, parameter) if self._has_shards else grad)
-            first_states.append(state[names[0]])
+            found.append(shards.spread_like(grad, parameter) if has_shards else grad)
+            first_states.append(state[first])
             if second is not None:
                 second_states.append(state[second])
             steps.append(state["step"])

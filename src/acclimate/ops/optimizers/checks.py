@@ -105,13 +105,15 @@ def check_like(name: str, tensors: Sequence[Any], parameters: Sequence[Tensor]) 
 
 
 def check_sizes(params: Sequence[Tensor], **others: Sequence[Tensor]) -> None:
-    """Checks that tensors have as many elements as their parameters, as native kernels do.
+    """Checks that tensors are dense and have as many elements as their parameters, as native kernels do.
 
     Raises:
-        RuntimeError: one has not.
+        RuntimeError: one has another number.
+        UnsupportedParameterError: one is sparse.
     """
     for role, tensors in others.items():
         for parameter, tensor in zip(params, tensors, strict=False):
+            check_layout(f"A {role}", tensor)
             if tensor.numel() != parameter.numel():
                 raise RuntimeError(
                     f"A {role} has {tensor.numel()} elements, its parameter {parameter.numel()}."
