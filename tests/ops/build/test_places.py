@@ -332,6 +332,19 @@ def test_a_compiler_is_named_that(content: str, complaint: str, workshop: Worksh
     assert complaint in message
 
 
+def test_a_compiler_that_writes_no_file_is_named_and_the_cache_not_blamed(workshop: Workshop) -> None:
+    path = workshop.folder / "idle-c++"
+    path.write_text("#!/bin/sh\necho 1\n")
+    path.chmod(0o755)
+    code = (
+        "from acclimate.errors import OpBuildError\nfrom tiny_op.builder import TinyBuilder\n"
+        "try: TinyBuilder().load()\nexcept OpBuildError as error: tell(message=str(error))"
+    )
+    outcome = workshop.run(code, env={"CXX": str(path)})
+    assert "failed (exit code 0, but it wrote no file" in outcome.told["message"]
+    assert str(path) in outcome.told["message"]
+
+
 @pytest.mark.parametrize("text", ['"g++', "g++ 'x", "g++ \\"])
 def test_cxx_with_an_open_quotation_mark_is_named(text: str, workshop: Workshop) -> None:
     code = "from tiny_op.builder import TinyBuilder\ntell(why=TinyBuilder().incompatibility())"

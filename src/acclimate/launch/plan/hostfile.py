@@ -16,7 +16,8 @@ _MAX_RANKS = 1 << 20
 _MAX_BYTES = 16 << 20
 """A hostfile of a million hosts is smaller."""
 _LARGEST_PORT = 65535
-_NAME = re.compile(r"[\w.][\w.-]*")
+_NAME = re.compile(r"[\w.][\w.-]{0,1023}")
+"""The system resolves no longer one, and every message about a host has its name."""
 _EXAMPLE = "a line reads: host slots=N, host:port slots=N or [IPv6 address]:port slots=N"
 
 

@@ -37,15 +37,15 @@ class _Build:
     lock: threading.Lock = field(default_factory=threading.Lock)
     done: int = 0
 
-    def run(self, command: Sequence[str], label: str) -> None:
-        """Runs one compiler, and writes to the log what it said."""
+    def run(self, command: Sequence[str], label: str, output: Path) -> None:
+        """Runs one compiler, which has to write a file, and writes to the log what it said."""
         try:
             code, said = self.compilers.run(command, self.scratch)
         except OpBuildError as error:
             self._log(command, str(error))
             raise OpBuildError(f'The op "{self.recipe.name}" was not built: {error}.') from error
         self._log(command, said)
-        if code == 0:
+        if code == 0 and output.is_file():
             with self.lock:
                 self.done += 1
                 if self.progress is not None:
@@ -53,8 +53,9 @@ class _Build:
             return
         if _NO_SPACE in said or shutil.disk_usage(self.folder).free == 0:
             raise OSError(errno.ENOSPC, _NO_SPACE, str(self.folder))
+        how = ending(code) if code else "exit code 0, but it wrote no file: is it a compiler?"
         raise OpBuildError(
-            f'The op "{self.recipe.name}" was not built: {label} failed ({ending(code)}).\n{said.rstrip()}\n'
+            f'The op "{self.recipe.name}" was not built: {label} failed ({how}).\n{said.rstrip()}\n'
             f"Command: {shlex.join(command)}"
         )
 
@@ -89,12 +90,12 @@ def build_library(recipe: Recipe, folder: Path, progress: Progress | None = None
     ):
         build = _Build(recipe, folder, scratch, compilers, progress)
         compilations = [
-            pool.submit(build.run, recipe.compile_command(unit, path), unit.label)
+            pool.submit(build.run, recipe.compile_command(unit, path), unit.label, path)
             for unit, path in zip(recipe.units, objects, strict=True)
         ]
         ended, _ = wait(compilations, return_when=FIRST_EXCEPTION)
         for compilation in ended:
             compilation.result()
-        build.run(recipe.link_command(objects, library), library.name)
+        build.run(recipe.link_command(objects, library), library.name, library)
     shutil.rmtree(scratch)
     return library
