@@ -68,7 +68,7 @@ def test_a_write_nobody_reads_has_the_value_of_its_place(
 def test_a_graph_that_returns_nothing_still_writes(
     compile_whole: Compile, handle: AsyncIOHandle, tmp_path: Path
 ) -> None:
-    step = compile_whole(lambda x: handle.sync_pwrite(x + 1, str(tmp_path / "x")) and None)
+    step = compile_whole(lambda x: handle.sync_pwrite(x + 1, tmp_path / "x") and None)
     for value in (1.0, 2.0):
         assert step(torch.full((10,), value)) is None
         assert (tmp_path / "x").read_bytes() == content_of(torch.full((10,), value + 1))
@@ -199,7 +199,7 @@ def test_one_graph_serves_all_offsets(handle: AsyncIOHandle, tmp_path: Path) -> 
 
     torch._dynamo.reset()
     step = torch.compile(
-        lambda x, offset: handle.sync_pwrite(x, str(tmp_path / "x"), offset), fullgraph=True, backend=keep
+        lambda x, offset: handle.sync_pwrite(x, tmp_path / "x", offset), fullgraph=True, backend=keep
     )
     for number in range(12):
         step(torch.full((2,), float(number)), 8 * number)
@@ -271,7 +271,7 @@ def test_one_graph_with_a_transfer_not_waited_for_is_refused_with_the_reason(
 ) -> None:
     torch._dynamo.reset()
     step = torch.compile(
-        lambda x: getattr(handle, method)(x, str(tmp_path / "x")), fullgraph=True, backend="eager"
+        lambda x: getattr(handle, method)(x, tmp_path / "x"), fullgraph=True, backend="eager"
     )
     with pytest.raises(torch._dynamo.exc.Unsupported, match="run between graphs, as a tensor that changes"):
         step(torch.ones(4))

@@ -92,21 +92,24 @@ def test_clean_removes_one_op_by_either_of_its_names(workshop: Workshop) -> None
 
 def test_clean_leaves_what_another_process_is_building(workshop: Workshop) -> None:
     outcome = workshop.run(f"""
-import os, time
+import os
 from pathlib import Path
 from acclimate.cache.lock import hold
 folder = Path({str(workshop.cache)!r}) / "ops" / "tiny"
 private = folder / ".0123-4567.89ab.partial"
 private.mkdir(parents=True)
 start, go = os.pipe()
+end, cleaned = os.pipe()
 if os.fork() == 0:
+    os.close(cleaned)
     with hold(folder / ".0123-4567.lock", 0, "building"):
         os.write(go, b".")
-        time.sleep(1)
+        os.read(end, 1)
     os._exit(0)
 os.read(start, 1)
 {command_line("ops", "clean")}
 tell(left=private.is_dir())
+os.close(cleaned)
 """)
     assert outcome.told == {"code": 0, "left": True}
     assert "Left what is being built: tiny" in outcome.stdout

@@ -18,6 +18,7 @@ import itertools
 import os
 import weakref
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import ParamSpec, Protocol, TypeVar, cast
 
 import torch
@@ -112,7 +113,7 @@ def read_in_graph(
 ) -> None:
     """Puts a read into the graph that is being made."""
     torch.ops.acclimate.aio_read(
-        _order, buffer.detach(), number, os.fsdecode(filename), file_offset,
+        _order, buffer.detach(), number, _name(filename), file_offset,
         validate=validate, whole_rest=whole_rest,
     )  # fmt: skip
 
@@ -129,9 +130,16 @@ def write_in_graph(
 ) -> None:
     """Puts a write into the graph that is being made."""
     torch.ops.acclimate.aio_write(
-        _order, buffer.detach(), number, os.fsdecode(filename), file_offset,
+        _order, buffer.detach(), number, _name(filename), file_offset,
         validate=validate, atomic=atomic, wait_all=wait_all,
     )  # fmt: skip
+
+
+def _name(filename: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
+    """A file's name, in a way that the compiler follows."""
+    # From Python 3.13 on str(path) parses in C what a path was made of, which the compiler cannot follow.
+    parts = getattr(filename, "_raw_paths", None) if isinstance(filename, PurePath) else None
+    return os.path.join(*parts) if parts else os.fsdecode(filename)
 
 
 def _read(
