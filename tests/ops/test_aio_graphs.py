@@ -270,9 +270,8 @@ def test_one_graph_with_a_transfer_not_waited_for_is_refused_with_the_reason(
     handle: AsyncIOHandle, tmp_path: Path, method: str
 ) -> None:
     torch._dynamo.reset()
-    step = torch.compile(
-        lambda x: getattr(handle, method)(x, tmp_path / "x"), fullgraph=True, backend="eager"
-    )
+    name = str(tmp_path / "x")
+    step = torch.compile(lambda x: getattr(handle, method)(x, name), fullgraph=True, backend="eager")
     with pytest.raises(torch._dynamo.exc.Unsupported, match="run between graphs, as a tensor that changes"):
         step(torch.ones(4))
     assert not (tmp_path / "x").exists()
