@@ -34,6 +34,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import results
+from peers import DEEPSPEED
+
 MIB = 1 << 20
 FIO_ENGINES = {"io_uring": "io_uring", "aio": "libaio"}
 WORKS = {"write": "write over a file", "write-new": "write a new file", "read": "read"}
@@ -79,6 +82,7 @@ def main() -> int:
     ):
         rounds = Measurement(options, Path(folder, "data"), Path(memory, "blocks")).run()
     print_tables(options, rounds)
+    results.record("aio", figures_of(options.engines[0], rounds), {"DeepSpeed": DEEPSPEED.partition("==")[2]})
     if options.chart:
         draw(options, rounds)
     return 0
@@ -279,6 +283,23 @@ def print_tables(options: argparse.Namespace, rounds: Rounds) -> None:
             ]
             cells.append(f"{spent[0]:.0f} / {spent[1]:.0f}")
             print("| " + " | ".join(cells) + " |")
+
+
+def figures_of(engine: str, rounds: Rounds) -> list[results.Figure]:
+    """Of one engine; a ratio is that of the pairs, so each peer's speed is ours over it."""
+    figures = []
+    for work, title in WORKS.items():
+        pairs = {peer: rows for (done, used, peer), rows in rounds.items() if (done, used) == (work, engine)}
+        if not pairs:
+            continue
+        ours = statistics.median(own.bytes_per_s for rows in pairs.values() for own, _ in rows) / 1e6
+        ratios = {
+            peer: statistics.median(own.bytes_per_s / other.bytes_per_s for own, other in rows)
+            for peer, rows in pairs.items()
+        }
+        peers = {peer: ours / ratio for peer, ratio in ratios.items()}
+        figures.append(results.Figure(f"{title}, {engine}", "MB/s", ours, peers))
+    return figures
 
 
 def draw(options: argparse.Namespace, rounds: Rounds) -> None:

@@ -20,7 +20,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from peers import deepspeed_python
+import results
+from peers import DEEPSPEED, deepspeed_python
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -130,6 +131,13 @@ def main() -> None:
     script = statistics.median(alone)
     over = {name: statistics.median(times) - script for name, times in starts.items()}
     until = {name: statistics.median(times) for name, times in ends.items()}
+    kept = [
+        results.Figure(
+            work, "s", figures["acclimate"], {name: figures[name] for name in ("torchrun", "DeepSpeed")}
+        )
+        for work, figures in (("start 2 ranks", over), ("end 8 ranks after SIGKILL of one", until))
+    ]
+    results.record("launch", kept, {"DeepSpeed": DEEPSPEED.partition("==")[2]})
     table = Table(title="Launchers (DeepSpeed 0.19.8, torchrun of the same torch as ours)")
     for column in ("work", *names, "torchrun / ours", "DeepSpeed / ours", "goal"):
         table.add_column(column, justify="left" if column == "work" else "right")

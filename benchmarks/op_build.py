@@ -19,7 +19,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers import deepspeed_python
+import results
+from peers import DEEPSPEED, deepspeed_python
 from rich.console import Console
 from rich.table import Table
 
@@ -102,6 +103,7 @@ def main() -> None:
     for column in ("op", "cold wall", "peer", "cold processor time", "peer", "peer / ours", "warm", "peer"):
         table.add_column(column, justify="left" if column == "op" else "right")
     missed = False
+    kept: list[results.Figure] = []
     for op in args.ops:
         costs = measure(op, peer, args.rounds)
         ours, warm = median(costs["ours"]), median(costs["ours, warm"])
@@ -110,6 +112,14 @@ def main() -> None:
             table.add_row(op, "cannot be built here")
             missed = True
             continue
+        if theirs and their_warm:
+            name = op.removesuffix("Builder")
+            kept += [
+                results.Figure(f"build {name} from nothing", "s", ours.wall, {"DeepSpeed": theirs.wall}),
+                results.Figure(
+                    f"load {name}, once built", "ms", warm.wall * 1e3, {"DeepSpeed": their_warm.wall * 1e3}
+                ),
+            ]
         # Each round's two took turns, so their ratio bears a busy machine better than either figure.
         pairs = zip(costs["peer"], costs["ours"], strict=True)
         ratios = [there.processor / here.processor for there, here in pairs if there and here]
@@ -129,6 +139,7 @@ def main() -> None:
         table.add_row(*cells)
         sys.stderr.write(" | ".join(cells) + "\n")  # kept, should the run be broken off
     Console(width=120 if not sys.stdout.isatty() else None).print(table)
+    results.record("op_build", kept, {"DeepSpeed": DEEPSPEED.partition("==")[2]})
     print(
         f"goals: cold ≤ {COLD_LIMIT_S:.0f} s, 1/{LESS_PROCESSOR_TIME:.0f} of the peer's processor time, "
         f"warm < {WARM_LIMIT_S * 1e3:.0f} ms: {'missed' if missed else 'reached'}"

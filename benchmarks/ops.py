@@ -25,7 +25,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import results
 import torch
+from peers import DEEPSPEED
 
 LARGE = 32 << 20
 SMALL = (1000, 1000)  # tensors, elements of each
@@ -62,6 +64,7 @@ def main() -> int:
         print_row(*rows[-1])
         del contestants
     print_machine()
+    results.record("ops", [figure_of(*row) for row in rows], {"DeepSpeed": DEEPSPEED.partition("==")[2]})
     if options.chart:
         draw(rows, options.chart)
     return 0
@@ -330,6 +333,12 @@ def print_row(work: str, times: dict[str, list[float]]) -> None:
         median, best = statistics.median(values), min(values)
         print(f"  {name:14} {median:10.2f} {best:10.2f} {median / ours:14.2f} "
               f"{best / min(times['acclimate']):9.2f}")  # fmt: skip
+
+
+def figure_of(work: str, times: dict[str, list[float]]) -> results.Figure:
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    peers = {name: medians[name] for name in ("torch fused", "DeepSpeed") if name in medians}
+    return results.Figure(TITLES[work], "ms", medians["acclimate"], peers)
 
 
 def print_machine() -> None:

@@ -2,15 +2,21 @@
 
 python benchmarks/run.py             all of them
 python benchmarks/run.py core ops    some of them
+
+What they measured goes into docs/results.json, and from there into docs/results.md, docs/costs.png and
+the README.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import results
 from peers import deepspeed_python
 
 FOLDER = Path(__file__).parent
@@ -27,12 +33,18 @@ def main() -> int:
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(ALL)}")
     missed = []
-    for name in names:
-        print(f"\n== {name} ==", flush=True)
-        # These two can do without their peer, so they are told where it is.
-        peer = ["--deepspeed-python", deepspeed_python()] if name in ("ops", "aio") else []
-        if subprocess.run([sys.executable, FOLDER / f"{name}.py", *peer], check=False).returncode != 0:
-            missed.append(name)
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, results.FOLDER_VARIABLE: folder}
+        for name in names:
+            print(f"\n== {name} ==", flush=True)
+            # These two can do without their peer, so they are told where it is.
+            peer = ["--deepspeed-python", deepspeed_python()] if name in ("ops", "aio") else []
+            command = [sys.executable, FOLDER / f"{name}.py", *peer]
+            if subprocess.run(command, env=env, check=False).returncode != 0:
+                missed.append(name)
+        runs = results.merge(Path(folder))
+    results.write_pages(runs)
+    results.draw(runs)
     if missed:
         print(f"\nmissed a goal or failed: {', '.join(missed)}")
     return 1 if missed else 0

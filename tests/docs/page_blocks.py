@@ -45,7 +45,7 @@ def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     found = []
     for match in _FENCE.finditer(text):
-        language, *words = match["info"].split()
+        language, *words = match["info"].split() or [""]
         line = text.count("\n", 0, match.start("content")) + 1
         found.append(Block(line, language, tuple(words), match["content"]))
     return found

@@ -1,0 +1,185 @@
+"""The figures that benchmarks measured: kept in one committed file, shown in the README and in one picture.
+
+A benchmark calls :func:`record`; `make bench` sets the folder that it writes to, then :func:`merge` puts what
+came into ``docs/results.json``. A benchmark that was not run keeps its older figures, date and machine.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results.json"
+CHART = ROOT / "docs" / "costs.png"
+README = ROOT / "README.md"
+FOLDER_VARIABLE = "ACCLIMATE_BENCHMARK_RESULTS"
+PAGE = ROOT / "docs" / "results.md"
+HEAD = "# What it costs\n\nWritten by `make bench` from `results.json`.\n"
+BEGIN, END = "<!-- written by make bench -->\n", "<!-- end -->\n"
+COLOURS = ("#2a6f97", "#e09f3e", "#9e2a2b", "#6a994e", "#8338ec", "#495057")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One piece of work, measured for us and for peers in one run."""
+
+    work: str
+    unit: str
+    """``s``, ``ms``, ``µs``, ``ns`` (less is better), or ``tokens/s`` and ``MB/s`` (more is better)."""
+    ours: float
+    peers: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def more_is_better(self) -> bool:
+        """Whether the unit is a rate."""
+        return self.unit.endswith("/s")
+
+    def advantage(self, peer: str) -> float:
+        """How many times better ours is than a peer's; below 1 where it is worse."""
+        ratio = self.peers[peer] / self.ours
+        return 1 / ratio if self.more_is_better else ratio
+
+
+@dataclass(frozen=True)
+class Run:
+    """All figures of one benchmark, and where and when they were measured."""
+
+    benchmark: str
+    date: str
+    machine: str
+    versions: dict[str, str]
+    figures: tuple[Figure, ...]
+
+
+def record(benchmark: str, figures: Sequence[Figure], peers: dict[str, str] | None = None) -> None:
+    """Keeps figures where `make bench` asked for them; does nothing in a run by hand.
+
+    Args:
+        benchmark: its file's name without ``.py``.
+        figures: what it measured.
+        peers: versions of the peers that it ran beside.
+    """
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        return
+    versions = {name: importlib.metadata.version(name) for name in ("acclimate", "torch")}
+    versions["Python"] = platform.python_version()
+    today = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
+    run = Run(benchmark, today, machine(), versions | (peers or {}), tuple(figures))
+    Path(folder, f"{benchmark}.json").write_text(json.dumps(asdict(run)), encoding="utf-8")
+
+
+def machine() -> str:
+    """The processor, how many of it, and what decides the speed of kernels."""
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    fields = {key.strip(): value.strip() for key, value in lines.items()}
+    flags = fields.get("flags", "").split()
+    known = [("amx_bf16", "AMX"), ("avx512_bf16", "AVX-512 BF16"), ("avx512f", "AVX-512"), ("avx2", "AVX2")]
+    best = next((name for flag, name in known if flag in flags), "")
+    name = fields.get("model name", platform.machine())
+    return ", ".join(filter(None, [f"{os.cpu_count()} processors", name, best]))
+
+
+def read(path: Path = RESULTS) -> dict[str, Run]:
+    """The committed runs by benchmark."""
+    if not path.exists():
+        return {}
+    runs = {}
+    for entry in json.loads(path.read_text(encoding="utf-8")):
+        figures = tuple(Figure(**figure) for figure in entry.pop("figures"))
+        runs[entry["benchmark"]] = Run(**entry, figures=figures)
+    return runs
+
+
+def merge(folder: Path) -> dict[str, Run]:
+    """Puts the runs that benchmarks left in a folder into the committed file."""
+    runs = read()
+    for path in sorted(folder.glob("*.json")):
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        entry["figures"] = tuple(Figure(**figure) for figure in entry["figures"])
+        runs[entry["benchmark"]] = Run(**entry)
+    entries = [asdict(run) for _, run in sorted(runs.items())]
+    RESULTS.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return runs
+
+
+def shown(value: float, unit: str) -> str:
+    """A value as a table shows it: three significant digits."""
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{digits}f} {unit}"
+
+
+def table(runs: dict[str, Run]) -> str:
+    """A row for each piece of work and each peer beside us."""
+    rows = ["| work | acclimate | peer | times better |", "|---|---|---|---|"]
+    for run in runs.values():
+        for figure in run.figures:
+            for peer, theirs in figure.peers.items():
+                cells = shown(figure.ours, figure.unit), f"{peer}: {shown(theirs, figure.unit)}"
+                rows.append(f"| {figure.work} | {' | '.join(cells)} | {figure.advantage(peer):.3g} |")
+    return "\n".join(rows) + "\n"
+
+
+def origin(runs: dict[str, Run]) -> str:
+    """A sentence on how, where, when and beside what the figures were measured."""
+    places = sorted({(run.machine, run.date) for run in runs.values()})
+    versions = {name: version for run in runs.values() for name, version in run.versions.items()}
+    versions.pop("acclimate", None)
+    where = "; ".join(f"{machine} ({date})" for machine, date in places)
+    beside = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    return f"Medians of runs in which the contestants took turns, on {where}, with {beside}.\n"
+
+
+def write_pages(runs: dict[str, Run]) -> None:
+    """Writes the page with the table, and where the figures come from into the README, between its marks."""
+    PAGE.write_text(f"{HEAD}\n{origin(runs)}\n![what it costs](costs.png)\n\n{table(runs)}", encoding="utf-8")
+    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    README.write_text(before + BEGIN + origin(runs) + END + rest.partition(END)[2], encoding="utf-8")
+
+
+def draw(runs: dict[str, Run], path: Path = CHART) -> None:
+    """One row for each piece of work, one dot for each peer: how many times better ours is (log scale)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figures = [figure for run in runs.values() for figure in run.figures if figure.peers][::-1]
+    names = sorted({peer for figure in figures for peer in figure.peers})
+    colours = dict(
+        zip(names, ("#2a6f97", "#e09f3e", "#9e2a2b", "#6a994e", "#8338ec", "#495057"), strict=False)
+    )
+    chart, axes = pyplot.subplots(figsize=(10, 1.2 + 0.38 * len(figures)))
+    axes.axvline(1, color="black", linewidth=1)
+    for row, figure in enumerate(figures):
+        for peer in figure.peers:
+            ratio = figure.advantage(peer)
+            axes.plot([1, ratio], [row, row], color=colours[peer], alpha=0.25, linewidth=3)
+            axes.plot(ratio, row, "o", color=colours[peer], markersize=8)
+            # A peer beside another would cover its number.
+            higher = ratio == max(figure.advantage(each) for each in figure.peers)
+            shift = (8, -3) if higher else (-8, -3)
+            axes.annotate(f"{ratio:.2g}", (ratio, row), shift, textcoords="offset points", fontsize=8,
+                          ha="left" if higher else "right")  # fmt: skip
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.set_xlim(low / 1.3, high * 1.6)
+    ticks = [tick for tick in (0.5, 1, 2, 5, 10, 20, 50, 100, 200) if low / 1.3 <= tick <= high * 1.6]
+    axes.set_xticks(ticks, [f"{tick:g} x" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_yticks(range(len(figures)), [figure.work for figure in figures], fontsize=9)
+    axes.set_xlabel("times better than the peer (right of 1: acclimate is better)")
+    handles = [pyplot.Line2D([], [], marker="o", ls="", color=colours[name], label=name) for name in names]
+    axes.legend(handles=handles, loc="lower right", fontsize=9)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    chart.tight_layout()
+    chart.savefig(path, dpi=120)

@@ -1,0 +1,84 @@
+"""The README's snippets run, its links lead somewhere, and its figures are those of the committed results."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import re
+import sys
+from typing import Any
+
+import pytest
+from page_blocks import DOCS, blocks
+
+from fresh_process import FreshProcesses
+
+README = DOCS.parent / "README.md"
+BLOCKS = blocks(README)
+
+TRAINING = """
+import torch
+from acclimate import get_accelerator
+
+acc = get_accelerator()
+GPT = lambda: torch.nn.Linear(4, 1)
+loss_of = torch.nn.functional.mse_loss
+loader = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(3)]
+"""
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that writes the figures' pages."""
+    monkeypatch.syspath_prepend(str(DOCS.parent / "benchmarks"))
+    monkeypatch.delitem(sys.modules, "results", raising=False)
+    return importlib.import_module("results")
+
+
+def test_the_first_snippet_has_seven_lines_and_prints_what_is_shown(fresh: FreshProcesses) -> None:
+    snippet, shown = next(
+        (code, text) for code, text in itertools.pairwise(BLOCKS) if code.language == "python"
+    )
+    assert len([line for line in snippet.content.splitlines() if line]) == 7
+    outcome = fresh.check(snippet.content, env={"DS_ACCELERATOR": "cpu"})
+    assert outcome.stdout == shown.content
+
+
+def test_the_ported_loop_trains(fresh: FreshProcesses) -> None:
+    (diff,) = (block.content for block in BLOCKS if block.language == "diff")
+    ported = "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("-"))
+    original = "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("+"))
+    assert "cuda" not in ported
+    compile(original, "README.md", "exec")
+    outcome = fresh.check(TRAINING + ported + "tell(loss=loss.item())", env={"DS_ACCELERATOR": "cpu"})
+    assert outcome.told["loss"] < 100
+    assert int(outcome.stdout) > 0
+
+
+def test_it_is_about_120_lines_and_its_tables_have_at_most_five_columns() -> None:
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 135
+    assert max(line.count("|") - 1 for line in lines if line.startswith("|")) <= 5
+
+
+def test_every_link_and_picture_leads_to_a_file() -> None:
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", README.read_text(encoding="utf-8"))
+    assert len(targets) > 10
+    assert [target for target in targets if not (DOCS.parent / target).is_file()] == []
+
+
+def test_the_pages_show_the_committed_results_and_nothing_else(results: Any) -> None:
+    runs = results.read()
+    assert runs
+    assert results.BEGIN + results.origin(runs) + results.END in README.read_text(encoding="utf-8")
+    assert results.table(runs) in results.PAGE.read_text(encoding="utf-8")
+    for run in json.loads(results.RESULTS.read_text(encoding="utf-8")):
+        assert run["date"]
+        assert run["machine"]
+        assert run["versions"]["torch"]
+
+
+def test_advantage_is_how_many_times_better_ours_is_for_times_and_for_rates(results: Any) -> None:
+    assert results.Figure("start", "s", 2.0, {"peer": 6.0}).advantage("peer") == 3
+    assert results.Figure("decode", "tokens/s", 30.0, {"peer": 20.0}).advantage("peer") == 1.5
