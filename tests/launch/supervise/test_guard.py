@@ -57,7 +57,7 @@ def test_nothing_is_left_when_a_guard_is_killed_and_the_job_ends(tmp_path: Path)
     with launched(command(2, ranks_code(tmp_path, text), "--grace", "0.3")) as job:
         all_ready(tmp_path, 2)
         guard = parent_of(pid_in(tmp_path / "ready1"))
-        assert Path(f"/proc/{guard}/comm").read_text() == "acclimate-guard\n"
+        assert Path(f"/proc/{guard}/comm").read_text() == "rank-guard\n"
         os.kill(guard, signal.SIGKILL)
         _, stderr = job.read()
         assert job.wait() == 137
@@ -105,7 +105,7 @@ def test_guard_and_standby_have_names_of_their_own(tmp_path: Path) -> None:
         assert parent_of(standby) == job.process.pid
         shown = [names_of(pid) for pid in (guard, standby)]
     assert shown == [
-        ("acclimate-guard", "rank-guard: rank 0"),
+        ("rank-guard", "rank-guard: rank 0"),
         ("rank-standby", "rank-standby: rank 0"),
     ]
 

@@ -181,7 +181,7 @@ class _GuardProcess:
         self.deferred: list[tuple[int, float]] = []
         """Signals that the launcher got, and when it said so, while it is not clear yet who sent them."""
         self._received = b""
-        processes.name_process("acclimate-guard", f"rank-guard: rank {plan.rank}")
+        processes.name_process("rank-guard", f"rank-guard: rank {plan.rank}")
         processes.adopt_orphans()
         guard = os.getpid()
         try:
