@@ -10,6 +10,7 @@ import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike
 from acclimate_sim.accelerator import SimAccelerator
+from acclimate_sim.profile import VISIBLE_DEVICES
 
 
 class SetDeviceForgotten(SimAccelerator):
@@ -101,6 +102,9 @@ class LimitIgnored(SimAccelerator):
 
 class LimitForgotten(SimAccelerator):
     """set_visible_devices_envs does nothing."""
+
+    # The class alone, which has no record here, does not know the variable.
+    visible_devices_variable = VISIBLE_DEVICES
 
     def set_visible_devices_envs(
         self, current_env: MutableMapping[str, str], local_accelerator_ids: Iterable[int | str]
