@@ -69,5 +69,7 @@ class Backend:
                 f'The "{self.name}" record points to {self.target}, which gives a '
                 f"{type(accelerator).__name__}; it has to be a subclass of acclimate.Accelerator."
             )
+        # Asked here, so that a plug-in whose function fails is passed over now, and no user meets it later.
+        self.visible_devices_variable()
         accelerator._record = self
         return accelerator
