@@ -38,6 +38,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--elements", type=int, default=LARGE, help="of the large parameter")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", nargs="+", choices=list(WORKS), default=list(WORKS), help="these works")
     parser.add_argument("--threads", type=int, help="of torch; as many as it takes if not given")
     parser.add_argument(
         "--deepspeed-python",
@@ -54,8 +55,8 @@ def main() -> int:
     peer = DeepSpeed(options) if options.deepspeed_python else None
     limit = MemoryLimit(options.elements)
     rows = []
-    for work, prepare in WORKS.items():
-        contestants = prepare(options.elements)
+    for work in options.only:
+        contestants = WORKS[work](options.elements)
         if work != "small":
             contestants["memory limit"] = limit.runner(work)
         if peer is not None and peer.can(work):
