@@ -40,10 +40,11 @@ def test_of_five(number): pytest.skip("not installed: slurmctld")
 @pytest.mark.skipif(True, reason="no nvcc on PATH")
 def test_of_one(): pass
 """)
+    environment = {name: value for name, value in plain_environment().items() if "PYTEST" not in name}
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "skip_summary", "-p", "no:cacheprovider"],
         cwd=tmp_path,
-        env=plain_environment() | {"PYTHONPATH": str(Path(__file__).parent)},
+        env={**environment, "PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,
         timeout=120,
