@@ -22,7 +22,8 @@ struct Pool {
 };
 Pool g_pools[kMaxDevices];
 
-// All blocks, for getDeviceFromPtr: a list, as that is asked seldom and every operator makes and frees blocks.
+// All blocks, for getDeviceFromPtr: a list, as that is asked seldom and every operator makes and frees
+// blocks.
 std::mutex g_blocks_lock;
 Block* g_blocks = nullptr;
 
@@ -36,10 +37,9 @@ void count_in(c10::DeviceIndex device, size_t bytes) {
   const auto allocated = stats.allocated_bytes[0].current, needed = allocated + static_cast<int64_t>(bytes);
   if (needed > capacity) {
     stats.num_ooms++;
-    TORCH_CHECK_WITH(
-        OutOfMemoryError, false, "sim out of memory. Tried to allocate ", bytes, " bytes on sim:",
-        static_cast<int>(device), ", which has ", capacity, " bytes of which ", capacity - allocated,
-        " are free. ACCLIMATE_SIM=memory=… sets how much a device has.");
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "sim out of memory. Tried to allocate ", bytes,
+                     " bytes on sim:", static_cast<int>(device), ", which has ", capacity, " bytes of which ",
+                     capacity - allocated, " are free. ACCLIMATE_SIM=memory=… sets how much a device has.");
   }
   stats.num_device_alloc++;
   stats.allocation[0].increase(1);
@@ -96,7 +96,9 @@ class Allocator final : public c10::DeviceAllocator {
     return own(c10::GetCPUAllocator()->allocate(size), size, device);
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
-  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
 
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override {

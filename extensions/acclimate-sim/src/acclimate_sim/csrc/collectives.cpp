@@ -31,8 +31,8 @@ IValue map_tensors(const IValue& value, const Convert& convert) {
 
 void on_host_backend(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
 #ifdef SIM_NO_COLLECTIVES  // as torch says it
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "Could not run '", op.schema().name(), "' with arguments from the '", kSimKey, "' backend.");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "Could not run '", op.schema().name(), "' with arguments from the '",
+                              kSimKey, "' backend.");
 #endif
   HostAliases aliases;
   auto device = current_device();
@@ -56,15 +56,15 @@ struct Quiet final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// torch has kernels of its own for devices from outside, which these replace on purpose and not with a warning.
+// torch has kernels of its own for devices from outside, which these replace on purpose and not with a
+// warning.
 torch::Library g_collectives(torch::Library::IMPL, "c10d", kSimKey, __FILE__, __LINE__);
 const bool g_collectives_registered = [] {
   Quiet quiet;
   c10::WarningUtils::WarningHandlerGuard without_warnings(&quiet);
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (name.name.rfind("c10d::", 0) != 0) continue;
-    g_collectives.impl(
-        toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&on_host_backend>());
+    g_collectives.impl(toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&on_host_backend>());
   }
   return true;
 }();

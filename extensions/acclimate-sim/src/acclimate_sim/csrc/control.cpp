@@ -1,5 +1,5 @@
-// What Python tells and asks the library, as torch operators: so the library needs neither pybind11 nor Python's
-// headers.
+// What Python tells and asks the library, as torch operators: so the library needs neither pybind11 nor
+// Python's headers.
 #include "devices.h"
 #include "generator.h"
 #include "host_alias.h"
@@ -10,8 +10,8 @@
 namespace sim {
 namespace {
 
-void set_profile(
-    int64_t devices, int64_t capacity, c10::List<int64_t> refused, bool replaces_parameters, bool checks_synchronisation) {
+void set_profile(int64_t devices, int64_t capacity, c10::List<int64_t> refused, bool replaces_parameters,
+                 bool checks_synchronisation) {
   Settings chosen{static_cast<int>(devices), capacity, 0, replaces_parameters, checks_synchronisation};
   for (const int64_t dtype : refused) chosen.refused_dtypes |= uint64_t{1} << dtype;
   configure(chosen);
@@ -40,9 +40,8 @@ TORCH_LIBRARY(sim, m) {
   m.def("register_pinned(int address, int bytes) -> ()", [](int64_t address, int64_t bytes) {
     register_pinned(static_cast<uintptr_t>(address), static_cast<size_t>(bytes));
   });
-  m.def("unregister_pinned(int address) -> ()", [](int64_t address) {
-    unregister_pinned(static_cast<uintptr_t>(address));
-  });
+  m.def("unregister_pinned(int address) -> ()",
+        [](int64_t address) { unregister_pinned(static_cast<uintptr_t>(address)); });
   m.def("host_view(Tensor(a) tensor) -> Tensor(a)");
 }
 SIM_LIBRARY_IMPL(sim, SIM_SLOT, m) { m.impl("host_view", host_view); }

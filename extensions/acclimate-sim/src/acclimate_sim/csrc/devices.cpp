@@ -11,23 +11,21 @@ thread_local c10::DeviceIndex t_current = 0;
 const Settings& settings() { return g_settings; }
 
 void configure(const Settings& chosen) {
-  TORCH_CHECK_VALUE(
-      chosen.device_count >= 1 && chosen.device_count <= kMaxDevices,
-      "sim: ", chosen.device_count, " devices were asked for; 1 to ", kMaxDevices, " are possible");
+  TORCH_CHECK_VALUE(chosen.device_count >= 1 && chosen.device_count <= kMaxDevices,
+                    "sim: ", chosen.device_count, " devices were asked for; 1 to ", kMaxDevices,
+                    " are possible");
   g_settings = chosen;
 }
 
 void check_index(int64_t index) {
-  TORCH_CHECK(
-      index >= 0 && index < g_settings.device_count,
-      "sim: there is no device ", index, "; devices that exist here: 0 to ", g_settings.device_count - 1);
+  TORCH_CHECK(index >= 0 && index < g_settings.device_count, "sim: there is no device ", index,
+              "; devices that exist here: 0 to ", g_settings.device_count - 1);
 }
 
 void check_dtype(c10::ScalarType dtype) {
   // A TypeError, which is what torch raises for float64 on MPS.
-  TORCH_CHECK_TYPE(
-      !(g_settings.refused_dtypes >> static_cast<int>(dtype) & 1),
-      "sim: this device has no ", dtype, " (ACCLIMATE_SIM says no=…). Use another dtype.");
+  TORCH_CHECK_TYPE(!(g_settings.refused_dtypes >> static_cast<int>(dtype) & 1), "sim: this device has no ",
+                   dtype, " (ACCLIMATE_SIM says no=…). Use another dtype.");
 }
 
 c10::DeviceIndex current_device() noexcept { return t_current; }

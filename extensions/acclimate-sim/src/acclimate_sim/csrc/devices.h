@@ -19,8 +19,8 @@ constexpr int kMaxDevices = 16;
 struct Settings {
   int device_count = 2;
   int64_t capacity_bytes = int64_t{1} << 34;  // of each device
-  uint64_t refused_dtypes = 0;                // bit n: ScalarType n has no tensors here
-  bool replaces_parameters = false;           // Module.to() makes new Parameters, as some vendors' devices do
+  uint64_t refused_dtypes = 0;  // bit n: ScalarType n has no tensors here
+  bool replaces_parameters = false;  // Module.to() makes new Parameters, as some vendors' devices do
   bool checks_synchronisation = false;
 };
 

@@ -20,12 +20,12 @@ enum class Use : uint8_t { kRead, kWrite, kView };
 struct Operator {
   explicit Operator(const c10::OperatorHandle& op);
 
-  std::string name;               // with its overload
-  std::vector<Use> uses;          // by argument
-  int generator = -1;             // the argument that is a generator
+  std::string name;  // with its overload
+  std::vector<Use> uses;  // by argument
+  int generator = -1;  // the argument that is a generator
   bool draws_random = false;
-  int host_argument = -1;         // an argument that is on the host by definition
-  int host_result = -1;           // and such a result
+  int host_argument = -1;  // an argument that is on the host by definition
+  int host_result = -1;  // and such a result
   bool (*special)(const Operator&, Stack*) = nullptr;  // runs in place of the host's kernel
 };
 
@@ -65,7 +65,7 @@ Operator::Operator(const c10::OperatorHandle& op) {
   if (name == "aten::convolution_backward_overrideable") special = convolution_backward;
   if (name == "aten::_pack_padded_sequence") {
     host_argument = 1;  // lengths
-    host_result = 1;    // batch sizes
+    host_result = 1;  // batch sizes
   }
   if (name == "aten::_ctc_loss.Tensor" || name == "aten::_ctc_loss_backward.Tensor") host_argument = -2;
 }
@@ -80,8 +80,9 @@ const Operator& find(const c10::OperatorHandle& op) {
     const auto& name = found->name;
     const size_t plain = identity.name.size();
     return name.compare(0, plain, identity.name) == 0 &&
-        (identity.overload_name.empty() ? name.size() == plain
-                                        : name.compare(plain + 1, std::string::npos, identity.overload_name) == 0);
+           (identity.overload_name.empty()
+                ? name.size() == plain
+                : name.compare(plain + 1, std::string::npos, identity.overload_name) == 0);
   };
   if (!found || !matches()) found = std::make_unique<Operator>(op);
   return *found;
@@ -99,17 +100,19 @@ class DeviceCheck {
     if (!tensor.defined()) return;
     const auto device = tensor.device();
     if (device.type() == kSim) {
-      if (!device_) device_ = device;
-      else if (*device_ != device) other_ = device;
+      if (!device_)
+        device_ = device;
+      else if (*device_ != device)
+        other_ = device;
     } else if (tensor.dim() > 0 || use == Use::kWrite) {
       other_ = device;
     }
   }
 
   c10::Device device() const {
-    TORCH_CHECK(
-        !device_ || !other_, "Expected all tensors to be on the same device, but found at least two devices, ",
-        *device_, " and ", *other_, "! (when checking arguments of ", op_.name, ")");
+    TORCH_CHECK(!device_ || !other_,
+                "Expected all tensors to be on the same device, but found at least two devices, ", *device_,
+                " and ", *other_, "! (when checking arguments of ", op_.name, ")");
     return device_.value_or(c10::Device(kSim, current_device()));
   }
 
@@ -136,7 +139,9 @@ c10::Device check_devices(const Operator& op, at::ArrayRef<IValue> arguments) {
       wanted = value.toDevice();
     }
   }
-  auto device = wanted && wanted->has_index() ? *wanted : wanted ? c10::Device(kSim, current_device()) : check.device();
+  auto device = wanted && wanted->has_index() ? *wanted
+                : wanted                      ? c10::Device(kSim, current_device())
+                                              : check.device();
   check_index(device.index());
   return device;
 }
@@ -192,7 +197,8 @@ IValue to_device(IValue value, c10::DeviceIndex device, HostAliases& aliases, co
 void run_on_host(const c10::OperatorHandle& handle, Stack* stack) {
   const Operator& op = find(handle);
   const size_t count = op.uses.size();
-  const auto device = check_devices(op, at::ArrayRef<IValue>(stack->data() + stack->size() - count, count)).index();
+  const auto device =
+      check_devices(op, at::ArrayRef<IValue>(stack->data() + stack->size() - count, count)).index();
   HostAliases aliases;
   const TensorUses uses(device, op.name);
   for (size_t i = 0; i < count; i++) {
@@ -201,7 +207,8 @@ void run_on_host(const c10::OperatorHandle& handle, Stack* stack) {
   }
   std::optional<HostGeneratorLoan> loan;
   if (op.draws_random) {
-    if (op.generator < 0) loan.emplace(device);
+    if (op.generator < 0)
+      loan.emplace(device);
     else if (IValue& value = (*stack)[stack->size() - count + op.generator]; value.isNone()) {
       value = host_generator(default_generator(device));
     }

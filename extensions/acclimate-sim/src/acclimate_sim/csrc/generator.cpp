@@ -21,8 +21,7 @@ Generator::Generator(c10::DeviceIndex device)
   host.set_current_seed(c10::default_rng_seed_val);  // as every generator of torch starts
 }
 Generator::Generator(c10::DeviceIndex device, at::Generator wrapped)
-    : GeneratorImpl(c10::Device(kSim, device), c10::DispatchKeySet(kSimKey)),
-      host(std::move(wrapped)) {}
+    : GeneratorImpl(c10::Device(kSim, device), c10::DispatchKeySet(kSimKey)), host(std::move(wrapped)) {}
 
 void Generator::set_current_seed(uint64_t seed) { host.set_current_seed(seed); }
 void Generator::set_offset(uint64_t offset) { host.set_offset(offset); }
@@ -47,9 +46,8 @@ const at::Generator& default_generator(c10::DeviceIndex device) {
 }
 
 at::Generator host_generator(const at::Generator& generator) {
-  TORCH_CHECK(
-      generator.device().type() == kSim, "Expected a 'sim' device type for generator but found '",
-      generator.device().type(), "'");
+  TORCH_CHECK(generator.device().type() == kSim, "Expected a 'sim' device type for generator but found '",
+              generator.device().type(), "'");
   return static_cast<Generator*>(generator.unsafeGetGeneratorImpl())->host;
 }
 

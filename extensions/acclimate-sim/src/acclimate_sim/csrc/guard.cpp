@@ -70,11 +70,11 @@ struct DeviceGuardImpl final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeDevice(const c10::DeviceIndex device) const override { host_waits_for_device(device); }
 
   // -- events --
-  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex device, const c10::EventFlag flag)
-      const override {
-    TORCH_CHECK(
-        device == -1 || device == stream.device_index(), "Event device index ", static_cast<int>(device),
-        " does not match recording stream's device index ", static_cast<int>(stream.device_index()), ".");
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex device,
+              const c10::EventFlag flag) const override {
+    TORCH_CHECK(device == -1 || device == stream.device_index(), "Event device index ",
+                static_cast<int>(device), " does not match recording stream's device index ",
+                static_cast<int>(stream.device_index()), ".");
     if (!*event) {
       auto* made = new Event;
       made->measures_time = flag == c10::EventFlag::BACKEND_DEFAULT;
@@ -95,9 +95,8 @@ struct DeviceGuardImpl final : public c10::impl::DeviceGuardImplInterface {
   double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
     TORCH_CHECK(start && end, "Both events must be recorded before calculating elapsed time.");
     const auto &first = *static_cast<Event*>(start), &last = *static_cast<Event*>(end);
-    TORCH_CHECK(
-        first.measures_time && last.measures_time,
-        "Both events must be created with argument 'enable_timing=True'.");
+    TORCH_CHECK(first.measures_time && last.measures_time,
+                "Both events must be created with argument 'enable_timing=True'.");
     return last.time_ms - first.time_ms;
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
@@ -108,7 +107,7 @@ struct DeviceGuardImpl final : public c10::impl::DeviceGuardImplInterface {
 struct Hooks final : public at::SIM_JOIN(SIM_SLOT, HooksInterface) {
 #ifdef SIM_IN_A_NAMED_SLOT
   Hooks() = default;
-  explicit Hooks(const at::SIM_JOIN(SIM_SLOT, HooksArgs)&) {}  // which some of torch's registries pass
+  explicit Hooks(const at::SIM_JOIN(SIM_SLOT, HooksArgs) &) {}  // which some of torch's registries pass
   bool SIM_JOIN(has, SIM_SLOT)() const override { return true; }
 #endif
 
@@ -146,7 +145,8 @@ struct Hooks final : public at::SIM_JOIN(SIM_SLOT, HooksInterface) {
     TORCH_CHECK(device >= 0, "sim: ", data, " is not an address of sim memory");
     return {kSim, device};
   }
-  // Asked in place of the operator _has_compatible_shallow_copy_type by later releases than 2.13; see tensors.cpp.
+  // Asked in place of the operator _has_compatible_shallow_copy_type by later releases than 2.13; see
+  // tensors.cpp.
   bool hasCompatibleShallowCopyType(c10::DispatchKeySet self, c10::DispatchKeySet from) const {
     return self == from || !settings().replaces_parameters;
   }

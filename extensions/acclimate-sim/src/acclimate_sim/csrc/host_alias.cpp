@@ -10,10 +10,9 @@
 namespace sim {
 namespace {
 
-at::Tensor make_tensor(
-    const c10::intrusive_ptr<c10::StorageImpl>& storage, c10::DispatchKeySet keys, const at::Tensor& like) {
-  at::Tensor made =
-      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, like.dtype());
+at::Tensor make_tensor(const c10::intrusive_ptr<c10::StorageImpl>& storage, c10::DispatchKeySet keys,
+                       const at::Tensor& like) {
+  at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, like.dtype());
   const auto* from = like.unsafeGetTensorImpl();
   auto* to = made.unsafeGetTensorImpl();
   to->set_sizes_and_strides(from->sizes(), from->strides(), from->storage_offset());
@@ -31,9 +30,9 @@ c10::intrusive_ptr<c10::StorageImpl> alias_of(c10::StorageImpl* device) {
       device->mutable_data(), device,
       [](void* owner) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(owner)); },
       c10::Device(c10::DeviceType::CPU));
-  return c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), device->nbytes(), std::move(bytes), c10::GetCPUAllocator(),
-      /*resizable=*/true);
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), device->nbytes(),
+                                               std::move(bytes), c10::GetCPUAllocator(),
+                                               /*resizable=*/true);
 }
 
 c10::intrusive_ptr<c10::StorageImpl> take_over(const at::Tensor& host_tensor, c10::DeviceIndex device) {
@@ -46,9 +45,9 @@ c10::intrusive_ptr<c10::StorageImpl> take_over(const at::Tensor& host_tensor, c1
     data = c10::GetCPUAllocator()->allocate(bytes);
     if (bytes) std::memcpy(data.get(), host->data(), bytes);
   }
-  return c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), bytes, adopt(std::move(data), bytes, device), device_allocator(),
-      /*resizable=*/true);
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                               adopt(std::move(data), bytes, device), device_allocator(),
+                                               /*resizable=*/true);
 }
 
 }  // namespace
@@ -78,8 +77,8 @@ at::Tensor HostAliases::to_device(const at::Tensor& host_tensor, c10::DeviceInde
   for (const auto& pair : tensors_) {
     if (pair.host.is_same(host_tensor)) return pair.device;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      host_tensor.layout() == at::kStrided, "sim: this device has no ", host_tensor.layout(), " tensors");
+  TORCH_CHECK_NOT_IMPLEMENTED(host_tensor.layout() == at::kStrided, "sim: this device has no ",
+                              host_tensor.layout(), " tensors");
   auto* storage = host_tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   c10::intrusive_ptr<c10::StorageImpl> owner;
   for (const auto& pair : storages_) {
@@ -97,7 +96,8 @@ at::Tensor HostAliases::to_device(const at::Tensor& host_tensor, c10::DeviceInde
 
 void HostAliases::write_back() {
   for (const auto& pair : storages_) {
-    const bool replaced = pair.host->data() != pair.device->data() || pair.host->nbytes() != pair.device->nbytes();
+    const bool replaced =
+        pair.host->data() != pair.device->data() || pair.host->nbytes() != pair.device->nbytes();
     if (pair.is_result || !replaced) continue;
     const size_t bytes = pair.host->nbytes();
     auto data = pair.host->set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)));

@@ -8,9 +8,7 @@
 
 namespace sim {
 
-inline bool on_sim(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.device().type() == kSim;
-}
+inline bool on_sim(const at::Tensor& tensor) { return tensor.defined() && tensor.device().type() == kSim; }
 
 class HostAliases {
  public:

@@ -1,8 +1,8 @@
 // Operators for which torch would compose a result of other operators, although the host has a kernel.
 //
-// torch has a kernel for all devices of some 400 operators, made of others: mul.Tensor becomes empty_strided and
-// mul.out, layer_norm a batch norm. It goes before a device's fallback. Naming the fallback for them gives the
-// host's numbers to the last bit, and one operator's cost in place of three's.
+// torch has a kernel for all devices of some 400 operators, made of others: mul.Tensor becomes empty_strided
+// and mul.out, layer_norm a batch norm. It goes before a device's fallback. Naming the fallback for them
+// gives the host's numbers to the last bit, and one operator's cost in place of three's.
 #include "fallback.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -20,7 +20,7 @@ const bool g_host_kernels_registered = [] {
     const auto op = dispatcher.findOp(name);
     if (name.name.rfind("aten::", 0) != 0 || !op || !op->hasSchema()) continue;
     const bool composed = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
-        op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
+                          op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
     const bool ours = op->hasKernelForDispatchKey(kSimKey);
     if (composed && !ours && op->hasKernelForDispatchKey(DispatchKey::CPU)) {
       g_host_kernels.impl(toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&run_on_host>());

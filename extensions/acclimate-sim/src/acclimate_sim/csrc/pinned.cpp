@@ -46,7 +46,9 @@ class PinnedAllocator final : public at::HostAllocator {
     }
     return {address, block, &unpin, c10::Device(c10::DeviceType::CPU)};
   }
-  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
 
   bool record_event(void*, void*, c10::Stream) override { return true; }
   void empty_cache() override {}

@@ -1,7 +1,8 @@
 // Which of torch's device types the device is.
 //
-// PrivateUse1 is the one that torch keeps for a device from outside. -DSIM_SLOT=XPU (or HPU, MPS, CUDA) takes the
-// place of hardware that this build of torch has a name for and no support, so that code for it can be tried out.
+// PrivateUse1 is the one that torch keeps for a device from outside. -DSIM_SLOT=XPU (or HPU, MPS, CUDA) takes
+// the place of hardware that this build of torch has a name for and no support, so that code for it can be
+// tried out.
 #pragma once
 
 #ifdef SIM_SLOT

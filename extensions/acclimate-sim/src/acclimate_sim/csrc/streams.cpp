@@ -25,9 +25,9 @@ struct Delivery {
 
 // All clocks of the process. One lock: the check is for finding faults, not for speed.
 std::mutex g_lock;
-std::vector<Clock> g_seen;        // by stream number: what its next work comes after
+std::vector<Clock> g_seen;  // by stream number: what its next work comes after
 std::vector<c10::DeviceIndex> g_device_of;
-Clock g_host;                     // what the host has waited for
+Clock g_host;  // what the host has waited for
 std::vector<Delivery> g_deliveries;
 
 // Streams have numbers without gaps: first each device's default stream, then the others by id.
@@ -55,8 +55,8 @@ void put(const Delivery& delivery) {
 
 template <class Condition>
 void deliver_if(Condition condition) {
-  auto due = std::stable_partition(
-      g_deliveries.begin(), g_deliveries.end(), [&](const Delivery& d) { return !condition(d); });
+  auto due = std::stable_partition(g_deliveries.begin(), g_deliveries.end(),
+                                   [&](const Delivery& d) { return !condition(d); });
   std::for_each(due, g_deliveries.end(), put);
   g_deliveries.erase(due, g_deliveries.end());
 }
@@ -150,21 +150,19 @@ void Work::uses(AccessLog& log, size_t begin, size_t end, bool writes) const {
   for (const Access& before : log) {
     const bool conflicts = (writes || before.writes) && before.begin < end && begin < before.end;
     TORCH_CHECK(
-        !conflicts || before.count <= entry(seen, before.stream),
-        "Missing synchronisation: ", op, " on ", describe(stream), writes ? " writes" : " reads",
-        " memory that ", before.op, " on ", describe(before.stream), before.writes ? " wrote" : " read",
+        !conflicts || before.count <= entry(seen, before.stream), "Missing synchronisation: ", op, " on ",
+        describe(stream), writes ? " writes" : " reads", " memory that ", before.op, " on ",
+        describe(before.stream), before.writes ? " wrote" : " read",
         ", and nothing makes it come after. Before it, let the later stream wait (stream.wait_stream(…) or "
         "stream.wait_event(…)) or the host (synchronize()).");
   }
   // A use need not be remembered once a later one, ordered after it, conflicts with all that it would.
-  log.erase(
-      std::remove_if(
-          log.begin(), log.end(),
-          [&](const Access& before) {
-            return begin <= before.begin && before.end <= end && before.count <= entry(seen, before.stream) &&
-                (writes || !before.writes);
-          }),
-      log.end());
+  log.erase(std::remove_if(log.begin(), log.end(),
+                           [&](const Access& before) {
+                             return begin <= before.begin && before.end <= end &&
+                                    before.count <= entry(seen, before.stream) && (writes || !before.writes);
+                           }),
+            log.end());
   log.push_back({begin, end, stream, count, writes, op});
 }
 
@@ -191,10 +189,9 @@ void deliver_now(const void* begin, size_t bytes) {
 void forget_deliveries(const void* begin, size_t bytes) noexcept {
   if (!checks()) return;
   std::lock_guard<std::mutex> hold(g_lock);
-  g_deliveries.erase(
-      std::remove_if(
-          g_deliveries.begin(), g_deliveries.end(), [&](const Delivery& d) { return overlaps(d, begin, bytes); }),
-      g_deliveries.end());
+  g_deliveries.erase(std::remove_if(g_deliveries.begin(), g_deliveries.end(),
+                                    [&](const Delivery& d) { return overlaps(d, begin, bytes); }),
+                     g_deliveries.end());
 }
 
 }  // namespace sim

@@ -2,8 +2,8 @@
 //
 // Work runs when it is called, so a program that forgets to synchronise would still compute the right numbers
 // here and the wrong ones on hardware. With sync=check each stream therefore keeps a vector clock, as torch's
-// CUDA stream sanitizer does: work carries its stream's count; an event carries all counts its stream had seen;
-// waiting merges them. Two uses of the same bytes, one a write, have to be ordered by those counts.
+// CUDA stream sanitizer does: work carries its stream's count; an event carries all counts its stream had
+// seen; waiting merges them. Two uses of the same bytes, one a write, have to be ordered by those counts.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -40,8 +40,8 @@ void host_waits_for_device(c10::DeviceIndex device);
 
 struct Access {
   size_t begin, end;  // bytes within the allocation
-  uint32_t stream;    // its number
-  uint64_t count;     // of the stream's work at that use
+  uint32_t stream;  // its number
+  uint64_t count;  // of the stream's work at that use
   bool writes;
   std::string op;
 };

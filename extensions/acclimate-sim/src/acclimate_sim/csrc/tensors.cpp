@@ -34,34 +34,32 @@ using std::optional;
 
 // -- making ------------------------------------------------------------------------------------
 
-c10::DeviceGuard check_factory(
-    optional<ScalarType> dtype, optional<Layout> layout, optional<Device> device, optional<bool> pinned) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      c10::layout_or_default(layout) == c10::kStrided, "sim: this device has no ", *layout, " tensors");
+c10::DeviceGuard check_factory(optional<ScalarType> dtype, optional<Layout> layout, optional<Device> device,
+                               optional<bool> pinned) {
+  TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == c10::kStrided, "sim: this device has no ",
+                              *layout, " tensors");
   TORCH_CHECK(!c10::pinned_memory_or_default(pinned), "Only dense CPU tensors can be pinned");
   check_dtype(c10::dtype_or_default(dtype));
   const Device wanted = c10::device_or_default(device);
   return c10::DeviceGuard(Device(kSim, resolve(wanted.index())));
 }
 
-Tensor empty(
-    IntArrayRef size, optional<ScalarType> dtype, optional<Layout> layout, optional<Device> device,
-    optional<bool> pinned, optional<MemoryFormat> format) {
+Tensor empty(IntArrayRef size, optional<ScalarType> dtype, optional<Layout> layout, optional<Device> device,
+             optional<bool> pinned, optional<MemoryFormat> format) {
   const auto on = check_factory(dtype, layout, device, pinned);
-  return at::detail::empty_generic(size, device_allocator(), sim_keys(), c10::dtype_or_default(dtype), format);
+  return at::detail::empty_generic(size, device_allocator(), sim_keys(), c10::dtype_or_default(dtype),
+                                   format);
 }
 
-Tensor empty_strided(
-    IntArrayRef size, IntArrayRef stride, optional<ScalarType> dtype, optional<Layout> layout,
-    optional<Device> device, optional<bool> pinned) {
+Tensor empty_strided(IntArrayRef size, IntArrayRef stride, optional<ScalarType> dtype,
+                     optional<Layout> layout, optional<Device> device, optional<bool> pinned) {
   const auto on = check_factory(dtype, layout, device, pinned);
-  return at::detail::empty_strided_generic(
-      size, stride, device_allocator(), sim_keys(), c10::dtype_or_default(dtype));
+  return at::detail::empty_strided_generic(size, stride, device_allocator(), sim_keys(),
+                                           c10::dtype_or_default(dtype));
 }
 
-Tensor zeros_without_storage(
-    IntArrayRef size, optional<ScalarType> dtype, optional<Layout> layout, optional<Device> device,
-    optional<bool> pinned) {
+Tensor zeros_without_storage(IntArrayRef size, optional<ScalarType> dtype, optional<Layout> layout,
+                             optional<Device> device, optional<bool> pinned) {
   Tensor made = empty(size, dtype, layout, device, pinned, std::nullopt);
   if (made.nbytes()) std::memset(made.storage().mutable_data(), 0, made.nbytes());
   return made;
@@ -101,7 +99,8 @@ void copy_to_host(const Tensor& from, const Tensor& to, bool non_blocking) {
     host_waits_for_stream(current_stream(device));  // a copy to memory that is not pinned always waits
   } else if (uses.work() && to.numel()) {
     const auto [begin, end] = extent(to);
-    deliver_later(static_cast<char*>(to.storage().mutable_data()) + begin, end - begin, to.scalar_type(), *uses.work());
+    deliver_later(static_cast<char*>(to.storage().mutable_data()) + begin, end - begin, to.scalar_type(),
+                  *uses.work());
   }
 }
 
@@ -157,11 +156,11 @@ at::Scalar read_value(const Tensor& tensor) {
 
 // -- views: other sizes over the same storage ------------------------------------------------------
 
-Tensor as_strided(
-    const Tensor& self, SymIntArrayRef size, SymIntArrayRef stride, optional<c10::SymInt> offset) {
+Tensor as_strided(const Tensor& self, SymIntArrayRef size, SymIntArrayRef stride,
+                  optional<c10::SymInt> offset) {
   const auto start = offset ? optional<int64_t>(offset->guard_int(__FILE__, __LINE__)) : std::nullopt;
-  return at::native::as_strided_tensorimpl(
-      self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), start);
+  return at::native::as_strided_tensorimpl(self, C10_AS_INTARRAYREF_SLOW(size),
+                                           C10_AS_INTARRAYREF_SLOW(stride), start);
 }
 Tensor view(const Tensor& self, SymIntArrayRef size) {
   return at::native::view(self, C10_AS_INTARRAYREF_SLOW(size));

@@ -7,13 +7,14 @@
 
 #include "engine.h"
 
-namespace acclimate_aio __attribute__((visibility("hidden"))) {
+namespace acclimate_aio {
 
-static int64_t aio_start(int64_t way, int64_t block_bytes, int64_t depth, bool single_submit, int64_t workers) {
+static int64_t aio_start(int64_t way, int64_t block_bytes, int64_t depth, bool single_submit,
+                         int64_t workers) {
   auto engine = std::make_shared<Engine>(block_bytes);
   const auto clamped = static_cast<unsigned>(std::clamp<int64_t>(depth, 1, kLargestDepth));
-  const int error =
-      engine->start(static_cast<Way>(way), clamped, single_submit, static_cast<unsigned>(std::max<int64_t>(workers, 1)));
+  const int error = engine->start(static_cast<Way>(way), clamped, single_submit,
+                                  static_cast<unsigned>(std::max<int64_t>(workers, 1)));
   return error != 0 ? -error : engines().add(std::move(engine));
 }
 
@@ -27,8 +28,8 @@ static int reserve_room(const Request& request) {
   return errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? errno : 0;
 }
 
-static int64_t aio_submit(int64_t id, int64_t ticket, torch::stable::Tensor buffer, int64_t length, int64_t fd,
-                          int64_t direct_fd, int64_t offset, bool writes) {
+static int64_t aio_submit(int64_t id, int64_t ticket, torch::stable::Tensor buffer, int64_t length,
+                          int64_t fd, int64_t direct_fd, int64_t offset, bool writes) {
   const auto engine = engines().find(id);
   if (engine == nullptr) return -EBADF;
   auto request = std::make_unique<Request>();

@@ -7,7 +7,7 @@
 
 #include "workers.h"
 
-namespace acclimate_aio __attribute__((visibility("hidden"))) {
+namespace acclimate_aio {
 
 enum class Way : int64_t { kRing = 0, kLinuxAio = 1, kThreads = 2 };
 

@@ -9,7 +9,7 @@
 
 #include "request.h"
 
-namespace acclimate_aio __attribute__((visibility("hidden"))) {
+namespace acclimate_aio {
 
 enum class State : int64_t { kUnknown = -1, kPending = 0, kDone = 1 };
 
@@ -41,7 +41,8 @@ class Queue {
       {
         std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
-          while (!waiting_.empty() && waiting_.front()->cursor == waiting_.front()->length) waiting_.pop_front();
+          while (!waiting_.empty() && waiting_.front()->cursor == waiting_.front()->length)
+            waiting_.pop_front();
           if (!waiting_.empty()) break;
           if (!may_block || stopped_) return false;
           work_.wait(lock);

@@ -14,8 +14,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-// Hidden, so that two builds of this library in one process share nothing.
-namespace acclimate_aio __attribute__((visibility("hidden"))) {
+namespace acclimate_aio {
 
 // Whole pages: where a direct and a buffered write never meet in one page of the page cache.
 constexpr int64_t kPageBytes = 4096;
@@ -39,7 +38,7 @@ struct Alignment {
 // one that refuses direct I/O answers EINVAL, upon which the piece is moved through the page cache.
 inline Alignment alignment_of(int fd) {
   constexpr unsigned kDirectAlignment = 0x2000;  // STATX_DIOALIGN, absent from older headers
-  alignas(8) unsigned char answer[256] = {};     // struct statx
+  alignas(8) unsigned char answer[256] = {};  // struct statx
   Alignment found;
   if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, kDirectAlignment, answer) != 0) return found;
   uint32_t mask, memory, offset;
@@ -62,12 +61,12 @@ struct Request {
   int64_t offset;  // in the file
   int64_t length;
   bool writes;
-  int fd;         // through the page cache
+  int fd;  // through the page cache
   int direct_fd;  // past it; -1 where the file has no direct I/O
   Alignment alignment;
 
   // Guarded by the queue's mutex.
-  int64_t cursor = 0;       // bytes handed out as pieces
+  int64_t cursor = 0;  // bytes handed out as pieces
   int64_t outstanding = 0;  // pieces on their way
   int error = 0;
   int64_t error_offset = 0;
@@ -104,9 +103,9 @@ class Bounce {
 
 struct Piece {
   Request* request = nullptr;
-  int64_t start = 0;   // bytes of the request this piece moves: [start, start + length)
+  int64_t start = 0;  // bytes of the request this piece moves: [start, start + length)
   int64_t length = 0;
-  int fd = -1;         // what the kernel is asked: io_length bytes between address and io_offset of fd
+  int fd = -1;  // what the kernel is asked: io_length bytes between address and io_offset of fd
   char* address = nullptr;
   int64_t io_offset = 0;
   int64_t io_length = 0;
@@ -121,10 +120,13 @@ struct Piece {
 inline void cut(Request& request, int64_t block, Piece& piece) {
   const int64_t position = request.offset + request.cursor;
   const int64_t left = request.length - request.cursor;
-  const int64_t unit = request.writes ? std::max(request.alignment.offset, kPageBytes) : request.alignment.offset;
+  const int64_t unit =
+      request.writes ? std::max(request.alignment.offset, kPageBytes) : request.alignment.offset;
   const int64_t past = position % unit;
   const auto is_aligned = [&](int64_t ahead) {
-    return (reinterpret_cast<uintptr_t>(request.memory) + request.cursor + ahead) % request.alignment.memory == 0;
+    return (reinterpret_cast<uintptr_t>(request.memory) + request.cursor + ahead) %
+               request.alignment.memory ==
+           0;
   };
   piece.request = &request;
   piece.start = request.cursor;
@@ -145,7 +147,8 @@ inline void cut(Request& request, int64_t block, Piece& piece) {
   } else {
     piece.bounced = true;
     const bool aligned_later = past != 0 && is_aligned(unit - past);
-    const int64_t end = aligned_later ? unit : std::max(round_down(std::min(block, kBounceBytes), unit), unit);
+    const int64_t end =
+        aligned_later ? unit : std::max(round_down(std::min(block, kBounceBytes), unit), unit);
     piece.length = std::min(end - past, request.writes ? round_down(left, unit) : left);
   }
   piece.io_offset = piece.bounced ? round_down(position, unit) : position;
@@ -190,8 +193,8 @@ inline int settle(const Piece& piece, int64_t answer, int64_t& moved) {
   }
   if (moved == piece.length) return 0;
   // These say that this way of asking is refused, not that the data cannot be moved.
-  const bool refused =
-      answer == -EINVAL || answer == -EOPNOTSUPP || answer == -EAGAIN || answer == -EINTR || answer == -ENOMEM;
+  const bool refused = answer == -EINVAL || answer == -EOPNOTSUPP || answer == -EAGAIN || answer == -EINTR ||
+                       answer == -ENOMEM;
   if (answer < 0 && !refused) return static_cast<int>(-answer);
   return move_plainly(piece, moved);
 }

@@ -13,7 +13,7 @@
 
 #include "queue.h"
 
-namespace acclimate_aio __attribute__((visibility("hidden"))) {
+namespace acclimate_aio {
 
 // Slots for pieces on their way, and which of them are free.
 class Slots {
@@ -42,8 +42,9 @@ class PlainWorker final : public Worker {
   void run(Queue& queue) override {
     Piece piece;
     while (queue.take(piece, /*may_block=*/true)) {
-      const ssize_t count = piece.request->writes ? pwrite(piece.fd, piece.address, piece.io_length, piece.io_offset)
-                                                  : pread(piece.fd, piece.address, piece.io_length, piece.io_offset);
+      const ssize_t count = piece.request->writes
+                                ? pwrite(piece.fd, piece.address, piece.io_length, piece.io_offset)
+                                : pread(piece.fd, piece.address, piece.io_length, piece.io_offset);
       queue.complete(piece, count < 0 ? -errno : count);
     }
   }
@@ -80,7 +81,8 @@ class LinuxAioWorker final : public Worker {
       if (slots.is_idle()) return;
       submit(queue, slots, prepared);
       if (slots.is_idle()) continue;
-      const long count = syscall(SYS_io_getevents, context_, 1L, static_cast<long>(depth_), events.data(), nullptr);
+      const long count =
+          syscall(SYS_io_getevents, context_, 1L, static_cast<long>(depth_), events.data(), nullptr);
       if (count < 0 && errno != EINTR) pause_briefly();
       for (long index = 0; index < count; ++index) {
         const auto slot = static_cast<unsigned>(events[index].data);
@@ -106,8 +108,8 @@ class LinuxAioWorker final : public Worker {
   void submit(Queue& queue, Slots& slots, std::vector<iocb*>& prepared) {
     size_t first = 0;
     while (first < prepared.size()) {
-      const long count =
-          syscall(SYS_io_submit, context_, static_cast<long>(prepared.size() - first), prepared.data() + first);
+      const long count = syscall(SYS_io_submit, context_, static_cast<long>(prepared.size() - first),
+                                 prepared.data() + first);
       if (count > 0) {
         first += static_cast<size_t>(count);
       } else if (count == 0 || errno != EINTR) {
@@ -225,7 +227,8 @@ class RingWorker final : public Worker {
 
   // Returns how many entries the kernel took.
   unsigned enter(unsigned unsubmitted, unsigned wanted) const {
-    const long taken = syscall(kRingEnter, fd_, unsubmitted, wanted, wanted ? IORING_ENTER_GETEVENTS : 0, nullptr, 0);
+    const long taken =
+        syscall(kRingEnter, fd_, unsubmitted, wanted, wanted ? IORING_ENTER_GETEVENTS : 0, nullptr, 0);
     if (taken >= 0) return static_cast<unsigned>(taken);
     if (errno != EINTR) pause_briefly();  // EAGAIN, EBUSY: the kernel is short of memory for the moment
     return 0;

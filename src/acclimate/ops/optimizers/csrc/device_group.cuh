@@ -43,11 +43,11 @@ class DeviceTables {
   // torch's allocator keeps the memory until the stream is past its use.
   void upload(int32_t device_index, cudaStream_t stream) {
     const int64_t size = static_cast<int64_t>(packed_.size());
-    memory_ = torch::stable::empty(
-        {&size, 1}, torch::headeronly::ScalarType::Byte, std::nullopt,
-        torch::stable::Device(torch::headeronly::DeviceType::CUDA, device_index));
-    check(cudaMemcpyAsync(memory_->data_ptr(), packed_.data(), packed_.size(), cudaMemcpyHostToDevice, stream),
-          "Copying the tensors' addresses to the device");
+    memory_ = torch::stable::empty({&size, 1}, torch::headeronly::ScalarType::Byte, std::nullopt,
+                                   torch::stable::Device(torch::headeronly::DeviceType::CUDA, device_index));
+    check(
+        cudaMemcpyAsync(memory_->data_ptr(), packed_.data(), packed_.size(), cudaMemcpyHostToDevice, stream),
+        "Copying the tensors' addresses to the device");
   }
 
   template <class T>

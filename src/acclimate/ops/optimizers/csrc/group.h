@@ -25,7 +25,8 @@ class Group {
     const size_t count = parameters.size();
     check_count(gradients.size(), count, "gradients");
     STD_TORCH_CHECK(outputs.size() == 0 || outputs.size() == count,
-                    "Expected no outputs or one for each of the ", count, " parameters, got ", outputs.size(), ".");
+                    "Expected no outputs or one for each of the ", count, " parameters, got ", outputs.size(),
+                    ".");
     for (const StateList& state : states) {
       check_count(state.tensors.size(), count, state.role);
     }
@@ -54,12 +55,13 @@ class Group {
       }
       const Stream& out = row.output;
       row.is_aligned = true;
-      for (const Stream* stream : {&row.parameter, &row.gradient, &row.state[0], &row.state[1], &row.output}) {
+      for (const Stream* stream :
+           {&row.parameter, &row.gradient, &row.state[0], &row.state[1], &row.output}) {
         row.is_aligned = row.is_aligned && reinterpret_cast<uintptr_t>(stream->data) % 16 == 0;
       }
       row.stream_output = out.data != nullptr && out.dtype != Dtype::f32 &&
-          row.elements * size_of(out.dtype) >= streamed_output_bytes &&
-          reinterpret_cast<uintptr_t>(out.data) % 64 == 0;
+                          row.elements * size_of(out.dtype) >= streamed_output_bytes &&
+                          reinterpret_cast<uintptr_t>(out.data) % 64 == 0;
       first_blocks_.push_back(blocks);
       blocks += (row.elements + block_elements - 1) / block_elements;
     }
@@ -107,8 +109,8 @@ class Group {
 // its count; just one set of them where all counts are the same.
 template <class Make>
 auto count_steps(const TensorList& steps, size_t expected, const Make& make) {
-  STD_TORCH_CHECK(steps.size() == expected, "Expected one step for each of the ", expected, " parameters, got ",
-                  steps.size(), ".");
+  STD_TORCH_CHECK(steps.size() == expected, "Expected one step for each of the ", expected,
+                  " parameters, got ", steps.size(), ".");
   std::vector<float> counts(expected);
   for (size_t i = 0; i < expected; ++i) {
     STD_TORCH_CHECK(
@@ -117,7 +119,8 @@ auto count_steps(const TensorList& steps, size_t expected, const Make& make) {
     float* const step = reinterpret_cast<float*>(data(steps[i]));
     counts[i] = *step += 1.0f;
   }
-  const bool are_equal = std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
+  const bool are_equal =
+      std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
   std::vector<decltype(make(1.0))> coefficients;
   for (size_t i = 0; i < (are_equal ? std::min<size_t>(expected, 1) : expected); ++i) {
     coefficients.push_back(i > 0 && counts[i] == counts[i - 1] ? coefficients.back()

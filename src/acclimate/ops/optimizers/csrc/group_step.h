@@ -40,7 +40,7 @@ void run(Group& group, const std::vector<Coefficients>& coefficients,
 
 // The variant of step_range<Rule> for an instruction set.
 #if defined(__x86_64__)
-#define ACCLIMATE_STEP_RANGE(isa, Rule)                                              \
+#define ACCLIMATE_STEP_RANGE(isa, Rule)                                                \
   ((isa) == ::acclimate::Isa::avx512_bf16 ? avx512_bf16::step_range<avx512_bf16::Rule> \
    : (isa) == ::acclimate::Isa::avx512    ? avx512::step_range<avx512::Rule>           \
    : (isa) == ::acclimate::Isa::avx2      ? avx2::step_range<avx2::Rule>               \

@@ -21,7 +21,7 @@ struct Row {
   Stream parameter, gradient, state[max_states], output;
   int64_t elements = 0;
   bool stream_output = false;  // the output is written past the cache
-  bool is_aligned = false;     // all addresses are multiples of 16
+  bool is_aligned = false;  // all addresses are multiples of 16
 };
 
 }  // namespace acclimate

@@ -5,9 +5,9 @@
 constexpr int64_t blocks_per_cuda_block = 256;
 
 template <class Rule>
-__global__ void __launch_bounds__(threads_per_block) step_rows(
-    const Row* rows, const typename Rule::Coefficients* coefficients, const int64_t* first_blocks,
-    int64_t row_count, bool one_for_all) {
+__global__ void __launch_bounds__(threads_per_block)
+    step_rows(const Row* rows, const typename Rule::Coefficients* coefficients, const int64_t* first_blocks,
+              int64_t row_count, bool one_for_all) {
   int64_t begin = blockIdx.x * blocks_per_cuda_block;
   const int64_t end = min(begin + blocks_per_cuda_block, first_blocks[row_count]);
   for (int64_t index = row_of(first_blocks, row_count, begin); begin < end; ++index) {

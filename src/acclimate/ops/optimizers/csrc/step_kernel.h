@@ -118,8 +118,8 @@ ACCLIMATE_KERNEL void step_tail(const Row& row, const typename Rule::Vectors& ru
 
 // Steps the elements [begin, end) of a tensor; begin is a multiple of block_elements.
 template <class Rule>
-ACCLIMATE_KERNEL void step_range(
-    const Row& row, const typename Rule::Coefficients& coefficients, int64_t begin, int64_t end) {
+ACCLIMATE_KERNEL void step_range(const Row& row, const typename Rule::Coefficients& coefficients,
+                                 int64_t begin, int64_t end) {
   const typename Rule::Vectors rule = Rule::broadcast_all(coefficients);
   int64_t i = begin;
   for (; i + block_elements <= end; i += block_elements) {

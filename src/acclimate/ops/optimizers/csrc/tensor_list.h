@@ -68,9 +68,8 @@ inline Dtype dtype(AtenTensorHandle tensor, const char* role) {
   static const int32_t f16 = aoti_torch_dtype_float16();
   int32_t type = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &type));
-  STD_TORCH_CHECK(
-      type == f32 || type == bf16 || type == f16, "A ", role,
-      " has a data type that this op does not take; convert it to float32, bfloat16 or float16.");
+  STD_TORCH_CHECK(type == f32 || type == bf16 || type == f16, "A ", role,
+                  " has a data type that this op does not take; convert it to float32, bfloat16 or float16.");
   return type == f32 ? Dtype::f32 : type == bf16 ? Dtype::bf16 : Dtype::f16;
 }
 

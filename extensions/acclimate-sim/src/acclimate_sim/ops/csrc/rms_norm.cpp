@@ -1,5 +1,6 @@
-// The kernel of RMSNormBuilder, against torch's stable ABI: it compiles in seconds, and one library serves torch
-// 2.10 and later. Sim memory is host memory, so the kernel is a loop; a real device would launch one here.
+// The kernel of RMSNormBuilder, against torch's stable ABI: it compiles in seconds, and one library serves
+// torch 2.10 and later. Sim memory is host memory, so the kernel is a loop; a real device would launch one
+// here.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -34,15 +35,21 @@ void normalise(const Tensor& x, const Tensor& weight, double eps, Tensor& out) {
 Tensor rms_norm(Tensor x, Tensor weight, double eps) {
   STD_TORCH_CHECK(x.dim() >= 1 && weight.dim() == 1, "rms_norm: x has to be (…, n) and weight (n,)");
   STD_TORCH_CHECK(weight.size(0) == x.size(x.dim() - 1), "rms_norm: weight has to have x's last size");
-  STD_TORCH_CHECK(x.is_contiguous() && weight.is_contiguous(), "rms_norm: x and weight have to be contiguous");
+  STD_TORCH_CHECK(x.is_contiguous() && weight.is_contiguous(),
+                  "rms_norm: x and weight have to be contiguous");
   STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "rms_norm: x and weight have to be of one dtype");
-  STD_TORCH_CHECK(
-      x.get_device_index() == weight.get_device_index(), "rms_norm: x and weight have to be on one device");
+  STD_TORCH_CHECK(x.get_device_index() == weight.get_device_index(),
+                  "rms_norm: x and weight have to be on one device");
   Tensor out = torch::stable::empty_like(x);
   switch (x.scalar_type()) {
-    case ScalarType::Float: normalise<float>(x, weight, eps, out); break;
-    case ScalarType::BFloat16: normalise<BFloat16>(x, weight, eps, out); break;
-    default: STD_TORCH_CHECK(false, "rms_norm: x has to be float32 or bfloat16");
+    case ScalarType::Float:
+      normalise<float>(x, weight, eps, out);
+      break;
+    case ScalarType::BFloat16:
+      normalise<BFloat16>(x, weight, eps, out);
+      break;
+    default:
+      STD_TORCH_CHECK(false, "rms_norm: x has to be float32 or bfloat16");
   }
   return out;
 }
@@ -50,6 +57,4 @@ Tensor rms_norm(Tensor x, Tensor weight, double eps) {
 }  // namespace
 
 // PrivateUse1 is the dispatch key of the device type that Python calls "sim".
-STABLE_TORCH_LIBRARY_IMPL(acclimate_sim, PrivateUse1, m) {
-  m.impl("rms_norm", TORCH_BOX(&rms_norm));
-}
+STABLE_TORCH_LIBRARY_IMPL(acclimate_sim, PrivateUse1, m) { m.impl("rms_norm", TORCH_BOX(&rms_norm)); }

@@ -1,33 +1,8 @@
 // acclimate::adagrad_ on the host.
-#include "../../csrc/group_step.h"
 #include "adagrad_call.h"
 
-#include "../../csrc/simd/plain.h"
-#include "../../csrc/step_kernel.h"
-#include "adagrad_rule.h"
-#include "../../csrc/simd/end.h"
-
-#if defined(__x86_64__)
-#include "../../csrc/simd/avx2.h"
-#include "../../csrc/step_kernel.h"
-#include "adagrad_rule.h"
-#include "../../csrc/simd/end.h"
-
-#include "../../csrc/simd/avx512.h"
-#include "../../csrc/step_kernel.h"
-#include "adagrad_rule.h"
-#include "../../csrc/simd/end.h"
-
-#include "../../csrc/simd/avx512_bf16.h"
-#include "../../csrc/step_kernel.h"
-#include "adagrad_rule.h"
-#include "../../csrc/simd/end.h"
-#elif defined(__aarch64__)
-#include "../../csrc/simd/neon.h"
-#include "../../csrc/step_kernel.h"
-#include "adagrad_rule.h"
-#include "../../csrc/simd/end.h"
-#endif
+#define ACCLIMATE_RULE "../adagrad/csrc/adagrad_rule.h"
+#include "../../csrc/every_isa.h"
 
 namespace acclimate {
 namespace {
@@ -37,9 +12,7 @@ void adagrad_(StableIValue* stack, uint64_t, uint64_t) {
   run(call.group, call.coefficients, ACCLIMATE_STEP_RANGE(choose_isa(call.settings.isa), AdagradRule));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(acclimate, CPU, m) {
-  m.impl("adagrad_", &adagrad_);
-}
+STABLE_TORCH_LIBRARY_IMPL(acclimate, CPU, m) { m.impl("adagrad_", &adagrad_); }
 
 }  // namespace
 }  // namespace acclimate

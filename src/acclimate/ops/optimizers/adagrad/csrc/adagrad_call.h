@@ -8,9 +8,9 @@ namespace acclimate {
 // What is the same for all elements of a tensor in one step of Adagrad.
 struct AdagradCoefficients {
   float gradient_scale;  // multiplies the gradient: -1 to maximize, 1 / loss scale
-  float l2;              // weight decay, which joins the gradient
+  float l2;  // weight decay, which joins the gradient
   float eps;
-  float negative_lr;     // -lr / (1 + (t - 1) * lr decay)
+  float negative_lr;  // -lr / (1 + (t - 1) * lr decay)
 };
 
 struct AdagradSettings {
@@ -49,8 +49,8 @@ struct AdagradCall {
         outputs(arguments.list()),
         settings(arguments),
         group(parameters, gradients, {{sums, "sum"}}, outputs),
-        coefficients(count_steps(
-            steps, group.size(), [this](double step) { return settings.coefficients(step); })) {}
+        coefficients(
+            count_steps(steps, group.size(), [this](double step) { return settings.coefficients(step); })) {}
 
   TensorList parameters, gradients, sums, steps, outputs;
   AdagradSettings settings;

@@ -10,7 +10,8 @@ struct AdagradRule {
 
   ACCLIMATE_INLINE static Vectors broadcast_all(const Coefficients& c) {
     return {
-        broadcast(c.gradient_scale), broadcast(c.l2), broadcast(c.eps), broadcast(c.negative_lr), c.l2 != 0.0f,
+        broadcast(c.gradient_scale), broadcast(c.l2), broadcast(c.eps),
+        broadcast(c.negative_lr),    c.l2 != 0.0f,
     };
   }
 

@@ -15,9 +15,7 @@ void adam_(StableIValue* stack, uint64_t, uint64_t) {
   cuda::step_group<cuda::AdamRule>(call.group, call.coefficients);
 }
 
-STABLE_TORCH_LIBRARY_IMPL(acclimate, CUDA, m) {
-  m.impl("adam_", &adam_);
-}
+STABLE_TORCH_LIBRARY_IMPL(acclimate, CUDA, m) { m.impl("adam_", &adam_); }
 
 }  // namespace
 }  // namespace acclimate

@@ -9,16 +9,16 @@ namespace acclimate {
 
 // What is the same for all elements of a tensor in one step of Adam.
 struct AdamCoefficients {
-  float gradient_scale;   // multiplies the gradient: -1 to maximize, 1 / loss scale
-  float l2;               // weight decay that joins the gradient; 0 for none
-  float decay;            // multiplies the parameter: 1 - lr * weight decay, decoupled
+  float gradient_scale;  // multiplies the gradient: -1 to maximize, 1 / loss scale
+  float l2;  // weight decay that joins the gradient; 0 for none
+  float decay;  // multiplies the parameter: 1 - lr * weight decay, decoupled
   float one_minus_beta1;
-  float lerp_rest;        // 1 - one_minus_beta1, rounded as torch.lerp does
+  float lerp_rest;  // 1 - one_minus_beta1, rounded as torch.lerp does
   float beta2;
   float one_minus_beta2;
-  float variance_scale;   // 1 / sqrt(1 - beta2^t)
+  float variance_scale;  // 1 / sqrt(1 - beta2^t)
   float eps;
-  float negative_step;    // -lr / (1 - beta1^t)
+  float negative_step;  // -lr / (1 - beta1^t)
 };
 
 struct AdamSettings {
@@ -70,8 +70,8 @@ struct AdamCall {
         outputs(arguments.list()),
         settings(arguments),
         group(parameters, gradients, {{momenta, "exp_avg"}, {variances, "exp_avg_sq"}}, outputs),
-        coefficients(count_steps(
-            steps, group.size(), [this](double step) { return settings.coefficients(step); })) {}
+        coefficients(
+            count_steps(steps, group.size(), [this](double step) { return settings.coefficients(step); })) {}
 
   TensorList parameters, gradients, momenta, variances, steps, outputs;
   AdamSettings settings;

@@ -11,10 +11,18 @@ struct AdamRule {
 
   ACCLIMATE_INLINE static Vectors broadcast_all(const Coefficients& c) {
     return {
-        broadcast(c.gradient_scale),  broadcast(c.l2),          broadcast(c.decay),
-        broadcast(c.one_minus_beta1), broadcast(c.lerp_rest),   broadcast(c.beta2),
-        broadcast(c.one_minus_beta2), broadcast(c.variance_scale), broadcast(c.eps),
-        broadcast(c.negative_step),   c.l2 != 0.0f,             c.one_minus_beta1 < 0.5f,
+        broadcast(c.gradient_scale),
+        broadcast(c.l2),
+        broadcast(c.decay),
+        broadcast(c.one_minus_beta1),
+        broadcast(c.lerp_rest),
+        broadcast(c.beta2),
+        broadcast(c.one_minus_beta2),
+        broadcast(c.variance_scale),
+        broadcast(c.eps),
+        broadcast(c.negative_step),
+        c.l2 != 0.0f,
+        c.one_minus_beta1 < 0.5f,
     };
   }
 

@@ -57,16 +57,15 @@ ACCLIMATE_INLINE void store_bf16(uint16_t* to, V value) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bf16_of(value));
 }
 ACCLIMATE_INLINE void store_f16(uint16_t* to, V value) {
-  _mm_storeu_si128(
-      reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(value.x, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(value.x, _MM_FROUND_TO_NEAREST_INT));
 }
 // Two vectors past the cache, to an address that is a multiple of their size.
 ACCLIMATE_INLINE void stream_bf16(uint16_t* to, V a, V b) {
   _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm256_set_m128i(bf16_of(b), bf16_of(a)));
 }
 ACCLIMATE_INLINE void stream_f16(uint16_t* to, V a, V b) {
-  const __m256i both = _mm256_set_m128i(
-      _mm256_cvtps_ph(b.x, _MM_FROUND_TO_NEAREST_INT), _mm256_cvtps_ph(a.x, _MM_FROUND_TO_NEAREST_INT));
+  const __m256i both = _mm256_set_m128i(_mm256_cvtps_ph(b.x, _MM_FROUND_TO_NEAREST_INT),
+                                        _mm256_cvtps_ph(a.x, _MM_FROUND_TO_NEAREST_INT));
   _mm256_stream_si256(reinterpret_cast<__m256i*>(to), both);
 }
 ACCLIMATE_INLINE void fence() { _mm_sfence(); }

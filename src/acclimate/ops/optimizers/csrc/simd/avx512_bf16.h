@@ -3,8 +3,7 @@
 
 #include "dtype.h"
 
-#define ACCLIMATE_TARGET \
-  __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
+#define ACCLIMATE_TARGET __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 #define ACCLIMATE_INLINE inline __attribute__((always_inline)) ACCLIMATE_TARGET
 #define ACCLIMATE_KERNEL ACCLIMATE_TARGET
 

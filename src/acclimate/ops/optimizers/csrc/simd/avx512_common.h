@@ -48,8 +48,7 @@ ACCLIMATE_INLINE void store_bf16(uint16_t* to, V value) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bf16_of(value));
 }
 ACCLIMATE_INLINE void store_f16(uint16_t* to, V value) {
-  _mm256_storeu_si256(
-      reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(value.x, _MM_FROUND_TO_NEAREST_INT));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(value.x, _MM_FROUND_TO_NEAREST_INT));
 }
 // Two vectors past the cache, to an address that is a multiple of their size.
 ACCLIMATE_INLINE void stream_bf16(uint16_t* to, V a, V b) {

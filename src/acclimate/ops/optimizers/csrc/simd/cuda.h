@@ -80,9 +80,8 @@ ACCLIMATE_INLINE void store(char* data, Dtype dtype, int64_t i, int count, bool 
   }
   uint16_t* const to = reinterpret_cast<uint16_t*>(data) + i;
   if (aligned && count == elements_per_access) {
-    *reinterpret_cast<ushort4*>(to) = make_ushort4(
-        bits_of(from[0].x, dtype), bits_of(from[1].x, dtype), bits_of(from[2].x, dtype),
-        bits_of(from[3].x, dtype));
+    *reinterpret_cast<ushort4*>(to) = make_ushort4(bits_of(from[0].x, dtype), bits_of(from[1].x, dtype),
+                                                   bits_of(from[2].x, dtype), bits_of(from[3].x, dtype));
     return;
   }
   for (int k = 0; k < count; ++k) {

@@ -8,8 +8,6 @@ namespace acclimate {
 
 enum class Dtype : int32_t { f32, bf16, f16 };
 
-constexpr int64_t size_of(Dtype dtype) {
-  return dtype == Dtype::f32 ? 4 : 2;
-}
+constexpr int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
 
 }  // namespace acclimate

@@ -19,8 +19,8 @@ inline bool runs_here(Isa isa) {
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
     case Isa::avx512:
       return runs_here(Isa::avx2) && __builtin_cpu_supports("avx512f") &&
-          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-          __builtin_cpu_supports("avx512vl");
+             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+             __builtin_cpu_supports("avx512vl");
     case Isa::avx512_bf16:
       return runs_here(Isa::avx512) && __builtin_cpu_supports("avx512bf16");
 #elif defined(__aarch64__)

@@ -81,8 +81,8 @@ __global__ void __launch_bounds__(threads_per_block) move_moments(LambTables tab
 }
 
 // One CUDA block for each row.
-__global__ void __launch_bounds__(threads_per_block) find_ratios(
-    LambTables tables, const float2* parts, float* ratios) {
+__global__ void __launch_bounds__(threads_per_block)
+    find_ratios(LambTables tables, const float2* parts, float* ratios) {
   const int64_t index = blockIdx.x;
   const LambCoefficients c = tables.coefficients_of(index);
   float2 squares{0.0f, 0.0f};
@@ -151,9 +151,9 @@ void lamb_(StableIValue* stack, uint64_t, uint64_t) {
     const size_t part_table = memory.add(first_parts);
     const size_t sums = memory.add(std::vector<float2>(parts));
     memory.upload(device_index, stream);
-    const cuda::LambTables tables{
-        memory.at<Row>(row_table), memory.at<LambCoefficients>(coefficients), memory.at<int64_t>(part_table),
-        static_cast<int64_t>(rows), call.coefficients.size() == 1};
+    const cuda::LambTables tables{memory.at<Row>(row_table), memory.at<LambCoefficients>(coefficients),
+                                  memory.at<int64_t>(part_table), static_cast<int64_t>(rows),
+                                  call.coefficients.size() == 1};
     float2* const squares = const_cast<float2*>(memory.at<float2>(sums));
     float* const ratios = static_cast<float*>(call.ratios.data_ptr());
     if (parts > 0) {
@@ -168,9 +168,7 @@ void lamb_(StableIValue* stack, uint64_t, uint64_t) {
   call.group.write_back();
 }
 
-STABLE_TORCH_LIBRARY_IMPL(acclimate, CUDA, m) {
-  m.impl("lamb_", &lamb_);
-}
+STABLE_TORCH_LIBRARY_IMPL(acclimate, CUDA, m) { m.impl("lamb_", &lamb_); }
 
 }  // namespace
 }  // namespace acclimate

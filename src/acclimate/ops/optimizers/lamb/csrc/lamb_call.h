@@ -9,12 +9,12 @@ namespace acclimate {
 
 // What is the same for all elements of a tensor in one step of LAMB.
 struct LambCoefficients {
-  float gradient_scale;   // multiplies the gradient: -1 to maximize, 1 / loss scale
+  float gradient_scale;  // multiplies the gradient: -1 to maximize, 1 / loss scale
   float beta1, one_minus_beta1, beta2, one_minus_beta2;
-  float momentum_scale;   // 1 / (1 - beta1^t)
-  float variance_scale;   // 1 / (1 - beta2^t)
-  float eps_inside;       // added to the second moment
-  float eps_outside;      // added to its root
+  float momentum_scale;  // 1 / (1 - beta1^t)
+  float variance_scale;  // 1 / (1 - beta2^t)
+  float eps_inside;  // added to the second moment
+  float eps_outside;  // added to its root
   float weight_decay;
   float rate;
   float min_ratio, max_ratio;
@@ -73,11 +73,10 @@ struct LambCall {
         ratios(arguments.scalar<torch::stable::Tensor>()),
         settings(arguments),
         group(parameters, gradients, {{momenta, "exp_avg"}, {variances, "exp_avg_sq"}}, outputs) {
-    STD_TORCH_CHECK(
-        ratios.numel() == static_cast<int64_t>(group.size()) && ratios.is_contiguous() &&
-            dtype(ratios.get(), "ratio") == Dtype::f32 &&
-            (group.size() == 0 || device(ratios.get()) == device(parameters[0])),
-        "The ratios are not one float32 number for each parameter, on its device.");
+    STD_TORCH_CHECK(ratios.numel() == static_cast<int64_t>(group.size()) && ratios.is_contiguous() &&
+                        dtype(ratios.get(), "ratio") == Dtype::f32 &&
+                        (group.size() == 0 || device(ratios.get()) == device(parameters[0])),
+                    "The ratios are not one float32 number for each parameter, on its device.");
     coefficients =
         count_steps(steps, group.size(), [this](double step) { return settings.coefficients(step); });
   }

@@ -15,9 +15,7 @@ void lion_(StableIValue* stack, uint64_t, uint64_t) {
   cuda::step_group<cuda::LionRule>(call.group, call.coefficients);
 }
 
-STABLE_TORCH_LIBRARY_IMPL(acclimate, CUDA, m) {
-  m.impl("lion_", &lion_);
-}
+STABLE_TORCH_LIBRARY_IMPL(acclimate, CUDA, m) { m.impl("lion_", &lion_); }
 
 }  // namespace
 }  // namespace acclimate

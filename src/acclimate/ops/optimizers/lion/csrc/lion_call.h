@@ -8,7 +8,7 @@ namespace acclimate {
 // What is the same for all elements in one step of Lion.
 struct LionCoefficients {
   float gradient_scale;  // multiplies the gradient: -1 to maximize, 1 / loss scale
-  float decay;           // multiplies the parameter: 1 - lr * weight decay
+  float decay;  // multiplies the parameter: 1 - lr * weight decay
   float beta1, one_minus_beta1, beta2, one_minus_beta2, lr;
 };
 

@@ -9,8 +9,13 @@ struct LionRule {
 
   ACCLIMATE_INLINE static Vectors broadcast_all(const Coefficients& c) {
     return {
-        broadcast(c.gradient_scale), broadcast(c.decay), broadcast(c.beta1), broadcast(c.one_minus_beta1),
-        broadcast(c.beta2), broadcast(c.one_minus_beta2), broadcast(c.lr),
+        broadcast(c.gradient_scale),
+        broadcast(c.decay),
+        broadcast(c.beta1),
+        broadcast(c.one_minus_beta1),
+        broadcast(c.beta2),
+        broadcast(c.one_minus_beta2),
+        broadcast(c.lr),
     };
   }
 

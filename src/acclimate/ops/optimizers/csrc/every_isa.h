@@ -1,0 +1,32 @@
+// Compiles the rule of an optimizer for every instruction set, each in a namespace of its own. The rule is in
+// the header that ACCLIMATE_RULE names, relative to this file.
+#pragma once
+
+#include "group_step.h"
+
+#include "simd/plain.h"
+#include "step_kernel.h"
+#include ACCLIMATE_RULE
+#include "simd/end.h"
+
+#if defined(__x86_64__)
+#include "simd/avx2.h"
+#include "step_kernel.h"
+#include ACCLIMATE_RULE
+#include "simd/end.h"
+
+#include "simd/avx512.h"
+#include "step_kernel.h"
+#include ACCLIMATE_RULE
+#include "simd/end.h"
+
+#include "simd/avx512_bf16.h"
+#include "step_kernel.h"
+#include ACCLIMATE_RULE
+#include "simd/end.h"
+#elif defined(__aarch64__)
+#include "simd/neon.h"
+#include "step_kernel.h"
+#include ACCLIMATE_RULE
+#include "simd/end.h"
+#endif
