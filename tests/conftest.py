@@ -16,12 +16,12 @@ LONGEST_FILES = (
     "conformance/test_conformance.py",
     "examples/test_train_gpt.py",
     "conformance/test_mutants.py",
-    "ops/test_optimizer_ops.py",
+    "optimizers/test_optimizer_ops.py",
     "docs/test_guide.py",
     "inference/test_model_files.py",
     "inference/test_command.py",
     "backends/test_stand_ins.py",
-    "ops/test_builder.py",
+    "build/test_builder.py",
     "launch/test_run_command.py",
 )
 

@@ -433,6 +433,7 @@ def test_a_child_of_a_process_whose_threads_transfer_can_use_the_handle_from_thr
         "    threads = [threading.Thread(target=work, args=(name, turns)) for name in names]\n"
         "    for thread in threads: thread.start()\n"
         "    return threads\n"
+        "work('first', 1)\n"  # torch initialises its kernels, for ever in a child of a fork meanwhile
         "threads = run('ab', 10**9)\n"
         "for number in range(4):\n"
         "    child = os.fork()\n"
