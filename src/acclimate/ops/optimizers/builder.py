@@ -1,4 +1,4 @@
-"""What the builders of the optimizers share: each names its source, and the module whose functions it gives."""
+"""What the builders of the optimizers share: each names a source, and the module whose functions it gives."""
 
 from __future__ import annotations
 
