@@ -41,11 +41,6 @@ class Writer:
         """How many bytes the reader has not taken yet."""
         return len(self._waiting)
 
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether the reader of the pipe is gone, such as ``head``."""
-        return isinstance(self.error, BrokenPipeError)
-
     def write(self, data: bytes | bytearray) -> None:
         """Writes what the reader takes now, and keeps the rest for :meth:`drain`."""
         if self.error is None:
