@@ -96,7 +96,8 @@ def events_measure_time(subject: Subject) -> None:
             measured <= lasted * 1.02 + _CLOCK_SLACK_MS,
             f"events measure {measured:.2f} ms where the host's clock measures {lasted:.2f}",
         )
-        if measured >= lasted / 2 - _CLOCK_SLACK_MS:
+        # Never 0 or less, which any clock measures: work may be over sooner than was expected of it.
+        if measured >= lasted / 2 - min(_CLOCK_SLACK_MS, lasted / 4):
             return
     # The host may have been busy with something else in between, though hardly each time.
     raise BrokenPromiseError(
