@@ -11,6 +11,7 @@ from fresh_process import FreshProcesses
 from machine_trees import recorded as recorded
 from session_signals import take_signals
 from skip_summary import pytest_terminal_summary as pytest_terminal_summary
+from warm_python import WarmPython
 
 LONGEST_FILES = (
     "conformance/test_conformance.py",
@@ -42,3 +43,18 @@ def fresh() -> Iterator[FreshProcesses]:
     processes = FreshProcesses()
     yield processes
     processes.close()
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Starts Pythons that have torch imported already."""
+    python = WarmPython("torch")
+    yield python
+    python.close()
+
+
+@pytest.fixture
+def warm_starts(warm_python: WarmPython) -> Iterator[None]:
+    """Every Python that the test starts has torch imported already."""
+    with warm_python.in_place():
+        yield

@@ -1,11 +1,14 @@
-"""What the tests themselves rest on: fresh processes, signals, and how skipped tests are reported."""
+"""What the tests rest on: fresh processes, warm Pythons, signals, and how skipped tests are reported."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from fresh_process import FreshProcesses, plain_environment
 from session_signals import take_signals
@@ -19,6 +22,44 @@ tell(groups=sorted({point.group for point in points}))
 """).told
     assert {"console_scripts", "pytest11"} <= set(told["groups"])
     assert "acclimate.backends" not in told["groups"]
+
+
+WARM = """
+import os, subprocess, sys, torch
+if len(sys.argv) > 1:
+    sys.exit(int(sys.argv[1]))
+again = subprocess.run([sys.executable, "-c", "import sys; sys.exit('torch' in sys.modules)"])
+print(sys.stdin.read(), os.environ["SAID"], os.path.basename(os.getcwd()), again.returncode, again.args[0])
+"""
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_a_warm_python_has_its_own_streams_folder_environment_and_children(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WARM]
+    options = {"input": "heard", "capture_output": True, "text": True, "cwd": tmp_path}
+    ended = subprocess.run(command, env={**os.environ, "SAID": "told"}, **options)
+    assert (ended.stderr, ended.returncode) == ("", 0)
+    assert ended.stdout == f"heard told {tmp_path.name} 1 {sys.executable}\n"
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_a_warm_python_ends_as_a_real_one_does(tmp_path: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", WARM, "7"]).returncode == 7
+    (tmp_path / "failing.py").write_text("import atexit\natexit.register(print, 'bye')\n1 / 0\n")
+    failing = subprocess.run(
+        [sys.executable, "-m", "failing"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (failing.returncode, failing.stdout) == (1, "bye\n")
+    assert failing.stderr.endswith("ZeroDivisionError: division by zero\n")
+    assert "warm_python.py" not in failing.stderr
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.01)
+        process.kill()
+        assert process.wait(30) == -signal.SIGKILL
 
 
 def test_a_run_that_ignores_ctrl_c_starts_programs_that_do_not() -> None:

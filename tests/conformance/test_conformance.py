@@ -63,7 +63,12 @@ def sim() -> None:
     pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
 
 
-def test_the_cpu_keeps_every_promise(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "start", [pytest.param("", marks=pytest.mark.slow, id="real"), pytest.param("warm_starts", id="warm")]
+)
+def test_the_cpu_keeps_every_promise(start: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    if start:
+        request.getfixturevalue(start)
     written = tmp_path / "results.json"
     require_no_failure(conformance("--accelerator", "cpu", "--json", str(written)))
     report = json.loads(written.read_text())
@@ -74,6 +79,7 @@ def test_the_cpu_keeps_every_promise(tmp_path: Path) -> None:
     assert all(result["reason"] for result in report["results"] if result["outcome"] == "not offered")
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_the_accelerator_of_this_machine_keeps_every_promise() -> None:
     found = json.loads(python("-m", "acclimate", "info", "--json").stdout)["accelerator"]["name"]
     if found == "cpu":
@@ -81,7 +87,7 @@ def test_the_accelerator_of_this_machine_keeps_every_promise() -> None:
     require_no_failure(conformance("--accelerator", found))
 
 
-@pytest.mark.usefixtures("sim")
+@pytest.mark.usefixtures("sim", "warm_starts")
 @pytest.mark.parametrize("profile", QUICK_PROFILES)
 def test_a_profile_keeps_the_promises_that_it_is_about(profile: str) -> None:
     require_no_failure(conformance("--accelerator", "sim", *only(*PROFILES[profile]), ACCLIMATE_SIM=profile))
@@ -125,6 +131,7 @@ def test_a_failure_is_told_with_the_reason_and_the_rule_in_every_form(tmp_path: 
     assert skipped.get("message") == "there is one device here"
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -145,6 +152,7 @@ def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(arguments: list[str
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_an_accelerator_that_ends_its_process_when_loaded_is_told(tmp_path: Path) -> None:
     (tmp_path / "dying.py").write_text("import os\nos.write(2, b'no driver here')\nos._exit(127)\n")
     run = conformance("--accelerator", "dying:Device", PYTHONPATH=str(tmp_path))
@@ -185,6 +193,7 @@ def test_a_workers_processes_are_gone_when_ending_them_returns() -> None:
 # -- the plugin for pytest -----------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_the_plugin_adds_the_checks_to_a_projects_own_tests(tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
     run = python(
@@ -227,6 +236,7 @@ def test_the_plugin_tells_an_accelerator_that_cannot_be_loaded(tmp_path: Path) -
     assert "Traceback" not in run.stdout
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_what_an_accelerator_says_it_has_not_is_not_offered_and_a_reason_has_all_of_its_lines(
     tmp_path: Path,
 ) -> None:

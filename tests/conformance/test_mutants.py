@@ -5,40 +5,44 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 from acclimate.conformance.runner.session import Session
 from fresh_process import plain_environment
+from warm_python import WarmPython
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import mutants  # noqa: E402
 
+Examined: TypeAlias = Callable[..., dict[str, dict[str, Any]]]
 SIM_PROFILES = ("", "sync=check", "mps-like")
 
 
-@cache
-def examined(module: str, *profile: str) -> dict[str, dict[str, Any]]:
+@pytest.fixture(scope="module")
+def examined(warm_python: WarmPython) -> Examined:
     """What the checks say of all faults of a module, which share a process."""
-    environment = {**plain_environment(), "ACCLIMATE_SIM": "".join(profile)}
-    if profile:
-        environment["ACCLIMATE_ACCELERATOR"] = "sim"
-    run = subprocess.run(
-        [sys.executable, "examine_mutants.py", module, *profile],
-        cwd=HERE,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    return {result["name"]: result for result in json.loads(run.stdout)}
+
+    @cache
+    def examine(module: str, *profile: str) -> dict[str, dict[str, Any]]:
+        environment = {**plain_environment(), "ACCLIMATE_SIM": "".join(profile)}
+        if profile:
+            environment["ACCLIMATE_ACCELERATOR"] = "sim"
+        command = [sys.executable, "examine_mutants.py", module, *profile]
+        with warm_python.in_place():
+            run = subprocess.run(
+                command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=280
+            )
+        assert run.returncode == 0, run.stderr
+        return {result["name"]: result for result in json.loads(run.stdout)}
+
+    return examine
 
 
 def require_found(result: dict[str, Any], fault: str | None) -> None:
@@ -47,12 +51,12 @@ def require_found(result: dict[str, Any], fault: str | None) -> None:
 
 
 @pytest.mark.parametrize("mutant", mutants.CAUGHT_BY, ids=lambda mutant: mutant.__name__)
-def test_the_check_finds_the_fault_in_the_cpu(mutant: type) -> None:
+def test_the_check_finds_the_fault_in_the_cpu(mutant: type, examined: Examined) -> None:
     require_found(examined("mutants")[mutant.__name__], mutant.__doc__)
 
 
 @pytest.mark.parametrize("profile", SIM_PROFILES)
-def test_the_checks_find_the_faults_in_the_emulated_device(profile: str) -> None:
+def test_the_checks_find_the_faults_in_the_emulated_device(profile: str, examined: Examined) -> None:
     pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
     results = examined("sim_mutants", profile)
     assert results
@@ -60,6 +64,7 @@ def test_the_checks_find_the_faults_in_the_emulated_device(profile: str) -> None
         require_found(result, result["name"])
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize(
     ("mutant", "timeout_s", "reason"),
     [
