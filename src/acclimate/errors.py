@@ -7,6 +7,8 @@ situation already catches (``ValueError`` for a bad ``DS_ACCELERATOR``, as the s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def excerpt(text: str, longest: int = 100) -> str:
     """A value as an error quotes it: on one line, without control characters, and cut where it is long."""
@@ -14,6 +16,13 @@ def excerpt(text: str, longest: int = 100) -> str:
     if not shown.isprintable():
         shown = shown.encode("unicode_escape", "surrogatepass").decode()
     return shown if len(text) <= longest else f"{shown}…"
+
+
+def some_of(names: Iterable[str], most: int = 3) -> str:
+    """Names as an error lists them: sorted, the first few of them, and how many there are besides."""
+    listed = sorted(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
 
 
 class AcclimateError(Exception):

@@ -1,6 +1,6 @@
-"""A Hugging Face model on this accelerator: load it, make it write text.
+"""Loads a language model onto this process's accelerator and generates text with it.
 
-Nothing heavy is imported until a name is used.
+torch and transformers are imported only when a name is used.
 """
 
 from __future__ import annotations

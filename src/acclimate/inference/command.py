@@ -1,7 +1,7 @@
-"""``acclimate generate``: a language model writes text in the terminal.
+"""``acclimate generate``: generates text with a language model.
 
-The text goes to stdout; what is about it (the closing figures, progress, warnings) goes to stderr, so that
-``acclimate generate … > story.txt`` holds the story alone.
+The text goes to stdout. Figures, progress and warnings go to stderr, so that
+``acclimate generate … > story.txt`` stores only the text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import stat
 import sys
 from typing import TYPE_CHECKING, TypeVar
 
-from acclimate.errors import AcclimateError, GenerationOptionError, PromptError
+from acclimate.errors import AcclimateError, GenerationOptionError, PromptError, excerpt
 
 if TYPE_CHECKING:
     from acclimate.inference.generation import Generation
@@ -25,7 +25,7 @@ DEFAULT_PROMPT = "The most beautiful thing about mathematics is"
 
 _Number = TypeVar("_Number", int, float)
 
-# What a shell reports for a program that Ctrl-C or a closed pipe ended: 128 + the signal's number.
+# The exit codes a shell reports after SIGINT and SIGPIPE: 128 + the signal's number.
 _INTERRUPTED, _PIPE_CLOSED = 130, 141
 
 
@@ -35,51 +35,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="MODEL", help="a folder, a .gguf file or a hub id; default: the demo model"
     )
-    # Numbers and names are checked with the message, and in the one line, that the library gives.
+    # Values are parsed later, so that a bad one gets the library's one-line message and not argparse's usage.
     parser.add_argument("--max-new-tokens", metavar="N", default="100")
     parser.add_argument("--dtype", metavar="auto|bfloat16|float16|float32", default="auto")
     parser.add_argument(
         "--temperature", metavar="T", default="0", help="0 always takes the likeliest token; default 0"
     )
     parser.add_argument(
-        "--repetition-penalty", metavar="P", help="above 1, makes words that were used less likely"
+        "--repetition-penalty", metavar="P", help="above 1, makes tokens that already occurred less likely"
     )
-    parser.add_argument("--seed", metavar="S", help="makes drawing tokens repeatable")
+    parser.add_argument("--seed", metavar="S", help="makes sampling repeatable")
     parser.add_argument(
         "--trust_remote_code",
         "--trust-remote-code",
         action="store_true",
-        help="let Python code run that the model brings with it",
+        help="let Python code that comes with the model run",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of streamed text")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generates as ``args`` say.
+    """Runs the command.
 
     Returns:
-        0; 2 after an error of the user's; 130 after Ctrl-C; 141 when whoever read stdout is gone.
+        The exit code: 0, 2 after a user's error, 130 after Ctrl-C, 141 when the reader of stdout has gone.
     """
     logger, chatty = logging.getLogger("acclimate"), logging.getLogger("acclimate.inference")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("acclimate: %(message)s"))
     level = chatty.level
     logger.addHandler(handler)
-    chatty.setLevel(logging.INFO)  # says that a conversion has begun, which takes a while
+    chatty.setLevel(logging.INFO)  # announces a conversion, which takes a while
     try:
         return _run(args)
     except AcclimateError as error:
         sys.stderr.write(f"acclimate generate: error: {error}\n")
         return 2
     except KeyboardInterrupt as interruption:
-        partial = getattr(interruption, "partial", None)  # of a GenerationInterrupted
+        partial = getattr(interruption, "partial", None)  # set by GenerationInterrupted
         if partial is None:
             sys.stderr.write("\nacclimate generate: interrupted before the first token\n")
         else:
             _finish(args, partial)
         return _INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes stdout at exit; it must not find the closed pipe again.
+        # Python flushes stdout at exit, which would fail once more on the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
     finally:
@@ -91,7 +91,7 @@ def _run(args: argparse.Namespace) -> int:
     from acclimate.inference.generation import generate  # here, so that Ctrl-C is handled from the start
 
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a locale that lacks a character shows "?" for it
+        sys.stdout.reconfigure(errors="replace")  # "?" for a character that the locale lacks
     prompt = _prompt(args.prompt)
     max_new_tokens = _number(int, "max-new-tokens", args.max_new_tokens)
     temperature = _number(float, "temperature", args.temperature)
@@ -101,7 +101,7 @@ def _run(args: argparse.Namespace) -> int:
     shown = [not args.json and sys.stdout.isatty()]
 
     def show(piece: str) -> None:
-        if shown[0]:  # on a terminal the text begins with its prompt, once there is something to show
+        if shown[0]:  # a terminal shows the prompt in front of the first piece
             shown[0] = False
             sys.stdout.write(prompt)
         sys.stdout.write(piece)
@@ -133,7 +133,7 @@ def _finish(args: argparse.Namespace, result: Generation) -> None:
 
 
 def closing_line(result: Generation) -> str:
-    """The figures of a run in one line."""
+    """Formats the figures of a run as one line."""
     first, speed = result.time_to_first_token_seconds, result.tokens_per_second
     parts = [
         result.accelerator
@@ -152,7 +152,7 @@ def closing_line(result: Generation) -> str:
 
 
 def _prompt(argument: str | None) -> str:
-    """The prompt of the command line, else what is piped in, else one that suits a first try."""
+    """Returns the prompt argument, else piped stdin, else a default prompt."""
     if argument is None and not _is_piped():
         return DEFAULT_PROMPT
     if argument is not None and argument != "-":
@@ -163,11 +163,11 @@ def _prompt(argument: str | None) -> str:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise PromptError("the prompt on stdin is not valid UTF-8") from error
-    return text.removesuffix("\n").removesuffix("\r")  # of `echo`; a model would take it for a paragraph
+    return text.removesuffix("\n").removesuffix("\r")  # added by `echo`; to a model it ends a paragraph
 
 
 def _is_piped() -> bool:
-    """Whether stdin holds a text for us; a terminal, ``/dev/null`` or a closed stdin does not."""
+    """Whether stdin is a pipe, a file or a socket, not a terminal, ``/dev/null`` or closed."""
     try:
         mode = os.fstat(0).st_mode
     except OSError:
@@ -180,5 +180,4 @@ def _number(kind: type[_Number], name: str, text: str) -> _Number:
         return kind(text)
     except ValueError as error:
         noun = "a whole number" if kind is int else "a number"
-        shown = repr(text if len(text) <= 40 else f"{text[:40]}…")
-        raise GenerationOptionError(f"--{name} must be {noun}; it is {shown}") from error
+        raise GenerationOptionError(f"--{name} must be {noun}; it is '{excerpt(text, 40)}'") from error

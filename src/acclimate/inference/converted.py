@@ -1,4 +1,4 @@
-"""What a converted model's folder holds, written beside it, so that a damaged one is found and made again."""
+"""The manifest of a converted model's folder, by which a damaged folder is found and converted again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAMPLES, _SAMPLE_BYTES = 32, 4 << 10
 
 
 def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
-    """Writes down how the folder was made, and the size and a digest of each file in it."""
+    """Records how the folder was made, and the size and digest of each file in it."""
     files = {
         path.name: {"bytes": path.stat().st_size, "digest": digest(path)}
         for path in sorted(folder.iterdir())
@@ -30,7 +30,7 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a folder holds what its manifest says; takes milliseconds, for large files are sampled."""
+    """Whether a folder matches its manifest; takes milliseconds, since large files are only sampled."""
     if not folder.is_dir():
         return False
     damage = _damage(folder)
@@ -53,13 +53,13 @@ def _damage(folder: Path) -> str | None:
 
 
 def discard(folder: Path) -> None:
-    """Has a folder made again at its next use, although it seemed whole."""
+    """Marks a folder as damaged, so that its next use converts the model again."""
     with contextlib.suppress(OSError):
         (folder / MANIFEST).unlink()
 
 
 def digest(path: Path) -> str:
-    """A digest of a file: of all of it up to 1 MiB, else of samples spread over it from end to end."""
+    """Returns the SHA-256 of a file of up to 1 MiB, or of 32 evenly spread samples of a larger one."""
     size = path.stat().st_size
     content = hashlib.sha256()
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Checks that a folder holds a complete model, before anything heavy is imported to load it."""
+"""Checks that a folder holds a complete model, before torch and transformers are imported to load it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from acclimate.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
+from acclimate.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError, some_of
 from acclimate.inference.model_limits import WeightTotals
 from acclimate.inference.quiet import first_line
 
-# One of these is enough to build a tokenizer from.
+# A tokenizer can be built from any one of these.
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
-# What transformers reads beside config.json, and what each must be.
+# The JSON objects that transformers reads beside config.json.
 _SETTINGS = (
     "generation_config.json",
     "tokenizer_config.json",
@@ -23,23 +23,23 @@ _SETTINGS = (
     "added_tokens.json",
     "adapter_config.json",
 )
-# Far above any real file's: the vocabulary is elsewhere.
+# Far above the size of any real settings file: the vocabulary is elsewhere.
 _LARGEST_SETTINGS = 64 << 20
-# More tensors than any real model has, whose names alone would take seconds to read.
+# More tensors than any real model has; reading their names alone would take seconds.
 _MOST_TENSORS = 200_000
-# A config with more layers or labels than this makes a list of them before there is a model to compare.
+# For more layers or labels than this, config classes build long lists before any model exists to compare.
 _MOST_COUNTED = 100_000
 _COUNTS = re.compile(r"(^|_)(n|num|number)_|(layers?|blocks?|heads?|experts?|depth|labels)$")
 _NOT_COUNTS = re.compile(r"position|ctx|context|token|param|step|sample|length|size|dim|id$")
 
 
 def check_model_folder(folder: Path) -> WeightTotals:
-    """Returns what the weights of a folder come to if config, tokenizer and weights are there and whole.
+    """Checks config, tokenizer and weights, and returns the totals of the weights.
 
     Raises:
-        ModelNotFoundError: the folder holds no model, or only parts of one.
-        CorruptModelError: a file is truncated or unreadable.
-        UnsupportedModelError: the config does not say which kind of model it is of.
+        ModelNotFoundError: The folder holds no model, or only parts of one.
+        CorruptModelError: A file is truncated or unreadable.
+        UnsupportedModelError: The config does not say what kind of model it describes.
     """
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(f"{folder} holds no model: there is no config.json in it")
@@ -54,10 +54,10 @@ def check_model_folder(folder: Path) -> WeightTotals:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Returns the JSON object in a file.
 
     Raises:
-        CorruptModelError: there is none, or it is not readable.
+        CorruptModelError: The file cannot be read or holds something else.
     """
     content = _json(path)
     if not isinstance(content, dict):
@@ -79,32 +79,34 @@ def _json(path: Path) -> Any:
 
 
 def _constant(name: str) -> float:
-    """Infinity, which some configs use as a limit, but not NaN, with which a model writes nonsense."""
+    """Accepts infinity, which some configs use as a limit, but not NaN, which spoils every result."""
     if name == "NaN":
-        raise ValueError("NaN is no number")
+        raise ValueError("NaN is not a number")
     return float(name)
 
 
 def _kind(value: object) -> str:
-    kinds = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    kinds = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return kinds.get(type(value), "a number")
 
 
 def _check_config(path: Path, config: dict[str, Any]) -> None:
     if not isinstance(config.get("model_type"), str):
         raise UnsupportedModelError(
-            f"{path} does not say which kind of model it is of: model_type is missing"
+            f"{path} does not say what kind of model it describes: model_type is missing"
         )
     weights = config.get("transformers_weights")
     if weights is not None and weights != "model.safetensors":
-        raise UnsupportedModelError(f"{path} keeps the weights under another name: transformers_weights")
+        raise UnsupportedModelError(
+            f"{path} stores the weights in another file than model.safetensors (field transformers_weights)"
+        )
     for name, value in _numbers(config):
         if value > _MOST_COUNTED and _COUNTS.search(name) and not _NOT_COUNTS.search(name):
             raise CorruptModelError(f"{path} is corrupt: {name} is {value:,}, more than any model has")
 
 
 def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
-    """All whole numbers in a config, with the names of their fields."""
+    """Yields the numbers in a config, each with the name of its field."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _numbers(item, str(key))
@@ -119,11 +121,11 @@ def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
 
 
 def weight_totals(folder: Path) -> WeightTotals:
-    """What the weights of a folder come to, after checking that their files are whole.
+    """Checks that the weights of a folder are complete, and returns their totals.
 
     Raises:
-        ModelNotFoundError: the folder holds no weights.
-        CorruptModelError: a file is truncated or unreadable.
+        ModelNotFoundError: The folder holds no weights.
+        CorruptModelError: A file is truncated or unreadable.
     """
     for name in ("model.safetensors", "pytorch_model.bin"):
         single, index = folder / name, folder / f"{name}.index.json"
@@ -135,7 +137,7 @@ def weight_totals(folder: Path) -> WeightTotals:
 
 
 def _totals(folder: Path, files: dict[Path, set[str] | None]) -> WeightTotals:
-    """Checks the files, each with the tensors it must hold, and adds up what they hold."""
+    """Checks files, each given with the tensors it must hold, and adds up their tensors and values."""
     tensors, values, seen = 0, 0, set[str]()
     for path, promised in files.items():
         if path.suffix != ".safetensors":
@@ -144,7 +146,7 @@ def _totals(folder: Path, files: dict[Path, set[str] | None]) -> WeightTotals:
             shapes = check_safetensors(path)
             count, size = len(shapes), sum(shapes.values())
             if lost := sorted((promised or set()) - shapes.keys()):
-                raise CorruptModelError(f"{path} lacks the tensor {lost[0]}, which the index says it holds")
+                raise CorruptModelError(f"{path} lacks the tensor {lost[0]}, which the index places in it")
             if twice := sorted(seen & shapes.keys()):
                 raise CorruptModelError(f"{folder} holds the tensor {twice[0]} in two files")
             seen |= shapes.keys()
@@ -160,7 +162,7 @@ def _shards(folder: Path, index: Path) -> dict[Path, set[str] | None]:
     for tensor, name in names.items():
         if not isinstance(name, str):
             raise CorruptModelError(
-                f"{index} is corrupt: weight_map must give a file's name for {tensor!r}, not {_kind(name)}"
+                f"{index} is corrupt: weight_map must give a file name for {tensor!r}, not {_kind(name)}"
             )
         pure = PurePosixPath(name)
         if (
@@ -170,13 +172,12 @@ def _shards(folder: Path, index: Path) -> dict[Path, set[str] | None]:
             or pure.suffix not in (".safetensors", ".bin")
         ):
             raise CorruptModelError(
-                f"{index} is corrupt: weight_map names {name!r}, no weights of this folder"
+                f"{index} is corrupt: weight_map names {name!r}, not a file of weights in this folder"
             )
         files.setdefault(name, set()).add(tensor)
-    missing = [name for name in sorted(files) if not _is_file(folder / name)]
+    missing = [name for name in files if not _is_file(folder / name)]
     if missing:
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise CorruptModelError(f"{folder} is incomplete: {index.name} names {shown}")
+        raise CorruptModelError(f"{folder} is incomplete: it lacks {some_of(missing)}, named in {index.name}")
     return {folder / name: tensors for name, tensors in sorted(files.items())}
 
 
@@ -188,10 +189,10 @@ def _is_file(path: Path) -> bool:
 
 
 def check_safetensors(path: Path) -> dict[str, int]:
-    """The names of a file's tensors, each with the most values that it can stand for.
+    """Returns the names of a file's tensors, each with the largest number of values it can represent.
 
     Raises:
-        CorruptModelError: safetensors' own reader refuses the file, or there are no tensors in it.
+        CorruptModelError: safetensors' own reader refuses the file, or it holds no tensors.
     """
     from safetensors import safe_open
 
@@ -206,12 +207,12 @@ def check_safetensors(path: Path) -> dict[str, int]:
                 count = 1
                 for size in tensor.get_shape():
                     count *= size
-                # Quantised weights come as whole numbers that hold several values each.
+                # Each integer of quantised weights holds several values.
                 packed = tensor.get_dtype().startswith(("I", "U", "BOOL"))
                 shapes[name] = count * 32 if packed else count
     except CorruptModelError:
         raise
-    except Exception as error:  # of the reader's own type, or OSError for an empty file
+    except Exception as error:  # the reader's own type, or OSError for an empty file
         raise CorruptModelError(
             f"{path} is truncated or corrupt: {_not_what_it_should_be(path, first_line(error))}"
         ) from error
@@ -221,7 +222,7 @@ def check_safetensors(path: Path) -> dict[str, int]:
 
 
 def _check_pickle(path: Path) -> tuple[int, int]:
-    """Tensors and values that a ``.bin`` file can hold at most, from what it is on the outside."""
+    """Returns the largest numbers of tensors and values that a ``.bin`` file can hold, without unpickling."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(4)
@@ -229,7 +230,7 @@ def _check_pickle(path: Path) -> tuple[int, int]:
         return size // 256 + 1_000, size
     if start != b"PK\x03\x04":
         raise CorruptModelError(
-            f"{path} is corrupt: {_not_what_it_should_be(path, 'what torch.save writes')}"
+            f"{path} is corrupt: {_not_what_it_should_be(path, 'a file that torch.save writes')}"
         )
     try:
         with zipfile.ZipFile(path) as archive:
@@ -242,7 +243,7 @@ def _check_pickle(path: Path) -> tuple[int, int]:
 
 
 def _not_what_it_should_be(path: Path, wanted: str) -> str:
-    """What a file is instead, where its first bytes tell; else that it is not what was wanted."""
+    """Says what a file is instead, if its first bytes show that; else that it is not what was wanted."""
     try:
         with path.open("rb") as file:
             start = file.read(200).lstrip()
@@ -251,7 +252,7 @@ def _not_what_it_should_be(path: Path, wanted: str) -> str:
     if not start:
         return "it is empty"
     if start.startswith(b"version https://git-lfs"):
-        return "it is a Git LFS pointer, not the file itself (git lfs pull fetches that)"
+        return "it is a Git LFS pointer, not the file itself; fetch the file with git lfs pull"
     if start[:1] == b"<":
-        return "it is a web page, not a model's file; download it again"
+        return "it is a web page, not a model file; download it again"
     return wanted if " " in wanted and wanted[0].isupper() else f"it is not {wanted}"

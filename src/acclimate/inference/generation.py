@@ -1,4 +1,4 @@
-"""Text from a prompt, token by token, with the figures of the run."""
+"""Generates text from a prompt, token by token, and measures the run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from acclimate.errors import (
     GenerationOptionError,
     PromptError,
     UnsupportedModelError,
+    excerpt,
 )
 from acclimate.inference.loading import LoadedModel, is_panic, load_model, memory_errors
 from acclimate.inference.quiet import quiet_transformers, why_unusable
@@ -25,21 +26,21 @@ logger = logging.getLogger("acclimate.inference")
 
 DEFAULT_MAX_NEW_TOKENS = 100
 LOWEST_TEMPERATURE = 1e-4
-"""Scores are divided by it in float32: much less than this gives infinities, which cannot be drawn from."""
+"""Scores are divided by the temperature in float32; much lower ones give infinities, which break sampling."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A text that a model wrote, and how it went."""
+    """A generated text and the figures of the run."""
 
     text: str
     """The continuation, without the prompt."""
     prompt_tokens: int
     generated_tokens: int
-    """Also counts the token that ends the text, which has no text of its own."""
+    """Includes the end token, which has no text of its own."""
     tokens: tuple[int, ...]
     finish_reason: str
-    """``end`` (the model ended its text), ``length``, ``context`` (it is full) or ``interrupted``."""
+    """``end`` (the model wrote an end token), ``length``, ``context`` (it is full) or ``interrupted``."""
     model: str
     """The name of the folder the model was loaded from."""
     accelerator: str
@@ -47,17 +48,17 @@ class Generation:
     dtype: str
     parameters: int
     load_seconds: float
-    """From the call to the model being ready, imports and any conversion or download included."""
+    """From the call until the model is ready, including imports and any conversion or download."""
     time_to_first_token_seconds: float | None
-    """From the model being ready to the first token; ``None`` if there was none."""
+    """From the ready model to the first token; ``None`` if there was no token."""
     tokens_per_second: float | None
     """After the first token; ``None`` for fewer than two tokens."""
     peak_memory_bytes: int
-    """The accelerator's high-water mark since loading began."""
+    """The accelerator's peak allocation since loading began."""
 
 
 class GenerationInterrupted(KeyboardInterrupt):
-    """Ctrl-C while a model was writing; ``partial`` holds what it wrote until then."""
+    """Ctrl-C during generation; ``partial`` holds the text so far."""
 
     def __init__(self, partial: Generation) -> None:
         super().__init__()
@@ -76,33 +77,32 @@ def generate(
     trust_remote_code: bool = False,
     on_text: Callable[[str], None] | None = None,
 ) -> Generation:
-    """Lets a language model continue a prompt on this process's accelerator.
+    """Continues a prompt with a language model on this process's accelerator.
 
-    The prompt is continued as it stands; no chat template is applied.
+    No chat template is applied to the prompt.
 
     Args:
         prompt: The text to continue.
-        model: A folder, a ``.gguf`` file, the id of a model on the Hugging Face hub, what
-            :func:`acclimate.inference.load_model` returned, or ``None`` for the demo model.
-        max_new_tokens: When to stop at the latest. A prompt that leaves less room in the model's context
+        model: A folder, a ``.gguf`` file, the id of a model on the Hugging Face hub, a model loaded by
+            :func:`acclimate.inference.load_model`, or ``None`` for the demo model.
+        max_new_tokens: The most tokens to generate. If the model's context has room for fewer, generation
             stops there, with a warning.
         dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
-            supports. A loaded model keeps its own.
-        temperature: 0 always takes the likeliest token, as ``model.generate(do_sample=False)`` does; above
-            0 tokens are drawn, with the model's own limits (top-k, top-p) where it states some.
-        seed: Makes drawing repeatable; seeds torch's generators of the accelerator and of the host.
-        repetition_penalty: Above 1, makes tokens that are in the text already less likely, as in
-            transformers; ``None`` leaves it to the model.
-        trust_remote_code: Whether Python code that the model brings with it may run.
-        on_text: Called with each piece of text as soon as it is certain; a piece never holds half a
-            character.
+            supports. Ignored for a loaded model.
+        temperature: 0 always takes the likeliest token, like ``model.generate(do_sample=False)``; above 0
+            tokens are sampled, within the model's own top-k and top-p, if it sets them.
+        seed: Makes sampling repeatable; seeds torch's generators of the accelerator and of the host.
+        repetition_penalty: Above 1, makes tokens that already occurred less likely, as in transformers;
+            ``None`` uses the model's own setting.
+        trust_remote_code: Whether Python code that comes with the model may run.
+        on_text: Called with each piece of text as soon as it is final; a piece contains whole characters.
 
     Raises:
-        PromptError: the prompt is empty, is no valid text, or does not fit the model's context.
-        GenerationOptionError: a number that is out of range.
-        GenerationInterrupted: Ctrl-C; holds what was generated until then.
-        DeviceMemoryError: the accelerator is out of memory.
-        AcclimateError: what :func:`acclimate.inference.load_model` raises.
+        PromptError: The prompt is empty, is not valid text, or does not fit into the model's context.
+        GenerationOptionError: A number is out of range.
+        GenerationInterrupted: Ctrl-C was pressed; holds the text so far.
+        DeviceMemoryError: The accelerator is out of memory.
+        AcclimateError: As :func:`acclimate.inference.load_model`.
     """
     _check_options(max_new_tokens, temperature, seed, repetition_penalty)
     _check_prompt(prompt)
@@ -113,7 +113,7 @@ def generate(
     )
     tokens = _encode(loaded, prompt)
     limit = _new_token_limit(loaded, tokens, max_new_tokens)
-    failures: list[BaseException] = []  # of the caller's own function, which go to the caller as they are
+    failures: list[BaseException] = []  # errors of the caller's own function reach the caller unchanged
 
     def deliver(piece: str) -> None:
         try:
@@ -132,7 +132,7 @@ def generate(
         raise GenerationInterrupted(_result(loaded, tokens, recorder, "interrupted")) from None
     except AcclimateError:
         raise
-    except Exception as error:  # of any type: a model's settings are used as they are
+    except Exception as error:  # any type: transformers does not check a model's settings
         if error in failures:
             raise
         raise UnsupportedModelError(
@@ -145,7 +145,7 @@ def generate(
 
 @dataclass
 class _Recorder:
-    """Takes tokens as transformers makes them: its ``generate`` calls ``put`` and ``end``."""
+    """Receives each token from transformers, whose ``generate`` calls ``put`` and ``end``."""
 
     stream: TextStream
     tokens: list[int] = field(default_factory=list)
@@ -155,7 +155,7 @@ class _Recorder:
     _prompt_seen: bool = False
 
     def put(self, value: Any) -> None:
-        if not self._prompt_seen:  # the first call hands over the prompt
+        if not self._prompt_seen:  # the first call passes the prompt
             self._prompt_seen = True
             return
         for token in value.reshape(-1).tolist():
@@ -165,7 +165,7 @@ class _Recorder:
             self.stream.put(token)
 
     def end(self) -> None:
-        """Nothing to do: the caller ends the stream, also when transformers does not get here."""
+        """Does nothing: the caller ends the stream, even if transformers does not get this far."""
 
 
 def _run(
@@ -177,18 +177,18 @@ def _run(
     repetition_penalty: float | None,
     recorder: _Recorder,
 ) -> frozenset[int]:
-    """Runs the model; returns the tokens that end a text.
+    """Runs the model and returns its end tokens.
 
-    transformers' own loop is used: it knows each model's cache, penalties and end tokens, and costs
-    nothing measurable beside the model (``benchmarks/generate.py`` holds it against a bare loop).
+    transformers' own loop knows each model's cache, penalties and end tokens, and its cost beside the
+    model's is too small to measure (``benchmarks/generate.py`` compares it with a bare loop).
     """
     import torch
 
     device = loaded.accelerator.current_device_name()
     end_list = _end_tokens(loaded)
     options: dict[str, Any] = {"do_sample": temperature > 0, "max_new_tokens": limit, "num_beams": 1}
-    # Guessing tokens with the model's first layers gives the same text, and never ends with numbers such as
-    # 0 or 10**9 in the model's settings.
+    # Drafting tokens with the model's first layers does not change the text, and never terminates if the
+    # model's settings ask for 0 or 10**9 layers.
     options["assistant_early_exit"] = None
     if temperature > 0:
         options["temperature"] = temperature
@@ -198,7 +198,7 @@ def _run(
         options["eos_token_id"] = end_list
         options["pad_token_id"] = end_list[0]
     if seed is not None:
-        torch.manual_seed(seed)  # the host's, which some models draw from
+        torch.manual_seed(seed)  # the host's generator, which some models use
         loaded.accelerator.manual_seed_all(seed)
     ids = torch.tensor([tokens], device=device)
     recorder.started = time.perf_counter()
@@ -216,18 +216,23 @@ def _end_tokens(loaded: LoadedModel) -> list[int]:
     ends = own if own is not None else loaded.tokenizer.end_token
     found = [] if ends is None else ends if isinstance(ends, (list, tuple)) else [ends]
     if any(isinstance(end, bool) or not isinstance(end, int) for end in found):
-        raise CorruptModelError(f"the settings in {loaded.folder} give no token as eos_token_id: {ends!r}")
+        raise CorruptModelError(
+            f"the settings in {loaded.folder} are corrupt: eos_token_id must be a token's number or a list "
+            f"of them; it is {excerpt(repr(ends))}"
+        )
     rows = loaded.module.get_input_embeddings().weight.shape[0]
     known = [end for end in found if 0 <= end < rows]
     if len(known) < len(found):
-        logger.warning("eos_token_id %s of %s is none of its %d tokens", ends, loaded.folder.name, rows)
+        logger.warning(
+            "ignoring eos_token_id %s of %s: it has only %d tokens", ends, loaded.folder.name, rows
+        )
     return known
 
 
 def _encode(loaded: LoadedModel, prompt: str) -> list[int]:
     try:
         return loaded.tokenizer.encode(prompt)
-    except BaseException as error:  # a panic of the tokenizers library is no Exception
+    except BaseException as error:  # a panic of the tokenizers library is not an Exception
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise CorruptModelError(
@@ -256,18 +261,19 @@ def _check_prompt(prompt: str) -> None:
         raise PromptError("the prompt is empty; give the model some text to continue")
     try:
         prompt.encode()
-    except UnicodeEncodeError as error:  # bytes of the command line that are not UTF-8 arrive like this
-        raise PromptError("the prompt is not valid text: it holds bytes that are not UTF-8") from error
+    except UnicodeEncodeError as error:  # Python decodes such command-line bytes to lone surrogates
+        raise PromptError("the prompt is not valid text: it contains bytes that are not UTF-8") from error
 
 
 def _new_token_limit(loaded: LoadedModel, tokens: list[int], max_new_tokens: int) -> int:
-    """How many tokens may be generated: what was asked for, or what the context has room for."""
+    """Returns how many tokens to generate: ``max_new_tokens``, or fewer if the context is too short."""
     if not tokens:
-        raise PromptError("the model's tokenizer makes no tokens of this prompt")
+        raise PromptError("the model's tokenizer turns this prompt into no tokens at all")
     rows = loaded.module.get_input_embeddings().weight.shape[0]
     if min(tokens) < 0 or max(tokens) >= rows:
         raise CorruptModelError(
-            f"the tokenizer in {loaded.folder} does not belong to its model: token {max(tokens)} of {rows}"
+            f"the tokenizer in {loaded.folder} does not belong to its model: it gives the token "
+            f"{max(tokens)}, and the model has {rows}"
         )
     context = loaded.context_length
     if context is None:
@@ -275,12 +281,12 @@ def _new_token_limit(loaded: LoadedModel, tokens: list[int], max_new_tokens: int
     room = context - len(tokens)
     if room < 1:
         raise PromptError(
-            f"the prompt has {len(tokens)} tokens, the model's context is {context}, "
-            "of which one at least is for the answer; shorten the prompt"
+            f"the prompt has {len(tokens)} tokens and the model's context is {context}, which leaves "
+            "no room for new tokens; shorten the prompt"
         )
     if room < max_new_tokens:
         logger.warning(
-            "the prompt has %d tokens, so the model's context of %d has room for %d new ones, not %d",
+            "the prompt has %d tokens, so the model's context of %d has room for only %d of %d new tokens",
             len(tokens),
             context,
             room,

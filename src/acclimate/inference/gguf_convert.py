@@ -1,13 +1,12 @@
-"""A GGUF file as a folder that transformers loads in seconds, made once and kept in the user's cache.
+"""Converts a GGUF file, once, to a folder in the user's cache that transformers loads in seconds.
 
-Loading a GGUF through transformers costs its time at each start: merges are derived from the vocabulary,
-and each tensor is unpacked in one piece. Here that is done once. The config comes from the file's own keys
-(``gguf_config``), the tokenizer from transformers (``gguf_tokenizer``), and tensors are unpacked in blocks
-(``gguf_weights``). A file that cannot be converted to exactly its model is refused before the first block.
+Loading a GGUF file through transformers is slow at each start: it derives merges from the vocabulary and
+unpacks each tensor in one piece. Here the config comes from the file's own keys (``gguf_config``), the
+tokenizer from transformers (``gguf_tokenizer``), and tensors are unpacked in blocks (``gguf_weights``).
+A file that cannot be converted to exactly its model is refused before the first block.
 
-The folder holds one dtype, the one it will run in: each value is unpacked to float32 and rounded once, so
-``bfloat16`` starts from half the bytes with nothing to convert, and who asks for ``float32`` gets a folder
-of its own with the exact values, which no bfloat16 copy could give back.
+Each dtype gets a folder of its own. Each value is unpacked to float32 and rounded once, so ``bfloat16`` loads
+half the bytes and converts nothing, and ``float32`` gives the exact values.
 """
 
 from __future__ import annotations
@@ -38,26 +37,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger("acclimate.inference")
 
 CONVERTER_VERSION = 2
-"""Raised whenever the folder made from the same file would differ."""
+"""Increased whenever the same file would give a different folder."""
 
 _HASHED_WHOLE = 32 << 20
 _SAMPLES, _SAMPLE_BYTES = 256, 16 << 10
 
 
 def converted_gguf(source: Path, dtype_name: str) -> Path:
-    """Returns the folder in the cache that holds this GGUF file in this dtype; makes it if need be.
+    """Returns the cache folder with this GGUF file in this dtype; converts the file if there is none.
 
     Raises:
-        CorruptModelError: the file is truncated, or no GGUF.
-        UnsupportedModelError: its architecture cannot be converted.
-        MissingExtraError: a package that conversion needs is not installed.
-        CacheWriteError: the disk is full or the cache cannot be written.
+        CorruptModelError: The file is truncated or is not a GGUF file.
+        UnsupportedModelError: Its architecture cannot be converted.
+        MissingExtraError: A package that conversion needs is not installed.
+        CacheWriteError: The disk is full or the cache cannot be written.
     """
     return convert_once(source.stem, identity(source), dtype_name, lambda _private: source)
 
 
 def convert_once(name: str, key: str, dtype_name: str, provide: Callable[[Path], Path]) -> Path:
-    """As :func:`converted_gguf`, for a file whose key is known and that ``provide(folder)`` can make."""
+    """Like :func:`converted_gguf`, for a file with a known key, which ``provide(folder)`` makes if needed."""
     folder = cache_root() / "models" / f"{name}-{_key(key)}-{dtype_name}"
 
     def build(private: Path) -> None:
@@ -68,12 +67,11 @@ def convert_once(name: str, key: str, dtype_name: str, provide: Callable[[Path],
 
 
 def identity(path: Path) -> str:
-    """A digest that changes when a file's content does, without reading all of a large file.
+    """Returns a digest that changes with a file's content, without reading all of a large file.
 
-    Files up to 32 MiB are read whole. Of larger ones: the size, the time of the last change (so a download
-    that repairs one spoiled block counts as another file), the first 8 MiB, where the header is, and 256
-    samples spread over the rest, which any other weights would differ in. The path does not count: a file
-    that is moved is not converted again.
+    It covers the size, the modification time (a download may repair a single block), and the content: all
+    of a file of up to 32 MiB, else the first 8 MiB, where the header is, and 256 samples spread over the
+    rest. It does not cover the path: a file that was moved is not converted again.
     """
     status = path.stat()
     digest = hashlib.sha256(f"{status.st_size} {status.st_mtime_ns}".encode())
@@ -89,7 +87,7 @@ def identity(path: Path) -> str:
 
 
 def _key(content: str) -> str:
-    """The content, and what converts it: another transformers can derive another tokenizer."""
+    """Returns a cache key for the content and for what converts it, transformers included."""
     try:
         transformers_version = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError as error:
@@ -117,14 +115,14 @@ def _convert(source: Path, target: Path, dtype_name: str) -> None:
     with quiet_transformers():
         model = _empty_model(header, fields)
         placements = gguf_weights.place_tensors(header, architecture, model)
-        # Before the weights: it is small, and what is wrong with it is known sooner.
+        # Before the weights: it is small, and its faults show sooner.
         gguf_tokenizer.convert_tokenizer(header, target)
         _write_model(header, architecture, placements, model, target, getattr(torch, dtype_name))
     write_manifest(target, {"source": source.name, "dtype": dtype_name, "converter": CONVERTER_VERSION})
 
 
 def _empty_model(header: GGUFHeader, fields: dict[str, Any]) -> Any:
-    """The model without its weights."""
+    """Builds the model on the meta device, without weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -134,9 +132,9 @@ def _empty_model(header: GGUFHeader, fields: dict[str, Any]) -> Any:
             return AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))
     except AcclimateError:
         raise
-    except Exception as error:  # of any type: config classes check their fields as they like
+    except Exception as error:  # any type: each config class checks its fields in its own way
         raise UnsupportedModelError(
-            f"transformers makes no {fields['model_type']} model of {header.path}: {why_unusable(error)}"
+            f"transformers builds no {fields['model_type']} model from {header.path}: {why_unusable(error)}"
         ) from error
 
 
@@ -176,7 +174,7 @@ def _check_space(target: Path, needed_bytes: int) -> None:
 
 
 def _end_tokens(header: GGUFHeader) -> list[int]:
-    """The tokens that end a text; an instruction-tuned model has one more, that ends its turn."""
+    """Returns the end tokens; an instruction-tuned model has a second one, which ends its turn."""
     keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
     found = [value for key in keys if isinstance(value := header.value(key), int)]
     return list(dict.fromkeys(found))

@@ -1,9 +1,9 @@
-"""The header of a GGUF file, read and checked in well under a second.
+"""Reads and checks the header of a GGUF file in well under a second.
 
 ``gguf.GGUFReader`` builds several numpy views per vocabulary entry: 11 s for 262,144 tokens. Conversion
-needs only where each entry lies, so this reader walks over the arrays. Every count and every length is
-compared with the bytes that are left in the file before anything of that size is read or built, so time and
-memory are bounded by the file's size. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+needs only the position of each array, so this reader skips their elements. Each count and length is compared
+with the bytes left in the file before anything of that size is allocated, so time and memory are bounded by
+the file's size. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
-# The fewest bytes that one can take: a key without letters and a byte; a tensor of one dimension.
+# The fewest bytes that each can take: a key with an empty name and a byte; a tensor of one dimension.
 _SMALLEST_ENTRY, _SMALLEST_TENSOR, _SMALLEST_STRING = 13, 32, 8
 _LARGEST_ALIGNMENT = 1 << 20
-# Far above any real model's (a few thousand): reading more would take minutes and gigabytes.
+# Real models have a few thousand; reading far more would take minutes and gigabytes.
 _MOST_ENTRIES = 200_000
 
 Scalar = int | float | bool | str
@@ -33,7 +33,7 @@ Scalar = int | float | bool | str
 
 @dataclass(frozen=True)
 class MetadataEntry:
-    """One key of the header: its value, or its length if it is an array, and the bytes it occupies."""
+    """One key of the header: its value or, for an array, its length, and where it lies in the file."""
 
     value: Scalar | None
     """The value; ``None`` for an array."""
@@ -41,52 +41,50 @@ class MetadataEntry:
     start: int
     end: int
     numbers_start: int | None = None
-    """Where the elements of an array of numbers begin."""
+    """Where the elements of a numeric array begin."""
     numbers_format: str = ""
-    """The :mod:`struct` letter of such an element."""
+    """The :mod:`struct` format of such an element."""
     longest_string: int = 0
-    """Of an array of strings, in bytes."""
+    """The longest element of a string array, in bytes."""
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor: its name in the file, its shape in torch's order, ggml's type number, and its bytes."""
+    """One tensor: its name in the file, its shape in torch's order, ggml's type number, and its offset."""
 
     name: str
     shape: tuple[int, ...]
     ggml_type: int
     offset: int
-    """From the start of the data."""
+    """In bytes, from the start of the data."""
 
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """Everything a GGUF file says before its tensors' data."""
+    """Everything in a GGUF file before its tensors' data."""
 
     path: Path
     version: int
     metadata: dict[str, MetadataEntry]
     tensors: tuple[TensorEntry, ...]
-    tensors_start: int
-    """Where the table of tensors begins, in bytes from the start of the file."""
-    tensors_end: int
     data_start: int
+    """Where the tensors' data begins, in bytes from the start of the file."""
 
     @property
     def architecture(self) -> str:
-        """llama.cpp's name of the model's kind, such as ``gemma3``."""
+        """llama.cpp's name for the model's architecture, such as ``gemma3``."""
         value = self.value("general.architecture")
         if not isinstance(value, str):
             raise CorruptModelError(f"{self.path} does not say which architecture it holds")
         return value
 
     def value(self, key: str) -> Scalar | None:
-        """The value of a key that is no array, or ``None``."""
+        """Returns the value of a key; ``None`` if the key is missing or an array."""
         entry = self.metadata.get(key)
         return None if entry is None else entry.value
 
     def numbers(self, key: str) -> tuple[int | float | bool, ...] | None:
-        """The elements of a key that is an array of numbers, or ``None``."""
+        """Returns the elements of a numeric array; ``None`` if the key is missing or something else."""
         entry = self.metadata.get(key)
         if entry is None or entry.numbers_start is None or entry.array_length is None:
             return None
@@ -100,8 +98,8 @@ def read_gguf_header(path: Path) -> GGUFHeader:
     """Reads the header of a GGUF file.
 
     Raises:
-        CorruptModelError: this is no GGUF file, or its header is truncated or makes no sense.
-        UnsupportedModelError: its numbers are big-endian.
+        CorruptModelError: The file is not a GGUF file, or its header is truncated or contradicts itself.
+        UnsupportedModelError: Its numbers are big-endian.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -136,7 +134,6 @@ def _parse(path: Path, content: mmap.mmap) -> GGUFHeader:
         metadata[key] = entry = _entry(path, content, start, position + 4, kind)
         position = entry.end
     alignment = _alignment(path, metadata)
-    tensors_start = position
     _check_count(path, content, position, tensor_count, _SMALLEST_TENSOR, "tensors")
     tensors = []
     for _ in range(tensor_count):
@@ -158,17 +155,17 @@ def _parse(path: Path, content: mmap.mmap) -> GGUFHeader:
     data_start = -(-position // alignment) * alignment
     if tensors and data_start > len(content):
         raise CorruptModelError(f"{path} is truncated: it ends within its header")
-    return GGUFHeader(path, version, metadata, tuple(tensors), tensors_start, position, data_start)
+    return GGUFHeader(path, version, metadata, tuple(tensors), data_start)
 
 
 def _check_count(path: Path, content: mmap.mmap, position: int, count: int, smallest: int, what: str) -> None:
     if count > (len(content) - position) // smallest:
         raise CorruptModelError(
-            f"{path} is truncated or corrupt: its header promises {count:,} {what}, "
+            f"{path} is truncated or corrupt: its header says it has {count:,} {what}, "
             f"more than its {len(content):,} bytes can hold"
         )
     if count > _MOST_ENTRIES and smallest != _SMALLEST_STRING:
-        raise CorruptModelError(f"{path} is corrupt: its header promises {count:,} {what}")
+        raise CorruptModelError(f"{path} is corrupt: its header says it has {count:,} {what}")
 
 
 def _alignment(path: Path, metadata: dict[str, MetadataEntry]) -> int:
@@ -192,7 +189,7 @@ def _string(content: mmap.mmap, position: int) -> tuple[str, int]:
 
 
 def _entry(path: Path, content: mmap.mmap, start: int, position: int, kind: int) -> MetadataEntry:
-    """The value that begins at ``position``, of the key that begins at ``start``."""
+    """Reads the value at ``position`` of the key that begins at ``start``."""
     if kind in _SCALARS:
         code = "<" + _SCALARS[kind]
         (value,) = struct.unpack_from(code, content, position)
@@ -225,5 +222,5 @@ def _entry(path: Path, content: mmap.mmap, start: int, position: int, kind: int)
 
 
 def element_count(tensor: TensorEntry) -> int:
-    """How many values a tensor holds."""
+    """Returns the number of a tensor's elements."""
     return prod(tensor.shape)

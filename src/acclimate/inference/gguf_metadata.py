@@ -1,4 +1,4 @@
-"""The keys of a GGUF file's architecture, read as what they must be, and none of them overlooked."""
+"""Reads the keys of a GGUF file's architecture, checks their types, and reports those that nothing read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from acclimate.errors import CorruptModelError, UnsupportedModelError
 from acclimate.inference.gguf_header import GGUFHeader, Scalar, TensorEntry
 
 _LARGEST_SIZE = 1 << 31
-# They describe the file or its training, or llama.cpp reads them only for the architectures that ask here.
+# They describe the file or its training, or llama.cpp reads them only for architectures that read them here.
 _WITHOUT_EFFECT = frozenset(
     {
         "attention.sliding_window",
@@ -21,7 +21,7 @@ _WITHOUT_EFFECT = frozenset(
 
 
 class Metadata:
-    """The keys of a file's architecture; remembers which have been asked for."""
+    """The keys of a file's architecture; remembers which have been read."""
 
     def __init__(self, header: GGUFHeader) -> None:
         self.header = header
@@ -30,7 +30,7 @@ class Metadata:
         self._asked: set[str] = set()
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A count or a width: a whole number from 1 to 2^31."""
+        """Returns a count or a width, from 1 to 2^31."""
         value = self._scalar(key)
         if value is None and default is not None:
             return default
@@ -39,11 +39,11 @@ class Metadata:
         return value
 
     def size_or_none(self, key: str) -> int | None:
-        """As :meth:`size`; ``None`` where the key is absent or 0, which switches a feature off."""
+        """Like :meth:`size`, but ``None`` if the key is missing or 0, which switches a feature off."""
         return None if self._scalar(key) in (None, 0) else self.size(key)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """Returns a finite number above 0."""
         value = self._scalar(key)
         if value is None and default is not None:
             return default
@@ -52,7 +52,7 @@ class Metadata:
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Yes or no."""
+        """Returns a boolean."""
         value = self._scalar(key)
         if value is None:
             return default
@@ -61,16 +61,16 @@ class Metadata:
         return value
 
     def text(self, key: str, default: str) -> str:
-        """A word."""
+        """Returns a string."""
         value = self._scalar(key)
         if value is None:
             return default
         if not isinstance(value, str):
-            raise self._wrong(key, value, "a word")
+            raise self._wrong(key, value, "a string")
         return value
 
     def window_pattern(self) -> int | tuple[bool, ...] | None:
-        """Which layers use the sliding window: all but each n-th, or one answer per layer."""
+        """Returns which layers use the sliding window: all but each n-th, or a flag for each layer."""
         key = "attention.sliding_window_pattern"
         numbers = self.header.numbers(self._prefix + key)
         if numbers is None:
@@ -79,13 +79,13 @@ class Metadata:
         return tuple(bool(number) for number in numbers)
 
     def token(self, name: str) -> int | None:
-        """The number of a special token of the vocabulary, such as ``eos``."""
+        """Returns the number of a special token, such as ``eos``; ``None`` if missing or out of range."""
         value = self.header.value(f"tokenizer.ggml.{name}_token_id")
         whole = isinstance(value, int) and not isinstance(value, bool)
         return value if whole and 0 <= value < self.shape("token_embd.weight", 2)[0] else None  # type: ignore[operator, return-value]
 
     def shape(self, name: str, dimensions: int) -> tuple[int, ...]:
-        """The shape of a tensor that the model cannot be without."""
+        """Returns the shape of a tensor that the model needs."""
         tensor = self.tensors.get(name)
         if tensor is None:
             raise CorruptModelError(f"{self.header.path} lacks {name}, which its model needs")
@@ -97,7 +97,7 @@ class Metadata:
         return tensor.shape
 
     def refuse_unread(self) -> None:
-        """Raises :class:`UnsupportedModelError` if a key that changes the model has not been asked for."""
+        """Raises :class:`UnsupportedModelError` if a key that changes the model has not been read."""
         from gguf.constants import Keys
 
         known = {
@@ -109,14 +109,14 @@ class Metadata:
         }
         for full, entry in self.header.metadata.items():
             key = full.removeprefix(self._prefix)
-            # llama.cpp itself reads nothing from a key that it does not know.
+            # llama.cpp itself ignores keys that it does not know.
             if key == full or key in self._asked or key in _WITHOUT_EFFECT or key not in known:
                 continue
             if entry.array_length is not None or entry.value not in (0, "", "none"):
                 shown = "a list" if entry.array_length is not None else repr(entry.value)
                 raise UnsupportedModelError(
-                    f"{self.header.path} sets {full} to {shown}, which a {self.header.architecture} model "
-                    "in transformers has no setting for"
+                    f"{self.header.path} sets {full} to {shown}, but a {self.header.architecture} model "
+                    "in transformers has no setting for that"
                 )
 
     def _scalar(self, key: str) -> Scalar | None:
@@ -124,7 +124,8 @@ class Metadata:
         entry = self.header.metadata.get(self._prefix + key)
         if entry is not None and entry.array_length is not None:
             raise UnsupportedModelError(
-                f"{self.header.path} gives {self._prefix}{key} for each layer; one value for all can be read"
+                f"{self.header.path} gives {self._prefix}{key} for each layer; only one value for all layers "
+                "can be converted"
             )
         return None if entry is None else entry.value
 

@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file, made by transformers from the vocabulary in the file's header."""
+"""Converts the tokenizer of a GGUF file, through transformers, from the vocabulary in the file's header."""
 
 from __future__ import annotations
 
@@ -14,37 +14,36 @@ from acclimate.inference.quiet import why_unusable
 logger = logging.getLogger("acclimate.inference")
 
 _MODELS = ("gpt2", "llama")
-# llama.cpp's names of the ways to cut a text before merging that transformers does not know but that equal
-# one that it does, or GPT-2's own.
+# llama.cpp's names for pre-tokenizers that transformers does not know, but that equal one that it knows.
 _LIKE_GPT2 = frozenset({"gpt-2", "phi-2", "jina-es", "jina-de", "mellum", "modern-bert", "olmo", "mpt"})
 _DIGIT_BY_DIGIT = frozenset(
     {"starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"}
 )
 _LIKE_QWEN2 = frozenset({"stablelm2", "hunyuan", "solar-open"})
-# llama.cpp too warns of these and goes on: no file says less than they do.
+# The file names no pre-tokenizer; llama.cpp warns and uses a default, too.
 _UNSTATED = frozenset({"", "default"})
-# Merges are derived in a time that grows with the square of a token's length; real ones have some 100 bytes.
+# Deriving merges takes time quadratic in a token's length; real tokens have about 100 bytes.
 _LONGEST_TOKEN = 1024
 
 
 def check_vocabulary(header: GGUFHeader) -> None:
-    """Checks what can be told of a vocabulary before it is read.
+    """Checks a vocabulary as far as possible without reading it.
 
     Raises:
-        CorruptModelError: a part of it is missing or makes no sense.
-        UnsupportedModelError: it is of a kind that cannot be converted.
+        CorruptModelError: A part of it is missing or contradicts another.
+        UnsupportedModelError: It is of a kind that cannot be converted.
     """
     kind = header.value("tokenizer.ggml.model")
     if kind not in _MODELS:
         raise UnsupportedModelError(
-            f"{header.path} has a tokenizer of the kind {kind!r}; "
-            f"these can be converted: {', '.join(_MODELS)}"
+            f"{header.path} has a tokenizer of the kind {kind!r}; only these can be converted: "
+            f"{', '.join(_MODELS)}"
         )
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     count = tokens.array_length if tokens is not None else None
     if tokens is None or not count or tokens.numbers_start is not None:
         raise CorruptModelError(
-            f"{header.path} holds no vocabulary: tokenizer.ggml.tokens is no list of words"
+            f"{header.path} holds no vocabulary: tokenizer.ggml.tokens is not a list of strings"
         )
     if tokens.longest_string > _LONGEST_TOKEN:
         raise CorruptModelError(
@@ -56,24 +55,24 @@ def check_vocabulary(header: GGUFHeader) -> None:
     for key in ("tokenizer.ggml.scores", "tokenizer.ggml.token_type"):
         entry = header.metadata.get(key)
         if entry is not None and (entry.array_length != count or entry.numbers_start is None):
-            raise CorruptModelError(f"{header.path} is corrupt: {key} is no list of {count:,} numbers")
+            raise CorruptModelError(f"{header.path} is corrupt: {key} is not a list of {count:,} numbers")
     _split(header)
 
 
 def convert_tokenizer(header: GGUFHeader, target: Path) -> None:
-    """Saves the tokenizer of a file whose vocabulary has been checked.
+    """Saves the tokenizer of a file whose vocabulary has been checked to the folder ``target``.
 
     Raises:
-        CorruptModelError: the vocabulary contradicts itself.
+        CorruptModelError: The vocabulary contradicts itself.
     """
     from transformers import PreTrainedTokenizerFast
 
-    # In a folder of its own: transformers would also read what lies beside the file.
+    # In a folder of its own: transformers would also read other files beside it.
     with tempfile.TemporaryDirectory(dir=target, prefix=".vocabulary") as folder:
         (Path(folder) / "model.gguf").symlink_to(header.path.resolve())
         try:
-            # The generic class: it loads tokenizer.json as it stands, where the model's own class, with the
-            # same result, would build the tokenizer again from its vocabulary at each start (3 s, not 1 s).
+            # The generic class loads tokenizer.json as it is (1 s). The model's own class gives the same
+            # tokens, but rebuilds the tokenizer from its vocabulary at each start (3 s).
             tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file="model.gguf")
             split = _split(header)
             if split is not None:
@@ -82,26 +81,24 @@ def convert_tokenizer(header: GGUFHeader, target: Path) -> None:
             raise CorruptModelError(
                 f"the tokenizer in {header.path} cannot be converted: {why_unusable(error)}"
             ) from error
-    tokenizer.name_or_path = ""  # else the folder that is gone
+    tokenizer.name_or_path = ""  # else the name of the temporary folder
     tokenizer.save_pretrained(target)
 
 
 def _split(header: GGUFHeader) -> Any | None:
-    """How a text is cut before merging, where transformers would cut it as GPT-2 does; else ``None``.
+    """Returns the pre-tokenizer of a file, or ``None`` if transformers already chooses the right one.
 
     Raises:
-        UnsupportedModelError: nobody here knows the way that the file names.
+        UnsupportedModelError: The file names an unknown pre-tokenizer.
     """
     from tokenizers import Regex, pre_tokenizers
 
     name = header.value("tokenizer.ggml.pre") or ""
-    if header.value("tokenizer.ggml.model") != "gpt2":  # SentencePiece cuts nothing
+    if header.value("tokenizer.ggml.model") != "gpt2":  # SentencePiece does not pre-tokenize
         return None
     known = _known_splits()
     if name in _UNSTATED:
-        logger.warning(
-            "%s does not say how its tokenizer cuts a text: GPT-2's way is taken", header.path.name
-        )
+        logger.warning("%s names no pre-tokenizer; GPT-2's is used", header.path.name)
         return None
     if name in known or name in _LIKE_GPT2:
         return None
@@ -113,14 +110,14 @@ def _split(header: GGUFHeader) -> Any | None:
         bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         return pre_tokenizers.Sequence([by_words, bytes_only])
     raise UnsupportedModelError(
-        f"{header.path} has a tokenizer that cuts texts in the way {name!r}, which transformers does not know"
+        f"{header.path} has a tokenizer with the pre-tokenizer {name!r}, which transformers does not know"
     )
 
 
 def _known_splits() -> dict[str, str]:
     try:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-    except ImportError:  # an older transformers takes the way from the architecture
+    except ImportError:  # an older transformers chooses by architecture
         return {"llama-bpe": "", "qwen2": ""}
     splits: dict[str, str] = GGUF_PRE_TOKENIZER_SPLITS
     return splits

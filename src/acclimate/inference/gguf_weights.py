@@ -1,9 +1,8 @@
-"""GGUF tensors to safetensors, a few rows at a time, with the numbers transformers' own loader gives.
+"""Converts GGUF tensors to safetensors, a few rows at a time, bit for bit as transformers' own loader does.
 
-The values come from ``gguf.quants.dequantize``, as transformers' do; two things differ, neither of which
-changes a bit of the result. Rows are unpacked in blocks that stay in the processor's cache (0.6 s instead of
-4.3 s for a 262,144 × 640 table), and each block is written at once, so that the memory needed does not grow
-with the model.
+Like transformers, it unpacks values with ``gguf.quants.dequantize``. Unlike transformers, it unpacks rows in
+blocks that fit into the processor's cache (0.6 s instead of 4.3 s for a 262,144 × 640 table), and writes each
+block at once, so that a larger model needs no more memory.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ import torch
 from gguf import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, get_tensor_name_map
 from gguf.quants import dequantize
 
-from acclimate.errors import CorruptModelError, UnsupportedModelError
+from acclimate.errors import CorruptModelError, UnsupportedModelError, some_of
 from acclimate.inference.gguf_config import Architecture
 from acclimate.inference.gguf_header import GGUFHeader, TensorEntry, element_count
 
 Array = npt.NDArray[Any]
 
-# Values unpacked at a time: small enough to stay in the second-level cache with the intermediates.
+# Values unpacked at a time: these and the intermediates fit into the second-level cache.
 _CHUNK_VALUES = 1 << 20
 
 _SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
@@ -36,7 +35,7 @@ _SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float3
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one tensor of the file."""
+    """Some rows of one tensor in the file."""
 
     source: TensorEntry
     first: int
@@ -45,7 +44,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the values of one parameter of the model come from: parts in the order of its rows."""
+    """The parts of the file that hold the values of one parameter, in the order of its rows."""
 
     parameter: str
     shape: tuple[int, ...]
@@ -53,17 +52,17 @@ class Placement:
 
 
 def stored_bytes(path: Path, tensor: TensorEntry) -> tuple[int, GGMLQuantizationType]:
-    """The bytes a tensor occupies in the file, and its type.
+    """Returns how many bytes a tensor occupies in the file, and its type.
 
     Raises:
-        CorruptModelError: no such type, or rows that are no whole number of blocks.
+        CorruptModelError: There is no such type, or a row is not a whole number of blocks.
     """
     try:
         kind = GGMLQuantizationType(tensor.ggml_type)
     except ValueError as error:
         raise CorruptModelError(
             f"{path}: tensor {tensor.name!r} has the unknown ggml type {tensor.ggml_type}; the file is "
-            "corrupt, or newer than the installed gguf package (pip install -U gguf)"
+            "corrupt, or newer than the installed gguf package: try pip install -U gguf"
         ) from error
     block_values, block_bytes = GGML_QUANT_SIZES[kind]
     if not tensor.shape or tensor.shape[-1] % block_values:
@@ -72,11 +71,11 @@ def stored_bytes(path: Path, tensor: TensorEntry) -> tuple[int, GGMLQuantization
 
 
 def check_tensors(header: GGUFHeader, file_bytes: int) -> None:
-    """Checks that the file holds the data of all its tensors, in packings that can be read.
+    """Checks that the file holds the data of all its tensors, in quantisations that can be unpacked.
 
     Raises:
-        CorruptModelError: the file is shorter than its header says, or two tensors share bytes.
-        UnsupportedModelError: tensors are packed in a way that the gguf package cannot unpack.
+        CorruptModelError: The file is shorter than its header says, or two tensors overlap.
+        UnsupportedModelError: The gguf package cannot unpack a tensor's quantisation.
     """
     if not header.tensors:
         raise CorruptModelError(f"{header.path} holds no tensors")
@@ -107,11 +106,11 @@ def _can_unpack(kind: GGMLQuantizationType) -> bool:
 
 
 def place_tensors(header: GGUFHeader, architecture: Architecture, model: torch.nn.Module) -> list[Placement]:
-    """Says for each parameter of a model (which may be on the meta device) which tensors fill it.
+    """Finds the tensors of each parameter of a model, which may be on the meta device.
 
     Raises:
-        CorruptModelError: the file lacks a tensor or has it in another shape.
-        UnsupportedModelError: it has tensors that the model has no place for.
+        CorruptModelError: The file lacks a tensor or has it in another shape.
+        UnsupportedModelError: The file has tensors that the model does not use.
     """
     config: Any = model.config
     kinds = {name: number for number, name in MODEL_ARCH_NAMES.items()}
@@ -119,7 +118,7 @@ def place_tensors(header: GGUFHeader, architecture: Architecture, model: torch.n
     available = {tensor.name: tensor for tensor in header.tensors}
     unused = {name for name in available if not name.startswith(_READ_INTO_THE_CONFIG)}
     placements = []
-    for parameter, value in model.named_parameters():  # names tied ones once
+    for parameter, value in model.named_parameters():  # tied ones once
         shape = tuple(value.shape)
         wanted = _sources(parameter, names)
         sources = []
@@ -131,23 +130,21 @@ def place_tensors(header: GGUFHeader, architecture: Architecture, model: torch.n
         expected = shape[::-1] if _is_transposed(architecture, sources[0]) else shape
         placements.append(Placement(parameter, shape, _parts(header, parameter, expected, sources)))
     if unused:
-        shown = sorted(unused)
-        more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
         raise UnsupportedModelError(
             f"{header.path} holds tensors that a {config.model_type} model in transformers has no place "
-            f"for: {', '.join(shown[:3])}{more}"
+            f"for: {some_of(unused)}"
         )
     return placements
 
 
-# Scaling factors of the rotary embedding, which are settings to transformers.
+# Scaling factors of the rotary embedding, which belong in transformers' config.
 _READ_INTO_THE_CONFIG = ("rope_freqs.", "rope_factors_")
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _HEAD_NORM = re.compile(r"\.([qk])_layernorm\.norms\.(\d+)\.weight$")
 
 
 def _sources(parameter: str, names: Any) -> list[str]:
-    """The names of the tensors in the file that hold a parameter."""
+    """Returns the names of the file's tensors that hold a parameter."""
     layer = _LAYER.search(parameter)
     if layer is not None and parameter.endswith(".experts.gate_up_proj"):
         return [f"blk.{layer[1]}.ffn_{part}_exps.weight" for part in ("gate", "up")]
@@ -203,14 +200,14 @@ def write_safetensors(
     target: Path,
     advance: Callable[[int], None],
 ) -> None:
-    """Writes all parameters into one safetensors file.
+    """Writes all parameters to one safetensors file.
 
     Args:
-        header: The GGUF file, whose tensors have been checked.
-        architecture: What llama.cpp's converter did to them.
-        placements: Which tensors fill which parameter.
-        heads: ``query`` and ``key``: the attention's head counts.
-        dtype: What to store; values are unpacked to float32 and rounded to it once.
+        header: The GGUF file, with checked tensors.
+        architecture: How llama.cpp's converter changed them.
+        placements: The tensors of each parameter.
+        heads: The numbers of attention heads, ``query`` and ``key``.
+        dtype: The dtype to store; values are unpacked to float32 and rounded once.
         target: The file to write.
         advance: Called with the number of bytes written since the last call.
     """
@@ -224,7 +221,7 @@ def write_safetensors(
             "data_offsets": [start, end],
         }
     text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the format asks for data aligned to 8 bytes
+    text += b" " * (-len(text) % 8)  # the format requires data aligned to 8 bytes
     content = np.memmap(header.path, mode="r", dtype=np.uint8)
     with target.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
@@ -238,7 +235,7 @@ def write_safetensors(
 
 
 def _write(file: BinaryIO, values: torch.Tensor, advance: Callable[[int], None]) -> None:
-    data = values.contiguous().view(torch.uint8).numpy()  # numpy has no bfloat16: as bytes
+    data = values.contiguous().view(torch.uint8).numpy()  # as bytes: numpy has no bfloat16
     file.write(data.data)
     advance(data.nbytes)
 
@@ -246,7 +243,7 @@ def _write(file: BinaryIO, values: torch.Tensor, advance: Callable[[int], None])
 def _values(
     header: GGUFHeader, architecture: Architecture, content: Array, part: Part, heads: Mapping[str, int]
 ) -> Iterator[Array]:
-    """A part's values in float32, in the order transformers has them, in blocks of rows."""
+    """Yields a part's values in float32 and in transformers' order, in blocks of rows."""
     tensor = part.source
     size, kind = stored_bytes(header.path, tensor)
     start = header.data_start + tensor.offset
@@ -259,7 +256,7 @@ def _values(
         chosen: Any = slice(first, first + per_chunk)
         if order is not None and not is_bias:
             chosen = order[chosen]
-        # A copy, for torch refuses to wrap the read-only map that a float32 tensor would be a view of.
+        # A copy: dequantize returns a view of the read-only map for float32, which torch refuses to wrap.
         values: Array = np.array(dequantize(np.ascontiguousarray(rows[chosen]), kind), dtype=np.float32)
         if architecture.norms_plus_one and tensor.name.endswith("norm.weight"):
             values -= 1
@@ -267,7 +264,7 @@ def _values(
 
 
 def _rotary_order(architecture: Architecture, tensor: TensorEntry, heads: Mapping[str, int]) -> Array | None:
-    """Which stored output each output of transformers' tensor is; ``None`` if they are in the same order."""
+    """Returns the stored output for each output of transformers' tensor; ``None``: the same order."""
     if not architecture.rotary_rows_interleaved:
         return None
     outputs = tensor.shape[0]
@@ -275,7 +272,7 @@ def _rotary_order(architecture: Architecture, tensor: TensorEntry, heads: Mappin
         if name in tensor.name:
             if outputs % (2 * count):
                 raise CorruptModelError(
-                    f"{tensor.name!r} has {outputs} rows, which {count} heads cannot share"
+                    f"tensor {tensor.name!r} has {outputs} rows, which cannot be divided among {count} heads"
                 )
             return np.arange(outputs).reshape(count, outputs // count // 2, 2).swapaxes(1, 2).reshape(-1)
     return None

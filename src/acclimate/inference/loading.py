@@ -1,4 +1,4 @@
-"""A model and its tokenizer, loaded onto the accelerator of this process."""
+"""Loads a model and its tokenizer onto this process's accelerator."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from acclimate.errors import (
     MissingExtraError,
     UnsupportedDtypeError,
     UnsupportedModelError,
+    some_of,
 )
 from acclimate.inference.converted import MANIFEST, discard
 from acclimate.inference.folder import weight_totals
@@ -43,31 +44,31 @@ logger = logging.getLogger("acclimate.inference")
 _NUMBER = re.compile(r"\d+")
 
 DTYPES = ("bfloat16", "float16", "float32")
-"""What a model can be run in; ``auto`` takes the first that the accelerator supports."""
+"""The dtypes a model can run in; ``auto`` takes the first that the accelerator supports."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to generate."""
+    """A model that is ready to generate."""
 
     module: Any
     """The Hugging Face model object, in evaluation mode, on the accelerator."""
     tokenizer: Tokenizer
     folder: Path
-    """Where its files lie."""
+    """The folder of its files."""
     accelerator: Accelerator
     dtype: torch.dtype
     load_seconds: float
-    """From the call to the model being ready, imports and any conversion or download included."""
+    """From the call until the model is ready, including imports and any conversion or download."""
 
     @property
     def parameters(self) -> int:
-        """How many parameters the model has; tied ones count once."""
+        """The number of parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     @property
     def context_length(self) -> int | None:
-        """How many tokens a prompt and its continuation can have together; ``None``: any number."""
+        """The most tokens that a prompt and its continuation can have together; ``None``: no limit."""
         length = getattr(self.module.config.get_text_config(), "max_position_embeddings", None)
         return length if isinstance(length, int) and length > 0 else None
 
@@ -82,17 +83,17 @@ def load_model(
             demo model.
         dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
             supports.
-        trust_remote_code: Whether Python code that the model brings with it may run.
+        trust_remote_code: Whether Python code that comes with the model may run.
 
     Raises:
-        ModelNotFoundError: there is no such model.
-        CorruptModelError: its files are truncated, unreadable or do not fit together.
-        UnsupportedModelError: it is no language model that transformers can run.
-        RemoteCodeError: it needs Python code of its own, which may not run.
-        UnsupportedDtypeError: no such dtype, or the accelerator lacks it.
-        DeviceMemoryError: it does not fit into the accelerator's memory.
-        MissingExtraError: a package that is needed is not installed.
-        CacheWriteError: a converted model cannot be written to the cache.
+        ModelNotFoundError: There is no such model.
+        CorruptModelError: Its files are truncated, unreadable or do not fit together.
+        UnsupportedModelError: It is not a language model that transformers can run.
+        RemoteCodeError: It needs its own Python code, which may not run.
+        UnsupportedDtypeError: There is no such dtype, or the accelerator does not support it.
+        DeviceMemoryError: It does not fit into the accelerator's memory.
+        MissingExtraError: A required package is not installed.
+        CacheWriteError: A converted model cannot be written to the cache.
     """
     start = time.perf_counter()
     if dtype not in ("auto", *DTYPES):
@@ -111,7 +112,7 @@ def load_model(
     except (CorruptModelError, UnsupportedModelError) as error:
         if not folder.is_relative_to(cache_root()):
             raise
-        logger.warning("the converted model in %s is damaged (%s): making it again", folder, error)
+        logger.warning("the converted model in %s is damaged (%s); converting it again", folder, error)
         discard(folder)
         folder = find()
         module, tokenizer = _load_folder(folder, accelerator, chosen, trust_remote_code)
@@ -124,8 +125,7 @@ def _load_folder(
 ) -> tuple[Any, Tokenizer]:
     converted = (folder / MANIFEST).is_file()
     with ThreadPoolExecutor(1) as worker, memory_errors(accelerator, f"the model {folder.name}"):
-        # Beside the model, where that needs nothing of transformers: its lazy imports are not made for two
-        # threads that import at once.
+        # In parallel only without transformers, whose lazy imports are not thread-safe.
         early = worker.submit(_load_tokenizer, folder, ConvertedTokenizer) if converted else None
         module = _load_module(folder, dtype, trust_remote_code).to(accelerator.current_device_name())
         if early is not None:
@@ -136,10 +136,10 @@ def _load_folder(
 
 
 def choose_dtype(accelerator: Accelerator, name: str) -> torch.dtype:
-    """Returns the dtype of a name; for ``auto`` the first of :data:`DTYPES` that is supported.
+    """Returns the dtype with this name; for ``auto``, the first supported one of :data:`DTYPES`.
 
     Raises:
-        UnsupportedDtypeError: the accelerator does not compute in it.
+        UnsupportedDtypeError: The accelerator does not compute in it.
     """
     supported = {str(dtype).removeprefix("torch."): dtype for dtype in accelerator.supported_dtypes()}
     for candidate in DTYPES if name == "auto" else (name,):
@@ -153,7 +153,7 @@ def choose_dtype(accelerator: Accelerator, name: str) -> torch.dtype:
 
 @contextlib.contextmanager
 def memory_errors(accelerator: Accelerator, what: str) -> Iterator[None]:
-    """Names what did not fit when the device, or the host, is out of memory."""
+    """Turns out-of-memory errors of the device or the host into one that names what did not fit."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -166,7 +166,7 @@ def memory_errors(accelerator: Accelerator, what: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error says that the host's or a device's memory is full."""
+    """Whether an error says that the host or a device is out of memory."""
     import torch
 
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
@@ -176,7 +176,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether an error is a panic of a library written in Rust, which is no ``Exception``."""
+    """Whether an error is a panic of a library written in Rust, which is not an ``Exception``."""
     return type(error).__name__ == "PanicException"
 
 
@@ -216,7 +216,7 @@ def _load_module(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> A
                     dtype=dtype,
                     local_files_only=True,
                     output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # they are named below
+                    ignore_mismatched_sizes=True,  # _check_report names them
                     trust_remote_code=trust_remote_code,
                 )
         except AcclimateError:
@@ -225,11 +225,11 @@ def _load_module(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> A
             raise MissingExtraError(
                 f"the model in {folder} needs one more package: {first_line(error)}"
             ) from error
-        except (pickle.UnpicklingError, EOFError) as error:  # torch advises to unpickle whatever is there
+        except (pickle.UnpicklingError, EOFError) as error:  # torch's message advises weights_only=False
             raise CorruptModelError(
-                f"the .bin files in {folder} are damaged, or hold something else than tensors"
+                f"the .bin files in {folder} are damaged, or hold something other than tensors"
             ) from error
-        except Exception as error:  # of any type: a config's fields are used as they are
+        except Exception as error:  # any type: transformers does not check a config's fields
             if is_out_of_memory(error):
                 raise
             raise UnsupportedModelError(
@@ -242,9 +242,10 @@ def _load_module(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> A
 def _check_report(folder: Path, module: Any, report: dict[str, Any]) -> None:
     """Raises :class:`CorruptModelError` unless each parameter has its weights.
 
-    transformers fills those that have none with random numbers and only warns.
+    transformers only warns, and fills parameters without weights with random numbers.
     """
-    # A layer that the config leaves out has the names of one that the model has, but for its number.
+    # The tensors of a layer that the config leaves out are named like those of another layer, except for
+    # the number.
     known = {_NUMBER.sub("#", name) for name, _ in module.named_parameters()}
     left_out = [name for name in report["unexpected_keys"] if _NUMBER.sub("#", str(name)) in known]
     for problem, names in (
@@ -253,6 +254,5 @@ def _check_report(folder: Path, module: Any, report: dict[str, Any]) -> None:
         ("has weights that its config leaves out", left_out),
     ):
         if names:
-            shown = sorted(name if isinstance(name, str) else str(name[0]) for name in names)
-            more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
-            raise CorruptModelError(f"{folder} {problem}: {', '.join(shown[:3])}{more}")
+            shown = some_of(name if isinstance(name, str) else str(name[0]) for name in names)
+            raise CorruptModelError(f"{folder} {problem}: {shown}")

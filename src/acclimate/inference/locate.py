@@ -1,4 +1,4 @@
-"""Which folder a user's choice of model means: a folder, a GGUF file, a hub id, or the demo model."""
+"""Finds the folder of the model a user chose: a folder, a GGUF file, a hub id, or the demo model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from acclimate.errors import AcclimateError, CorruptModelError, MissingExtraError, ModelNotFoundError
+from acclimate.errors import (
+    AcclimateError,
+    CorruptModelError,
+    MissingExtraError,
+    ModelNotFoundError,
+    excerpt,
+    some_of,
+)
 from acclimate.inference.folder import check_model_folder
 from acclimate.inference.gguf_convert import convert_once, converted_gguf
 from acclimate.inference.quiet import first_line
@@ -30,15 +37,15 @@ def find_model(
     Args:
         model: A folder, a ``.gguf`` file (converted once into the cache), the id of a model on the Hugging
             Face hub (downloaded once), or ``None`` for the demo model.
-        dtype_name: What a GGUF file is converted to: ``bfloat16``, ``float16`` or ``float32``.
-        trust_remote_code: Whether Python code of the folder's own may run.
+        dtype_name: The dtype a GGUF file is converted to: ``bfloat16``, ``float16`` or ``float32``.
+        trust_remote_code: Whether Python code that comes with the model may run.
 
     Raises:
-        RemoteCodeError: the folder brings code of its own, which may not run.
-        ModelNotFoundError: there is no such model.
-        CorruptModelError: its files are truncated or unreadable.
-        MissingExtraError: a package that is needed is not installed.
-        CacheWriteError: the cache cannot be written.
+        RemoteCodeError: The model needs its own Python code, which may not run.
+        ModelNotFoundError: There is no such model.
+        CorruptModelError: Its files are truncated or unreadable.
+        MissingExtraError: A required package is not installed.
+        CacheWriteError: The cache cannot be written.
     """
     if model is None:
         return _demo_model(dtype_name)
@@ -48,34 +55,30 @@ def find_model(
         return _local_folder(path, dtype_name, trust_remote_code)
     if kind is stat.S_ISREG:
         if path.suffix.lower() != ".gguf":
-            raise ModelNotFoundError(f"{path} is neither a model's folder nor a .gguf file")
+            raise ModelNotFoundError(f"{path} is neither a model folder nor a .gguf file")
         return converted_gguf(path, dtype_name)
     if not _HUB_ID.fullmatch(text) or text.startswith(".") or text.lower().endswith(".gguf"):
-        raise ModelNotFoundError(f"there is no folder or file {_shortened(text)}")
+        raise ModelNotFoundError(f"there is no folder or file '{excerpt(text)}'")
     return _hub_model(text, trust_remote_code)
 
 
 def _existing(text: str) -> tuple[Path, Callable[[int], bool] | None]:
-    """The absolute path of a user's text, and whether it is a folder or a file; ``None`` if neither."""
+    """Returns the absolute path, and the :mod:`stat` test it passes (folder or file), if it exists."""
     if not text:
-        raise ModelNotFoundError("the name of the model is empty")
+        raise ModelNotFoundError("the model's name is empty")
     try:
         path = Path(text).expanduser()
         mode = path.stat().st_mode
         path = path.resolve()
     except (FileNotFoundError, NotADirectoryError):
         return Path(text), None
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no such user, or links in a circle
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no such user, or a loop of links
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ModelNotFoundError(f"there is no folder or file {_shortened(text)}: {reason}") from error
+        raise ModelNotFoundError(f"there is no folder or file '{excerpt(text)}': {reason}") from error
     for kind in (stat.S_ISDIR, stat.S_ISREG):
         if kind(mode):
             return path, kind
     raise ModelNotFoundError(f"{path} is neither a folder nor a file")
-
-
-def _shortened(text: str) -> str:
-    return repr(text if len(text) <= 80 else f"{text[:60]}…{text[-15:]}")
 
 
 def _local_folder(folder: Path, dtype_name: str, trust_remote_code: bool) -> Path:
@@ -84,8 +87,8 @@ def _local_folder(folder: Path, dtype_name: str, trust_remote_code: bool) -> Pat
         if len(files) == 1:
             return converted_gguf(files[0].resolve(), dtype_name)
         if files:
-            names = ", ".join(file.name for file in files)
-            raise ModelNotFoundError(f"{folder} holds several GGUF files, name one of them: {names}")
+            names = some_of((file.name for file in files), most=20)
+            raise ModelNotFoundError(f"{folder} holds several GGUF files; give the path of one: {names}")
     return _checked(folder, trust_remote_code)
 
 
@@ -111,7 +114,7 @@ def _demo_model(dtype_name: str) -> Path:
 
     def assemble(scratch: Path) -> Path:
         try:
-            # Joins the parts that the package brings, and compares the sum with the published one.
+            # Joins the package's parts and compares the checksum with the published one.
             return Path(package.assemble(scratch / name))
         except (ValueError, FileNotFoundError, ImportError) as error:
             raise CorruptModelError(
@@ -123,7 +126,7 @@ def _demo_model(dtype_name: str) -> Path:
 
 
 def _hub_model(model_id: str, trust_remote_code: bool) -> Path:
-    """A hub model's folder: what an earlier call downloaded, else a download."""
+    """Returns the folder of a hub model, downloading it unless an earlier call did."""
     try:
         import huggingface_hub
         from huggingface_hub import errors
@@ -138,8 +141,7 @@ def _hub_model(model_id: str, trust_remote_code: bool) -> Path:
         pass  # never or not completely downloaded
     patterns = [*_HUB_FILES, *(["*.py"] if trust_remote_code else [])]
     try:
-        # One question with a short time limit, so that a machine without a network hears so at once:
-        # the download itself would be retried.
+        # One request with a short timeout fails at once without a network; the download itself would retry.
         huggingface_hub.HfApi().model_info(model_id, timeout=_HUB_TIMEOUT_S)
         folder = Path(huggingface_hub.snapshot_download(model_id, allow_patterns=patterns))
     except errors.GatedRepoError as error:
@@ -148,8 +150,8 @@ def _hub_model(model_id: str, trust_remote_code: bool) -> Path:
         ) from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ModelNotFoundError(f"there is no folder {model_id!r} and no such model on the hub") from error
-    except Exception as error:  # the HTTP library's errors share no type with ours
+    except Exception as error:  # errors of the HTTP library
         raise ModelNotFoundError(
-            f"there is no folder {model_id!r}, and the hub cannot be asked for it ({first_line(error)})"
+            f"there is no folder {model_id!r}, and the hub cannot be reached ({first_line(error)})"
         ) from error
     return _checked(folder, trust_remote_code)

@@ -1,8 +1,8 @@
-"""A model is no larger than its files: building one stops as soon as it is.
+"""Stops building a model as soon as it is larger than its files.
 
-A config can ask for a million layers with a few bytes. torch tells of each parameter, buffer and module that
-is registered while a model is built, so what the config asks for is compared with what the files hold while
-it is being built, whatever the config's fields are called.
+A config can ask for a million layers in a few bytes. torch calls a hook for each parameter, buffer and module
+that is registered while a model is built, so the model's size is compared with its files during the build,
+whatever the config's fields are called.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from typing import Any
 
 from acclimate.errors import CorruptModelError
 
-# A file can hold the experts or heads of a layer in one tensor where the model has a parameter for each.
+# One tensor in a file can hold all experts or heads of a layer, each of which is a parameter of the model.
 _PARAMETERS_PER_TENSOR, _MODULES_PER_TENSOR = 64, 256
-# What a model of a few tensors may have beyond that.
+# Allowed on top, for models of a few tensors.
 _FEW, _FEW_VALUES = 1_000, 1 << 20
-# Masks over all pairs of positions, which some models keep, are not in the files.
+# Some models have attention masks over all pairs of positions, which are not in the files.
 _BUFFER_VALUES = 1 << 26
 
 
 @dataclass(frozen=True)
 class WeightTotals:
-    """What a model's files hold."""
+    """How much a model's files hold."""
 
     source: str
     """The file or folder, for messages."""
     tensors: int
     values: int
-    """The most values the tensors can stand for."""
+    """The largest number of values that the tensors can represent."""
 
 
 @contextlib.contextmanager
 def bounded_model(totals: WeightTotals) -> Iterator[None]:
-    """Inside the block, building a model that is larger than its files raises :class:`CorruptModelError`.
+    """Makes building a model that is larger than its files raise :class:`CorruptModelError`.
 
-    Only models built by this thread are looked at.
+    Only models built in the ``with`` block and by this thread are checked.
     """
     from torch.nn.modules import module as registration
 
@@ -48,7 +48,7 @@ def bounded_model(totals: WeightTotals) -> Iterator[None]:
     limits = {
         "modules": _MODULES_PER_TENSOR * totals.tensors + _FEW,
         "parameters": _PARAMETERS_PER_TENSOR * totals.tensors + _FEW,
-        "values": 4 * totals.values + _FEW_VALUES,  # tied weights are counted twice
+        "values": 4 * totals.values + _FEW_VALUES,  # tied weights count twice
         "values in buffers": 4 * totals.values + _BUFFER_VALUES,
     }
 

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal; one line of log elsewhere."""
+"""A progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def progress_bar(description: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Shows on stderr, if that is a terminal, how much is done; yields ``advance(bytes)``."""
+    """Shows a progress bar on stderr, if that is a terminal; yields ``advance(bytes)``."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

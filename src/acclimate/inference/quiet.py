@@ -1,4 +1,4 @@
-"""Keeps transformers' own bars, hints and long errors off the user's terminal."""
+"""Keeps transformers' progress bars, hints and long errors off the user's terminal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _LONGEST_REASON = 300
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Shows only transformers' errors inside the block; what was set before is set again after it.
+    """Silences transformers' warnings and progress bars in the ``with`` block.
 
-    What its warnings would say is checked by the caller: parameters without weights are an error here.
+    The caller checks what the warnings would say: parameters without weights are an error here.
     """
     from transformers.utils import logging
 
@@ -31,21 +31,21 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says in its first sentence; the name of its type if it says nothing."""
+    """Returns the first line of an error's message, or the name of its type if there is none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = lines[:1]
-    while said and said[-1].endswith(":") and len(said) < len(lines):  # the line only announces the next
+    while said and said[-1].endswith(":") and len(said) < len(lines):  # the line introduces the next one
         said.append(lines[len(said)])
     text = " ".join(said) or type(error).__name__
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…"
 
 
 def why_unusable(error: BaseException) -> str:
-    """Why a library could not use a model's files.
+    """Says why a library could not use a model's files.
 
-    Libraries use what is in a file before they look at it: what Python then says is about their code.
+    Libraries use values from files unchecked, so Python's message for a bad one is about their code.
     """
     said = first_line(error)
     if isinstance(error, (TypeError, AttributeError, LookupError)):
-        return f"a value in its files is not what it must be ({type(error).__name__}: {said})"
+        return f"its files contain a value of the wrong kind ({type(error).__name__}: {said})"
     return said

@@ -1,8 +1,8 @@
-"""A model folder's own Python code: where its settings name some, and whether loading would need it.
+"""Checks whether a model's settings ask for Python code that is not part of transformers.
 
-transformers asks on stdin whether it may run such code, so a "y" in a pipe is enough. Here nothing is ever
-asked: code of the folder or of the hub runs with ``trust_remote_code``, and not otherwise. A model of a kind
-that transformers has itself is loaded with transformers' own code, whatever code lies beside it.
+transformers asks on stdin whether it may run such code, so a "y" in a pipe is enough. acclimate never asks:
+code from the folder or the hub runs only with ``trust_remote_code``. If transformers itself has the model's
+type, its own code is used, whatever code lies beside the model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KERNELS = frozenset(
         "_experts_implementation_internal",
     }
 )
-# Settings that make `generate` run code from the hub, with the values that do not.
+# Settings that make `generate` run code from the hub, each with its harmless values.
 _GENERATION: dict[str, tuple[object, ...]] = {
     "custom_generate": (None,),
     "penalty_alpha": (None, 0, 0.0),
@@ -40,10 +40,10 @@ _GENERATION: dict[str, tuple[object, ...]] = {
 
 
 def check_remote_code(folder: Path) -> None:
-    """Returns if a folder can be loaded and run without code of its own.
+    """Checks that a folder can be loaded and run without its own Python code.
 
     Raises:
-        RemoteCodeError: it cannot; the message names the file and the field.
+        RemoteCodeError: It cannot; the message names the file and the field.
     """
     config_path, config = _settings(folder, "config.json")
     tokenizer_path, tokenizer = _settings(folder, "tokenizer_config.json")
@@ -66,13 +66,13 @@ def check_remote_code(folder: Path) -> None:
     if (folder / "custom_generate" / "generate.py").is_file():
         ignored.append(folder / "custom_generate" / "generate.py")
     for path in ignored:
-        logger.info("the folder's own code is not used, transformers has this model: %s", path)
+        logger.info("using transformers' own code for this model and not the code named in %s", path)
 
 
 def _refusal(path: Path, field: str) -> RemoteCodeError:
     return RemoteCodeError(
         f"{path} asks for Python code that is not part of transformers (field {field}); read that code, "
-        "and if you trust it, allow it: --trust_remote_code, or trust_remote_code=True"
+        "and if you trust it, pass --trust_remote_code, or trust_remote_code=True"
     )
 
 
@@ -94,7 +94,7 @@ def _has_own_model(config: dict[str, Any]) -> bool:
 
 
 def _has_own_tokenizer(tokenizer: dict[str, Any], config: dict[str, Any]) -> bool:
-    """Whether transformers has the class that this tokenizer is of."""
+    """Whether transformers has this tokenizer's class."""
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING, tokenizer_class_from_name
 
@@ -107,7 +107,7 @@ def _has_own_tokenizer(tokenizer: dict[str, Any], config: dict[str, Any]) -> boo
 
 
 def _named_kernels(value: Any) -> Iterator[str]:
-    """The fields, at any depth, that name a kernel on the hub."""
+    """Yields the fields, at any depth, that name a kernel on the hub."""
     if isinstance(value, list):
         for item in value:
             yield from _named_kernels(item)
