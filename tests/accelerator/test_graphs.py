@@ -917,7 +917,7 @@ def test_a_capture_within_a_capture_is_refused() -> None:
     with ACC.capture_to_graph(outer):
         y = x * 2
         with (
-            pytest.raises(GraphCaptureError, match="already under way"),
+            pytest.raises(GraphCaptureError, match="already in progress"),
             ACC.capture_to_graph(ACC.create_graph()),
         ):
             pass

@@ -50,9 +50,9 @@ def test_pin_empty_like_has_the_shape_and_a_dtype(acc: Accelerator, dtype: torch
 def test_memory_elsewhere_than_on_the_host_cannot_be_pinned(
     acc: Accelerator, device: str | torch.device
 ) -> None:
-    with pytest.raises(InvalidDeviceError, match='can only be "cpu"'):
+    with pytest.raises(InvalidDeviceError, match='must be "cpu"'):
         acc.pin_empty(2, dtype=torch.float32, device=device)
-    with pytest.raises(InvalidDeviceError, match='can only be "cpu"'):
+    with pytest.raises(InvalidDeviceError, match='must be "cpu"'):
         acc.pin_empty_like(torch.zeros(2), device=device)
 
 

@@ -112,7 +112,7 @@ tell(left=private.is_dir())
 os.close(cleaned)
 """)
     assert outcome.told == {"code": 0, "left": True}
-    assert "Left what is being built: tiny" in outcome.stdout
+    assert "Kept, since it is being built: tiny" in outcome.stdout
 
 
 def test_every_op_of_the_host_has_a_state_on_every_accelerator(workshop: Workshop) -> None:

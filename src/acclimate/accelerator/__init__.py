@@ -1,19 +1,18 @@
-"""The interface: what any accelerator can be asked, with a default for everything that can have one.
+"""The interface of all accelerators, with a default for each method that can have one.
 
-:class:`Accelerator` is one class in parts, one module a category. A backend declares two things
-(``device_type``, ``communication_backend``) and overrides only where its hardware differs from torch's
-conventions. A new method always ships with a default, so that an extension written today still loads
-tomorrow.
+:class:`Accelerator` is one class, with one module for each category of methods. A backend declares
+``device_type`` and ``communication_backend``, and overrides methods only where its hardware differs from
+torch's conventions. A new method always has a default, so that existing extensions continue to load.
 
-Every method's docstring says what it means, in which unit, what it delegates to, and what CPU and CUDA do;
-``docs/interface.md`` is made from them.
+Each docstring says what the method returns, in which unit, what it delegates to, and what CPU and CUDA do;
+``docs/interface.md`` is generated from them.
 """
 
 from __future__ import annotations
 
 from acclimate.imports import import_torch_alone, load_torch_packages
 
-import_torch_alone()  # before the modules below do
+import_torch_alone()  # before the modules below import it
 
 from acclimate.accelerator.devices import DeviceLike, DeviceProperties, Devices
 from acclimate.accelerator.dtypes import DataTypes, TensorType
@@ -50,17 +49,17 @@ CATEGORIES: tuple[type[Devices], ...] = (
     Ops,
     Runtime,
 )
-"""The parts of the interface, in the order of the documentation."""
+"""The categories of the interface, in the order of the documentation."""
 
 
 class Accelerator(RandomNumbers, Graphs, Streams, Memory, DataTypes, Pinning, Ops, Runtime):
     """One kind of device that torch computes on.
 
-    Types are exact and the same on every backend: ``current_device()`` is an ``int``, ``device()`` a context
-    manager, ``is_*()`` a ``bool``, sizes are bytes.
+    Return types are the same on every backend: ``current_device()`` is an ``int``, ``device()`` a context
+    manager, ``is_*()`` a ``bool``, and sizes are in bytes.
 
-    The docstrings' lines mean: *Delegates to*, the torch call used where the backend does not override it
-    (``torch.<device>`` is torch's module for the device type); *CPU* and *CUDA*, what those two do.
+    In the docstrings, *Delegates to* names the torch call used unless the backend overrides the method
+    (``torch.<device>`` is torch's module for the device type); *CPU* and *CUDA* say what those two do.
     """
 
     def __repr__(self) -> str:

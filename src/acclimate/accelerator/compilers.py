@@ -1,4 +1,4 @@
-"""Finds the programs that compile native source, without running them."""
+"""Finds compilers of native source, without running them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import os
 import shlex
 import shutil
 
-from acclimate.errors import CompilerNotFoundError
+from acclimate.errors import CompilerNotFoundError, excerpt
 
 CXX_SUFFIXES = (".cpp", ".cc", ".cxx")
-"""How the names of C++ source files end."""
+"""The suffixes of C++ source files."""
 
 HOST_COMPILERS = ("c++", "g++", "clang++")
 """The C++ compilers looked for on ``PATH``, in this order."""
 
 
 def host_compiler() -> list[str]:
-    """The command of the C++ compiler: ``CXX`` where it is set, else the first found on ``PATH``.
+    """Returns the command of the C++ compiler: ``CXX`` if it is set, else the first compiler on ``PATH``.
 
-    ``CXX`` may hold more than one word (``ccache g++``). The program is given by its full path.
+    ``CXX`` may hold several words (``ccache g++``). The program is an absolute path.
 
     Raises:
         CompilerNotFoundError: there is none; the message says where it was looked for.
@@ -28,11 +28,12 @@ def host_compiler() -> list[str]:
         chosen = shlex.split(text)
     except ValueError as error:  # an open quotation mark, or nothing after a backslash
         raise CompilerNotFoundError(
-            f'CXX is "{text}", which is no command: {error}. Correct it, or unset it to use the first of '
+            f'CXX is "{excerpt(text)}", which is not a command: {error}. Correct it, or unset it to use the '
+            f"first of "
             f"{', '.join(HOST_COMPILERS)}"
         ) from error
     if chosen:
-        return [_program(chosen[0], f'CXX is "{text}"'), *chosen[1:]]
+        return [_program(chosen[0], f'CXX is "{excerpt(text)}"'), *chosen[1:]]
     for name in HOST_COMPILERS:
         path = shutil.which(name)
         if path is not None:
@@ -47,7 +48,7 @@ def _program(name: str, why: str) -> str:
     path = shutil.which(name)
     if path is None:
         raise CompilerNotFoundError(
-            f"{why}, which is no program on PATH. Correct it, or unset it to use the first of "
+            f"{why}, but there is no such program on PATH. Correct it, or unset it to use the first of "
             f"{', '.join(HOST_COMPILERS)}"
         )
     return os.path.abspath(path)

@@ -1,7 +1,7 @@
-"""Devices: what an accelerator is called, which device is current, and waiting for it.
+"""Devices: names, the current device, properties and synchronisation.
 
-Also the two rules that every other category of the interface uses: how a device argument becomes an
-index, and where a derived method looks for what torch offers.
+Also the two rules that all categories of the interface use: how a device argument becomes an index
+(``_index``), and where a method looks for a function of torch (``_offered``).
 """
 
 from __future__ import annotations
@@ -15,30 +15,26 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 
-from acclimate.errors import InvalidDeviceError
+from acclimate.errors import InvalidDeviceError, excerpt
 
 DeviceLike: TypeAlias = "int | str | torch.device | None"
-"""What a method takes where torch takes a device: an index, a name, a ``torch.device``, or ``None``
-for the current device."""
+"""A device argument as in torch: an index, a name, a ``torch.device``, or ``None`` (the current device)."""
 
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What is known of a device whose torch module has no properties of its own.
-
-    The field names are those of ``torch.cuda.get_device_properties``.
-    """
+    """The properties of a device whose torch module has none, named as in CUDA's."""
 
     name: str
-    """What the vendor calls the device."""
+    """The vendor's name for the device."""
     total_memory: int
     """Bytes of memory."""
     multi_processor_count: int = 1
-    """Independent processors of the device; on a host, the cores this process may use."""
+    """The number of independent processors; on a host, of cores that this process may use."""
     major: int = 0
-    """First number of a compute capability; 0 where the vendor has no such thing."""
+    """First number of the compute capability; 0 if the vendor has none."""
     minor: int = 0
-    """Second number of a compute capability."""
+    """Second number of the compute capability."""
 
 
 class Devices(ABC):
@@ -66,13 +62,13 @@ class Devices(ABC):
         return self.device_type
 
     _processors_field: ClassVar[str] = "multi_processor_count"
-    """What the vendor's properties call the number of independent processors of a device."""
+    """The field of the vendor's properties with the number of a device's independent processors."""
 
-    # -- what torch offers for it ----------------------------------------------------------------
+    # -- torch's functions for the device --------------------------------------------------------
 
     @property
     def torch_module(self) -> types.ModuleType:
-        """torch's module for :attr:`device_type`; an empty one where the device has none.
+        """torch's module for :attr:`device_type`; an empty module if there is none.
 
         Delegates to: ``torch.get_device_module``.
         CPU: ``torch.cpu``.
@@ -82,11 +78,11 @@ class Devices(ABC):
         return module if module is not None else types.ModuleType(f"torch.{self.device_type}")
 
     def _offered(self, name: str, generic_name: str | None = None) -> Callable[..., Any] | None:
-        """The function ``name`` of the device's torch module, else of ``torch.accelerator``, else None.
+        """Returns the function ``name`` of the device's torch module or of ``torch.accelerator``, or None.
 
-        The vendor's module comes first because it exists on every torch release and because
-        ``torch.accelerator`` serves one device type only: the one torch says is current. Looked up at
-        each call, so that a module that initialises lazily may grow functions later.
+        The vendor's module comes first because it exists on every torch release, while ``torch.accelerator``
+        serves only torch's current accelerator. The lookup is repeated at each call, since a module that
+        initialises lazily may get functions later.
         """
         function = getattr(self.torch_module, name, None)
         if function is None and self._is_torch_accelerator():
@@ -98,10 +94,10 @@ class Devices(ABC):
         return current is not None and current.type == self.device_type
 
     def _index(self, device: DeviceLike = None) -> int:
-        """The index that a device argument means on this accelerator.
+        """Returns the index of a device argument.
 
         Raises:
-            InvalidDeviceError: another device type, or no such device.
+            InvalidDeviceError: the device has another type, or does not exist.
         """
         if device is None:
             return self.current_device()
@@ -119,10 +115,10 @@ class Devices(ABC):
         return index
 
     def _named_device(self, device: str | torch.device) -> torch.device:
-        """The device of this accelerator that a name means.
+        """Returns the device with this name.
 
         Raises:
-            InvalidDeviceError: it is no device's name, or another device type's.
+            InvalidDeviceError: it names no device, or one of another type.
         """
         try:
             named = torch.device(device)
@@ -130,8 +126,8 @@ class Devices(ABC):
             named = None
         if named is None or named.type != self.device_type:
             raise InvalidDeviceError(
-                f'"{device}" is not a device of the {self.name} accelerator; '
-                f'its devices are named like "{self.device_name(0)}".'
+                f'"{excerpt(str(device))}" is not a device of the {self.name} accelerator; '
+                f'its devices have names like "{self.device_name(0)}".'
             )
         return named
 
@@ -154,7 +150,7 @@ class Devices(ABC):
         return self.is_synchronized_device()
 
     def resolves_data_dependency(self) -> bool:
-        """Whether work that one stream produces can be used by another without an explicit wait.
+        """Whether one stream can use results of another without an explicit wait.
 
         CPU: true.
         CUDA: false.
@@ -162,7 +158,7 @@ class Devices(ABC):
         return self.is_synchronized_device()
 
     def handles_memory_backpressure(self) -> bool:
-        """Whether the device itself keeps a fast producer from running out of memory.
+        """Whether the device itself throttles a producer before memory runs out.
 
         CPU: true.
         CUDA: false.
@@ -170,7 +166,7 @@ class Devices(ABC):
         return self.is_synchronized_device()
 
     def device_name(self, device_index: int | None = None) -> str:
-        """The string that torch takes as a device: the type alone, or with an index.
+        """The name of a device in torch: the type alone, or with an index.
 
         CPU: always ``"cpu"``.
         CUDA: ``"cuda"`` or ``"cuda:1"``.
@@ -178,12 +174,10 @@ class Devices(ABC):
         return self.device_type if device_index is None else f"{self.device_type}:{device_index}"
 
     def device(self, device_index: DeviceLike = None) -> AbstractContextManager[Any]:
-        """A context manager within which ``device_index`` is the current device.
-
-        ``None`` changes nothing.
+        """A context manager that makes ``device_index`` the current device; ``None`` changes nothing.
 
         Delegates to: ``torch.<device>.device``, else ``torch.accelerator.device_index``.
-        CPU: does nothing, as host memory is one device to torch.
+        CPU: does nothing, since the host is one device in torch.
         CUDA: ``torch.cuda.device``.
 
         Raises:
@@ -196,7 +190,7 @@ class Devices(ABC):
         return switch(index) if switch is not None else nullcontext()
 
     def set_device(self, device_index: DeviceLike) -> None:
-        """Makes a device the current one of this thread.
+        """Makes a device this thread's current device.
 
         Delegates to: ``torch.<device>.set_device``, else ``torch.accelerator.set_device_index``.
         CPU: does nothing.
@@ -211,7 +205,7 @@ class Devices(ABC):
             select(index)
 
     def current_device(self) -> int:
-        """Index of the current device.
+        """The index of the current device.
 
         Delegates to: ``torch.<device>.current_device``, else ``torch.accelerator.current_device_index``.
         CPU: ``LOCAL_RANK`` in a launched rank, else 0.
@@ -229,11 +223,11 @@ class Devices(ABC):
         return self.device_name(self.current_device())
 
     def device_count(self) -> int:
-        """How many devices this process can use.
+        """The number of devices that this process can use.
 
         Delegates to: ``torch.<device>.device_count``, else ``torch.accelerator.device_count``.
-        CPU: ``LOCAL_WORLD_SIZE`` (or ``LOCAL_SIZE``) in a launched rank, else the memory nodes that have
-            a core this process may use.
+        CPU: ``LOCAL_WORLD_SIZE`` (or ``LOCAL_SIZE``) in a launched rank, else the number of memory nodes with
+            a core that this process may use.
         CUDA: ``torch.cuda.device_count``; asks the driver's management library, so it is safe before a
             fork.
         """
@@ -252,7 +246,7 @@ class Devices(ABC):
         return bool(available()) if available is not None else self.device_count() > 0
 
     def is_initialized(self) -> bool:
-        """Whether this process already holds a context of the device, which makes a fork unsafe.
+        """Whether this process has a context of the device, after which a fork is unsafe.
 
         Delegates to: ``torch.<device>.is_initialized``.
         CPU: true.
@@ -262,7 +256,7 @@ class Devices(ABC):
         return bool(initialized()) if initialized is not None else True
 
     def init(self) -> None:
-        """Creates the device's context now instead of at first use.
+        """Creates the device's context now instead of on first use.
 
         Delegates to: ``torch.<device>.init``.
         CPU: does nothing.
@@ -294,18 +288,18 @@ class Devices(ABC):
         if wait is None:
             return
         try:
-            wait()  # some modules (torch.mps) take no argument, and all mean the current device
+            wait()  # without an argument, which torch.mps does not take: all wait for the current device
         except RuntimeError as error:
-            # What c10's device guard says where a device leaves the function out.
+            # The message of c10's device guard if a device does not implement the function.
             if "Backend doesn't support" not in str(error):
                 raise
-            torch.zeros(1, device=self.device_type).cpu()  # comes after all that its one queue holds
+            torch.zeros(1, device=self.device_type).cpu()  # waits for all earlier work in its one queue
 
     def get_device_properties(self, device: DeviceLike = None) -> Any:
-        """What is known of a device: an object with at least ``name`` (str), ``total_memory`` (bytes),
+        """The properties of a device: an object with at least ``name`` (str), ``total_memory`` (bytes),
         ``multi_processor_count``, ``major`` and ``minor`` (int).
 
-        Delegates to: ``torch.<device>.get_device_properties``, completed where it lacks a field.
+        Delegates to: ``torch.<device>.get_device_properties``, with missing fields added.
         CPU: :class:`DeviceProperties` with the processor's model name.
         CUDA: ``torch.cuda.get_device_properties``.
 
@@ -330,9 +324,9 @@ class Devices(ABC):
         )
 
     def get_device_name(self, device: DeviceLike = None) -> str:
-        """What the vendor calls a device, such as ``"NVIDIA H100 80GB HBM3"``.
+        """The vendor's name for a device, such as ``"NVIDIA H100 80GB HBM3"``.
 
-        Not the name that torch takes: that is :meth:`device_name`.
+        For torch's name, see :meth:`device_name`.
 
         Delegates to: ``torch.<device>.get_device_name``, else :meth:`get_device_properties`.
         CPU: the processor's model name.
@@ -346,10 +340,10 @@ class Devices(ABC):
         return str(name(index)) if name is not None else str(self.get_device_properties(index).name)
 
     def get_device_capability(self, device: DeviceLike = None) -> tuple[int, int]:
-        """The compute capability as ``(major, minor)``; ``(0, 0)`` where the vendor has none, so that
-        ``capability >= (8, 0)`` is false there.
+        """The compute capability as ``(major, minor)``; ``(0, 0)`` if the vendor has none, so that
+        ``capability >= (8, 0)`` is false.
 
-        Delegates to: ``torch.<device>.get_device_capability`` where it returns two numbers.
+        Delegates to: ``torch.<device>.get_device_capability`` if it returns two numbers.
         CPU: ``(0, 0)``.
         CUDA: ``torch.cuda.get_device_capability``.
 
@@ -357,7 +351,7 @@ class Devices(ABC):
             InvalidDeviceError: there is no such device.
         """
         index = self._index(device)
-        # Not torch.accelerator's function of that name: it returns supported dtypes.
+        # Not torch.accelerator's function of this name, which returns supported dtypes.
         capability = getattr(self.torch_module, "get_device_capability", None)
         found = capability(index) if capability is not None else None
         if isinstance(found, tuple) and len(found) >= 2:
@@ -366,4 +360,4 @@ class Devices(ABC):
 
     @abstractmethod
     def _memory_info(self, index: int) -> tuple[int, int]:
-        """``(free, total)`` bytes of a device; given by the memory category."""
+        """Returns ``(free, total)`` bytes of a device; implemented by the memory category."""

@@ -1,4 +1,4 @@
-"""Data types: what a device computes in, tensors of a given type on it, and mixed precision."""
+"""Data types: the dtypes a device computes in, tensors of a given type, and mixed precision."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from acclimate.accelerator.mixed_precision import MixedPrecision
 
 
 class TensorType:
-    """Makes tensors of one dtype on one kind of device, where torch has no ``FloatTensor`` class for it.
+    """Makes tensors of one dtype on one kind of device, for devices without torch's ``FloatTensor`` classes.
 
-    ``FloatTensor(2, 3)`` is uninitialised of that shape, ``FloatTensor([1.0, 2.0])`` holds the data,
-    ``FloatTensor()`` is empty, and ``isinstance(x, FloatTensor)`` tells dtype and device type.
+    ``FloatTensor(2, 3)`` is an uninitialised tensor of that shape, ``FloatTensor([1.0, 2.0])`` holds the
+    data, ``FloatTensor()`` is empty, and ``isinstance(x, FloatTensor)`` checks dtype and device type.
 
     Args:
-        dtype: of the tensors made.
-        device_type: where they are made; the current device of that type.
+        dtype: the dtype of the tensors.
+        device_type: their device type; they are made on its current device.
     """
 
     def __init__(self, dtype: torch.dtype, device_type: str) -> None:
@@ -27,7 +27,7 @@ class TensorType:
         self.device_type = device_type
 
     def __call__(self, *data: Any) -> torch.Tensor:
-        """A tensor of the given sizes (ints, or one ``torch.Size``), or of the given data."""
+        """Returns a tensor of the given sizes (ints, or one ``torch.Size``), or with the given data."""
         if all(isinstance(size, int) for size in data):
             return torch.empty(data or (0,), dtype=self.dtype, device=self.device_type)
         if len(data) > 1:
@@ -51,24 +51,24 @@ class DataTypes(Devices):
     """Data types of a device."""
 
     def _amp_dtypes(self) -> Iterable[torch.dtype] | None:
-        """The reduced-precision dtypes that a device says it computes in, or None where it is silent.
+        """Returns the reduced-precision dtypes that a device reports, or None if it reports none.
 
-        ``get_amp_supported_dtype`` is what torch's autocast asks of every out-of-tree device.
+        torch's autocast calls ``get_amp_supported_dtype`` on every out-of-tree device.
         """
         told = getattr(self.torch_module, "get_amp_supported_dtype", None)
         dtypes: Iterable[torch.dtype] | None = told() if told is not None else None
         return dtypes
 
     def _computes_in(self, dtype: torch.dtype) -> bool:
-        """Whether the device really adds and multiplies two matrices of a dtype.
+        """Whether the device adds and multiplies two matrices of a dtype correctly.
 
-        The last resort, for a device that torch can ask nothing of. A device reports a dtype that it
-        lacks in its own way, so every error counts as no.
+        The last resort, for a device that reports nothing. Each device has its own error for a missing
+        dtype, so every error counts as no.
         """
         try:
             ones = torch.ones(2, 2, dtype=dtype, device=self.device_type)
             return bool((ones @ ones + ones).float().sum().item() == 12.0)
-        except Exception:  # noqa: BLE001 - the reason differs on every device and the answer is no
+        except Exception:  # noqa: BLE001 - the type differs between devices
             return False
 
     def is_bf16_supported(self) -> bool:
@@ -131,7 +131,7 @@ class DataTypes(Devices):
         return MixedPrecision(self.device_type)
 
     def _tensor_type(self, name: str, dtype: torch.dtype) -> Any:
-        # torch's own classes also work as an argument of Tensor.type(), as old code uses them.
+        # torch's own classes also work with Tensor.type(), which old code calls.
         offered = getattr(self.torch_module, name, None)
         return offered if offered is not None else TensorType(dtype, self.device_type)
 

@@ -1,4 +1,4 @@
-"""Graphs: capture work once, replay it many times."""
+"""Graphs: work that is captured once and replayed many times."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ class Graphs(Streams):
     """Captured work of a device."""
 
     supports_graphs: ClassVar[bool] = True
-    """Whether work can be captured. Where a backend says no, :meth:`create_graph` raises, and the checks of
-    graphs count as not offered.
+    """Whether work can be captured. If not, :meth:`create_graph` raises, and the conformance checks of graphs
+    count as not offered.
 
     CPU: true, of recorded operators.
     CUDA: true.
     """
 
     def _graph_class(self) -> type[Any] | None:
-        """The graph class of the device's torch module, named as all of them are (``CUDAGraph``,
-        ``XPUGraph``, ``NPUGraph``); None where it has none."""
+        """Returns the graph class of the device's torch module (``CUDAGraph``, ``XPUGraph``, ``NPUGraph``),
+        or None."""
         found: type[Any] | None = getattr(self.torch_module, f"{self.device_type.upper()}Graph", None)
         return found
 
     def create_graph(self) -> Any:
         """An empty graph for :meth:`capture_to_graph`, with at least ``replay()`` and ``reset()``.
 
-        Delegates to: ``torch.<device>.<DEVICE>Graph``, else ``torch.accelerator.Graph`` where torch has
-            one for this device, else :class:`~acclimate.accelerator.recorded_graph.RecordedGraph`.
+        Delegates to: ``torch.<device>.<DEVICE>Graph``, else ``torch.accelerator.Graph`` if torch supports
+            this device, else :class:`~acclimate.accelerator.recorded_graph.RecordedGraph`.
         CPU: a graph of recorded torch operators.
         CUDA: ``torch.cuda.CUDAGraph``.
 
@@ -43,7 +43,7 @@ class Graphs(Streams):
         """
         if not self.supports_graphs:
             raise UnsupportedError(
-                f"The {self.name} accelerator has no graphs. Run the work without capturing it."
+                f"The {self.name} accelerator has no graphs. Run the work without a capture."
             )
         native = self._graph_class()
         if native is not None:
@@ -59,24 +59,24 @@ class Graphs(Streams):
     def capture_to_graph(
         self, graph: Any, pool: Any | None = None, stream: Any | None = None
     ) -> AbstractContextManager[Any]:
-        """A context manager within which work is captured into ``graph``.
+        """A context manager that captures work into ``graph``.
 
-        Run the work once before: what a first run makes, such as an optimizer's state, each replay would
-        make anew. Capture a backward pass together with its forward pass.
+        Run the work once before the capture: a replay would repeat what only a first run does, such as
+        creating an optimizer's state. Capture a backward pass together with its forward pass.
 
         Args:
-            graph: what :meth:`create_graph` returned.
-            pool: of another graph, to share its memory; the host has no use for it.
-            stream: the stream to capture on; the host has no use for it.
+            graph: a graph from :meth:`create_graph`.
+            pool: another graph's memory pool to share; ignored on the host.
+            stream: the stream to capture on; ignored on the host.
 
         Delegates to: ``torch.<device>.graph`` for a graph of that module, else the graph's own context
             manager.
-        CPU: records torch operators while they run; refuses what a replay would get wrong.
+        CPU: records torch operators while they run; refuses work that a replay could not repeat correctly.
         CUDA: ``torch.cuda.graph``.
 
         Raises:
-            GraphCaptureError: ``graph`` is not a graph of this accelerator; within the block: a value is
-                read back to the host, or another capture is under way.
+            GraphCaptureError: ``graph`` is not a graph of this accelerator; in the block, a value is read
+                back to the host; or another capture is in progress.
         """
         if isinstance(graph, RecordedGraph):
             return RecordedCapture(graph)
@@ -88,7 +88,7 @@ class Graphs(Streams):
         native = self._graph_class()
         context: AbstractContextManager[Any] = graph
         if native is not None and isinstance(graph, native):
-            options = {"pool": pool} if pool is not None else {}  # not every vendor's graphs share memory
+            options = {"pool": pool} if pool is not None else {}  # some vendors' graphs have no pool
             context = self.torch_module.graph(graph, stream=stream, **options)
             return context
         if pool is not None:
@@ -96,21 +96,21 @@ class Graphs(Streams):
         return context if stream is None else _within(self.stream(stream), graph)
 
     def replay_graph(self, graph: Any) -> None:
-        """Runs the captured work again, on what the captured tensors hold now.
+        """Runs the captured work again, on the present values of the captured tensors.
 
         Delegates to: ``graph.replay``.
-        CPU: runs the recorded operators and writes into the tensors of the capture.
+        CPU: runs the recorded operators and writes to the tensors of the capture.
         CUDA: ``graph.replay``.
 
         Raises:
-            GraphCaptureError: nothing was captured, or a shape differs from the capture's.
+            GraphCaptureError: nothing was captured, or a shape differs from that in the capture.
         """
         graph.replay()
 
     def is_current_stream_capturing(self) -> bool:
-        """Whether work of this thread is being captured into a graph.
+        """Whether this thread's work is being captured into a graph.
 
-        Delegates to: ``torch.<device>.is_current_stream_capturing``, else what this module knows.
+        Delegates to: ``torch.<device>.is_current_stream_capturing``; also true during a recorded capture.
         CPU: whether this thread is inside :meth:`capture_to_graph`.
         CUDA: ``torch.cuda.is_current_stream_capturing``.
         """

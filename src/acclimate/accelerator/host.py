@@ -1,6 +1,6 @@
-"""Streams and events for a device that has none: work is done when its call returns, or in the calls' order.
+"""Streams and events for devices without streams, whose work is synchronous or in a single queue.
 
-They keep the interface of ``torch.Stream`` and ``torch.Event``, so that code written for a device with
+They have the interface of ``torch.Stream`` and ``torch.Event``, so that code written for a device with
 streams runs unchanged: a stream is a context manager, and an event measures time.
 """
 
@@ -17,11 +17,11 @@ import torch
 
 
 class HostStream:
-    """A queue that is always empty, because every operation runs to its end where it is called.
+    """A queue that is always empty, since every operation finishes before its call returns.
 
     Args:
-        device: the device it belongs to; the host by default.
-        priority: kept, and without effect.
+        device: its device; the host by default.
+        priority: stored, without effect.
     """
 
     _ids = itertools.count()
@@ -32,29 +32,29 @@ class HostStream:
         """Waits for the device's one queue; the host has none."""
 
     def __init__(self, device: torch.device | str | int | None = None, priority: int = 0) -> None:
-        # A bare index means "of this accelerator" to torch; the host has one device whatever the index.
+        # In torch a bare index means a device of this accelerator; the host has one device for any index.
         named = device is not None and not isinstance(device, int)
         self.device = torch.device(device if named else self._device_type)  # type: ignore[arg-type]
         self.priority = priority
         self.stream_id = next(self._ids)
 
     def query(self) -> bool:
-        """Whether all work is done: always, after a wait where the device works on its own."""
+        """Returns true, after waiting for an asynchronous device."""
         self._wait()
         return True
 
     def synchronize(self) -> None:
-        """Waits for all work: returns at once on the host."""
+        """Waits for all work; returns at once on the host."""
         self._wait()
 
     def wait_event(self, event: HostEvent) -> None:
-        """Makes later work wait for an event: already so."""
+        """Does nothing: later work always follows earlier work."""
 
     def wait_stream(self, stream: HostStream) -> None:
-        """Makes later work wait for another stream: already so."""
+        """Does nothing: later work always follows earlier work."""
 
     def record_event(self, event: HostEvent | None = None) -> HostEvent:
-        """Records ``event``, or a new one that measures time, and returns it."""
+        """Records and returns ``event``, or a new event with timing."""
         event = HostEvent(enable_timing=True) if event is None else event
         event.record(self)
         return event
@@ -76,13 +76,13 @@ class HostStream:
 
 
 class HostEvent:
-    """A moment of the host's clock.
+    """A point in time, on the host's clock.
 
-    The arguments are those of ``torch.cuda.Event``. As there, only events made with
-    ``enable_timing=True`` can be compared, so that code which forgets it fails here too.
+    Its arguments are those of ``torch.cuda.Event``. As on CUDA, :meth:`elapsed_time` needs events made with
+    ``enable_timing=True``, so that code without it fails here too.
 
     Args:
-        enable_timing: whether :meth:`elapsed_time` may be asked.
+        enable_timing: whether :meth:`elapsed_time` may be called.
         blocking: without effect.
         interprocess: without effect.
         external: without effect.
@@ -103,22 +103,22 @@ class HostEvent:
         self._recorded_ns: int | None = None
 
     def record(self, stream: HostStream | None = None) -> None:
-        """Takes the time, after the work before it."""
+        """Records the time, after waiting for earlier work."""
         self._wait()
         self._recorded_ns = time.perf_counter_ns()
 
     def query(self) -> bool:
-        """Whether the work before the event is done: always."""
+        """Returns true: the work before the event is done."""
         return True
 
     def wait(self, stream: HostStream | None = None) -> None:
-        """Makes a stream wait for the event: already so."""
+        """Does nothing: later work always follows earlier work."""
 
     def synchronize(self) -> None:
-        """Waits for the event: returns at once."""
+        """Returns at once."""
 
     def elapsed_time(self, end_event: HostEvent) -> float:
-        """Milliseconds from this event to ``end_event``.
+        """Returns the milliseconds from this event to ``end_event``.
 
         Raises:
             RuntimeError: an event was not recorded, or was made without ``enable_timing=True``.
@@ -126,12 +126,12 @@ class HostEvent:
         if not (self.enable_timing and end_event.enable_timing):
             raise RuntimeError("Both events must be created with enable_timing=True to measure time.")
         if self._recorded_ns is None or end_event._recorded_ns is None:
-            raise RuntimeError("Both events must be recorded before their elapsed time is asked.")
+            raise RuntimeError("Both events must be recorded before elapsed_time() is called.")
         return (end_event._recorded_ns - self._recorded_ns) / 1e6
 
 
 class _Thread(threading.local):
-    """What is current in one thread, and what was around each ``with`` that it is in."""
+    """The current streams of one thread, and the outer ones of its ``with`` blocks."""
 
     def __init__(self) -> None:
         self.current: dict[type[HostStream], HostStream] = {}
@@ -143,31 +143,31 @@ _defaults: dict[type[HostStream], HostStream] = {}
 
 
 def default_host_stream(kind: type[HostStream] = HostStream) -> HostStream:
-    """The stream of a kind that is current where none was chosen."""
+    """Returns the default stream of a class."""
     return _defaults.get(kind) or _defaults.setdefault(kind, kind())
 
 
 def current_host_stream(kind: type[HostStream] = HostStream) -> HostStream:
-    """The stream of a kind of the innermost ``with`` of this thread."""
+    """Returns this thread's current stream of a class."""
     return _thread.current.get(kind) or default_host_stream(kind)
 
 
 def set_host_stream(stream: HostStream) -> None:
-    """Makes a stream the current one of this thread."""
+    """Makes a stream this thread's current one."""
     _thread.current[type(stream)] = stream
 
 
 def classes_for_one_queue(
     device_type: str, wait: Callable[[], None]
 ) -> tuple[type[HostStream], type[HostEvent]]:
-    """Streams and events of a device that has one queue and works while the host goes on.
+    """Returns the stream and event classes of an asynchronous device with a single queue.
 
-    Work is done in the order of the calls, so streams need not wait for each other; what the host waits for,
-    and what it measures, is the whole queue.
+    Its work runs in the order of the calls, so streams need not wait for each other; waits and measurements
+    cover the whole queue.
 
     Args:
         device_type: torch's name for the device.
-        wait: waits for all work queued on it.
+        wait: waits for all queued work of the device.
     """
     waiting = {"_wait": staticmethod(wait)}
     stream = type("HostStream", (HostStream,), {**waiting, "_device_type": device_type})

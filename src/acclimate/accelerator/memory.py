@@ -1,4 +1,4 @@
-"""Memory of a device: what is allocated, the peak, and what is left. Every size is in bytes."""
+"""Memory of a device: allocated, peak and free sizes, all in bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 
 from acclimate.accelerator.devices import DeviceLike, Devices
 
-# The entries of torch's allocator statistics that the figures below are read from, for devices whose
-# module offers the statistics and not the figure.
+# The keys of torch's allocator statistics for devices whose module has the statistics but no single figures.
 _ALLOCATED = "allocated_bytes.all.current"
 _ALLOCATED_PEAK = "allocated_bytes.all.peak"
 _RESERVED = "reserved_bytes.all.current"
@@ -18,38 +17,38 @@ _RESERVED_PEAK = "reserved_bytes.all.peak"
 
 
 class Memory(Devices):
-    """Figures of a device's allocator.
+    """Statistics of a device's allocator.
 
-    *Allocated* is what tensors occupy. *Reserved* (or *cached*, its older name) is what the allocator
-    holds of the device, allocated or not.
+    *Allocated* memory is occupied by tensors. *Reserved* memory (formerly *cached*) is held by the allocator,
+    whether or not tensors occupy it.
     """
 
     OutOfMemoryError: ClassVar[type[RuntimeError]] = torch.OutOfMemoryError
-    """What an allocation raises when a device is full.
+    """The error that an allocation raises when a device is out of memory.
 
     Delegates to: ``torch.OutOfMemoryError``, for every device.
-    CPU: same type, though torch's host allocator raises a plain ``RuntimeError`` ("can't allocate
-        memory"), and Linux more often ends the process.
+    CPU: the same type, but torch's host allocator raises a plain ``RuntimeError`` ("can't allocate memory"),
+        and more often Linux kills the process.
     CUDA: same as ``torch.cuda.OutOfMemoryError``.
     """
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether an exception means that a device, or the host for this accelerator, is full.
+        """Whether an exception means that the device is out of memory.
 
-        ``except acc.OutOfMemoryError`` misses hosts, whose allocator raises a type that means anything; code
-        that then tries a smaller batch asks this instead.
+        ``except acc.OutOfMemoryError`` misses the host's allocator, which raises a plain ``RuntimeError``;
+        code that retries with a smaller batch should call this method instead.
 
         Delegates to: :attr:`OutOfMemoryError`.
-        CPU: also what torch's host allocator raises, told by its message.
+        CPU: also the error of torch's host allocator, recognised by its message.
         CUDA: as stated.
         """
         return isinstance(error, self.OutOfMemoryError)
 
     def _offered_by_allocator(self, name: str, generic_name: str | None = None) -> Callable[..., Any] | None:
-        """As :meth:`_offered`, less ``torch.accelerator`` where it cannot ask the device's allocator.
+        """Like :meth:`_offered`, but skips ``torch.accelerator`` if the allocator keeps no statistics.
 
-        A device may register an allocator of its own that keeps no statistics (torch_tpu's does);
-        ``torch.accelerator``'s functions then fail on an assertion.
+        A device may register its own allocator without statistics (torch_tpu does); the functions of
+        ``torch.accelerator`` then fail on an assertion.
         """
         function = getattr(self.torch_module, name, None)
         if function is None and self._is_torch_accelerator():
@@ -61,7 +60,7 @@ class Memory(Devices):
         return function
 
     def _figure(self, name: str, statistic: str, device_index: DeviceLike) -> int:
-        """A figure from torch's function ``name``, else from the statistics, else 0."""
+        """Returns a figure from torch's function ``name``, else from the statistics, else 0."""
         index = self._index(device_index)
         figure = self._offered_by_allocator(name)
         if figure is not None:
@@ -69,10 +68,10 @@ class Memory(Devices):
         return int(self.memory_stats(index).get(statistic, 0))
 
     def empty_cache(self) -> None:
-        """Gives memory that the allocator holds and no tensor uses back to the device.
+        """Returns unused memory of the allocator to the device.
 
         Delegates to: ``torch.<device>.empty_cache``, else ``torch.accelerator.empty_cache``.
-        CPU: does nothing; torch's host allocator keeps no cache.
+        CPU: does nothing, since torch's host allocator has no cache.
         CUDA: ``torch.cuda.empty_cache``.
         """
         release = self._offered_by_allocator("empty_cache")
@@ -92,11 +91,11 @@ class Memory(Devices):
         return self._figure("memory_allocated", _ALLOCATED, device_index)
 
     def max_memory_allocated(self, device_index: DeviceLike = None) -> int:
-        """Peak of :meth:`memory_allocated`, in bytes, since the start or the last reset.
+        """The peak of :meth:`memory_allocated`, in bytes, since the start or the last reset.
 
         Delegates to: ``torch.<device>.max_memory_allocated``, else
             ``torch.accelerator.max_memory_allocated``.
-        CPU: the kernel's high-water mark of the resident set, so that no peak between two calls is missed.
+        CPU: the kernel's high-water mark of the resident set, which misses no peak between two calls.
         CUDA: ``torch.cuda.max_memory_allocated``.
 
         Raises:
@@ -105,7 +104,7 @@ class Memory(Devices):
         return self._figure("max_memory_allocated", _ALLOCATED_PEAK, device_index)
 
     def reset_max_memory_allocated(self, device_index: DeviceLike = None) -> None:
-        """Starts the peaks anew from now; the same as :meth:`reset_peak_memory_stats`.
+        """Resets the peaks to the present values; the same as :meth:`reset_peak_memory_stats`.
 
         Delegates to: :meth:`reset_peak_memory_stats`, as torch's function of this name does.
         CPU: resets the kernel's high-water mark.
@@ -117,7 +116,7 @@ class Memory(Devices):
         self.reset_peak_memory_stats(device_index)
 
     def memory_reserved(self, device_index: DeviceLike = None) -> int:
-        """Bytes of a device that the allocator holds, used by tensors or not.
+        """Bytes of a device that the allocator holds, whether or not tensors occupy them.
 
         Delegates to: ``torch.<device>.memory_reserved``, else ``torch.accelerator.memory_reserved``.
         CPU: the resident set of this process.
@@ -129,7 +128,7 @@ class Memory(Devices):
         return self._figure("memory_reserved", _RESERVED, device_index)
 
     def max_memory_reserved(self, device_index: DeviceLike = None) -> int:
-        """Peak of :meth:`memory_reserved`, in bytes, since the start or the last reset.
+        """The peak of :meth:`memory_reserved`, in bytes, since the start or the last reset.
 
         Delegates to: ``torch.<device>.max_memory_reserved``, else
             ``torch.accelerator.max_memory_reserved``.
@@ -178,7 +177,7 @@ class Memory(Devices):
         self.reset_peak_memory_stats(device_index)
 
     def reset_peak_memory_stats(self, device_index: DeviceLike = None) -> None:
-        """Starts the peaks anew from now.
+        """Resets the peaks to the present values.
 
         Delegates to: ``torch.<device>.reset_peak_memory_stats``, else
             ``torch.accelerator.reset_peak_memory_stats``.
@@ -194,10 +193,10 @@ class Memory(Devices):
             reset(index)
 
     def reset_accumulated_memory_stats(self, device_index: DeviceLike = None) -> None:
-        """Sets the counters of :meth:`memory_stats` that only ever grow back to 0.
+        """Resets the accumulating counters of :meth:`memory_stats` to 0.
 
         Delegates to: ``torch.<device>.reset_accumulated_memory_stats``, else ``torch.accelerator``'s.
-        CPU: does nothing; the host's allocator has no such counters.
+        CPU: does nothing, since the host's allocator has no such counters.
         CUDA: ``torch.cuda.reset_accumulated_memory_stats``.
 
         Raises:
@@ -223,9 +222,9 @@ class Memory(Devices):
         return dict(statistics(index)) if statistics is not None else {}
 
     def memory_summary(self, device: DeviceLike = None, abbreviated: bool = False) -> str:
-        """The figures of a device as text for a person.
+        """The memory statistics of a device as readable text.
 
-        Delegates to: ``torch.<device>.memory_summary``, else made from the figures above.
+        Delegates to: ``torch.<device>.memory_summary``, else formats the figures above.
         CPU: allocated, peak, available and total.
         CUDA: ``torch.cuda.memory_summary``.
 
@@ -253,7 +252,7 @@ class Memory(Devices):
             if info is not None:
                 free, total = info(index)
                 return int(free), int(total)
-        except NotImplementedError:  # torch lets an allocator leave getMemoryInfo out
+        except NotImplementedError:  # getMemoryInfo is optional for an allocator
             pass
         properties = self._offered("get_device_properties")
         found = properties(index) if properties is not None else None
@@ -261,10 +260,10 @@ class Memory(Devices):
         return max(0, total - self.memory_allocated(index)), total
 
     def mem_get_info(self, device: DeviceLike = None) -> tuple[int, int]:
-        """``(free, total)`` bytes of a device, whoever uses the rest.
+        """``(free, total)`` bytes of a device, over all processes.
 
-        Delegates to: ``torch.<device>.mem_get_info``, else ``torch.accelerator.get_memory_info``, else
-            the device's properties and what is allocated.
+        Delegates to: ``torch.<device>.mem_get_info``, else ``torch.accelerator.get_memory_info``, else the
+            device's properties and :meth:`memory_allocated`.
         CPU: available and total memory within this process's cgroups.
         CUDA: ``torch.cuda.mem_get_info``.
 
@@ -274,10 +273,10 @@ class Memory(Devices):
         return self._memory_info(self._index(device))
 
     def total_memory(self, device_index: DeviceLike = None) -> int:
-        """Bytes of memory a device has.
+        """The size of a device's memory in bytes.
 
         Delegates to: ``torch.<device>.get_device_properties(i).total_memory``, else :meth:`mem_get_info`.
-        CPU: of the host, or what the tightest cgroup of this process allows.
+        CPU: the host's memory, or the limit of this process's tightest cgroup.
         CUDA: ``torch.cuda.get_device_properties(i).total_memory``.
 
         Raises:
@@ -289,10 +288,10 @@ class Memory(Devices):
         return int(total) if total is not None else self._memory_info(index)[1]
 
     def available_memory(self, device_index: DeviceLike = None) -> int:
-        """Bytes of a device that nobody holds; what this process's allocator keeps in reserve comes on top.
+        """Free bytes of a device, not counting the unused memory that this process's allocator holds.
 
         Delegates to: :meth:`mem_get_info`.
-        CPU: what the kernel says is available, or is left in the tightest cgroup of this process.
+        CPU: the kernel's available memory, or the rest in this process's tightest cgroup.
         CUDA: free memory of ``torch.cuda.mem_get_info``.
 
         Raises:
@@ -301,7 +300,7 @@ class Memory(Devices):
         return self.mem_get_info(device_index)[0]
 
     def ipc_collect(self) -> None:
-        """Frees memory that another process shared with this one and has released.
+        """Frees memory that was shared between processes and has been released.
 
         Delegates to: ``torch.<device>.ipc_collect``.
         CPU: does nothing.

@@ -1,4 +1,4 @@
-"""Mixed precision on one device type: ``torch.amp`` without naming the device each time."""
+"""Mixed precision on one device type: ``torch.amp`` without the device argument."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class MixedPrecision:
-    """``torch.amp`` for one device type: what ``torch.cuda.amp`` is for CUDA."""
+    """``torch.amp`` for one device type, like ``torch.cuda.amp`` for CUDA."""
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
@@ -22,32 +22,32 @@ class MixedPrecision:
     ) -> torch.amp.autocast:
         """``torch.amp.autocast`` on this device: a context manager and a decorator.
 
-        The arguments come in the order of ``torch.cuda.amp.autocast``.
+        The arguments have the order of ``torch.cuda.amp.autocast``.
 
         Args:
-            enabled: whether it does anything.
-            dtype: to compute in; the device's default where ``None``.
-            cache_enabled: whether casts of weights are remembered within the block.
+            enabled: whether autocasting is on.
+            dtype: the dtype to compute in; ``None``: the device's default.
+            cache_enabled: whether casts of weights are cached in the block.
         """
         return torch.amp.autocast(self._device_type, dtype, enabled, cache_enabled)
 
     @property
     def GradScaler(self) -> type[torch.amp.GradScaler]:
-        """The class ``torch.amp.GradScaler`` with this device as its default, so it works in annotations
-        and ``isinstance`` too.
+        """``torch.amp.GradScaler`` with this device as its default: a class, which annotations and
+        ``isinstance`` can use.
 
-        Unlike torch's, it also works on a device without float64, and with gradients that lie on the host.
+        Unlike torch's, it also works on devices without float64 and with gradients on the host.
         """
         return _grad_scaler(self._device_type)
 
     @property
     def custom_fwd(self) -> functools.partial[Any]:
-        """``torch.amp.custom_fwd`` on this device: decorates the forward of an autograd function."""
+        """``torch.amp.custom_fwd`` on this device, a decorator for an autograd function's ``forward``."""
         return functools.partial(torch.amp.custom_fwd, device_type=self._device_type)
 
     @property
     def custom_bwd(self) -> functools.partial[Any]:
-        """``torch.amp.custom_bwd`` on this device: decorates the backward of an autograd function."""
+        """``torch.amp.custom_bwd`` on this device, a decorator for an autograd function's ``backward``."""
         return functools.partial(torch.amp.custom_bwd, device_type=self._device_type)
 
 
@@ -67,8 +67,8 @@ def _grad_scaler(device_type: str) -> type[torch.amp.GradScaler]:
 
         def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
             super()._lazy_init_scale_growth_tracker(dev)
-            # The scale has to stay on the device: torch would copy found_inf to a scale on the host without
-            # waiting for the copy.
+            # The scale must stay on the device: torch copies found_inf to a scale on the host asynchronously,
+            # and does not wait.
             if self._scale is not None and not _inverts_in_float64(self._scale):
                 self._scale = self._scale.as_subclass(_Float32Scale)
 
@@ -81,7 +81,7 @@ def _grad_scaler(device_type: str) -> type[torch.amp.GradScaler]:
                 super().unscale_(optimizer)
 
         def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-            # Only an optimizer that takes the scale itself copies it; others get finished gradients.
+            # Only an optimizer that applies the scale itself copies it; others get unscaled gradients.
             takes_scale = getattr(optimizer, "_step_supports_amp_scaling", False)
             with self._waiting_for(optimizer) if takes_scale else nullcontext():
                 return super().step(optimizer, *args, **kwargs)
@@ -91,9 +91,9 @@ def _grad_scaler(device_type: str) -> type[torch.amp.GradScaler]:
                 super().update(new_scale)
 
         def _waiting_for(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[Any]:
-            """Makes copies to the host wait where scale and parameters are not on one kind of device.
+            """Makes copies to the host block if the scale and a parameter are on different kinds of device.
 
-            Elsewhere nothing is copied, and the mode would cost a little for each parameter.
+            Otherwise nothing is copied, and the mode would cost a little for each parameter.
             """
             scale = self._scale if self._enabled else None
             if scale is None:
@@ -106,7 +106,7 @@ def _grad_scaler(device_type: str) -> type[torch.amp.GradScaler]:
 
 
 class _Float32Scale(torch.Tensor):
-    """A scale that torch's scaler inverts in float32, as it does on Apple's GPUs, and not in float64."""
+    """A scale that torch's scaler inverts in float32, as on Apple's GPUs, instead of float64."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -117,16 +117,16 @@ class _Float32Scale(torch.Tensor):
 def _inverts_in_float64(scale: torch.Tensor) -> bool:
     try:
         scale.double().reciprocal().float()
-    except (RuntimeError, TypeError):  # each device reports a dtype that it lacks in its own way
+    except (RuntimeError, TypeError):  # the type differs between devices
         return False
     return True
 
 
 class _HostCopiesWait(TorchFunctionMode):
-    """Within it, ``Tensor.to(…, non_blocking=True)`` waits for the copy.
+    """Makes ``Tensor.to(…, non_blocking=True)`` block.
 
-    torch's scaler copies so between the devices of the scale and of the gradients. A copy to the host is
-    still under way when that call returns, and the scaler reads it at once.
+    torch's scaler makes such copies between the devices of the scale and of the gradients, and reads a copy
+    on the host before it is complete.
     """
 
     def __torch_function__(

@@ -1,4 +1,4 @@
-"""Native operators of an accelerator, found by the name of their builder."""
+"""An accelerator's native operators, found by the names of their builders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from acclimate.errors import CompilerNotFoundError
 
 
 class Ops(Devices):
-    """Op builders and what they build with."""
+    """Op builders, compilers and flags."""
 
     op_builders: ClassVar[Mapping[str, str]] = {
         "AsyncIOBuilder": "acclimate.ops.aio.builder:AsyncIOBuilder",
@@ -23,8 +23,8 @@ class Ops(Devices):
         "CPULionBuilder": "acclimate.ops.optimizers.lion.builder:CPULionBuilder",
         "FusedAdamBuilder": "acclimate.ops.optimizers.adam.builder:TorchFusedAdamBuilder",
     }
-    """Where this accelerator's op builders are: builder name to ``"module:Class"``, imported when asked
-    for. The first four run on the host, which every accelerator has; a backend adds its own:
+    """This accelerator's op builders, from their names to ``"module:Class"``, imported on demand. The first
+    four run on the host, so every accelerator has them; a backend adds its own:
     ``{**Accelerator.op_builders, "MyBuilder": "my_package.my_op:MyBuilder"}``.
 
     CPU: the host's, and fused optimizers.
@@ -48,7 +48,7 @@ class Ops(Devices):
         return self.op_builder_package
 
     def get_op_builder(self, class_name: str) -> type[Any] | None:
-        """The class of an op builder, or ``None`` where this accelerator has no such op.
+        """The class of an op builder, or ``None`` if this accelerator has no such op.
 
         Delegates to: :attr:`op_builders`.
         CPU: as stated.
@@ -61,8 +61,8 @@ class Ops(Devices):
         return builder
 
     def create_op_builder(self, class_name: str) -> Any | None:
-        """An op builder, on which ``load()`` gives the native module; ``None`` where this accelerator
-        has no such op.
+        """An op builder, whose ``load()`` returns the native module; ``None`` if this accelerator has no such
+        op.
 
         Delegates to: :meth:`get_op_builder`.
         CPU: as stated.
@@ -71,18 +71,18 @@ class Ops(Devices):
         builder = self.get_op_builder(class_name)
         if builder is None:
             return None
-        # Our builders take the accelerator they build for; those written for DeepSpeed take nothing.
+        # Our builders take the accelerator; builders written for DeepSpeed take no argument.
         bind = getattr(builder, "for_accelerator", None)
         return bind(self) if bind is not None else builder()
 
     def op_compiler(self, suffix: str = ".cpp") -> list[str]:
-        """The command that compiles native source of one kind: a program's full path, then its fixed
+        """The command that compiles native source of one kind: a program's absolute path and its fixed
         arguments.
 
         Args:
-            suffix: of the source's file name. C++'s compiler links the library too.
+            suffix: the suffix of the source's file name. The C++ compiler also links the library.
 
-        Delegates to: nothing of torch's.
+        Delegates to: no call of torch.
         CPU: ``CXX``, else the first of ``c++``, ``g++``, ``clang++`` on ``PATH``.
         CUDA: the same, and for ``.cu`` the toolkit's ``nvcc``.
 
@@ -91,22 +91,22 @@ class Ops(Devices):
         """
         if suffix not in CXX_SUFFIXES:
             raise CompilerNotFoundError(
-                f'the {self.name} accelerator names no compiler for "{suffix}" files. '
-                f"An op builder's C++ sources end in one of {', '.join(CXX_SUFFIXES)}"
+                f'the {self.name} accelerator has no compiler for "{suffix}" files. '
+                f"C++ sources of an op builder must end in one of {', '.join(CXX_SUFFIXES)}"
             )
         return host_compiler()
 
     def op_compile_flags(self, suffix: str = ".cpp", portable: bool = False) -> list[str]:
-        """Flags with which this accelerator's native source of one kind is compiled, after the builder's
-        common ones (optimisation, language standard, torch's headers) and before an op's own.
+        """This accelerator's flags for native source of one kind. They follow the builder's common flags
+        (optimisation, language standard, torch's headers) and precede an op's own.
 
         Args:
-            suffix: of the source's file name.
-            portable: for all devices of this kind, not only for those present. A library made so, where
-                there was no device, is used where there is one.
+            suffix: the suffix of the source's file name.
+            portable: for all devices of this kind, not only for those present. Machines with a device use
+                such a library, too.
 
-        Delegates to: nothing of torch's.
-        CPU: position-independent code that exports only what is marked.
+        Delegates to: no call of torch.
+        CPU: position-independent code that exports only marked symbols.
         CUDA: the same, and for ``.cu`` the architectures to compile for: ``TORCH_CUDA_ARCH_LIST``, else
             those of the GPUs present, else all common ones that the toolkit knows.
         """
@@ -115,44 +115,43 @@ class Ops(Devices):
     def op_include_paths(self) -> list[str]:
         """Folders of headers that native source for this accelerator needs besides torch's.
 
-        Delegates to: nothing of torch's.
+        Delegates to: no call of torch.
         CPU: none.
-        CUDA: the toolkit's, where one is found.
+        CUDA: the toolkit's, if one is found.
         """
         return []
 
     def op_link_flags(self, suffixes: Collection[str] = (".cpp",)) -> list[str]:
-        """Flags with which a library of this accelerator's native code is linked, besides torch's host
-        library.
+        """Flags for linking this accelerator's native code, besides those for torch's host library.
 
         Args:
-            suffixes: of the sources in it.
+            suffixes: the suffixes of the sources.
 
-        Delegates to: nothing of torch's.
+        Delegates to: no call of torch.
         CPU: none.
-        CUDA: where there is ``.cu`` source, the static runtime of the toolkit, and torch's CUDA library.
+        CUDA: for ``.cu`` source, the toolkit's static runtime and torch's CUDA library.
         """
         return []
 
     def toolkit_version(self) -> str | None:
-        """The version of the vendor's software that torch and native code for this device stand on, as
-        the vendor writes it; ``None`` where there is none or it cannot be told.
+        """The version of the vendor's software below torch, as the vendor writes it; ``None`` if there is
+        none or it is unknown.
 
         Delegates to: ``torch.version.<device>``.
         CPU: ``None``.
-        CUDA: of the CUDA that torch was built with, such as ``"13.0"``; on ROCm, of HIP.
+        CUDA: the CUDA version that torch was built with, such as ``"13.0"``; on ROCm, HIP's.
         """
         version = getattr(torch.version, self.device_type, None)
         return str(version) if version is not None else None
 
     def build_extension(self) -> type[Any]:
-        """The setuptools command that builds native extensions ahead of time: those that an op builder's
-        ``builder()`` gives, and any other of torch's.
+        """The setuptools command that builds native extensions ahead of time: those of an op builder's
+        ``builder()``, and torch's.
 
-        Delegates to: ``torch.utils.cpp_extension.BuildExtension``, which it is a kind of.
+        Delegates to: ``torch.utils.cpp_extension.BuildExtension``, its base class.
         CPU: as stated.
         CUDA: as stated.
         """
-        from acclimate.accelerator.setuptools_command import BuildOps  # brings setuptools, which is slow
+        from acclimate.accelerator.setuptools_command import BuildOps  # imports setuptools, which is slow
 
         return BuildOps

@@ -1,4 +1,4 @@
-"""Page-locked host memory, from which a device copies without the host waiting."""
+"""Page-locked host memory, which a device copies asynchronously."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from acclimate.accelerator.devices import Devices
-from acclimate.errors import InvalidDeviceError
+from acclimate.errors import InvalidDeviceError, excerpt
 
 
 class Pinning(Devices):
@@ -19,25 +19,23 @@ class Pinning(Devices):
             return False
         try:
             torch.empty(1, pin_memory=True)
-        except NotImplementedError:  # the device has registered no allocator for it
+        except NotImplementedError:  # the device has registered no such allocator
             return False
         return True
 
     def pin_memory(
         self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
     ) -> torch.Tensor:
-        """A page-locked tensor on the host.
+        """A page-locked copy of a host tensor.
 
         Args:
-            tensor: on the host, any dtype and shape.
-            make_copy: whether the result holds the tensor's data; without, it is uninitialised and the
-                tensor serves as a template.
-            match_shape: without ``make_copy``, whether the result has the tensor's shape, or one dimension
-                of as many elements.
+            tensor: a host tensor of any dtype and shape.
+            make_copy: whether to copy the data; if not, the result is uninitialised.
+            match_shape: without ``make_copy``, whether the result has the tensor's shape, or a single
+                dimension with as many elements.
 
         Delegates to: ``Tensor.pin_memory``; without a copy, :meth:`pin_empty`.
-        CPU: nothing is locked: the tensor itself, or an ordinary new one, as nothing is ever copied to
-            a device.
+        CPU: locks nothing, since nothing is copied to a device: returns the tensor itself, or a new one.
         CUDA: ``Tensor.pin_memory``.
         """
         if not make_copy:
@@ -48,7 +46,7 @@ class Pinning(Devices):
     def pin_empty(
         self, *size: int | Sequence[int], dtype: torch.dtype, device: str | torch.device = "cpu"
     ) -> torch.Tensor:
-        """An uninitialised page-locked tensor of a shape, given as ints or as one sequence.
+        """An uninitialised page-locked tensor; the shape is given as ints or as one sequence.
 
         Delegates to: ``torch.empty(…, pin_memory=True)``.
         CPU: an ordinary tensor.
@@ -63,7 +61,7 @@ class Pinning(Devices):
     def pin_empty_like(
         self, tensor: torch.Tensor, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """An uninitialised page-locked tensor of another's shape, and of its dtype unless one is given.
+        """An uninitialised page-locked tensor with another's shape, and its dtype unless one is given.
 
         Delegates to: :meth:`pin_empty`.
         CPU: an ordinary tensor.
@@ -75,7 +73,7 @@ class Pinning(Devices):
         return self.pin_empty(*tensor.shape, dtype=dtype or tensor.dtype, device=device)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in page-locked memory.
+        """Whether a tensor is in page-locked memory.
 
         Delegates to: ``Tensor.is_pinned``.
         CPU: false.
@@ -84,45 +82,45 @@ class Pinning(Devices):
         return bool(tensor.is_pinned())
 
     def unpin_memory(self, tensor: torch.Tensor) -> None:
-        """Says that a pinned tensor is no longer needed; its memory is unlocked when it is freed.
+        """Marks a pinned tensor as no longer needed; its memory is unlocked when it is freed.
 
-        Delegates to: nothing; torch's host allocator owns the lock.
+        Delegates to: no call; torch's host allocator owns the lock.
         CPU: does nothing.
         CUDA: does nothing.
         """
 
     def register_host_memory(self, address: int, num_bytes: int) -> bool:
-        """Page-locks memory that torch did not allocate; returns whether the device took it.
+        """Page-locks memory that torch did not allocate; returns whether the device supports that.
 
         Args:
-            address: of the first byte.
-            num_bytes: how much.
+            address: the address of the first byte.
+            num_bytes: the size in bytes.
 
-        Delegates to: nothing; torch has no device-independent call for it.
+        Delegates to: no call; torch has no device-independent one.
         CPU: false.
         CUDA: ``cudaHostRegister``.
         """
         return False
 
     def unregister_host_memory(self, address: int) -> None:
-        """Gives back what :meth:`register_host_memory` locked.
+        """Unlocks memory that :meth:`register_host_memory` locked.
 
-        Delegates to: nothing.
+        Delegates to: no call of torch.
         CPU: does nothing.
         CUDA: ``cudaHostUnregister``.
         """
 
     def pin_memory_alignment(self) -> int:
-        """The alignment, in bytes, that :meth:`register_host_memory` needs; 1 means any.
+        """The alignment in bytes that :meth:`register_host_memory` needs; 1 means none.
 
-        Delegates to: nothing.
+        Delegates to: no call of torch.
         CPU: 1.
         CUDA: 1.
         """
         return 1
 
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies on this kind of device.
+        """Whether a tensor is on this kind of device.
 
         Delegates to: ``Tensor.device``.
         CPU: whether it is on the host.
@@ -138,10 +136,10 @@ def _require_host(device: str | torch.device) -> None:
         is_host = False
     if not is_host:
         raise InvalidDeviceError(
-            f'Pinned memory is host memory, so its device can only be "cpu", not "{device}".'
+            f'Pinned memory is host memory, so its device must be "cpu", not "{excerpt(str(device))}".'
         )
 
 
 def _shape(size: tuple[int | Sequence[int], ...]) -> list[int]:
-    """``(2, 3)`` and ``([2, 3],)`` alike as ``[2, 3]``."""
+    """Turns ``(2, 3)`` and ``([2, 3],)`` into ``[2, 3]``."""
     return [length for part in size for length in ([part] if isinstance(part, int) else part)]

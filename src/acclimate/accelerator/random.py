@@ -1,4 +1,4 @@
-"""Random numbers: seeds, states and generators of a device."""
+"""Random numbers: a device's seeds, states and generators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RandomNumbers(Devices):
         return torch.random
 
     def default_generator(self, device_index: DeviceLike = None) -> torch.Generator:
-        """The generator that random operations on a device use when given none.
+        """The generator that random operations on a device use by default.
 
         Delegates to: ``torch.<device>.default_generators[i]``, else the module's ``default_generator``.
         CPU: ``torch.default_generator``.
@@ -32,18 +32,18 @@ class RandomNumbers(Devices):
 
         Raises:
             InvalidDeviceError: there is no such device.
-            UnsupportedError: torch's module for the device does not show its generators.
+            UnsupportedError: torch's module for the device does not expose its generators.
         """
         index = self._index(device_index)
         module = self.torch_module
-        self.init()  # torch fills the generators of a device when its context is made
+        self.init()  # torch creates a device's generators with its context
         generators: Sequence[torch.Generator] | None = getattr(module, "default_generators", None)
         if generators:
             return generators[index]
         generator = getattr(module, "default_generator", None)
         if generator is None:
             raise UnsupportedError(
-                f"torch.{self.device_type} shows no default generators. Pass your own: "
+                f"torch.{self.device_type} exposes no default generators. Pass your own: "
                 f'torch.Generator(device="{self.device_name(index)}").'
             )
         found: torch.Generator = generator(index) if callable(generator) else generator
@@ -54,11 +54,11 @@ class RandomNumbers(Devices):
         """The default generators of all devices, by index.
 
         Delegates to: :meth:`default_generator` of each device.
-        CPU: one entry per device, all of them torch's one host generator.
+        CPU: torch's single host generator, once for each device.
         CUDA: ``torch.cuda.default_generators``.
 
         Raises:
-            UnsupportedError: torch's module for the device does not show its generators.
+            UnsupportedError: torch's module for the device does not expose its generators.
         """
         return tuple(self.default_generator(index) for index in range(self.device_count()))
 
@@ -80,10 +80,10 @@ class RandomNumbers(Devices):
         return state
 
     def set_rng_state(self, new_state: torch.Tensor, device_index: DeviceLike = None) -> None:
-        """Restores a state that :meth:`get_rng_state` returned.
+        """Restores a state from :meth:`get_rng_state`.
 
         Delegates to: ``torch.<device>.set_rng_state``, else the default generator's ``set_state``.
-        CPU: ``torch.set_rng_state``, whatever the index.
+        CPU: ``torch.set_rng_state``, for any index.
         CUDA: ``torch.cuda.set_rng_state``.
 
         Raises:
@@ -100,16 +100,16 @@ class RandomNumbers(Devices):
         """The state of every device's generator, by index.
 
         Delegates to: :meth:`get_rng_state` of each device.
-        CPU: one entry: torch has one host generator.
+        CPU: a single state, since torch has one host generator.
         CUDA: as ``torch.cuda.get_rng_state_all``.
         """
         return [self.get_rng_state(index) for index in range(self.device_count())]
 
     def set_rng_state_all(self, new_states: Sequence[torch.Tensor]) -> None:
-        """Restores what :meth:`get_rng_state_all` returned.
+        """Restores the states from :meth:`get_rng_state_all`.
 
         Delegates to: :meth:`set_rng_state` of each device.
-        CPU: takes the one entry.
+        CPU: takes the single state.
         CUDA: as ``torch.cuda.set_rng_state_all``.
 
         Raises:
@@ -121,14 +121,14 @@ class RandomNumbers(Devices):
     def manual_seed(self, seed: int) -> None:
         """Seeds the current device's generator.
 
-        Delegates to: ``torch.<device>.manual_seed``, else ``manual_seed_all`` where there is one device,
-            else the default generator's ``manual_seed``.
-        CPU: torch's host generator, and no other device's.
+        Delegates to: ``torch.<device>.manual_seed``, else ``manual_seed_all`` if there is one device, else
+            the default generator's ``manual_seed``.
+        CPU: torch's host generator only.
         CUDA: ``torch.cuda.manual_seed``.
         """
         apply = self._offered("manual_seed")
         if apply is None and self.device_count() == 1:
-            apply = self._offered("manual_seed_all")  # torch.manual_seed needs it, so every device has it
+            apply = self._offered("manual_seed_all")  # every device has it, since torch.manual_seed needs it
         if apply is None:
             self.default_generator().manual_seed(seed)
         else:
@@ -138,7 +138,7 @@ class RandomNumbers(Devices):
         """Seeds the generators of all devices.
 
         Delegates to: ``torch.<device>.manual_seed_all``, else the default generator of each device.
-        CPU: torch's host generator, and no other device's.
+        CPU: torch's host generator only.
         CUDA: ``torch.cuda.manual_seed_all``.
         """
         apply = self._offered("manual_seed_all")
@@ -151,7 +151,7 @@ class RandomNumbers(Devices):
                 generator.manual_seed(seed)
 
     def seed(self) -> int:
-        """Seeds the current device's generator with a number that differs each time, and returns it.
+        """Seeds the current device's generator with a random number, and returns the number.
 
         Delegates to: the default generator's ``seed``.
         CPU: torch's host generator.
@@ -160,7 +160,7 @@ class RandomNumbers(Devices):
         return int(self.default_generator().seed())
 
     def seed_all(self) -> int:
-        """Seeds the generators of all devices with one number that differs each time, and returns it.
+        """Seeds the generators of all devices with one random number, and returns the number.
 
         Delegates to: :meth:`seed`, then :meth:`manual_seed_all`.
         CPU: torch's host generator.
@@ -171,7 +171,7 @@ class RandomNumbers(Devices):
         return seed
 
     def initial_seed(self) -> int:
-        """The seed that the current device's generator was started with.
+        """The last seed of the current device's generator.
 
         Delegates to: ``torch.<device>.initial_seed``, else the default generator's ``initial_seed``.
         CPU: ``torch.initial_seed``.

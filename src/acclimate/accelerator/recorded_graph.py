@@ -1,12 +1,12 @@
-"""A graph for devices without one of their own: torch operators are recorded, and run again on replay.
+"""A graph for devices without native graphs: it records torch operators and runs them again on replay.
 
-It keeps the contract of CUDA graphs. Work in the capture runs once, on the tensors it names; a replay runs
-the same operators on the same memory, so that results appear where they appeared during the capture, from
-whatever the input tensors hold now. What cannot be replayed right is refused: a value read back to the host
-(Python may have branched on it), a random generator that is set in the middle, a shape that depends on data.
+It has the semantics of CUDA graphs. The capture runs the work once; a replay runs the same operators on the
+same memory, so that results for the present inputs appear in the same tensors. Work that cannot be replayed
+correctly is refused: a value read back to the host (Python may have branched on it), a random generator that
+is seeded in between, a shape that depends on data.
 
-Recorded is what passes torch's dispatcher in the capturing thread. Work of other threads, and of native code
-that takes the address of a tensor and computes by itself, is not seen and not replayed.
+It records operators that pass torch's dispatcher in the capturing thread. Work of other threads, and of
+native code that computes on a tensor's address, is not recorded.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ def is_recording() -> bool:
 class _Result:
     """A tensor that an operator returned during the capture."""
 
-    position: int  # among what the operator returns
+    position: int  # among the operator's results
     tensor: torch.Tensor
-    is_fresh: bool  # in memory of its own, to be refilled; not in that of an argument
+    is_fresh: bool  # has its own memory, to be refilled; not an argument's
 
     def take(self, result: torch.Tensor, operator: Any) -> None:
-        """Puts what the operator returned now where it was during the capture."""
+        """Copies a replayed result into the tensor of the capture."""
         then = self.tensor
         if result.shape != then.shape or result.dtype != then.dtype:
             raise _changed(operator, f"shape {tuple(then.shape)}", tuple(result.shape))
         if self.is_fresh:
             then.copy_(result)
         elif result.layout is torch.strided and _place(result) != _place(then):
-            # A view, or an output that the caller gave: the caller looks where it lay.
+            # A view, or an output given by the caller, who reads it at its old place.
             raise _changed(operator, f"strides and offset {_place(then)}", _place(result))
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One operator of a graph, what it was given and what came of it."""
+    """One operator of a graph, its arguments and its results."""
 
     operator: Any  # an OpOverload
     args: tuple[Any, ...]
@@ -72,7 +72,7 @@ class _Call:
 
 
 class RecordedGraph:
-    """Operators captured by :class:`RecordedCapture`, to be replayed."""
+    """Operators captured by :class:`RecordedCapture`, for replay."""
 
     def __init__(self) -> None:
         self._calls: list[_Call] | None = None
@@ -81,24 +81,24 @@ class RecordedGraph:
         """Runs the captured operators again.
 
         Raises:
-            GraphCaptureError: nothing was captured, or an operator now gives another shape than during
-                the capture, which a graph cannot express.
+            GraphCaptureError: nothing was captured, or an operator's result has another shape than during the
+                capture.
         """
         if self._calls is None:
             raise GraphCaptureError("This graph holds no capture. Use `with acc.capture_to_graph(graph):`.")
-        # The capture stands below autograd and autocast: what they added was recorded. Inference mode, as
-        # tensors that were made in it can be written to in no other.
+        # The capture is below autograd and autocast, so their work was recorded. Inference mode, since
+        # tensors made in it can only be written in it.
         with torch.inference_mode(), torch._C._DisableAutocast():
             for call in self._calls:
                 call.run()
 
     def reset(self) -> None:
-        """Forgets the capture and releases its tensors."""
+        """Drops the capture and its tensors."""
         self._calls = None
 
 
 def _wait(operator: Any, returned: Iterable[Any]) -> None:
-    """A collective returns before its work is done; in the capture, the caller waited."""
+    """Waits for a collective, which returns before its work is done; in the capture the caller waited."""
     if operator.namespace == "c10d":
         for leaf in returned:
             if isinstance(leaf, torch.ScriptObject):
@@ -114,8 +114,8 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _changed(operator: Any, then: str, now: object) -> GraphCaptureError:
     return GraphCaptureError(
-        f"{operator} gave {then} during the capture and {now} now. A graph replays fixed shapes: "
-        "keep operators whose shape depends on data out of it."
+        f"{operator} gave {then} during the capture and {now} now. A graph replays fixed shapes; "
+        "do not capture operators whose shape depends on data."
     )
 
 
@@ -123,10 +123,10 @@ def _changed(operator: Any, then: str, now: object) -> GraphCaptureError:
 
 
 class RecordedCapture(TorchDispatchMode):
-    """The context manager within which operators are recorded into a graph.
+    """A context manager that records operators into a graph.
 
     Args:
-        graph: what to record into; an earlier capture in it is replaced when this one succeeds.
+        graph: the graph to record into; if the capture succeeds, it replaces an earlier one.
     """
 
     def __init__(self, graph: RecordedGraph) -> None:
@@ -148,22 +148,22 @@ class RecordedCapture(TorchDispatchMode):
         inputs = tree_leaves((args, kwargs))
         unreplayable.refuse_reading(func, inputs)
         self._random.before(inputs)
-        # Which memory there was before the call: an operator that returns an argument (in place, out=) or
-        # a view of one needs no refill, as replaying it writes to, or looks at, the same memory.
+        # The memory that existed before the call: a result that is an argument (in place, out=) or a view of
+        # one needs no refill, since a replay uses the same memory.
         known = {_storage(leaf) for leaf in inputs if isinstance(leaf, torch.Tensor)}
         kept_args, kept_kwargs = tree_map(_alias, (args, kwargs))
         result = func(*args, **kwargs)
         self._random.after(func)
         if func is torch.ops.aten.lift_fresh.default and result.untyped_storage().resizable():
-            # torch.tensor(data): work of the capture may change it, so each replay starts from the data.
-            # (Memory that is not resizable belongs to another library, such as numpy: an input.)
+            # torch.tensor(data): the capture may change it, so each replay starts from the data. (Memory that
+            # is not resizable belongs to another library, such as numpy: an input.)
             constant = (result.detach().clone(),)
             self._calls.append(
                 _Call(torch.ops.aten.clone.default, constant, {}, (_Result(0, _alias(result), True),))
             )
         elif torch.Tag.inplace_view not in func.tags and func.namespace != "profiler":
-            # Of those two, the first (t_, resize_, set_) change the tensor's own shape or memory and no
-            # data, which each call's aliases stand for; the second are marks.
+            # The former (t_, resize_, set_) change only the tensor's shape or memory, which is in each call's
+            # aliases; the latter are profiler marks.
             results = tuple(
                 _Result(position, _alias(leaf), is_fresh=_storage(leaf) not in known)
                 for position, leaf in enumerate(tree_leaves(result))
@@ -174,7 +174,7 @@ class RecordedCapture(TorchDispatchMode):
 
     def __enter__(self) -> RecordedCapture:
         if is_recording():
-            raise GraphCaptureError("A graph capture is already under way in this thread.")
+            raise GraphCaptureError("A graph capture is already in progress in this thread.")
         self._calls, self._random = [], unreplayable.RandomNumbers()
         _capturing.graph = self._graph
         self._python_calls.__enter__()  # type: ignore[no-untyped-call]
@@ -196,18 +196,18 @@ class RecordedCapture(TorchDispatchMode):
 
 
 def _alias(value: Any) -> Any:
-    """A tensor's memory under a shape of its own: what t_(), set_() or ``.data =`` do later to the tensor,
-    they do not do to a call that was recorded before."""
+    """Returns a view of a tensor, so that a later t_(), set_() or ``.data =`` on the tensor does not affect
+    calls recorded before."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
         return value
-    # Below autograd a view counts its changes apart. With this key it shares its base's count, so that a
-    # backward pass that saved the base before a replay fails instead of using what the replay wrote.
+    # Below autograd a view has its own version counter. With this key it shares its base's counter, so that a
+    # backward pass that saved the base before a replay fails instead of using values written by the replay.
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return value.detach()
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    # Sparse and other opaque tensors have no storage of their own to compare; they count as themselves.
+    # Sparse and other opaque tensors have no storage; they are compared by identity.
     try:
         return int(tensor.untyped_storage()._cdata)
     except NotImplementedError:

@@ -1,5 +1,4 @@
-"""The rest of a device's runtime: marks for profilers, calls made late, communication, compilers, and what a
-launcher needs to know."""
+"""The rest of a device's runtime: profiler marks, deferred calls, communication, compilers, launching."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from acclimate.accelerator.devices import Devices
-from acclimate.errors import UnknownCompileBackendError
+from acclimate.errors import UnknownCompileBackendError, excerpt
 
 _open_ranges = threading.local()
 
@@ -49,15 +48,15 @@ class Marks:
 
 
 class Record(Protocol):
-    """What an accelerator reads of its record (``acclimate.Backend``)."""
+    """The fields of its record (``acclimate.Backend``) that an accelerator reads."""
 
     @property
     def visible_devices_variable(self) -> Callable[[], str | None]:
-        """Gives the name of the variable, or ``None``."""
+        """Returns the name of the variable, or ``None``."""
 
     @property
     def exported_variable_prefixes(self) -> tuple[str, ...]:
-        """Beginnings of names."""
+        """Prefixes of names."""
 
 
 class Runtime(Devices):
@@ -68,29 +67,29 @@ class Runtime(Devices):
     @property
     @abstractmethod
     def communication_backend(self) -> str:
-        """The ``torch.distributed`` backend made for this device.
+        """The ``torch.distributed`` backend for this device.
 
-        CPU: ``"ccl"`` where oneCCL's bindings import, else ``"gloo"``.
+        CPU: ``"ccl"`` if oneCCL's bindings can be imported, else ``"gloo"``.
         CUDA: ``"nccl"``, on Windows ``"gloo"``.
         """
 
     _record: Record | None = None
-    """Where what the launcher needs too is said, once. Given by whoever loads the record, or by the class."""
+    """The record, which the launcher reads, too. Set by the loader of the record, or by the class."""
 
     @property
     def visible_devices_variable(self) -> str | None:
-        """The environment variable that limits which devices a process sees, or ``None``; as the
-        accelerator's record has it.
+        """The environment variable that limits the devices a process sees, or ``None``; taken from the
+        accelerator's record.
 
-        CPU: ``None``; a rank's cores are bound instead.
+        CPU: ``None``; ranks are bound to cores instead.
         CUDA: ``"CUDA_VISIBLE_DEVICES"``, on ROCm ``"HIP_VISIBLE_DEVICES"``.
         """
         return self._record.visible_devices_variable() if self._record is not None else None
 
     @property
     def exported_variable_prefixes(self) -> tuple[str, ...]:
-        """Beginnings of the names of environment variables that ranks on other hosts need; as the
-        accelerator's record has it.
+        """Prefixes of the environment variables to export to ranks on other hosts; taken from the
+        accelerator's record.
 
         CPU: oneCCL's, OpenMP's and Intel MPI's.
         CUDA: NCCL's.
@@ -98,23 +97,22 @@ class Runtime(Devices):
         return self._record.exported_variable_prefixes if self._record is not None else ()
 
     supports_nvtx_domain: ClassVar[bool] = False
-    """Whether :meth:`range_push` keeps ranges of different domains apart.
+    """Whether :meth:`range_push` separates ranges by domain.
 
-    CPU: no.
-    CUDA: yes, with the ``nvtx`` package.
+    CPU: false.
+    CUDA: true, with the ``nvtx`` package.
     """
 
     supports_collectives: ClassVar[bool] = True
-    """Whether :attr:`communication_backend` moves tensors of this device between processes. Where a backend
-    says no, the checks of communication count as not offered.
+    """Whether :attr:`communication_backend` moves tensors of this device between processes. If not, the
+    conformance checks of communication count as not offered.
 
     CPU: true.
     CUDA: true.
     """
 
     compile_backend: ClassVar[str] = "inductor"
-    """The ``torch.compile`` backend of this accelerator, which :meth:`get_compile_backend` returns until
-    another is set; a backend gives its vendor's.
+    """The default of :meth:`get_compile_backend`; a backend names its vendor's.
 
     CPU: ``"inductor"``.
     CUDA: ``"inductor"``.
@@ -125,23 +123,23 @@ class Runtime(Devices):
     # -- profiler marks --------------------------------------------------------------------------
 
     def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> None:
-        """Opens a named range that profilers show, until :meth:`range_pop`. Ranges nest.
+        """Opens a named range in profilers, until :meth:`range_pop`. Ranges nest.
 
         Args:
-            msg: its name.
-            domain: keeps ranges of different libraries apart, where supported.
-            category: groups ranges within a domain, where supported.
+            msg: the range's name.
+            domain: separates ranges of different libraries, if supported.
+            category: groups ranges within a domain, if supported.
 
         Delegates to: ``torch.profiler.record_function``.
         CPU: in torch's profiler.
-        CUDA: NVTX, through the ``nvtx`` package where a domain is given and it is installed.
+        CUDA: NVTX; with a domain through the ``nvtx`` package, if that is installed.
         """
         mark = torch.profiler.record_function(msg)
         mark.__enter__()
         _ranges().append(mark)
 
     def range_pop(self, domain: str | None = None) -> None:
-        """Closes the innermost range of this thread; does nothing where none is open.
+        """Closes this thread's innermost range; does nothing if none is open.
 
         Delegates to: ``torch.profiler.record_function``.
         CPU: in torch's profiler.
@@ -160,10 +158,10 @@ class Runtime(Devices):
         """
         return Marks(self)
 
-    # -- late calls ------------------------------------------------------------------------------
+    # -- deferred calls --------------------------------------------------------------------------
 
     def lazy_call(self, callback: Callable[[], Any]) -> None:
-        """Calls ``callback`` once the device's context exists: now, or when it is made.
+        """Calls ``callback`` once the device's context exists: now, or when it is created.
 
         Delegates to: ``torch.<device>._lazy_call``.
         CPU: now.
@@ -178,10 +176,10 @@ class Runtime(Devices):
     # -- communication ---------------------------------------------------------------------------
 
     def communication_backend_name(self) -> str:
-        """The name to give to ``torch.distributed.init_process_group``.
+        """The backend's name for ``torch.distributed.init_process_group``.
 
         Delegates to: :attr:`communication_backend`.
-        CPU: ``"ccl"`` where oneCCL's bindings import, else ``"gloo"``.
+        CPU: ``"ccl"`` if oneCCL's bindings can be imported, else ``"gloo"``.
         CUDA: ``"nccl"``, on Windows ``"gloo"``.
         """
         return self.communication_backend
@@ -191,24 +189,24 @@ class Runtime(Devices):
     def is_triton_supported(self) -> bool:
         """Whether Triton kernels run on the current device.
 
-        Delegates to: nothing; a device says so itself.
+        Delegates to: no call of torch; a backend overrides it.
         CPU: false.
-        CUDA: from compute capability 8.0, where Triton is installed; false on ROCm, where importing
-            Triton has broken the device's interface.
+        CUDA: from compute capability 8.0, if Triton is installed; false on ROCm, where importing Triton has
+            broken torch's device API.
         """
         return False
 
     def prefer_triton_grouped_mm(self) -> bool:
-        """Whether a grouped matrix product in Triton is faster here than ``torch._grouped_mm``.
+        """Whether a grouped matrix product is faster in Triton than with ``torch._grouped_mm``.
 
-        Delegates to: nothing; a device says so itself.
+        Delegates to: no call of torch; a backend overrides it.
         CPU: false.
-        CUDA: with Triton and compute capability 8.x, where torch's runs group by group.
+        CUDA: with Triton and compute capability 8.x, where torch computes one group after the other.
         """
         return False
 
     def get_compile_backend(self) -> str:
-        """The backend that ``torch.compile`` should be given on this accelerator.
+        """The backend to pass to ``torch.compile`` on this accelerator.
 
         Delegates to: :attr:`compile_backend`, until another is set.
         CPU: ``"inductor"`` unless set.
@@ -217,7 +215,7 @@ class Runtime(Devices):
         return self._chosen_compile_backend or self.compile_backend
 
     def set_compile_backend(self, backend: str) -> None:
-        """Chooses what :meth:`get_compile_backend` returns.
+        """Sets the backend that :meth:`get_compile_backend` returns.
 
         Delegates to: ``torch._dynamo.list_backends``, to check the name.
         CPU: as stated.
@@ -231,7 +229,7 @@ class Runtime(Devices):
         known = list_backends(exclude_tags=())
         if backend not in known:
             raise UnknownCompileBackendError(
-                f'Compile backend "{backend}" is not supported by {self.name}. '
+                f'Compile backend "{excerpt(backend)}" is not supported by {self.name}. '
                 f"Backends that torch knows here: {', '.join(known)}."
             )
         self._chosen_compile_backend = backend
@@ -239,7 +237,7 @@ class Runtime(Devices):
     # -- launching -------------------------------------------------------------------------------
 
     def export_envs(self) -> list[str]:
-        """Beginnings of the names of environment variables that ranks on other hosts need.
+        """Prefixes of the environment variables to export to ranks on other hosts.
 
         Delegates to: :attr:`exported_variable_prefixes`.
         CPU: oneCCL's, OpenMP's and Intel MPI's.
@@ -248,7 +246,7 @@ class Runtime(Devices):
         return list(self.exported_variable_prefixes)
 
     def visible_devices_envs(self) -> list[str]:
-        """The environment variables that limit which devices a process sees.
+        """The environment variables that limit the devices a process sees.
 
         Delegates to: :attr:`visible_devices_variable`.
         CPU: none.
@@ -259,11 +257,11 @@ class Runtime(Devices):
     def set_visible_devices_envs(
         self, current_env: MutableMapping[str, str], local_accelerator_ids: Iterable[int | str]
     ) -> None:
-        """Limits a process that will be started with ``current_env`` to some devices.
+        """Changes an environment so that a process started with it sees only some devices.
 
         Args:
             current_env: the environment to change.
-            local_accelerator_ids: of the devices on this host.
+            local_accelerator_ids: the indices of devices on this host.
 
         Delegates to: :meth:`visible_devices_envs`.
         CPU: changes nothing.

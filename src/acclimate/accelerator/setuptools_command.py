@@ -9,10 +9,10 @@ from torch.utils.cpp_extension import BuildExtension
 
 
 class BuildOps(BuildExtension):
-    """torch's ``build_ext`` command, which also builds extensions that know how: those of op builders."""
+    """torch's ``build_ext`` command, which also builds the extensions of op builders."""
 
     def build_extension(self, ext: Any) -> None:
-        """Builds one extension: by its own ``build_to(path)`` where it has one, else as torch does."""
+        """Builds one extension: with its own ``build_to(path)`` if it has one, else with torch."""
         build_to = getattr(ext, "build_to", None)
         if build_to is None:
             super().build_extension(ext)

@@ -1,4 +1,4 @@
-"""Streams and events: queues of device work, and points in them."""
+"""Streams and events: queues of device work, and points in those queues."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Streams(Devices):
     """Queues of device work and the events that order and time it."""
 
     supports_streams: ClassVar[bool] = True
-    """Whether the device may have more than one queue of work. Where a backend says no,
-    :attr:`Stream` and :attr:`Event` are stand-ins on the device's one queue, and the checks of
-    ``acclimate conformance`` that need several count as not offered.
+    """Whether the device may have more than one queue of work. If not, :attr:`Stream` and :attr:`Event`
+    represent the device's single queue, and the conformance checks that need several streams count as not
+    offered.
 
-    CPU: true; its streams are stand-ins because it is synchronous.
+    CPU: true; its streams are host streams, since it is synchronous.
     CUDA: true.
     """
 
     def _stream_class(self, name: str) -> type[Any] | None:
-        """torch's class ``name`` (``Stream`` or ``Event``) for this device; None where it has no streams."""
+        """Returns torch's class ``name`` (``Stream`` or ``Event``) for this device, if it has streams."""
         if self.is_synchronized_device() or not self.supports_streams:
             return None
         generic: type[Any] = getattr(torch, name)
@@ -39,10 +39,10 @@ class Streams(Devices):
 
     @functools.cached_property
     def _makes_streams(self) -> bool:
-        """Whether torch's generic streams work: a device may leave them out of its guard."""
+        """Whether torch's generic streams work; they are optional for a device's guard."""
         try:
             torch.Stream(device=self.device_type)
-        except RuntimeError:  # NotImplementedError is one
+        except RuntimeError:  # also NotImplementedError
             return False
         return True
 
@@ -57,8 +57,8 @@ class Streams(Devices):
         """The class of this accelerator's streams.
 
         Delegates to: ``torch.<device>.Stream``, else ``torch.Stream``.
-        CPU: :class:`~acclimate.accelerator.host.HostStream`: a context manager whose queue is always
-            empty. Other devices without streams have a kind of it that waits for the device.
+        CPU: :class:`~acclimate.accelerator.host.HostStream`, whose queue is always empty. Other devices
+            without streams have a subclass that waits for the device.
         CUDA: ``torch.cuda.Stream``.
         """
         return self._stream_class("Stream") or self._stand_ins[0]
@@ -74,10 +74,10 @@ class Streams(Devices):
         return self._stream_class("Event") or self._stand_ins[1]
 
     def stream(self, stream: Any | None) -> AbstractContextManager[Any]:
-        """A context manager within which work is queued on ``stream``; ``None`` changes nothing.
+        """A context manager that queues work on ``stream``; ``None`` changes nothing.
 
         Delegates to: ``torch.<device>.stream``, else the stream's own context manager.
-        CPU: the work runs where it is called.
+        CPU: work runs immediately.
         CUDA: ``torch.cuda.stream``.
         """
         if stream is None:
@@ -90,7 +90,7 @@ class Streams(Devices):
         return context
 
     def current_stream(self, device_index: DeviceLike = None) -> Any:
-        """The stream on which work of a device is queued now; an object of :attr:`Stream`.
+        """The current stream of a device, an object of :attr:`Stream`.
 
         Delegates to: ``torch.<device>.current_stream``, else ``torch.accelerator.current_stream``.
         CPU: the innermost ``with acc.stream(…)`` of this thread, else the default stream.
@@ -107,10 +107,10 @@ class Streams(Devices):
         return current(index)
 
     def default_stream(self, device_index: DeviceLike = None) -> Any:
-        """The stream that is current where none was chosen; an object of :attr:`Stream`.
+        """The default stream of a device, an object of :attr:`Stream`.
 
         Delegates to: ``torch.<device>.default_stream``, else stream 0 of the device.
-        CPU: one for the process.
+        CPU: one stream for the process.
         CUDA: ``torch.cuda.default_stream``.
 
         Raises:
@@ -129,10 +129,10 @@ class Streams(Devices):
         return self.Stream(stream_id=0, device_index=index, device_type=current.device_type)
 
     def set_stream(self, stream: Any | None) -> None:
-        """Makes a stream the current one, until another is set; ``None`` changes nothing.
+        """Sets the current stream; ``None`` changes nothing.
 
         Delegates to: ``torch.<device>.set_stream``, else ``torch.accelerator.set_stream``.
-        CPU: remembered for :meth:`current_stream`.
+        CPU: changes only the result of :meth:`current_stream`.
         CUDA: ``torch.cuda.set_stream``.
 
         Raises:

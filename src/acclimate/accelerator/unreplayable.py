@@ -1,7 +1,7 @@
-"""What a recorded graph refuses during its capture, as a replay would get it wrong without a word.
+"""Refuses, during the capture of a recorded graph, work that a replay would silently get wrong.
 
-The dispatcher shows operators; what it does not show (data read in place, random generators that are set,
-compiled code) is found here.
+The dispatcher does not show data that is read in place, seeding of random generators, or compiled code.
+This module detects them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_leaves
 from acclimate.errors import GraphCaptureError
 
 _NUMBERS = {"NumberType", "FloatType", "IntType", "BoolType", "ComplexType", "StringType"}
-# torch's own operators that give Python what tensors hold. (Many others return numbers and look at no data.)
+# torch's operators that return tensors' data to Python. (Many others return numbers without reading data.)
 _ATEN_READERS = {
     "_choose_qparams_per_tensor",
     "_local_scalar_dense",
     "_nested_tensor_from_mask_left_aligned",
-    "_pack_padded_sequence",  # returns tensors, from which torch's recurrent layers then read lengths
+    "_pack_padded_sequence",  # torch's recurrent layers read lengths from the tensors it returns
     "allclose",
     "equal",
     "is_nonzero",
@@ -30,10 +30,10 @@ _ATEN_READERS = {
 
 
 def refuse_reading(func: Any, inputs: Iterable[Any]) -> None:
-    """Refuses an operator that makes Python numbers from the data of its tensors.
+    """Refuses an operator that returns tensors' data as Python numbers.
 
     Raises:
-        GraphCaptureError: it does.
+        GraphCaptureError: the operator does so.
     """
     if func.namespace == "aten":
         reads = func.overloadpacket.__name__ in _ATEN_READERS
@@ -51,7 +51,7 @@ def refuse_reading(func: Any, inputs: Iterable[Any]) -> None:
 def _reading(function: Any) -> GraphCaptureError:
     return GraphCaptureError(
         f"{getattr(function, '__name__', function)} reads a value back to the host during a graph capture. "
-        "A replay could not follow what Python does with it; keep .item(), .tolist(), .numpy(), print and "
+        "A replay could not repeat what Python does with it; move .item(), .tolist(), .numpy(), print and "
         "comparisons of tensors out of the capture."
     )
 
@@ -59,8 +59,8 @@ def _reading(function: Any) -> GraphCaptureError:
 class RandomNumbers:
     """Watches the host's default generator during a capture.
 
-    What sets it is no operator, so a replay would draw on from where it is, instead of starting from where it
-    was set.
+    Seeding is not an operator, so a replay would continue with the generator's present state instead of the
+    seed.
     """
 
     def __init__(self) -> None:
@@ -69,41 +69,41 @@ class RandomNumbers:
         self._set = False
 
     def before(self, inputs: Iterable[Any]) -> None:
-        """Looks at what happened since the last operator, and at the next one's arguments.
+        """Checks for changes of the generator since the last operator, and the next one's arguments.
 
         Raises:
-            GraphCaptureError: a generator was set, or is not the default one.
+            GraphCaptureError: the generator was seeded, or an argument is another generator.
         """
         self._set |= not torch.equal(self._state, torch.default_generator.get_state())
         if self._set and self._drawn:
             raise GraphCaptureError(
-                "The state of the random generator was set during a graph capture that also draws from it "
+                "The state of the random generator was set during a graph capture that also uses it "
                 "(manual_seed, fork_rng, or activation checkpointing with dropout). Set it before the "
                 "capture or before a replay."
             )
         generators = {_identity(leaf) for leaf in inputs if isinstance(leaf, torch.Generator)}
         if generators - {_identity(torch.default_generator)}:
             raise GraphCaptureError(
-                "A generator other than the default one is used during a graph capture, which cannot tell "
-                "where its numbers start. Draw from the default one."
+                "A graph capture cannot record the state of a random generator other than the default one. "
+                "Use the default generator."
             )
 
     def after(self, func: Any) -> None:
-        """Looks at what an operator drew."""
+        """Records whether an operator used the generator."""
         state = torch.default_generator.get_state()
-        # torch marks its own operators that draw; any other change of state is another thread's.
+        # torch tags its random operators; any other change of state comes from another thread.
         if torch.Tag.nondeterministic_seeded in func.tags or func.namespace != "aten":
             self._drawn |= not torch.equal(self._state, state)
         self._state = state
 
 
 def _identity(generator: torch.Generator) -> int:
-    # What an operator is given is another Python object over the same generator.
+    # Operators receive another Python object for the same generator.
     return int(generator._cdata)  # type: ignore[attr-defined]
 
 
 class PythonCalls(TorchFunctionMode):
-    """Refuses calls of torch's Python interface whose reading of data the dispatcher does not see."""
+    """Refuses calls of torch's Python API that read data without the dispatcher's knowledge."""
 
     def __torch_function__(
         self,
@@ -112,7 +112,7 @@ class PythonCalls(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Lets through what a replay can follow."""
+        """Calls functions that a replay can repeat, and refuses others."""
         kwargs = kwargs or {}
         if func in _READS_IN_PLACE:
             raise _reading(func)
@@ -122,8 +122,8 @@ class PythonCalls(TorchFunctionMode):
                 raise _reading(func)
             if func in _BACKWARD and _runs_compiled_code(tensors):
                 raise GraphCaptureError(
-                    "A backward pass that torch.compile made cannot be captured by itself, as its operators "
-                    "are not seen. Capture the forward pass with it, or do not compile it."
+                    "A backward pass that torch.compile made cannot be captured on its own. Capture the "
+                    "forward pass as well, or do not compile it."
                 )
         return func(*args, **kwargs)
 
@@ -135,7 +135,7 @@ _READS_IN_PLACE = {
     torch.Tensor.numpy,
     torch.Tensor.tolist,
 }
-# Functions that read lengths from tensors beyond so many that hold data.
+# Functions that read lengths from tensors, with the number of tensors that hold data.
 _DATA_TENSORS: dict[Callable[..., Any], int] = {
     torch.Tensor.tensor_split: 1,
     torch.tensor_split: 1,
@@ -146,7 +146,7 @@ _BACKWARD = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad
 
 
 def _runs_compiled_code(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether a backward pass from these tensors would run a node that torch.compile made."""
+    """Whether a backward pass from these tensors would run code that torch.compile made."""
     nodes = [tensor.grad_fn for tensor in tensors]
     seen = set()
     while nodes:

@@ -1,6 +1,6 @@
-"""Native operators: how they are built and cached, and the optimizers and I/O made from them.
+"""Native operators: the build system, the optimizers and asynchronous I/O.
 
-The names below are resolved when first used; importing this package imports no torch and compiles nothing.
+Names are resolved on first use: importing this package neither imports torch nor compiles anything.
 """
 
 from __future__ import annotations

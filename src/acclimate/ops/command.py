@@ -1,4 +1,4 @@
-"""`acclimate ops`: lists the native ops of an accelerator, builds them ahead, and cleans the cache."""
+"""`acclimate ops`: lists an accelerator's native ops, builds them ahead of time, and cleans the cache."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of ``acclimate ops``."""
     _add_common(parser, accelerator=None, as_json=False)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    # What is given before the action must not be overwritten by the action's own defaults.
+    # An option before the action must not be overwritten by the action's default.
     quiet = argparse.SUPPRESS
-    build = actions.add_parser("build", help="build ops ahead, so that no load() has to")
+    build = actions.add_parser("build", help="build ops ahead of time, so that no load() has to")
     build.add_argument("names", nargs="*", metavar="NAME", help="CPUAdamBuilder or cpu_adam; default: all")
     _add_common(build, accelerator=quiet, as_json=quiet)
     clean = actions.add_parser("clean", help="remove built ops from the cache")
@@ -48,13 +48,13 @@ def _add_common(parser: argparse.ArgumentParser, accelerator: str | None, as_jso
         "--accelerator",
         metavar="NAME",
         default=accelerator,
-        help="another than the one of this machine; it need not be present",
+        help="another accelerator than this machine's; it need not be present",
     )
     parser.add_argument("--json", action="store_true", default=as_json, help="JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Lists, builds or cleans; returns 1 where an op that was asked for could not be built, else 0."""
+    """Lists, builds or cleans; returns 1 if a requested op could not be built, else 0."""
     actions = {None: _list, "build": _build, "clean": _clean}
     return actions[args.action](args)
 
@@ -139,7 +139,7 @@ def _build(args: argparse.Namespace) -> int:
             note = _describe(result.library) if result.library is not None else result.error
             table.add_row(result.state.builder_name, result.outcome, note or "", style=style)
         _console().print(table)
-    # Asked for all, it builds all it can; asked for one by name, it has to build that one.
+    # Without names an op that cannot be built here is no failure; a named one is.
     failed = [result for result in results if result.error and (args.names or result.outcome == "failed")]
     return 1 if failed else 0
 
@@ -154,7 +154,6 @@ def _build_one(state: OpState, progress: Progress) -> _Result:
     steps = len(state.builder.sources()) + 1
     task = progress.add_task(state.op, total=steps, step="")
     started = time.monotonic()
-
     compiled = False
 
     def show(done: int, total: int, step: str) -> None:
@@ -167,7 +166,7 @@ def _build_one(state: OpState, progress: Progress) -> _Result:
     except AcclimateError as error:
         return _Result(state, "failed", error=str(error))
     seconds = time.monotonic() - started
-    if not compiled:  # another op has the same library, or another process was faster
+    if not compiled:  # another op shares the library, or another process built it first
         return _Result(state, "was built", library=library)
     return _Result(state, f"built in {seconds:.1f} s", seconds, library)
 
@@ -197,12 +196,12 @@ def _clean(args: argparse.Namespace) -> int:
     libraries = "library" if len(removed) == 1 else "libraries"
     sys.stdout.write(f"Removed {len(removed)} {libraries} from {folder}\n")
     for lock in busy:
-        sys.stdout.write(f"Left what is being built: {lock.parent.name}\n")
+        sys.stdout.write(f"Kept, since it is being built: {lock.parent.name}\n")
     return 0
 
 
 def _cached_names(args: argparse.Namespace) -> list[str]:
-    """The folders in the cache of the ops asked for, which may be another accelerator's."""
+    """Returns the cache folders of the named ops, which may belong to another accelerator."""
     folder = store.ops_folder()
     cached = {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
     others = [name for name in args.names if name not in cached]

@@ -1,4 +1,4 @@
-"""Defines ops in torch's registry: schema, effect on shapes, and how to run one without a compiler."""
+"""Defines ops in torch's registry: schema, fake kernel, and fallback for machines without a compiler."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _lock = threading.RLock()
 _schemas: set[str] = set()
 _libraries: list[torch.library.Library] = []
 
-# A fork waits until no thread is defining an op: the child would find the lock taken and the op half defined.
+# A fork waits until no thread is defining an op; otherwise the child would inherit a locked lock.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def _library() -> torch.library.Library:
     if not _libraries:
-        # Kept for the life of the process: when it goes, so do its ops.
+        # Kept for the life of the process: its ops are removed with it.
         _libraries.append(torch.library.Library(NAMESPACE, "FRAGMENT"))
     return _libraries[0]
 
 
 def define(schemas: Sequence[str]) -> None:
-    """Defines ops that only native code implements; once, however often and from however many threads."""
+    """Defines ops that only native code implements. Thread-safe; repeated calls do nothing."""
     with _lock:
         for schema in schemas:
             if schema not in _schemas:
@@ -38,15 +38,15 @@ def define(schemas: Sequence[str]) -> None:
 
 
 def define_in_place(schema: str, plain: Callable[..., None], tags: tuple[torch.Tag, ...] = ()) -> Any:
-    """Defines an op that changes its arguments and returns nothing; once, however often it is called.
+    """Defines an op that changes its arguments and returns nothing. Thread-safe; repeated calls do nothing.
 
     Args:
         schema: ``"name_(Tensor(a!)[] x, …) -> ()"``.
-        plain: the same in torch. It runs on every device for which no native kernel is loaded.
-        tags: what else the compiler is told of it.
+        plain: The implementation in torch, for every device without a loaded native kernel.
+        tags: Further tags for the compiler.
 
     Returns:
-        The op, to be called.
+        The op, which can be called.
     """
     name = schema.partition("(")[0]
     with _lock:
@@ -60,4 +60,4 @@ def define_in_place(schema: str, plain: Callable[..., None], tags: tuple[torch.T
 
 
 def _returns_nothing(*arguments: Any, **options: Any) -> None:
-    """What an in-place op does to shapes."""
+    """The fake kernel of an in-place op."""

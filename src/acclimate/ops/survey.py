@@ -1,4 +1,4 @@
-"""Every op of one accelerator, and whether it is built, can be built, or cannot and why."""
+"""Lists an accelerator's ops: which are built, which can be built, and why others cannot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from acclimate.errors import AcceleratorUnavailableError, AcclimateError, UnknownOpError
+from acclimate.errors import AcceleratorUnavailableError, AcclimateError, UnknownOpError, excerpt
 from acclimate.imports import describe
 from acclimate.ops.build import store
 from acclimate.ops.build.builder import OpBuilder
@@ -28,24 +28,24 @@ class OpState:
     """One op of an accelerator."""
 
     builder_name: str
-    """What ``create_op_builder()`` takes."""
+    """The argument of ``create_op_builder()``."""
     op: str
-    """The op's own name; empty where its builder could not be imported."""
+    """The op's own name; empty if its builder could not be imported."""
     state: str
     """One of :data:`BUILT`, :data:`BUILDABLE`, :data:`IMPOSSIBLE`, :data:`PURE`."""
     reason: str | None = None
-    """Why it cannot be built here; also of one that was built elsewhere."""
+    """Why it cannot be built here; it may still have been built elsewhere."""
     library: Path | None = None
-    """Of one that is built."""
+    """The library, if it is built."""
     builder: OpBuilder | None = None
 
 
 def accelerator_to_build_for(name: str | None) -> Accelerator:
-    """The accelerator of a name, whether or not this machine has one; this process's where ``None``.
+    """Returns the named accelerator, whether or not this machine has one; ``None``: this process's.
 
     Raises:
-        UnknownAcceleratorError: no accelerator has that name.
-        AcceleratorUnavailableError: its module cannot be imported here.
+        UnknownAcceleratorError: No accelerator has that name.
+        AcceleratorUnavailableError: Its module cannot be imported here.
     """
     if name is None:
         return get_accelerator()
@@ -54,7 +54,7 @@ def accelerator_to_build_for(name: str | None) -> Accelerator:
     if not named:
         return load_by_name(name, "--accelerator")
     try:
-        return named[0].load()  # without its probe: there need not be a device
+        return named[0].load()  # not probed: a device is not needed
     except Exception as error:
         raise AcceleratorUnavailableError(
             f'--accelerator is "{name}", which cannot be imported here: {describe(error)}'
@@ -62,20 +62,20 @@ def accelerator_to_build_for(name: str | None) -> Accelerator:
 
 
 def survey(accelerator: Accelerator) -> list[OpState]:
-    """Every op that the accelerator names, in alphabetical order."""
+    """Returns every op of the accelerator, in alphabetical order."""
     return [_state(accelerator, name) for name in sorted(accelerator.op_builders)]
 
 
 def select(states: Sequence[OpState], names: Sequence[str], accelerator_name: str) -> list[OpState]:
-    """The ops of the given names; all where there are none.
+    """Returns the ops with the given names, or all if there are no names.
 
     Args:
-        states: of every op of the accelerator.
-        names: of builders (``CPUAdamBuilder``) or ops (``cpu_adam``).
-        accelerator_name: for the message.
+        states: Every op of the accelerator.
+        names: Names of builders (``CPUAdamBuilder``) or ops (``cpu_adam``).
+        accelerator_name: The accelerator's name, for the message.
 
     Raises:
-        UnknownOpError: there is no such op.
+        UnknownOpError: There is no such op.
     """
     if not names:
         return list(states)
@@ -96,7 +96,7 @@ def _unknown(name: str, known: list[str], accelerator_name: str) -> str:
     folded = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), folded, n=1)
     hint = f'; did you mean "{folded[close[0]]}"?' if close else ". `acclimate ops` lists them."
-    return f'The {accelerator_name} accelerator has no op "{name}"{hint}'
+    return f'The {accelerator_name} accelerator has no op "{excerpt(name)}"{hint}'
 
 
 def _state(accelerator: Accelerator, name: str) -> OpState:

@@ -243,7 +243,7 @@ def test_errors_come_when_the_graph_runs_as_they_do_uncompiled(
         compile_whole(lambda x: handle.sync_pread(x, tmp_path / "short"))(torch.ones(4))
     with pytest.raises(InvalidBufferError, match="not contiguous"):
         compile_whole(lambda x: handle.write(x[::2], tmp_path / "x"))(torch.ones(4))
-    with pytest.raises(AsyncIOSettingError, match="file_offset has to be 0, not 4"):
+    with pytest.raises(AsyncIOSettingError, match="file_offset must be 0, not 4"):
         compile_whole(lambda x: handle.pwrite(x, tmp_path / "x", file_offset=4, atomic=True))(torch.ones(4))
 
 

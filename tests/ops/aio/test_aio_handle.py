@@ -280,7 +280,7 @@ def test_an_atomic_write_needs_no_unnamed_files(tmp_path: Path, monkeypatch: pyt
 def test_an_atomic_write_at_an_offset_is_refused(tmp_path: Path) -> None:
     with (
         AsyncIOHandle() as handle,
-        pytest.raises(AsyncIOSettingError, match="file_offset has to be 0, not 5"),
+        pytest.raises(AsyncIOSettingError, match="file_offset must be 0, not 5"),
     ):
         handle.pwrite(random_bytes(5), tmp_path / "x", file_offset=5, atomic=True)
     assert list(tmp_path.iterdir()) == []
@@ -293,7 +293,7 @@ def test_an_atomic_write_to_what_has_no_name_to_give_is_refused(tmp_path: Path, 
     os.mkfifo(tmp_path / "pipe")
     with AsyncIOHandle() as handle, path.open("r+b") as file:
         for name, message in (
-            (file.fileno(), "descriptor [0-9]+ has none; give the path"),
+            (file.fileno(), "descriptor [0-9]+ has no name; give the path"),
             (tmp_path / "pipe", "pipe, which is a device, a pipe or a socket"),
             ("/dev/null", "would replace /dev/null"),
         ):
@@ -337,7 +337,7 @@ def test_a_tensor_on_a_device_goes_through_the_accelerators_locked_memory(
     ("buffer", "message"),
     [
         (torch.zeros(4, 4).t(), r"shape \(4, 4\) and strides \(1, 4\) is not contiguous"),
-        (torch.zeros(2, dtype=torch.complex64).conj(), "conjugates or negates"),
+        (torch.zeros(2, dtype=torch.complex64).conj(), "conjugate or negative view"),
         (torch.zeros(4).to_sparse(), "sparse_coo tensor has no plain memory"),
         (torch.zeros(4, device="meta"), "meta tensor has no plain memory"),
     ],
@@ -353,7 +353,7 @@ def test_a_tensor_whose_memory_is_not_its_elements_in_order_is_refused(
 
 @pytest.mark.parametrize("setting", ["block_size", "queue_depth", "intra_op_parallelism"])
 def test_a_setting_below_one_is_refused(setting: str) -> None:
-    with pytest.raises(AsyncIOSettingError, match=f"{setting} has to be a whole number from 1 on, not 0"):
+    with pytest.raises(AsyncIOSettingError, match=f"{setting} must be a whole number from 1 on, not 0"):
         AsyncIOHandle(**{setting: 0})
 
 

@@ -118,6 +118,18 @@ def test_a_builder_killed_in_mid_compile_does_not_block_the_others(
     assert len(workshop.libraries()) == 1
 
 
+def test_a_killed_builder_takes_its_compilers_with_it(workshop: Workshop, ask: Callable[..., Asker]) -> None:
+    started = workshop.folder / "started"
+    (workshop.folder / "slow").touch()  # as long as it is there, a compiler does not end by itself
+    builder = ask()
+    wait_for(lambda: started.exists() and started.read_text().split(), "the compiler to start")
+    compilers = [int(line) for line in started.read_text().split()]
+    assert all(map(is_running, compilers))
+    builder.process.send_signal(signal.SIGKILL)
+    builder.process.wait()
+    wait_for(lambda: not any(map(is_running, compilers)), "the dead builder's compilers")
+
+
 def is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)

@@ -141,7 +141,7 @@ except OpBuildError as error:
     tell(message=str(error))
 """)
     folder = workshop.tiny.parent
-    assert f"needs csrc/flagged.cpp, which is not in {folder}" in outcome.told["message"]
+    assert f"needs csrc/flagged.cpp, but there is none in {folder}" in outcome.told["message"]
 
 
 # -- no compiler -------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_without_a_compiler_a_library_that_was_built_before_is_used(workshop: Wo
 def test_cxx_that_is_no_program_is_named(workshop: Workshop) -> None:
     code = "from tiny_op.builder import TinyBuilder\ntell(why=TinyBuilder().incompatibility())"
     outcome = workshop.run(code, env={"CXX": "gxx --fast"})
-    assert outcome.told["why"].startswith('CXX is "gxx --fast", which is no program on PATH.')
+    assert outcome.told["why"].startswith('CXX is "gxx --fast", but there is no such program on PATH.')
 
 
 # -- a cache that is damaged or cannot be written -------------------------------------------------

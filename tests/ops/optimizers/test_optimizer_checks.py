@@ -63,8 +63,8 @@ def refused(optimizer: torch.optim.Optimizer, error: type[Exception], match: str
         (lambda good: torch.tensor(1.0), r"has shape \(\)"),
         (lambda good: good.reshape(4, 3), r"has shape \(4, 3\)"),
         (lambda good: good.reshape(1, 3, 4), r"has shape \(1, 3, 4\)"),
-        (lambda good: good.to(torch.int64), "int64; it has to be dense floating-point"),
-        (lambda good: good.to(torch.complex64), "complex64; it has to be dense"),
+        (lambda good: good.to(torch.int64), "int64; it must be a dense floating-point"),
+        (lambda good: good.to(torch.complex64), "complex64; it must be a dense"),
         (lambda good: good.to_sparse(), "sparse_coo"),
         (lambda good: good.to("meta"), "without data"),
         (lambda good: 0.5, "is a float, not a tensor"),
@@ -89,7 +89,7 @@ def test_a_saved_state_that_lacks_a_tensor_is_refused(case: Case) -> None:
     saved = copy.deepcopy(optimizer.state_dict())
     del saved["state"][0][type(optimizer).state_names[-1]]
     with refused(
-        optimizer, InvalidOptimizerArgumentError, "parameter 0 has .* and no .* of another optimizer"
+        optimizer, InvalidOptimizerArgumentError, "parameter 0 has .* but no .* another optimizer"
     ):
         optimizer.load_state_dict(saved)
 
@@ -112,7 +112,7 @@ def test_only_lion_needs_no_saved_count_of_steps() -> None:
         saved = copy.deepcopy(optimizer.state_dict())
         del saved["state"][0]["step"]
         if counts:
-            with refused(optimizer, InvalidOptimizerArgumentError, "has to be a number of updates"):
+            with refused(optimizer, InvalidOptimizerArgumentError, "must be the number of updates"):
                 optimizer.load_state_dict(saved)
         else:
             optimizer.load_state_dict(saved)
@@ -234,12 +234,12 @@ def test_a_groups_setting_is_checked_when_it_is_added_and_when_it_is_loaded(
     case: Case, setting: dict[str, Any]
 ) -> None:
     name = next(iter(setting))
-    with pytest.raises(InvalidOptimizerArgumentError, match=f"{name} has to be 0 or more"):
+    with pytest.raises(InvalidOptimizerArgumentError, match=f"{name} must be 0 or more"):
         case.ours([{"params": parameters(SHAPES), **setting}])
     _, optimizer = made(case)
     saved = copy.deepcopy(optimizer.state_dict())
     saved["param_groups"][0].update(setting)
-    with refused(optimizer, InvalidOptimizerArgumentError, f"{name} has to be 0 or more"):
+    with refused(optimizer, InvalidOptimizerArgumentError, f"{name} must be 0 or more"):
         optimizer.load_state_dict(saved)
 
 

@@ -1,4 +1,4 @@
-"""Tensors as memory: the bytes a transfer reads or writes, and host memory that is locked for it."""
+"""The memory of a transfer: a tensor's bytes on the host, and page-locked host memory."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ logger = logging.getLogger("acclimate")
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor, and host memory that holds its bytes during a transfer."""
+    """A tensor and the host memory that holds its bytes during a transfer."""
 
     tensor: torch.Tensor
     memory: torch.Tensor
-    """The tensor itself where it is on the host, a page-locked copy where it is on an accelerator."""
+    """The tensor itself if it is on the host; a page-locked copy if it is on an accelerator."""
 
     @property
     def length(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         return self.tensor.numel() * self.tensor.element_size()
 
     def deliver(self) -> None:
-        """After a read: brings the bytes to where the tensor is and tells autograd that it changed."""
+        """Copies the bytes that were read to the tensor's device, and tells autograd that it changed."""
         if not _is_on_host(self.tensor):
             with torch.no_grad():
                 self.tensor.copy_(self.memory)
@@ -43,27 +43,28 @@ class Buffer:
 
 
 def host_buffer(tensor: torch.Tensor, writes: bool) -> Buffer:
-    """The memory that a transfer moves: for a write it holds the tensor's bytes.
+    """Returns the host memory of a transfer; for a write it holds the tensor's bytes.
 
     Raises:
-        TypeError: not a tensor.
-        InvalidBufferError: not contiguous, or not in memory as it reads (sparse, conjugated, fake).
+        TypeError: It is not a tensor.
+        InvalidBufferError: The tensor is not contiguous, or its memory does not hold its elements as they
+            read (sparse, conjugated, meta).
     """
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"The buffer of an I/O request is a tensor, not {type(tensor).__name__}.")
+        raise TypeError(f"The buffer of an I/O request must be a tensor, not {type(tensor).__name__}.")
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
         kind = "meta" if tensor.is_meta else "nested" if tensor.is_nested else tensor.layout
         raise InvalidBufferError(
-            f"A {kind} tensor has no plain memory to move; give a dense tensor with data."
+            f"A {kind} tensor has no plain memory to read or write; give a dense tensor with data."
         )
     if not tensor.is_contiguous():
         raise InvalidBufferError(
             f"A tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous, so "
-            "its bytes are not in order in memory; write tensor.contiguous(), and read into a new tensor."
+            "its bytes are not in order in memory. Write tensor.contiguous(); read into a new tensor."
         )
     if tensor.is_conj() or tensor.is_neg():
         raise InvalidBufferError(
-            "This view conjugates or negates when it is read; its memory holds other values. "
+            "This tensor is a conjugate or negative view, whose memory holds other values. "
             "Use tensor.resolve_conj() or tensor.resolve_neg()."
         )
     if _is_on_host(tensor):
@@ -76,7 +77,7 @@ def _is_on_host(tensor: torch.Tensor) -> bool:
 
 
 def _locked_copy(tensor: torch.Tensor, with_data: bool) -> torch.Tensor:
-    from acclimate.selection import get_accelerator  # a handle that only sees host tensors chooses nothing
+    from acclimate.selection import get_accelerator  # not selected by a handle that only sees host tensors
 
     accelerator = get_accelerator()
     if accelerator.on_accelerator(tensor):
@@ -84,42 +85,41 @@ def _locked_copy(tensor: torch.Tensor, with_data: bool) -> torch.Tensor:
     else:
         memory = torch.empty(tensor.shape, dtype=tensor.dtype)
     if with_data:
-        memory.copy_(tensor.detach())  # waits, so that the write finds the data
+        memory.copy_(tensor.detach())  # blocks until the data is there
     return memory
 
 
 class LockedMemory:
-    """Page-aligned tensors on the host that the kernel keeps in memory.
+    """Allocates page-aligned host tensors, locked in memory, which O_DIRECT transfers without a copy.
 
-    O_DIRECT moves them without a copy. Where the process may not lock so much (``ulimit -l``), they are
-    page-aligned only.
+    Tensors beyond the process's limit for locked memory (``ulimit -l``) are only page-aligned.
     """
 
     def __init__(self) -> None:
-        self._regions: dict[int, int] = {}  # first address: bytes
+        self._regions: dict[int, int] = {}  # address: size in bytes
         self._mlock = _system_call("mlock")
         self._munlock = _system_call("munlock")
 
     def allocate(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor of ``count`` elements; its memory is freed with its last view."""
+        """Returns an uninitialised tensor of shape ``(count,)``; its memory is freed with its last view."""
         size = count * dtype.itemsize
         if size == 0:
             return torch.empty(count, dtype=dtype)
-        # Private: the pages of shared memory are a file's to the kernel, and slower to hand to a device.
+        # Private: to the kernel, shared pages belong to a file and are slower to pass to a device.
         try:
             pages = mmap.mmap(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE, flags=_PRIVATE)
         except (OSError, OverflowError) as refusal:
-            raise AsyncIOError(errno.ENOMEM, f"There is not so much memory: {size} bytes") from refusal
+            raise AsyncIOError(errno.ENOMEM, f"Not enough memory for {size} bytes") from refusal
         tensor = torch.frombuffer(pages, dtype=torch.uint8, count=size).view(dtype)
         address = tensor.data_ptr()
         self._regions[address] = size
         weakref.finalize(pages, self._regions.pop, address, None)  # unmapping unlocks
         if error := self._mlock(address, size):
-            logger.debug("%d bytes stay unlocked: %s", size, os.strerror(error))
+            logger.debug("%d bytes are not locked in memory: %s", size, os.strerror(error))
         return tensor
 
     def release(self, tensor: torch.Tensor) -> bool:
-        """Unlocks what :meth:`allocate` gave; whether it was that."""
+        """Unlocks a tensor of :meth:`allocate`; returns whether it was one."""
         size = self._regions.pop(tensor.data_ptr(), None)
         if size is None:
             return False
@@ -127,7 +127,7 @@ class LockedMemory:
         return True
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether all of a tensor lies in memory that :meth:`allocate` gave."""
+        """Whether a tensor lies entirely in memory of :meth:`allocate`."""
         if not _is_on_host(tensor):
             return False
         first = tensor.data_ptr()
@@ -136,7 +136,7 @@ class LockedMemory:
 
 
 def _system_call(name: str) -> Callable[[int, int], int]:
-    """``mlock`` or ``munlock`` of the C library: address and size to 0 or an errno."""
+    """Returns the C library's ``mlock`` or ``munlock``, called with address and size, as 0 or an errno."""
     library = ctypes.CDLL(None, use_errno=True)
     function = getattr(library, name, None)
 

@@ -11,36 +11,36 @@ from acclimate.ops.build.recipe import Source
 
 
 class AsyncIOBuilder(OpBuilder):
-    """``load()`` gives DeepSpeed's ``aio_handle``, ``aio_read``, ``aio_write`` and ``deepspeed_memcpy``.
+    """``load()`` returns DeepSpeed's ``aio_handle``, ``aio_read``, ``aio_write`` and ``deepspeed_memcpy``.
 
-    The library needs Linux and nothing else: io_uring and Linux AIO are called by number, without liburing
-    or libaio. Without it the same functions run on a pool of Python threads.
+    The library needs only Linux: it calls io_uring and Linux AIO as system calls, without liburing or libaio.
+    Without the library the same functions use a pool of Python threads.
     """
 
     name = "async_io"
 
     def sources(self) -> list[str | Source]:
-        """One file; the rest are its headers."""
+        """Returns one file; the others are its headers."""
         return ["csrc/async_io.cpp"]
 
     def cxx_args(self) -> list[str]:
-        """Threads; and nothing visible from outside, as two builds may be loaded at once."""
+        """Returns flags for threads and hidden symbols, since two builds may be loaded at once."""
         return ["-pthread", "-fvisibility=hidden"]
 
     def link_args(self) -> list[str]:
-        """Threads, which older C libraries keep in a library of their own."""
+        """Returns the flag for threads, which are a separate library in older C libraries."""
         return ["-pthread"]
 
     def incompatibility(self) -> str | None:
-        """Any system but Linux, or no compiler."""
+        """Returns why it cannot be built: the system is not Linux, or there is no compiler."""
         if not sys.platform.startswith("linux"):
-            return f"io_uring and Linux AIO are Linux's, and this is {sys.platform}"
+            return f"io_uring and Linux AIO need Linux, and this is {sys.platform}"
         return super().incompatibility()
 
     def define(self) -> None:
-        """The operators that the library implements."""
+        """Defines the operators that the library implements."""
         schema.define()
 
     def module(self) -> ModuleType:
-        """:mod:`acclimate.ops.aio.functions`."""
+        """Returns :mod:`acclimate.ops.aio.functions`."""
         return functions

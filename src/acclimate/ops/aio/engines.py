@@ -1,4 +1,4 @@
-"""What moves the bytes: the kernel's queues through the native library, or a pool of Python threads."""
+"""The engines that move bytes: the kernel's queues, through the native library, or Python threads."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from typing import Protocol
 
 import torch
 
-from acclimate.errors import AsyncIOEngineError
+from acclimate.errors import AsyncIOEngineError, excerpt
 from acclimate.ops.aio import schema
 from acclimate.ops.aio.files import OpenFile
 
 logger = logging.getLogger("acclimate")
 
 END_OF_FILE = errno.ENODATA
-"""What an outcome's error is where the file ended before the request did; no errno of a read says so."""
+"""An outcome's error if the file ended before the request did, for which reads have no errno."""
 
 _VARIABLE = "ACCLIMATE_AIO"
-_NATIVE = {"io_uring": 0, "aio": 1, "threads": 2}  # as async_io.cpp numbers them, best first
+_NATIVE = {"io_uring": 0, "aio": 1, "threads": 2}  # numbered as in async_io.cpp, best first
 _PYTHON = "python"
-# Coming back to Python this often lets a signal, such as Ctrl-C, end a wait.
+# A wait returns to Python this often, so that Ctrl-C and other signals can end it.
 _WAIT_SLICE_MS = 100
 _LARGEST_POOL = 32
-_LARGEST_SETTING = 2**31 - 1  # the native library lowers it further; it takes no more than 64 bits
+_LARGEST_SETTING = 2**31 - 1  # an argument has 64 bits; the native library has lower limits of its own
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a handle was made with; the names are DeepSpeed's."""
+    """A handle's settings, under DeepSpeed's names."""
 
     block_size: int
     queue_depth: int
@@ -48,13 +48,13 @@ class Outcome:
     """How a request ended."""
 
     error: int = 0
-    """An errno, :data:`END_OF_FILE`, or 0 where all bytes were moved."""
+    """An errno, :data:`END_OF_FILE`, or 0 if all bytes were moved."""
     offset: int = 0
-    """In the file, of the first byte that was not moved."""
+    """The file offset of the first byte that was not moved."""
 
 
 _NEVER_SUBMITTED = Outcome(errno.ECANCELED)
-"""Of a request that a signal stopped on its way to the engine."""
+"""The outcome of a request that a signal interrupted before it reached the engine."""
 
 
 class Engine(Protocol):
@@ -63,19 +63,19 @@ class Engine(Protocol):
     name: str
 
     def submit(self, ticket: int, memory: torch.Tensor, file: OpenFile, offset: int, writes: bool) -> None:
-        """Starts to move all bytes of a contiguous tensor on the host, as the request of that number."""
+        """Starts to move all bytes of a contiguous host tensor, as the request with this number."""
 
     def wait(self, ticket: int) -> Outcome:
-        """Waits for one request; returns the same again until :meth:`forget`."""
+        """Waits for a request; until :meth:`forget`, further calls return the same outcome."""
 
     def forget(self, ticket: int) -> None:
-        """Frees what the engine keeps of a request that has ended."""
+        """Frees the engine's record of a request that has ended."""
 
     def stop(self) -> None:
-        """Finishes what was submitted and frees what the engine holds."""
+        """Finishes all submitted requests and frees the engine."""
 
     def abandon(self) -> None:
-        """In a forked child: lets go of what belongs to the parent, waiting for nothing."""
+        """Lets a forked child drop what belongs to its parent, without waiting."""
 
 
 class NativeEngine:
@@ -105,7 +105,7 @@ class NativeEngine:
 
     def wait(self, ticket: int) -> Outcome:
         """As :meth:`Engine.wait`."""
-        # The dispatcher lets other Python threads run while the native code waits.
+        # torch's dispatcher releases the GIL while native code waits.
         state = 0
         while state == 0:
             state, error, offset = torch.ops.acclimate.aio_wait(self._identity, ticket, _WAIT_SLICE_MS)
@@ -125,7 +125,7 @@ class NativeEngine:
 
 
 class _Block:
-    """A part of a request of :class:`PythonEngine`: moved by the worker that takes it first, or canceled."""
+    """A part of a request of :class:`PythonEngine`, moved by the first worker to take it, or canceled."""
 
     def __init__(self, memory: memoryview, fd: int, offset: int, writes: bool) -> None:
         self._arguments = (memory, fd, offset, writes)
@@ -149,10 +149,10 @@ class _Block:
 
 
 class PythonEngine:
-    """Python threads: for machines on which nothing can be compiled.
+    """Python threads, for machines without a compiler.
 
-    A Ctrl-C in the middle of ``concurrent.futures`` can leave one of its locks taken for ever, as these are
-    written in Python. So this uses only what is written in C: locks, ``SimpleQueue`` and bare threads.
+    Ctrl-C inside ``concurrent.futures`` can leave a lock locked for ever, since its code is Python. So this
+    uses only primitives written in C: locks, ``SimpleQueue`` and bare threads.
     """
 
     name = _PYTHON
@@ -220,7 +220,7 @@ def _work(queue: SimpleQueue[_Block | None], is_running: threading.Lock) -> None
 
 
 def _move(memory: memoryview, fd: int, offset: int, writes: bool) -> Outcome:
-    """Moves one block by plain calls; a call may move less than it is asked to."""
+    """Moves one block by ``preadv`` and ``pwritev``, each of which may move only a part."""
     try:
         while memory:
             count = os.pwritev(fd, [memory], offset) if writes else os.preadv(fd, [memory], offset)
@@ -235,22 +235,24 @@ def _move(memory: memoryview, fd: int, offset: int, writes: bool) -> Outcome:
 
 
 def start_engine(settings: Settings) -> Engine:
-    """The best engine that this machine allows, or the one that ``ACCLIMATE_AIO`` names.
+    """Starts the engine that ``ACCLIMATE_AIO`` names, or else the best one that this machine allows.
 
     Raises:
-        AsyncIOEngineError: ``ACCLIMATE_AIO`` is not an engine's name, or the engine it names is refused.
+        AsyncIOEngineError: ``ACCLIMATE_AIO`` names no engine, or one that this machine refuses.
     """
     chosen = os.environ.get(_VARIABLE)
     if chosen and chosen not in (*_NATIVE, _PYTHON):
         names = ", ".join((*_NATIVE, _PYTHON))
-        raise AsyncIOEngineError(f'{_VARIABLE} must be one of {names}. Value "{chosen}" is not supported.')
+        raise AsyncIOEngineError(
+            f'{_VARIABLE} must be one of {names}. Value "{excerpt(chosen)}" is not supported.'
+        )
     if chosen == _PYTHON:
         return PythonEngine(settings)
     if not _load_native():
         if chosen:
             raise AsyncIOEngineError(
-                f'{_VARIABLE} is "{chosen}", which needs the native library of AsyncIOBuilder: '
-                f"`acclimate ops` says why it cannot be built here. Unset {_VARIABLE} to do without."
+                f'{_VARIABLE} is "{chosen}", which needs the native library of AsyncIOBuilder; '
+                f"`acclimate ops` says why it cannot be built here. Unset {_VARIABLE} to use Python threads."
             )
         return PythonEngine(settings)
     for name in [chosen] if chosen else list(_NATIVE):
@@ -260,14 +262,14 @@ def start_engine(settings: Settings) -> Engine:
             if chosen:
                 raise AsyncIOEngineError(
                     f'{_VARIABLE} is "{chosen}", which this machine refuses ({error.strerror}); containers '
-                    f"often forbid it. Unset {_VARIABLE} to take the best that is allowed."
+                    f"often forbid it. Unset {_VARIABLE} to use the best engine that is allowed."
                 ) from error
             logger.debug("asynchronous I/O without %s: %s", name, error.strerror)
     return PythonEngine(settings)
 
 
 def _load_native() -> bool:
-    from acclimate.ops.aio.builder import AsyncIOBuilder  # which names this room's modules
+    from acclimate.ops.aio.builder import AsyncIOBuilder  # it imports this package's modules
 
     AsyncIOBuilder().load()
     return schema.is_native()

@@ -1,4 +1,4 @@
-"""What went wrong with a transfer, as one exception that says where."""
+"""Turns a failed transfer into an exception that names the file and the offset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TYPES: dict[int, type[AsyncIOError]] = {
 
 
 def failed_transfer(name: Name, outcome: Outcome, offset: int, length: int, writes: bool) -> AsyncIOError:
-    """The error for a transfer that ended with an outcome other than success."""
+    """Returns the error for a transfer with an outcome other than success."""
     action = f"{'writing' if writes else 'reading'} {length} bytes from offset {offset} on"
     if outcome.error == END_OF_FILE:
         return short_file(name, outcome.offset, offset, length)
@@ -37,41 +37,41 @@ def failed_transfer(name: Name, outcome: Outcome, offset: int, length: int, writ
 
 
 def failed_call(name: Name, error: OSError, offset: int, length: int, writes: bool) -> AsyncIOError:
-    """The error for a transfer that could not begin, or whose file could not be completed."""
+    """Returns the error for a transfer that could not start, or whose file could not be completed."""
     code = error.errno or errno.EIO
     action = f"{'writing' if writes else 'reading'} {length} bytes from offset {offset} on"
     return _error(code, f"{error.strerror or os.strerror(code)}, {action}", name, offset)
 
 
 def short_file(name: Name, end: int, offset: int, length: int) -> AsyncIOError:
-    """The error for a file that ends at ``end``, before the bytes that were asked for do."""
+    """Returns the error for a file that ends at ``end``, before the requested bytes do."""
     reason = f"The file ends at offset {end}, reading {length} bytes from offset {offset} on"
     return _error(END_OF_FILE, reason, name, end, ShortFileError)
 
 
 def buffer_too_small(name: Name, size: int, offset: int, length: int) -> AsyncIOError:
-    """The error for a tensor of ``length`` bytes that is to take a file's rest, and cannot."""
+    """Returns the error for a tensor of ``length`` bytes that is too small for the rest of a file."""
     reason = f"The buffer has {length} bytes and the file {size - offset} from offset {offset} on"
     return _error(errno.ENOBUFS, reason, name, offset, BufferTooSmallError)
 
 
 def bad_offset(name: Name, offset: int) -> AsyncIOError:
-    """The error for an offset that no file has."""
+    """Returns the error for an impossible offset."""
     return _error(errno.EINVAL, f"{offset} is not an offset in a file", name, offset)
 
 
 def differing_data(name: Name, at: int) -> AsyncIOError:
-    """The error for data that a second look finds different."""
+    """Returns the error for data that differs when it is read again."""
     return _error(errno.EIO, f"Validation found other data in the file at offset {at}", name, at)
 
 
 def closed_handle(name: Name | None) -> AsyncIOError:
-    """The error for using a handle after ``close()``."""
+    """Returns the error for using a handle after ``close()``."""
     return _error(errno.EBADF, "This I/O handle is closed", name, None, ClosedHandleError)
 
 
 def together(errors: Sequence[AsyncIOError]) -> AsyncIOError:
-    """One error for all: itself where it is the only one."""
+    """Returns one error for several; a single error is returned unchanged."""
     if len(errors) == 1:
         return errors[0]
     listed = "; ".join(str(error) for error in errors)

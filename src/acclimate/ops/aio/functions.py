@@ -1,4 +1,4 @@
-"""DeepSpeed's functions for asynchronous I/O under its names: what ``AsyncIOBuilder().load()`` gives."""
+"""DeepSpeed's functions for asynchronous I/O: what ``AsyncIOBuilder().load()`` returns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def aio_read(
     overlap_events: bool,
     validate: bool,
 ) -> int:
-    """Reads a whole file, which has to be as long as the buffer. Returns 0.
+    """Reads a whole file, which must be as long as the buffer. Returns 0.
 
     Arguments and errors as for :class:`AsyncIOHandle` and its ``read``.
     """
@@ -45,10 +45,10 @@ def aio_write(
 
 
 def deepspeed_memcpy(dest: torch.Tensor, src: torch.Tensor) -> int:
-    """Copies a tensor to another of as many elements, on the host, by all of torch's threads. Returns 0.
+    """Copies a host tensor to another with as many elements, on all of torch's threads. Returns 0.
 
     Raises:
-        InvalidBufferError: they differ in the number of elements.
+        InvalidBufferError: The numbers of elements differ.
     """
     if dest.numel() != src.numel():
         raise InvalidBufferError(f"{src.numel()} elements do not fit a tensor of {dest.numel()}.")

@@ -1,14 +1,14 @@
-"""What torch.compile makes of input and output: operators of a graph, or calls between two graphs.
+"""Asynchronous I/O under torch.compile: operators in a graph, or calls between two graphs.
 
-A transfer that is waited for is an operator of the graph, ``acclimate::aio_read`` or
-``acclimate::aio_write``, named by its handle's number and the file's name. Nothing but the order in which
-they run ties a write to a later read, so each says that it changes one tensor, the same for all handles: the
-compiler then neither drops a write, whose result no one uses, nor moves a transfer past another one. (torch's
-own mark for operators with effects excludes those that change an argument, which a read does.)
+A blocking transfer is an operator in the graph, ``acclimate::aio_read`` or ``acclimate::aio_write``, whose
+arguments are the handle's number and the file's name. A write and a later read have no data in common, so
+each declares that it changes one tensor, the same for all handles: the compiler then neither drops a write,
+whose result nobody uses, nor reorders transfers. (torch's own mark for operators with side effects excludes
+operators that change an argument, as a read does.)
 
-A transfer that is not waited for cannot be one. Its tensor changes, or must not, after the call has returned,
-which no schema says: the compiler would copy the tensor meanwhile, or give its memory to another. So these,
-``wait()``, and opening and closing a handle, are called between two graphs, as they are.
+A non-blocking transfer cannot be an operator. Its tensor is in use after the call has returned, which no
+schema can express: the compiler would copy the tensor meanwhile, or reuse its memory. So these transfers,
+``wait()``, and opening and closing a handle run between two graphs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from acclimate.ops.registry import define_in_place
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
-# What a user reads who asked for one graph.
+# The reason shown with fullgraph=True.
 _OUTSIDE = (
     "opening and closing an AsyncIOHandle, its async transfers and wait() run between graphs, as a tensor "
     "that changes after the call has returned cannot be part of one; sync_pread and sync_pwrite can"
 )
 
-# The offset may vary from call to call without a new graph; the rest is part of the graph.
+# The offset may vary between calls without a new graph; the other values are constants of the graph.
 _READ = (
     "aio_read(Tensor(a!) order, Tensor(b!) buffer, int handle, str filename, SymInt file_offset, *, "
     "bool validate=False, bool whole_rest=False) -> ()"
@@ -47,13 +47,13 @@ _WRITE = (
 
 
 class Transfers(Protocol):
-    """What a handle does when a graph runs."""
+    """The methods of a handle that a running graph calls."""
 
     def read(self, buffer: torch.Tensor, filename: str, validate: bool = False, file_offset: int = 0) -> int:
-        """Reads all of the rest of a file."""
+        """Reads the whole rest of a file."""
 
     def write(self, buffer: torch.Tensor, filename: str, validate: bool = False, file_offset: int = 0) -> int:
-        """Writes the buffer, and waits for that alone."""
+        """Writes the buffer, and waits for this request only."""
 
     def pread(
         self,
@@ -63,7 +63,7 @@ class Transfers(Protocol):
         async_op: bool = False,
         file_offset: int = 0,
     ) -> int:
-        """Reads as much as the buffer takes, and waits for all requests."""
+        """Fills the buffer, and waits for all requests."""
 
     def pwrite(
         self,
@@ -79,7 +79,7 @@ class Transfers(Protocol):
 
 
 _numbers = itertools.count(1)
-# A graph holds a number, so that it keeps no handle alive, and can be stored.
+# A graph holds the handle's number, so that it does not keep the handle alive and can be stored.
 _handles: weakref.WeakValueDictionary[int, Transfers] = weakref.WeakValueDictionary()
 
 with torch.inference_mode(False):
@@ -87,7 +87,7 @@ with torch.inference_mode(False):
 
 
 def register(handle: Transfers) -> int:
-    """Gives a handle the number by which graphs name it."""
+    """Returns a new number by which graphs refer to a handle."""
     define()
     number = next(_numbers)
     _handles[number] = handle
@@ -96,7 +96,7 @@ def register(handle: Transfers) -> int:
 
 def define() -> None:
     """Defines the operators, once per process."""
-    # The memory that moves is the tensor's own, so its strides have to be as the caller made them.
+    # The tensor's own memory is transferred, so the compiler must not change its strides.
     tags = (torch.Tag.needs_exact_strides,)
     define_in_place(_READ, _read, tags)
     define_in_place(_WRITE, _write, tags)
@@ -111,7 +111,7 @@ def read_in_graph(
     *,
     whole_rest: bool,
 ) -> None:
-    """Puts a read into the graph that is being made."""
+    """Adds a read to the graph that is being traced."""
     torch.ops.acclimate.aio_read(
         _order, buffer.detach(), number, _name(filename), file_offset,
         validate=validate, whole_rest=whole_rest,
@@ -128,7 +128,7 @@ def write_in_graph(
     atomic: bool = False,
     wait_all: bool,
 ) -> None:
-    """Puts a write into the graph that is being made."""
+    """Adds a write to the graph that is being traced."""
     torch.ops.acclimate.aio_write(
         _order, buffer.detach(), number, _name(filename), file_offset,
         validate=validate, atomic=atomic, wait_all=wait_all,
@@ -136,8 +136,8 @@ def write_in_graph(
 
 
 def _name(filename: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
-    """A file's name, in a way that the compiler follows."""
-    # From Python 3.13 on str(path) parses in C what a path was made of, which the compiler cannot follow.
+    """Returns a file's name by operations that the compiler can trace."""
+    # From Python 3.13 on, str(path) calls C code, which the compiler cannot trace.
     parts = getattr(filename, "_raw_paths", None) if isinstance(filename, PurePath) else None
     return os.path.join(*parts) if parts else os.fsdecode(filename)
 
@@ -185,15 +185,14 @@ def _find(number: int, filename: str) -> Transfers:
 
 
 def outside_graphs(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """A function that compiled code calls between two graphs, as it is.
+    """Makes compiled code call a function between two graphs.
 
-    The same as ``torch.compiler.disable``, except that the compiler, which takes a second to import, is only
-    imported where something is compiled.
+    Like ``torch.compiler.disable``, but imports the compiler, which takes a second, only while compiling.
     """
 
     @functools.wraps(function)
     def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        if torch.compiler.is_compiling():  # the compiler takes this way when it traces this very function
+        if torch.compiler.is_compiling():
             torch._dynamo.graph_break(msg=_OUTSIDE)
             return cast(_Result, torch.compiler.disable(function)(*args, **kwargs))
         return function(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The handle through which tensors are read from files and written to them."""
+"""The handle that reads tensors from files and writes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from acclimate.errors import AsyncIOError, AsyncIOSettingError
+from acclimate.errors import AsyncIOError, AsyncIOSettingError, excerpt
 from acclimate.ops.aio import failures
 from acclimate.ops.aio.buffers import LockedMemory, host_buffer
 from acclimate.ops.aio.engines import Settings
@@ -22,11 +22,11 @@ from acclimate.ops.aio.session import Session, Transfer
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
-# What DeepSpeed answers per thread: the sector size its O_DIRECT transfers have to be a multiple of.
+# DeepSpeed's transfers must be a multiple of this sector size for each thread.
 _SECTOR_BYTES = 512
-_LARGEST_OFFSET = 2**63 - 1  # of the kernel's off_t
+_LARGEST_OFFSET = 2**63 - 1  # the kernel's off_t
 _Awaited = Literal["nothing", "this", "own"]
-"""Which transfers a call waits for: none, its own, or also the earlier ones of its thread."""
+"""Which transfers a call waits for: none, its own, or also its thread's earlier ones."""
 _locked_memory = LockedMemory()
 
 _fork_lock = threading.Lock()
@@ -34,7 +34,7 @@ _fork_lock = threading.Lock()
 
 def _renew_fork_lock() -> None:
     global _fork_lock
-    _fork_lock = threading.Lock()  # a thread that the child does not have may hold the old one
+    _fork_lock = threading.Lock()  # one of the parent's threads may have held the old one
 
 
 if hasattr(os, "register_at_fork"):
@@ -44,33 +44,33 @@ if hasattr(os, "register_at_fork"):
 class AsyncIOHandle:
     """Reads tensors from files and writes them, past the page cache and many blocks at a time.
 
-    Takes DeepSpeed's ``aio_handle`` arguments and has its methods. A transfer is cut into blocks, of which
-    up to ``queue_depth`` per worker are on their way at once, through io_uring, Linux AIO, or a pool of
-    threads: the first that the machine allows, or what ``ACCLIMATE_AIO`` names (``io_uring``, ``aio``,
-    ``threads``, ``python``). The file is opened with O_DIRECT where its file system has that. Any size, file
-    offset and memory alignment will do, but a block whose memory or offset the device cannot take as it is
-    costs a copy: tensors of :meth:`new_cpu_locked_tensor` at offsets that are whole pages cost none.
+    Has the arguments and methods of DeepSpeed's ``aio_handle``. A transfer is divided into blocks. Each
+    worker has up to ``queue_depth`` blocks in flight, through io_uring, Linux AIO, or a pool of threads: the
+    first that the machine allows, or the one in ``ACCLIMATE_AIO`` (``io_uring``, ``aio``, ``threads``,
+    ``python``). Files are opened with O_DIRECT if their file system supports it. Any size, file offset and
+    memory alignment works, but a block that the device cannot transfer directly costs a copy. Tensors from
+    :meth:`new_cpu_locked_tensor` at page-aligned offsets need no copy.
 
-    Buffers are contiguous tensors of any shape and dtype, on the host or on the accelerator; the latter go
-    through page-locked host memory. While a request is on its way its tensor must not be changed; after a
-    failed read its content is undefined. In compiled code, transfers that are waited for are part of the
-    graph, and the others run between graphs (docs/ops.md).
+    Buffers are contiguous tensors of any shape and dtype, on the host or on the accelerator; those on the
+    accelerator are copied through page-locked host memory. A tensor must not be changed while its request is
+    pending; after a failed read its content is undefined. In compiled code, blocking transfers are part of
+    the graph, and the others run between graphs (docs/ops.md).
 
-    Threads may share a handle: each call waits for its own thread's requests and raises their errors alone;
-    :meth:`wait` also waits for other threads' requests. A forked child that uses its parent's handle gets an
-    engine of its own, without the parent's pending requests.
+    Threads may share a handle: each call waits for its own thread's requests and raises only their errors;
+    :meth:`wait` also waits for other threads' requests. A forked child that uses its parent's handle gets its
+    own engine, without the parent's pending requests.
 
     Args:
-        block_size: bytes per request to the kernel, at least 1. More than 1 GiB counts as 1 GiB.
-        queue_depth: blocks on their way at once, per worker, at least 1.
-        single_submit: hand each block to the kernel by itself, not as many as are ready at once.
-        overlap_events: kept for code that gives it. Completions always overlap with submissions here, as
-            waiting for whole batches is never faster.
-        intra_op_parallelism: workers, each with a queue and a thread of its own, at least 1.
+        block_size: Bytes per request to the kernel, at least 1; at most 1 GiB is used.
+        queue_depth: Blocks in flight per worker, at least 1.
+        single_submit: Submits each block to the kernel separately, instead of all that are ready.
+        overlap_events: Has no effect: completions always overlap with submissions, since waiting for whole
+            batches is never faster.
+        intra_op_parallelism: The number of workers, each with its own queue and thread, at least 1.
 
     Raises:
-        AsyncIOSettingError: a number below 1.
-        AsyncIOEngineError: ``ACCLIMATE_AIO`` names no engine, or one that is refused here.
+        AsyncIOSettingError: A number is below 1.
+        AsyncIOEngineError: ``ACCLIMATE_AIO`` names no engine, or one that this machine refuses.
     """
 
     @outside_graphs
@@ -89,7 +89,9 @@ class AsyncIOHandle:
         }
         for name, value in numbers.items():
             if not isinstance(value, int) or value < 1:
-                raise AsyncIOSettingError(f"{name} has to be a whole number from 1 on, not {value!r}.")
+                raise AsyncIOSettingError(
+                    f"{name} must be a whole number from 1 on, not {excerpt(repr(value))}."
+                )
         self._settings = Settings(
             block_size, queue_depth, bool(single_submit), bool(overlap_events), intra_op_parallelism
         )
@@ -99,50 +101,50 @@ class AsyncIOHandle:
     # -- settings --------------------------------------------------------------------------------
 
     def get_block_size(self) -> int:
-        """Bytes per request to the kernel."""
+        """Returns the bytes per request to the kernel."""
         return self._settings.block_size
 
     def get_queue_depth(self) -> int:
-        """Blocks on their way at once, per worker."""
+        """Returns the number of blocks in flight per worker."""
         return self._settings.queue_depth
 
     def get_single_submit(self) -> bool:
-        """Whether each block is handed to the kernel by itself."""
+        """Returns whether each block is submitted to the kernel separately."""
         return self._settings.single_submit
 
     def get_overlap_events(self) -> bool:
-        """What the handle was made with."""
+        """Returns ``overlap_events`` as given to the handle."""
         return self._settings.overlap_events
 
     def get_intra_op_parallelism(self) -> int:
-        """How many workers there are."""
+        """Returns the number of workers."""
         return self._settings.intra_op_parallelism
 
     def get_alignment(self) -> int:
-        """The bytes that DeepSpeed's handle needs a transfer to be a multiple of. Any number will do here."""
+        """Returns the multiple of bytes that DeepSpeed's transfers need; here any size works."""
         return self._settings.intra_op_parallelism * _SECTOR_BYTES
 
     @property
     def engine(self) -> str:
-        """What moves the bytes: ``"io_uring"``, ``"aio"``, ``"threads"`` or ``"python"``."""
+        """The engine's name: ``"io_uring"``, ``"aio"``, ``"threads"`` or ``"python"``."""
         return self._session.engine.name
 
-    # -- one transfer, waited for ----------------------------------------------------------------
+    # -- one blocking transfer -------------------------------------------------------------------
 
     def read(self, buffer: torch.Tensor, filename: Path, validate: bool = False, file_offset: int = 0) -> int:
-        """Reads a file from ``file_offset`` to its end, which has to be as long as the buffer. Returns 0.
+        """Reads a file from ``file_offset`` to its end, which must be as long as the buffer. Returns 0.
 
         Args:
-            buffer: is filled.
-            filename: of the file.
-            validate: read a second time, through the page cache, and compare.
-            file_offset: in bytes.
+            buffer: The tensor to fill.
+            filename: The file.
+            validate: Reads the file a second time, through the page cache, and compares.
+            file_offset: In bytes.
 
         Raises:
-            BufferTooSmallError: the rest of the file is longer than the buffer.
-            ShortFileError: it is shorter.
-            AsyncIOError: of the type for the errno: missing file, directory, no permission, a device's error.
-            InvalidBufferError: the tensor is not contiguous.
+            BufferTooSmallError: The rest of the file is longer than the buffer.
+            ShortFileError: The rest of the file is shorter than the buffer.
+            AsyncIOError: As the errno says: a missing file, a directory, no permission, a device's error.
+            InvalidBufferError: The tensor is not contiguous.
         """
         if torch.compiler.is_compiling():
             read_in_graph(self._number, buffer, filename, file_offset, validate, whole_rest=True)
@@ -153,7 +155,7 @@ class AsyncIOHandle:
     def write(
         self, buffer: torch.Tensor, filename: Path, validate: bool = False, file_offset: int = 0
     ) -> int:
-        """Writes a tensor to a file, which is made if it is missing and never cut. Returns 0.
+        """Writes a tensor to a file, which is created if missing and never truncated. Returns 0.
 
         Arguments and errors as for :meth:`pwrite`.
         """
@@ -174,25 +176,25 @@ class AsyncIOHandle:
         file_offset: int = 0,
         **keyword_async: bool,
     ) -> int:
-        """Reads as many bytes as the buffer has.
+        """Fills the buffer from a file.
 
         Args:
-            buffer: is filled.
-            filename: of the file.
-            validate: read a second time, through the page cache, and compare.
-            async_op: return at once; :meth:`wait` reports how it ended. Also taken under DeepSpeed's name
-                ``async``, which Python keeps for itself: by position or as ``**{"async": True}``.
-            file_offset: in bytes.
-            keyword_async: ``async`` alone.
+            buffer: The tensor to fill.
+            filename: The file.
+            validate: Reads the file a second time, through the page cache, and compares.
+            async_op: Returns at once; :meth:`wait` reports errors. DeepSpeed's name for it is ``async``, a
+                keyword of Python: pass it by position or as ``**{"async": True}``.
+            file_offset: In bytes.
+            keyword_async: Only ``async``.
 
         Returns:
             0 if ``async_op``, else how many of the calling thread's requests have ended since it last waited:
-            this one, and those before it, which this call waits for too.
+            this one and earlier ones, for which this call waits too.
 
         Raises:
-            ShortFileError: the file ends before the buffer is full.
-            AsyncIOError: of the type for the errno: missing file, directory, no permission, a device's error.
-            InvalidBufferError: the tensor is not contiguous.
+            ShortFileError: The file ends before the buffer is full.
+            AsyncIOError: As the errno says: a missing file, a directory, no permission, a device's error.
+            InvalidBufferError: The tensor is not contiguous.
         """
         async_op = _async_keyword("pread", keyword_async, async_op)
         if not async_op and torch.compiler.is_compiling():
@@ -212,27 +214,27 @@ class AsyncIOHandle:
         atomic: bool = False,
         **keyword_async: bool,
     ) -> int:
-        """Writes a tensor at an offset of a file, which is made if it is missing and never cut.
+        """Writes a tensor at an offset of a file, which is created if missing and never truncated.
 
         Args:
-            buffer: is written.
-            filename: of the file.
-            validate: read it back, through the page cache, and compare.
-            async_op: return at once; :meth:`wait` reports how it ended. Also taken as ``async``.
-            file_offset: in bytes.
-            atomic: the tensor becomes the file's whole content, and whoever opens the file, also after a
-                crash, finds the old content or the new one, never a part: written beside it, brought to the
-                disk, renamed. With ``async_op`` the new content appears in :meth:`wait`.
-            keyword_async: ``async`` alone.
+            buffer: The tensor to write.
+            filename: The file.
+            validate: Reads the file back, through the page cache, and compares.
+            async_op: Returns at once; :meth:`wait` reports errors. Also accepted as ``async``.
+            file_offset: In bytes.
+            atomic: The tensor becomes the file's whole content. It is written to a temporary file, synced to
+                the disk and renamed, so readers find the old content or the new, even after a crash. With
+                ``async_op`` the new content appears in :meth:`wait`.
+            keyword_async: Only ``async``.
 
         Returns:
             0 if ``async_op``, else how many of the calling thread's requests have ended since it last waited:
-            this one, and those before it, which this call waits for too.
+            this one and earlier ones, for which this call waits too.
 
         Raises:
-            AsyncIOError: of the type for the errno: no such folder, directory, read-only, disk full.
+            AsyncIOError: As the errno says: a missing folder, a directory, no permission, a full disk.
             AsyncIOSettingError: ``atomic`` with an offset, with a descriptor, or for a device or a pipe.
-            InvalidBufferError: the tensor is not contiguous.
+            InvalidBufferError: The tensor is not contiguous.
         """
         async_op = _async_keyword("pwrite", keyword_async, async_op)
         if not async_op and torch.compiler.is_compiling():
@@ -242,7 +244,7 @@ class AsyncIOHandle:
             return 1
         if atomic and file_offset:
             raise AsyncIOSettingError(
-                f"atomic=True replaces the whole file, so file_offset has to be 0, not {file_offset}."
+                f"atomic=True replaces the whole file, so file_offset must be 0, not {file_offset}."
             )
         waits_for: _Awaited = "nothing" if async_op else "own"
         name = path_of(filename)
@@ -271,42 +273,41 @@ class AsyncIOHandle:
         """:meth:`pwrite` that does not wait. Returns 0.
 
         Args:
-            buffer: is written.
-            filename: of the file, or the descriptor of a file open for writing, which stays the caller's
-                and may be closed at once.
-            file_offset: in bytes, also for a descriptor.
-            fd: the descriptor by name.
+            buffer: The tensor to write.
+            filename: The file, or a descriptor open for writing, which the caller may close at once.
+            file_offset: In bytes, also for a descriptor.
+            fd: The descriptor, as a keyword.
         """
         if (filename is None) == (fd is None):
-            raise TypeError("async_pwrite takes a filename or a descriptor (fd), and one of them.")
+            raise TypeError("async_pwrite takes either a filename or a descriptor (fd).")
         name = path_of(fd if filename is None else filename)
         return self._move(buffer, name, file_offset, True, False, waits_for="nothing")
 
     @outside_graphs
     def wait(self) -> int:
-        """Waits until every request that was submitted before has ended, whichever thread submitted it.
+        """Waits until all requests submitted so far, by any thread, have ended.
 
-        Returns how many of the calling thread's requests ended since it last waited. What another thread
-        submitted is counted in that thread's ``wait()``, and its errors are raised there; but what a thread
-        submitted that has ended, or that Python did not start (autograd's), counts for the next caller.
+        Returns how many of the calling thread's requests have ended since it last waited. Requests of other
+        threads are counted, and their errors raised, in those threads' own ``wait()``. Requests of threads
+        that have ended, or that Python did not start (autograd's), are reported to the next caller.
 
-        Other Python threads run meanwhile. Ctrl-C ends the wait, not the requests; they can be waited for
-        again.
+        Other Python threads run meanwhile. Ctrl-C ends the wait but not the requests; a later call can wait
+        for them again.
 
         Raises:
-            AsyncIOError: requests failed. Of several, ``errors`` holds each one. All others have ended well.
+            AsyncIOError: Requests failed; ``errors`` holds the error of each. All others have succeeded.
         """
         return self._current_session(None).wait()
 
     @outside_graphs
     def close(self) -> None:
-        """Waits for all requests and frees the engine. A handle that is not closed is when it is freed.
+        """Waits for all requests and frees the engine. Garbage collection closes an open handle.
 
-        From its beginning on, other threads' calls raise :class:`ClosedHandleError`; those on their way end
-        as if there were no ``close()``.
+        Calls from other threads that begin after this one raise :class:`ClosedHandleError`; earlier ones end
+        normally.
 
         Raises:
-            AsyncIOError: requests of any thread failed, and no call was waiting for them.
+            AsyncIOError: Requests of any thread failed, and no call was waiting for them.
         """
         if self._release.alive:
             try:
@@ -325,38 +326,39 @@ class AsyncIOHandle:
         if kind is None:
             self.close()
         else:
-            self._release()  # the errors of transfers would hide the one on its way
+            self._release()  # errors of transfers would hide the present one
 
     # -- page-locked memory ----------------------------------------------------------------------
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tensor: torch.Tensor) -> torch.Tensor:
-        """An uninitialised one-dimensional tensor on the host, of the example's dtype, that transfers use as
-        it is: page-aligned, and locked in memory as far as the process may (``ulimit -l``).
+        """Returns an uninitialised host tensor of shape ``(num_elem,)`` that transfers use without a copy.
+
+        It is page-aligned, and locked in memory up to the process's limit (``ulimit -l``).
 
         Args:
-            num_elem: how many elements.
-            example_tensor: whose dtype to take.
+            num_elem: The number of elements.
+            example_tensor: A tensor with the dtype to use.
 
         Raises:
-            AsyncIOSettingError: a negative number.
-            AsyncIOError: there is not so much memory (``ENOMEM``).
+            AsyncIOSettingError: The number is negative.
+            AsyncIOError: There is not enough memory (``ENOMEM``).
         """
         if num_elem < 0:
-            raise AsyncIOSettingError(f"num_elem has to be a whole number from 0 on, not {num_elem}.")
+            raise AsyncIOSettingError(f"num_elem must be a whole number from 0 on, not {num_elem}.")
         return _locked_memory.allocate(num_elem, example_tensor.dtype)
 
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
-        """Unlocks the memory of a tensor of :meth:`new_cpu_locked_tensor`; whether it was one.
+        """Unlocks the memory of a tensor from :meth:`new_cpu_locked_tensor`; returns whether it was one.
 
-        The memory itself is freed with the last view of it, so a tensor that is still in use stays valid.
+        The memory is freed with its last view, so a tensor that is still in use stays valid.
         """
         return _locked_memory.release(tensor)
 
     def is_pinned(self, buffer: torch.Tensor) -> bool:
-        """Whether a tensor is page-locked, by the accelerator or by :meth:`new_cpu_locked_tensor`."""
+        """Returns whether the accelerator or :meth:`new_cpu_locked_tensor` page-locked a tensor."""
         return bool(buffer.is_pinned()) or _locked_memory.holds(buffer)
 
-    # -- within ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _open_session(self) -> None:
         self._session = Session(self._settings)
@@ -370,7 +372,7 @@ class AsyncIOHandle:
         return self._session
 
     def _leave_parents_session(self) -> None:
-        with _fork_lock:  # of a child's threads, one does it
+        with _fork_lock:  # only one of the child's threads does it
             if self._session.process != os.getpid() and self._release.detach():
                 self._session.abandon()
                 self._open_session()
@@ -388,7 +390,7 @@ class AsyncIOHandle:
         atomic: bool = False,
         whole_rest: bool = False,
     ) -> int:
-        """Starts a transfer and waits as told; returns how many have ended."""
+        """Starts a transfer, waits as ``waits_for`` says, and returns how many transfers have ended."""
         session = self._current_session(name)
         source = host_buffer(buffer, writes)
         offset, length = operator.index(offset), source.length
@@ -413,7 +415,7 @@ class AsyncIOHandle:
 
 
 def _require_size(transfer: Transfer, whole_rest: bool) -> None:
-    """Refuses a read that the size of the file shows to be wrong. Some files, as in /proc, tell no size."""
+    """Refuses a read that does not fit the file's size; files in /proc and the like show no size."""
     status, length, offset = transfer.file.status, transfer.buffer.length, transfer.offset
     if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
         return

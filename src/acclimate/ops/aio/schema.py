@@ -1,7 +1,7 @@
-"""The native operators of asynchronous I/O, as torch's dispatcher knows them.
+"""The schemas of the native operators of asynchronous I/O.
 
-They have no plain implementation of their own: they start, feed and stop threads, so without the native
-library :mod:`acclimate.ops.aio.engines` chooses an engine written in Python instead.
+They have no fallback in torch: they start, feed and stop threads. Without the native library,
+:mod:`acclimate.ops.aio.engines` uses an engine written in Python.
 """
 
 from __future__ import annotations

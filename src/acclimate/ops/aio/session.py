@@ -1,4 +1,4 @@
-"""The transfers of one handle in one process: what is on its way, how each ended, and who reports it."""
+"""The transfers of one handle in one process: which are pending, how they ended, and who reports them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO_BUFFER = Buffer(torch.empty(0), torch.empty(0))
 
 @dataclass(eq=False)
 class Transfer:
-    """One read or write. It keeps the tensor and the file alive until it has ended."""
+    """One read or write, which keeps its tensor and its file alive until it has ended."""
 
     buffer: Buffer
     file: OpenFile
@@ -37,35 +37,35 @@ class Transfer:
     owner: threading.Thread = field(default_factory=threading.current_thread)
     """The thread that submitted it."""
     call: object | None = None
-    """Stands for the call that waits for it and will report it; changes under the session's lock."""
+    """Identifies the call that waits for it and will report it; guarded by the session's lock."""
     ticket: int = 0
     error: AsyncIOError | None = None
-    """How it failed, once it has ended."""
+    """Its error, once it has failed."""
     has_ended: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
     is_busy: bool = False
-    """Whether the thread that holds the lock is starting or ending it."""
+    """Whether the thread that holds the lock is starting or finishing it."""
     is_finished: bool = False
 
     @property
     def name(self) -> Name:
-        """The file's, as the caller gave it."""
+        """The file, as the caller gave it."""
         return self.file.name
 
     def reports_to(self, thread: threading.Thread) -> bool:
         """Whether a thread that waits for all requests reports this one.
 
-        It does so also for a thread that can no longer wait, and for one that Python did not start: hooks of
-        autograd run in such threads, which know nothing of the handle afterwards.
+        It also reports requests of threads that have ended, and of threads that Python did not start: hooks
+        of autograd run in such threads, which never wait.
         """
         owner = self.owner
         return owner is thread or not owner.is_alive() or isinstance(owner, threading._DummyThread)
 
     def end(self, engine: Engine) -> None:
-        """Waits for the bytes, then does what comes after them, whichever thread calls it first.
+        """Waits for the bytes and finishes the transfer; the first of several threads does so.
 
-        After a Ctrl-C it can be called again. In a handler of a signal that came while this very thread was
-        starting or ending it, it does nothing: what the handler has interrupted goes on after it.
+        Can be called again after a Ctrl-C. Does nothing in a signal handler that interrupted this thread
+        while it was starting or finishing the transfer: the interrupted code continues afterwards.
         """
         with self.lock:
             if self.is_busy:
@@ -88,7 +88,7 @@ class Transfer:
                 self.is_busy = False
 
     def _finish(self, outcome: Outcome) -> None:
-        """Validates what was written, publishes what replaces a file, delivers what was read."""
+        """Validates a write, publishes a replacement, delivers a read."""
         length = self.buffer.length
         if outcome.error:
             raise failures.failed_transfer(self.name, outcome, self.offset, length, self.writes)
@@ -104,11 +104,11 @@ class Transfer:
         except OSError as error:
             raise failures.failed_call(self.name, error, self.offset, length, self.writes) from error
         except (RuntimeError, MemoryError) as error:  # torch's, from a device
-            reason = OSError(errno.EIO, f"The bytes did not get into the tensor: {error}")
+            reason = OSError(errno.EIO, f"The bytes could not be copied into the tensor: {error}")
             raise failures.failed_call(self.name, reason, self.offset, length, self.writes) from error
 
     def discard(self) -> None:
-        """Closes the files; what would have replaced one goes away."""
+        """Closes the file and removes an unpublished replacement."""
         if self.replacement is not None:
             self.replacement.discard()
         self.file.close()
@@ -132,11 +132,11 @@ class Transfer:
 
 
 class Session:
-    """An engine, and the transfers it was given whose end has not been reported yet.
+    """An engine and its transfers that have not been reported yet.
 
-    Any thread may start and wait. A transfer is reported once: its error, or its place in a count, goes to
-    the thread that submitted it (:meth:`Transfer.reports_to`), to :meth:`close`, or to nobody but the log.
-    Locks are re-entrant, as a signal's handler may call in the middle of another call of its thread.
+    Any thread may start and wait. Each transfer is reported once, as an error or in a count: to the thread
+    that submitted it (:meth:`Transfer.reports_to`), to :meth:`close`, or to the log. Locks are re-entrant,
+    since a signal handler may interrupt a call and make another.
 
     Belongs to one process: a forked child has the parent's memory but none of its threads.
     """
@@ -150,13 +150,13 @@ class Session:
         self._lock = threading.RLock()
 
     def start(self, transfer: Transfer) -> None:
-        """Hands a transfer to the engine and remembers it.
+        """Records a transfer and submits it to the engine.
 
         Raises:
-            ClosedHandleError: the handle was closed meanwhile.
-            OSError: the engine refused it.
+            ClosedHandleError: The handle was closed meanwhile.
+            OSError: The engine refused it.
         """
-        with transfer.lock:  # nobody waits for it before it is submitted
+        with transfer.lock:  # other threads cannot wait for it before it is submitted
             try:
                 transfer.is_busy = True
                 self._submit(transfer)
@@ -167,7 +167,7 @@ class Session:
         with self._lock:
             is_closed = self._is_closed
             if not is_closed:
-                # First, so that a Ctrl-C from here on does not lose what the kernel may be moving.
+                # Recorded first, so that a Ctrl-C does not lose a transfer that the kernel may have started.
                 transfer.ticket = next(self._tickets)
                 self._pending[transfer.ticket] = transfer
         if is_closed:
@@ -177,7 +177,7 @@ class Session:
         try:
             self.engine.submit(transfer.ticket, memory, file, transfer.offset, transfer.writes)
         except Exception:
-            self.engine.wait(transfer.ticket)  # a part of it may be on its way
+            self.engine.wait(transfer.ticket)  # some blocks may have been submitted
             with self._lock:
                 del self._pending[transfer.ticket]
             transfer.has_ended = transfer.is_finished = True
@@ -186,22 +186,23 @@ class Session:
             raise
 
     def run(self, transfer: Transfer, *, finishes_own: bool) -> int:
-        """Starts a transfer and waits for it; returns 1.
+        """Starts a transfer, waits for it and returns 1.
 
-        With ``finishes_own`` it also waits for the calling thread's earlier ones, and returns how many.
+        With ``finishes_own``, also waits for the calling thread's earlier transfers, and returns their number
+        plus one.
 
         Raises:
-            ClosedHandleError: the handle was closed meanwhile.
-            OSError: the engine refused it.
-            AsyncIOError: of each transfer that failed. The others have ended well.
+            ClosedHandleError: The handle was closed meanwhile.
+            OSError: The engine refused it.
+            AsyncIOError: Transfers failed; the others have succeeded.
         """
         call = object()
         try:
-            transfer.call = call  # before it starts, so that no other call reports it
+            transfer.call = call  # set before it starts, so that no other call reports it
             self.start(transfer)
             own = self._own() if finishes_own else [transfer]
             return self._finish(own, own, call)
-        except BaseException:  # Ctrl-C: it goes on, and the next wait() reports it
+        except BaseException:  # Ctrl-C: it continues, and the next wait() reports it
             transfer.call = None
             raise
 
@@ -212,10 +213,10 @@ class Session:
         return [transfer for transfer in every if transfer.owner is thread]
 
     def wait(self) -> int:
-        """Waits for all transfers of all threads; reports those that concern the calling one.
+        """Waits for all transfers of all threads and reports the calling thread's.
 
         Raises:
-            AsyncIOError: of each of these that failed.
+            AsyncIOError: Some of the reported transfers failed.
         """
         thread = threading.current_thread()
         with self._lock:
@@ -224,10 +225,10 @@ class Session:
         return self._finish(every, reported, object())
 
     def close(self) -> None:
-        """Takes no more transfers, waits for those there are and ends the engine. Can be called again.
+        """Accepts no more transfers, waits for the pending ones and stops the engine. Can be called again.
 
         Raises:
-            AsyncIOError: of each transfer that failed and that no other call is waiting for.
+            AsyncIOError: Transfers failed for which no other call is waiting.
         """
         if self.process != os.getpid():
             self.abandon()
@@ -242,7 +243,7 @@ class Session:
                 self.engine.stop()
 
     def _finish(self, awaited: Iterable[Transfer], reported: Iterable[Transfer], call: object) -> int:
-        """Waits for some transfers, and reports some of them: those that no other call reports."""
+        """Waits for transfers, and reports those of ``reported`` that no other call reports."""
         with self._lock:
             claimed = [transfer for transfer in reported if transfer.call in (None, call)]
             for transfer in claimed:
@@ -250,14 +251,14 @@ class Session:
         try:
             for transfer in awaited:
                 transfer.end(self.engine)
-        except BaseException:  # Ctrl-C: they go on, and can be waited for again
+        except BaseException:  # Ctrl-C: they continue, and another call can wait for them
             for transfer in claimed:
                 transfer.call = None
             raise
         with self._lock:
             ended = [t for t in claimed if t.has_ended and self._pending.pop(t.ticket, None) is not None]
             for transfer in claimed:
-                if not transfer.has_ended:  # the call that a signal's handler interrupted ends it
+                if not transfer.has_ended:  # the call that a signal handler interrupted will end it
                     transfer.call = None
         errors = [transfer.error for transfer in ended if transfer.error is not None]
         if errors:
@@ -265,21 +266,21 @@ class Session:
         return len(ended)
 
     def abandon(self) -> None:
-        """In a forked child: leaves the engine and its transfers to the parent."""
+        """Leaves the engine and its transfers to the parent, in a forked child."""
         pending, self._pending = self._pending, {}
         self._lock = threading.RLock()  # another thread of the parent may have held it during the fork
         for transfer in pending.values():
-            # Not discard(): removing a half-written file is the parent's business.
+            # Not discard(): the parent still needs its temporary file.
             transfer.file.close()
         self.engine.abandon()
 
     def release(self) -> None:
-        """As :meth:`close`, for a handle that nobody can be told the errors of."""
+        """Closes a handle that is garbage collected, and logs errors instead of raising them."""
         if self._pending and self.process == os.getpid():
             logger.warning(
-                "An AsyncIOHandle is freed with %d requests that were not waited for.", len(self._pending)
+                "An AsyncIOHandle was freed before wait() was called for %d requests.", len(self._pending)
             )
         try:
             self.close()
         except AsyncIOError as error:
-            logger.error("Asynchronous I/O that was not waited for failed: %s", error)
+            logger.error("Asynchronous I/O failed, and wait() was not called for it: %s", error)

@@ -1,7 +1,7 @@
-"""How a native op becomes a library: builder, recipe, compilers, and the store of what was built."""
+"""Builds native ops: builder, recipe, toolchain, and the store of built libraries."""
 
 from __future__ import annotations
 
 from acclimate.imports import import_torch
 
-import_torch()  # before the modules of this package do
+import_torch()  # before the modules of this package import it

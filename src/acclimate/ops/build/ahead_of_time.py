@@ -1,4 +1,4 @@
-"""The setuptools extension of an op, which is built when a package is."""
+"""The setuptools extension that builds an op together with a package."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from acclimate.ops.build.recipe import Recipe
 
 
 class OpExtension(Extension):  # type: ignore[misc]
-    """A library of one op, installed beside the module of its builder.
+    """The library of one op, installed beside its builder's module.
 
-    Its name has the key of its source, so ``load()`` takes it only as long as the source is the same.
+    Its name contains the key of its source, so ``load()`` ignores it once the source has changed.
 
     Args:
-        recipe: what the library is made of.
-        package: of the builder's module; empty where it is in none.
+        recipe: How to make the library.
+        package: The package of the builder's module; empty if it is in none.
     """
 
     def __init__(self, recipe: Recipe, package: str) -> None:
@@ -30,6 +30,6 @@ class OpExtension(Extension):  # type: ignore[misc]
         )
 
     def build_to(self, target: Path) -> None:
-        """Compiles the op as ``load()`` would. An accelerator's ``build_extension()`` calls this."""
+        """Compiles the op as ``load()`` would. The command of ``build_extension()`` calls this."""
         with tempfile.TemporaryDirectory() as folder:
             shutil.copy(build_library(self.recipe, Path(folder)), target)

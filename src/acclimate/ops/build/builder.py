@@ -1,4 +1,4 @@
-"""What every native op's builder is: it says what the op is made of, and ``load()`` gives its module."""
+"""The base class of native ops' builders: a subclass declares the op, and ``load()`` builds and loads it."""
 
 from __future__ import annotations
 
@@ -38,98 +38,99 @@ _FALLBACK = "fallback"
 
 
 class OpBuilder:
-    """One native op: its sources and flags, its Python side, and how to get it.
+    """One native op: its sources and flags, its Python module, and how to build and load it.
 
-    A subclass gives :attr:`name`, :meth:`sources`, :meth:`define` and :meth:`module`; an accelerator names it
-    in its ``op_builders``. Paths are relative to the folder of the module that defines the subclass, so an
-    op's builder and its native source move together, in whatever package.
+    A subclass provides :attr:`name`, :meth:`sources`, :meth:`define` and :meth:`module`; an accelerator lists
+    it in its ``op_builders``. Paths are relative to the folder of the module that defines the subclass, so an
+    op's builder and its native source can move together to any package.
 
     Args:
-        accelerator: to build for; the one of this process where ``None``.
+        accelerator: The accelerator to build for; ``None``: this process's.
     """
 
     name: ClassVar[str]
-    """The op's, and its library's; letters, digits and "_"."""
+    """The name of the op and its library: letters, digits and "_"."""
 
     stable_abi: ClassVar[bool] = True
-    """Whether the source includes of torch only ``torch/csrc/stable`` and ``torch/headeronly``. One library
-    then serves torch 2.10 and all later releases. ``False``: any of torch's headers and pybind11 can be
-    included, and a library serves only the exact torch and Python it was built with."""
+    """Whether the source uses torch's stable ABI, including only ``torch/csrc/stable`` and
+    ``torch/headeronly``. One library then serves torch 2.10 and all later releases. ``False``: the source may
+    include pybind11 and any of torch's headers, and a library serves only the torch and Python that it was
+    built with."""
 
     def __init__(self, accelerator: Accelerator | None = None) -> None:
         self._accelerator = accelerator
 
     @classmethod
     def for_accelerator(cls: type[_Builder], accelerator: Accelerator) -> _Builder:
-        """A builder for that accelerator; what ``create_op_builder()`` calls."""
+        """Returns a builder for an accelerator; ``create_op_builder()`` calls this."""
         builder = cls()
         builder._accelerator = accelerator
         return builder
 
     @property
     def accelerator(self) -> Accelerator:
-        """The accelerator that is built for."""
+        """The accelerator to build for."""
         if self._accelerator is None:
             from acclimate.selection import get_accelerator
 
             self._accelerator = get_accelerator()
         return self._accelerator
 
-    # -- what a subclass says --------------------------------------------------------------------
+    # -- what a subclass declares ----------------------------------------------------------------
 
     def sources(self) -> Sequence[str | Source]:
-        """The native source files; none for an op that needs no native code.
+        """Returns the native source files; none for an op without native code.
 
-        A :class:`Source` has flags of its own, such as ``-mavx512f`` for the file whose functions are only
-        called where the processor has that.
+        A :class:`Source` has its own flags, such as ``-mavx512f`` for a file whose functions are called only
+        on processors with AVX-512.
         """
         return []
 
     def include_paths(self) -> list[str]:
-        """Folders of the op's own headers. Those that the sources include are part of the cache key."""
+        """Returns the folders of the op's own headers; the included headers are part of the cache key."""
         return []
 
     def cxx_args(self) -> list[str]:
-        """Flags for all C++ sources, after the common ones and the accelerator's."""
+        """Returns flags for all C++ sources; they follow the common ones and the accelerator's."""
         return []
 
     def link_args(self) -> list[str]:
-        """Flags for the linker, after the accelerator's: ``["-fopenmp"]``."""
+        """Returns flags for the linker, such as ``["-fopenmp"]``; they follow the accelerator's."""
         return []
 
     def define(self) -> None:
         """Defines the op in Python: ``torch.library`` schemas, fake kernels, and the plain torch fallback,
-        registered as ``CompositeExplicitAutograd`` so that a native kernel goes before it.
+        registered as ``CompositeExplicitAutograd`` so that a native kernel takes precedence.
 
-        Called once per process and subclass, before anything native is loaded. Native files only register
-        implementations: two libraries that define the same schema end the process.
+        Called once per process and subclass, before a native library is loaded. Native files only register
+        implementations: a second library that defines the same schema would abort the process.
         """
 
     def module(self) -> ModuleType:
-        """The Python module that :meth:`load` returns, with DeepSpeed's functions for an op that it has."""
-        raise NotImplementedError(f"{type(self).__name__} has to say which module load() returns.")
+        """Returns the module for :meth:`load`; for an op of DeepSpeed, it has DeepSpeed's functions."""
+        raise NotImplementedError(f"{type(self).__name__} must define module(), which load() returns.")
 
     def open_library(self, path: Path) -> None:
-        """Loads the built library into this process, where its initialisers register its kernels.
+        """Loads the built library into this process; its initialisers register the kernels.
 
-        Called once per library and process. A library that is a Python module (``PYBIND11_MODULE`` with
-        ``TORCH_EXTENSION_NAME``) calls :meth:`import_library` here instead.
+        Called once per library and process. If the library is a Python module (``PYBIND11_MODULE`` with
+        ``TORCH_EXTENSION_NAME``), override this and call :meth:`import_library`.
         """
         import torch
 
         torch.ops.load_library(str(path))
 
     def import_library(self, path: Path) -> ModuleType:
-        """The built library as a Python module, where its source makes it one."""
+        """Imports a built library that is a Python module."""
         loader = ExtensionFileLoader(self.name, str(path))
         module = module_from_spec(ModuleSpec(self.name, loader, origin=str(path)))
         loader.exec_module(module)
         return module
 
-    # -- what can be asked -----------------------------------------------------------------------
+    # -- what a caller uses ----------------------------------------------------------------------
 
     def incompatibility(self) -> str | None:
-        """Why the op cannot be built here, or ``None`` when it can."""
+        """Returns why the op cannot be built here, or ``None`` if it can."""
         if not self.sources():
             return None
         try:
@@ -141,7 +142,7 @@ class OpBuilder:
         """Whether the op can be built here.
 
         Args:
-            verbose: also logs why not, as a warning.
+            verbose: Logs the reason, if it cannot, as a warning.
         """
         reason = self.incompatibility()
         if reason is not None and verbose:
@@ -149,26 +150,26 @@ class OpBuilder:
         return reason is None
 
     def built_library(self) -> Path | None:
-        """The library that :meth:`load` would use as it is; ``None`` where it would have to build one, or
-        the op has no native source."""
+        """Returns the existing library that :meth:`load` would use; ``None`` if there is none yet, or the op
+        has no native source."""
         if not self.sources():
             return None
         return self._find()[0]
 
     def build(self, progress: Progress | None = None) -> Path | None:
-        """Makes sure that the library is in the cache, without loading it.
+        """Builds the library into the cache, unless it is there, without loading it.
 
         Args:
-            progress: called after each step with the number of steps done, of how many, and the step's name.
+            progress: Called after each step with the steps done, their total, and the step's name.
 
         Returns:
-            The library; ``None`` for an op that has no native source.
+            The library; ``None`` for an op without native source.
 
         Raises:
-            CompilerNotFoundError: there is no compiler, and no library that was built before.
-            OpBuildError: it does not compile; the message has the compiler's, the command and the log's
-                place.
-            OpLockTimeoutError: another process was building it for too long.
+            CompilerNotFoundError: There is no compiler and no existing library.
+            OpBuildError: The source does not compile; the message has the compiler's output, the command and
+                the path of the log.
+            OpLockTimeoutError: Another process was still building it after ``ACCLIMATE_BUILD_TIMEOUT``.
         """
         if not self.sources():
             return None
@@ -180,18 +181,18 @@ class OpBuilder:
         return store.obtain(recipe, key, progress)
 
     def load(self, verbose: bool = False) -> ModuleType:
-        """The op's module, running on native code: built before, or now.
+        """Loads the op, building its library first if needed, and returns its module.
 
-        Where it cannot be built (:meth:`incompatibility` says why) the module runs on the plain torch
-        fallback, with the same results, and a warning says so once. What was loaded is remembered by
-        accelerator, op and build key, so another accelerator never gets this one's.
+        If the op cannot be built (:meth:`incompatibility` says why), the module uses the plain torch
+        fallback, with the same results, and logs one warning. Modules are cached by accelerator, op and
+        build key, so another accelerator never gets this one's.
 
         Args:
-            verbose: also logs where the library is, as information.
+            verbose: Logs the library's path as information.
 
         Raises:
-            OpBuildError: the source does not compile, or the library does not load.
-            OpLockTimeoutError: another process was building it for too long.
+            OpBuildError: The source does not compile, or the library does not load.
+            OpLockTimeoutError: Another process was still building it after ``ACCLIMATE_BUILD_TIMEOUT``.
         """
         with _lock:
             if type(self) not in _defined:
@@ -215,25 +216,25 @@ class OpBuilder:
             return module
 
     def builder(self) -> Any:
-        """The setuptools extension that builds the op ahead of time, into the package of its builder.
+        """Returns the setuptools extension that builds the op ahead of time, into its builder's package.
 
-        Used as ``ext_modules=[…]`` with ``cmdclass={"build_ext": accelerator.build_extension()}``.
-        :meth:`load` finds the result by the key of its source, so it is never used after the source changed.
+        Pass it as ``ext_modules=[…]``, with ``cmdclass={"build_ext": accelerator.build_extension()}``.
+        :meth:`load` finds the result by the key of its source, so a changed source is never ignored.
         """
         from acclimate.ops.build.ahead_of_time import OpExtension
 
         return OpExtension(self.recipe(), type(self).__module__.rpartition(".")[0])
 
-    # -- how it is got ---------------------------------------------------------------------------
+    # -- how the library is found ----------------------------------------------------------------
 
     def recipe(self, portable: bool = False) -> Recipe:
-        """What the library is made of and how; a compiler that is not there is left empty.
+        """Returns how to make the library; a missing compiler is an empty command.
 
         Args:
-            portable: for all devices of the accelerator's kind, not only for those present.
+            portable: Compile for all devices of the accelerator's kind, not only for those present.
 
         Raises:
-            OpBuildError: a source or a folder of headers is not where it should be.
+            OpBuildError: A source file or a folder of headers is missing.
         """
         return self._recipe(self._toolchain(portable))
 
@@ -250,24 +251,24 @@ class OpBuilder:
         )
 
     def _toolchain(self, portable: bool = False) -> Toolchain:
-        # C++'s compiler links, whatever the sources are.
+        # The C++ compiler links all kinds of sources.
         suffixes = dict.fromkeys([*(Path(source.path).suffix for source in self._sources()), ".cpp"])
         return Toolchain.of(self.accelerator, list(suffixes), portable)
 
     def _find(self) -> tuple[Path | None, Recipe, str | None]:
-        """The library if there is one, what it is made of, and where one can be built, its key."""
+        """Returns the library if there is one, its recipe, and its key if it can be built here."""
         toolchain = self._toolchain()
         recipe = self._recipe(toolchain)
         versions = store.versions(recipe) if toolchain.missing is None else None
         key = recipe.key(versions) if versions is not None else None
         library = self._built(recipe, versions)
         if library is None:
-            # One for all devices of a kind was made where there was none: while an image was built.
+            # A machine without a device, such as one that builds an image, makes a portable library.
             library = self._built(self.recipe(portable=True), versions)
         return library, recipe, key
 
     def _obtain(self, recipe: Recipe, key: str) -> tuple[Path | None, str | None]:
-        """The library, built where need be; or why there is no place for one that could be loaded."""
+        """Returns the library, built if needed, or why no folder can hold a loadable one."""
         reason = store.unloadable_reason()
         if reason is not None:
             return None, reason
@@ -285,12 +286,12 @@ class OpBuilder:
         return library
 
     def _built_ahead(self, recipe: Recipe) -> Path | None:
-        """The library that :meth:`builder` installed beside the builder, if it is of this very source."""
+        """Returns the library that :meth:`builder` installed beside the builder, unless it is outdated."""
         found = (path for folder in self._folders() for path in folder.glob(f"{recipe.full_name}*.so"))
         return next(found, None)
 
     def _open(self, library: Path, key: str | None) -> bool:
-        """Whether the library could be loaded; one that was built here has to."""
+        """Loads the library, if possible; raises if that fails for one that was built here."""
         if library in _opened:
             return True
         try:
@@ -298,7 +299,7 @@ class OpBuilder:
         except (OSError, ImportError) as error:
             reason = store.unloadable_reason(library.parent)
             if key is not None and reason is None:
-                raise OpBuildError(f'The op "{self.name}" was built, but does not load: {error}.') from error
+                raise OpBuildError(f'The op "{self.name}" was built but does not load: {error}.') from error
             self._warn_of_fallback(reason or f"{library} was built elsewhere and does not load: {error}")
             return False
         _opened.add(library)
@@ -323,7 +324,7 @@ class OpBuilder:
         return [Source(source) if isinstance(source, str) else source for source in self.sources()]
 
     def _folders(self) -> list[Path]:
-        """The folders of the modules that define this class and the ones it derives from."""
+        """Returns the folders of the modules that define this class and its base classes."""
         modules = [
             sys.modules[cls.__module__] for cls in type(self).__mro__ if cls not in (OpBuilder, object)
         ]
@@ -335,6 +336,6 @@ class OpBuilder:
             if (folder / path).exists():
                 return folder / path
         raise OpBuildError(
-            f'The op "{self.name}" needs {path}, which is not in {self._folders()[0]}, the folder of '
+            f'The op "{self.name}" needs {path}, but there is none in {self._folders()[0]}, the folder of '
             f"{type(self).__module__}."
         )

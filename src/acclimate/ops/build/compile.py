@@ -1,4 +1,4 @@
-"""Runs the compilers of one op: all its sources at the same time, then the linker."""
+"""Runs the compilers of one op: all sources in parallel, then the linker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from acclimate.ops.build.recipe import Recipe
 from acclimate.ops.build.toolchain import Compilers, build_timeout_s, ending
 
 Progress: TypeAlias = Callable[[int, int, str], None]
-"""Told how many steps of a build are done, of how many, and the name of the step that ended."""
+"""Called with the steps done, their total, and the name of the step that just ended."""
 
 LOG_NAME = "build.log"
 _NO_SPACE = "No space left on device"
@@ -31,14 +31,14 @@ class _Build:
     recipe: Recipe
     folder: Path
     scratch: Path
-    """For what does not stay: object files, and the compilers' temporary files."""
+    """For object files and the compilers' temporary files."""
     compilers: Compilers
     progress: Progress | None
     lock: threading.Lock = field(default_factory=threading.Lock)
     done: int = 0
 
     def run(self, command: Sequence[str], label: str, output: Path) -> None:
-        """Runs one compiler, which has to write a file, and writes to the log what it said."""
+        """Runs one compiler, checks that it wrote ``output``, and logs what it printed."""
         try:
             code, said = self.compilers.run(command, self.scratch)
         except OpBuildError as error:
@@ -53,7 +53,7 @@ class _Build:
             return
         if _NO_SPACE in said or shutil.disk_usage(self.folder).free == 0:
             raise OSError(errno.ENOSPC, _NO_SPACE, str(self.folder))
-        how = ending(code) if code else "exit code 0, but it wrote no file: is it a compiler?"
+        how = ending(code) if code else "exit code 0, but no output file: is it a compiler?"
         raise OpBuildError(
             f'The op "{self.recipe.name}" was not built: {label} failed ({how}).\n{said.rstrip()}\n'
             f"Command: {shlex.join(command)}"
@@ -65,16 +65,16 @@ class _Build:
 
 
 def build_library(recipe: Recipe, folder: Path, progress: Progress | None = None) -> Path:
-    """Compiles and links an op's library in a folder of its own, and writes the log beside it.
+    """Compiles and links an op's library and writes a log beside it.
 
     Args:
-        recipe: what the library is made of.
-        folder: an empty folder that nobody else writes to. Object files do not stay in it.
-        progress: called from the threads that wait for the compilers.
+        recipe: How to make the library.
+        folder: An empty folder of this build's own. Object files are removed from it.
+        progress: Called from the threads that wait for the compilers.
 
     Raises:
-        OpBuildError: a compiler or the linker refused or took too long; the log is in ``folder``.
-        OSError: the folder cannot be written to, or the disk is full.
+        OpBuildError: A compiler or the linker failed or timed out; the log is in ``folder``.
+        OSError: The folder cannot be written, or the disk is full.
     """
     scratch = folder / "tmp"
     scratch.mkdir(0o700)
@@ -82,8 +82,8 @@ def build_library(recipe: Recipe, folder: Path, progress: Progress | None = None
     library = folder / f"{recipe.name}.so"
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = max(1, min(len(objects), processors))
-    # The pool waits for its threads, so the compilers that they wait for are ended before it does: when one
-    # fails, and on Ctrl-C.
+    # The pool waits for its threads, so the compilers they wait for are ended first: when one fails, or on
+    # Ctrl-C.
     with (
         ThreadPoolExecutor(threads) as pool,
         Compilers(build_timeout_s()) as compilers,

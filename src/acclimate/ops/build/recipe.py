@@ -1,4 +1,4 @@
-"""All that decides what an op's library is made of and how, and the cache key that follows from it."""
+"""Everything that determines an op's library, the cache key made of it, and the compilers' commands."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from typing import Any
 import torch
 
 STABLE_ABI = (2, 10)
-"""The torch release whose stable ABI native source is compiled against: the oldest that acclimate runs on.
-A library made for it runs on that release and on all later ones."""
+"""The torch release whose stable ABI native source is compiled against: the oldest that acclimate supports.
+The library runs on that release and all later ones."""
 
 _INCLUDE = re.compile(
     rb'^[ \t]*#[ \t]*include(?:_next)?[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>|(\w+))', re.MULTILINE
 )
 _FORMAT = 1
-# What every op is compiled with. NDEBUG: torch's headers check nothing twice; C++20: torch's own standard.
+# For every op. NDEBUG removes the assertions in torch's headers; C++20 is torch's own standard.
 _COMMON_FLAGS = ("-O3", "-std=c++20", "-DNDEBUG")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One native source file of an op, with flags of its own."""
+    """One native source file of an op, with its own flags."""
 
     path: str
     """Relative to the folder of the module that defines the op's builder."""
     flags: tuple[str, ...] = ()
-    """Given to the compiler after all others, for this file only: ``("-mavx512f",)``."""
+    """Flags for this file only, such as ``("-mavx512f",)``; they follow all others."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One source file, found, and the program that compiles it."""
+    """One existing source file and the command that compiles it."""
 
     label: str
-    """The path that the builder gives, for people and for the key."""
+    """The path as the builder gives it, for messages and the key."""
     path: Path
     compiler: tuple[str, ...]
     flags: tuple[str, ...]
@@ -52,27 +52,27 @@ class Unit:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What one op's library is made of and how."""
+    """How to make the library of one op."""
 
     name: str
-    """Of the op, and of the library's file."""
+    """The name of the op and of the library's file."""
     base: Path
-    """The folder that the names of headers in the key are relative to."""
+    """The folder to which the headers' names in the key are relative."""
     units: tuple[Unit, ...]
     include_paths: tuple[Path, ...]
     """Folders of the op's own headers."""
     system_paths: tuple[str, ...]
-    """Folders of others' headers: the accelerator's; torch's come with ``stable_abi``."""
+    """The accelerator's folders of headers; torch's are added by ``stable_abi``."""
     linker: tuple[str, ...]
     link_flags: tuple[str, ...]
     stable_abi: bool
-    """Whether the source keeps to torch's stable ABI; otherwise the library is for this torch only."""
+    """Whether the source uses torch's stable ABI; if not, the library is for this torch only."""
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """Everything that the library depends on except the compilers' versions, as JSON would have it.
+        """Everything that the library depends on except the compilers' versions, for JSON.
 
-        Paths of this machine are left out, so that equal installations in two places share a library.
+        It has no absolute paths, so that equal installations in two places share a library.
         """
         contents = _included_headers((unit.path for unit in self.units), self.include_paths)
         headers = {os.path.relpath(path, self.base): _digest(data) for path, data in contents.items()}
@@ -97,25 +97,25 @@ class Recipe:
 
     @property
     def full_name(self) -> str:
-        """The op's name with the source's key, for a library that is installed beside its builder."""
+        """The op's name and source key, which name a library installed beside its builder."""
         return f"{self.name}_{self.source_key}"
 
     @property
     def compilers(self) -> list[tuple[str, ...]]:
-        """The commands that compile and link, each once."""
+        """The compilers' commands, without duplicates."""
         return list(dict.fromkeys([*(unit.compiler for unit in self.units), self.linker]))
 
     def key(self, versions: Sequence[str]) -> str:
-        """The cache key: all the library depends on, including its compilers' versions.
+        """Returns the cache key, which covers everything that the library depends on.
 
         Args:
-            versions: what each of :attr:`compilers` says of itself.
+            versions: The output of ``--version`` of each of :attr:`compilers`.
         """
         return f"{self.source_key}-{_digest(json.dumps(list(versions)).encode())[:8]}"
 
     @property
     def abi(self) -> dict[str, str]:
-        """What of torch and Python the library depends on."""
+        """The parts of torch's and Python's ABI that the library depends on."""
         if self.stable_abi:
             return {"torch": "stable {}.{}".format(*STABLE_ABI)}
         return {
@@ -125,15 +125,15 @@ class Recipe:
         }
 
     def compile_command(self, unit: Unit, output: Path) -> list[str]:
-        """What compiles one source to an object file."""
+        """Returns the command that compiles one source to an object file."""
         own = [f"-I{path}" for path in self.include_paths]
         others = [argument for path in self._system_paths() for argument in ("-isystem", path)]
         return [*unit.compiler, *_COMMON_FLAGS, *self._definitions(), *own, *others, *unit.flags,
                 "-c", str(unit.path), "-o", str(output)]  # fmt: skip
 
     def link_command(self, objects: Sequence[Path], output: Path) -> list[str]:
-        """What makes the library of the object files."""
-        # torch has loaded its libraries before this one is, so no path to them is recorded in it.
+        """Returns the command that links the object files to a library."""
+        # torch's libraries are already loaded when this one is, so it needs no path to them.
         torch_libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu"]
         if not self.stable_abi:
             torch_libraries += ["-ltorch", "-lc10", "-ltorch_python"]
@@ -165,12 +165,11 @@ def _digest(data: bytes) -> str:
 
 
 def _included_headers(sources: Iterable[Path], folders: Sequence[Path]) -> dict[Path, bytes]:
-    """The content of each header that the sources include, directly or through another header.
+    """Returns the content of each header that the sources include, directly or through another header.
 
-    Looked for beside the including file and in ``folders``; what is in neither belongs to the system, the
-    compiler or torch, whose versions count in other ways. Conditions are not evaluated, so a header that is
-    left out on this machine counts too. Where a header's name is itself a macro, all files of ``folders``
-    count.
+    Headers are looked up beside the including file and in ``folders``; others belong to the system, the
+    compiler or torch, whose versions are in the key already. Conditions are not evaluated, so headers for
+    other machines count too. If a macro names the header, all files in ``folders`` count.
     """
     found: dict[Path, bytes] = {}
     todo = [(path, path.read_bytes()) for path in sources]

@@ -1,11 +1,11 @@
-"""The cache of built libraries: whole or absent, built once by however many processes ask, never stale.
+"""The cache of built libraries: they appear complete, are built by one process at a time, never stale.
 
 <cache>/ops/<op>/<key>/<op>.so      the library
-<cache>/ops/<op>/<key>/build.json   its size and digest, and all that the key was made of
+<cache>/ops/<op>/<key>/build.json   its size, its digest, and the content of the key
 <cache>/ops/<op>/<key>/build.log    the commands that made it
-<cache>/ops/<op>/<key>.log          of a build that failed
+<cache>/ops/<op>/<key>.log          the log of a failed build
 
-How it gets there is :mod:`acclimate.cache.publish`.
+:mod:`acclimate.cache.publish` puts them there.
 """
 
 from __future__ import annotations
@@ -39,44 +39,44 @@ _private_root: tuple[int, Path] | None = None
 
 
 def ops_folder() -> Path:
-    """Where built libraries are; not created here.
+    """Returns the folder of built libraries, without creating it.
 
     Raises:
-        CacheWriteError: there is no folder for the cache.
+        CacheWriteError: There is no folder for the cache.
     """
     return cache_root() / "ops"
 
 
 def unloadable_reason(folder: Path | None = None) -> str | None:
-    """Why no library in a folder can be loaded; ``None`` where nothing is known against it.
+    """Returns why no library in a folder can be loaded, or ``None`` if no reason is known.
 
     Args:
-        folder: the cache's where ``None``.
+        folder: ``None``: the cache's.
     """
     if folder is None:
         try:
             folder = ops_folder()
-        except CacheWriteError:  # each process builds for itself, elsewhere
+        except CacheWriteError:  # each process then builds in a private folder
             return None
     for there in (folder, *folder.parents):
         try:
             flags = os.statvfs(there).f_flag
-        except OSError:  # not there yet, or not ours to look at
+        except OSError:  # does not exist yet, or is not accessible
             continue
-        if flags & getattr(os, "ST_NOEXEC", 0):  # which not every system can tell
+        if flags & getattr(os, "ST_NOEXEC", 0):  # not defined on every system
             return (
-                f'"{folder}" is on a file system that is mounted "noexec", from which no library can be '
-                "loaded. Set ACCLIMATE_CACHE to a folder on another"
+                f'"{folder}" is on a file system mounted "noexec", from which no library can be loaded. '
+                "Set ACCLIMATE_CACHE to a folder on another file system"
             )
         return None
     return None
 
 
 def versions(recipe: Recipe) -> list[str]:
-    """What the compilers of a recipe say of themselves, for its cache key.
+    """Returns the version texts of a recipe's compilers, for its cache key.
 
     Raises:
-        OpBuildError: a compiler cannot be run.
+        OpBuildError: A compiler cannot be run.
     """
     try:
         memory = ops_folder() / _VERSIONS
@@ -86,7 +86,7 @@ def versions(recipe: Recipe) -> list[str]:
 
 
 def find(recipe: Recipe, key: str) -> Path | None:
-    """The intact library of one key, in the cache or in this process's private folder."""
+    """Returns the intact library with this key in the cache or in this process's private folder."""
     for root in (*_trusted_root(), *_private_folders()):
         library = _intact(root / recipe.name / key, recipe.name)
         if library is not None:
@@ -95,7 +95,7 @@ def find(recipe: Recipe, key: str) -> Path | None:
 
 
 def find_built_elsewhere(recipe: Recipe) -> Path | None:
-    """The newest intact library of the same source, whatever compiler made it; for machines without one."""
+    """Returns the newest intact library of the same source, by any compiler; for machines without one."""
     for root in _trusted_root(notice=logging.WARNING):
         folders = filter(is_folder, (root / recipe.name).glob(f"{recipe.source_key}-*"))
         newest_first = sorted(folders, key=_modified_s, reverse=True)
@@ -105,12 +105,13 @@ def find_built_elsewhere(recipe: Recipe) -> Path | None:
 
 
 def obtain(recipe: Recipe, key: str, progress: Progress | None = None) -> Path:
-    """The library of one key: found, or built by this process or by another that it waited for.
+    """Returns the library with this key: an existing one, or one that this or another process builds now.
 
     Raises:
-        OpBuildError: it does not compile; the message has the compiler's, the command and the log's place.
-        OpLockTimeoutError: another process was building it for longer than ``ACCLIMATE_BUILD_TIMEOUT``.
-        CacheWriteError: neither the cache nor a folder for temporary files can be written to.
+        OpBuildError: The source does not compile; the message has the compiler's output, the command and
+            the path of the log.
+        OpLockTimeoutError: Another process was still building it after ``ACCLIMATE_BUILD_TIMEOUT``.
+        CacheWriteError: Neither the cache nor the folder for temporary files can be written.
     """
     library = find(recipe, key)
     if library is not None:
@@ -125,10 +126,10 @@ def obtain(recipe: Recipe, key: str, progress: Progress | None = None) -> Path:
 
 
 def _trusted_root(notice: int = logging.DEBUG) -> list[Path]:
-    """The cache's folder of libraries; none where there is no cache, or others can write to it.
+    """Returns the cache's folder of libraries, or nothing if there is no cache or others can write to it.
 
     Args:
-        notice: the log's level of the message that it is not used.
+        notice: The level at which to log that the cache is not used.
     """
     try:
         root = ops_folder()
@@ -140,11 +141,11 @@ def _trusted_root(notice: int = logging.DEBUG) -> list[Path]:
 
 
 def _reason(error: OSError) -> str | None:
-    """Why the cache cannot be used, where that is what an error is about."""
+    """Returns why the cache cannot be used, if that is the error; else ``None``."""
     if isinstance(error, CacheWriteError):
         return str(error)
     if error.errno in UNWRITABLE:
-        return f"it cannot be written ({error.strerror}). Set ACCLIMATE_CACHE to a folder that can"
+        return f"it cannot be written ({error.strerror}). Set ACCLIMATE_CACHE to a writable folder"
     return None
 
 
@@ -171,7 +172,7 @@ def _build_once(root: Path, recipe: Recipe, key: str, progress: Progress | None)
 
 
 def _build_privately(recipe: Recipe, key: str, progress: Progress | None, reason: str) -> Path:
-    """Builds for this process alone, where the cache cannot be used."""
+    """Builds for this process alone, since the cache cannot be used."""
     global _private_root
     if not _private_folders():
         try:
@@ -179,11 +180,11 @@ def _build_privately(recipe: Recipe, key: str, progress: Progress | None, reason
             check_folder(folder)
         except OSError as error:
             raise CacheWriteError(
-                f"there is no folder to build in: the cache is not used ({reason}), nor is one for temporary "
-                f"files ({error})"
+                f"there is no folder to build in: neither the cache can be used ({reason}), nor the folder "
+                f"for temporary files ({error})"
             ) from error
         _logger.warning(
-            "This process builds ops in %s, for itself alone. The cache is not used: %s.", folder, reason
+            "This process builds ops for itself alone, in %s. The cache is not used: %s.", folder, reason
         )
         _private_root = os.getpid(), folder
         atexit.register(_remove_private_folder)
@@ -195,7 +196,7 @@ def _private_folders() -> list[Path]:
 
 
 def _remove_private_folder() -> None:
-    if _private_root is not None and _private_root[0] == os.getpid():  # a forked child must leave it
+    if _private_root is not None and _private_root[0] == os.getpid():  # not in a forked child
         shutil.rmtree(_private_root[1], ignore_errors=True)
 
 
@@ -203,14 +204,14 @@ def _remove_private_folder() -> None:
 
 
 def _intact(folder: Path, name: str) -> Path | None:
-    """The library in a folder, if it is as its record says."""
+    """Returns the library in a folder if it matches its record."""
     library = folder / f"{name}.so"
     try:
         check_folder(folder)
         record = json.loads(read_file(folder / _RECORD))
         content = read_file(library)
         if len(content) != record["size"] or _digest(content) != record["sha256"]:
-            _logger.info("%s is damaged, and will be built again.", library)
+            _logger.info("%s is damaged and will be built again.", library)
             return None
     except FileNotFoundError:
         return None
@@ -255,7 +256,7 @@ def _log_of_failure(folder: Path) -> Path:
 
 
 def _keep_log(private: Path, folder: Path) -> Path:
-    """Moves the log of a failed build to where its reader can find it later."""
+    """Moves the log of a failed build out of the private folder, which is removed."""
     return (private / LOG_NAME).replace(_log_of_failure(folder))
 
 
@@ -263,16 +264,16 @@ def _keep_log(private: Path, folder: Path) -> Path:
 
 
 def clean(names: list[str] | None = None) -> tuple[list[Path], list[Path]]:
-    """Removes built libraries, logs and what dead builders left.
+    """Removes built libraries, logs and the remains of killed builders.
 
     Args:
-        names: of ops; ``None`` for all.
+        names: The names of ops; ``None``: all.
 
     Returns:
-        The folders of libraries that were removed, and the lock files of builds in progress, which stay.
+        The removed folders, and the lock files of builds in progress, which stay.
 
     Raises:
-        CacheWriteError: there is no cache, others can write to it, or it cannot be read.
+        CacheWriteError: There is no cache, others can write to it, or it cannot be read.
     """
     removed: list[Path] = []
     busy: list[Path] = []
@@ -280,12 +281,12 @@ def clean(names: list[str] | None = None) -> tuple[list[Path], list[Path]]:
     check_folder(root)
     try:
         ops = sorted(path.name for path in root.iterdir()) if names is None else names
-        # What a link leads to is no part of the cache.
+        # A link's target is not part of the cache.
         for parent in (root / op for op in ops if is_folder(root / op)):
             _clean_op(parent, removed, busy)
         if names is None:
             (root / _VERSIONS).unlink(missing_ok=True)
-    except FileNotFoundError:  # there is nothing yet, or another process cleans too
+    except FileNotFoundError:  # the cache is empty, or another process is cleaning it
         pass
     except OSError as error:
         if isinstance(error, CacheWriteError):
@@ -314,5 +315,5 @@ def _clean_op(parent: Path, removed: list[Path], busy: list[Path]) -> None:
 
 
 def _key_of(path: Path) -> str:
-    """The key in any file name of the cache: keys have no dot."""
+    """Returns the key in a file name of the cache; keys contain no dot."""
     return path.name.lstrip(".").partition(".")[0]

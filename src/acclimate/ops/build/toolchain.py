@@ -1,4 +1,4 @@
-"""The compilers and flags of an accelerator, asked for once a build, and how compilers are run."""
+"""An accelerator's compilers and flags, and how compilers are run and asked for their versions."""
 
 from __future__ import annotations
 
@@ -19,37 +19,39 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
 from acclimate.cache.folder import check_folder, make_folder, read_file
-from acclimate.errors import CompilerNotFoundError, InvalidEnvironmentError, OpBuildError
+from acclimate.errors import CompilerNotFoundError, InvalidEnvironmentError, OpBuildError, excerpt
 
 if TYPE_CHECKING:
     from acclimate.accelerator import Accelerator
 
-_LONGEST_ANSWER_S = 60.0  # of a compiler that is asked for its version
+_VERSION_TIMEOUT_S = 60.0
+# Reads the running process groups, one line at each change; at the end of input kills those of the last line.
+_WATCHER = 'while read -r line; do groups=$line; done; [ -z "$groups" ] || kill -s KILL -- $groups'
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What an accelerator compiles and links the sources of one op with."""
+    """The compilers and flags with which an accelerator builds one op."""
 
     compilers: Mapping[str, tuple[str, ...]]
-    """By how a source's name ends: a program's path, then its fixed arguments; empty where there is none."""
+    """By suffix of the source: a program's path and its fixed arguments; empty if there is none."""
     flags: Mapping[str, tuple[str, ...]]
-    """By how a source's name ends: the accelerator's flags."""
+    """By suffix of the source: the accelerator's flags."""
     include_paths: tuple[str, ...]
     """The accelerator's folders of headers."""
     link_flags: tuple[str, ...]
-    """The accelerator's flags for the linker, which is the compiler of C++."""
+    """The accelerator's flags for the linker, which is the C++ compiler."""
     missing: str | None
-    """Why there is no compiler for one of the sources; ``None`` where there is one for each."""
+    """Why there is no compiler for one of the sources; ``None`` if there is one for each."""
 
     @classmethod
     def of(cls, accelerator: Accelerator, suffixes: Sequence[str], portable: bool = False) -> Toolchain:
-        """Asks an accelerator.
+        """Returns the toolchain of an accelerator.
 
         Args:
-            accelerator: to build for.
-            suffixes: how the names of the sources end, and C++'s for the linker.
-            portable: for all devices of the accelerator's kind, not only for those present.
+            accelerator: The accelerator to build for.
+            suffixes: The suffixes of the sources, and that of C++ for the linker.
+            portable: Compile for all devices of the accelerator's kind, not only for those present.
         """
         compilers: dict[str, tuple[str, ...]] = {}
         missing = None
@@ -69,10 +71,10 @@ class Toolchain:
 
 
 def build_timeout_s() -> float:
-    """``ACCLIMATE_BUILD_TIMEOUT``: the longest wait for another process's build, and for one compiler.
+    """Returns ``ACCLIMATE_BUILD_TIMEOUT``, the time limit for another process's build and for one compiler.
 
     Raises:
-        InvalidEnvironmentError: it is no number from 0 on.
+        InvalidEnvironmentError: It is not a number from 0 on.
     """
     text = os.environ.get("ACCLIMATE_BUILD_TIMEOUT", "600")
     try:
@@ -81,7 +83,7 @@ def build_timeout_s() -> float:
         seconds = -1.0
     if not seconds >= 0:
         raise InvalidEnvironmentError(
-            f'ACCLIMATE_BUILD_TIMEOUT is "{text}", but has to be a number of seconds from 0 on.'
+            f'ACCLIMATE_BUILD_TIMEOUT is "{excerpt(text)}", but must be a number of seconds from 0 on.'
         )
     return seconds
 
@@ -90,19 +92,31 @@ def build_timeout_s() -> float:
 
 
 class Compilers:
-    """Runs compilers from several threads; at the end of the ``with`` block none is left, nor its children.
+    """Runs compilers from several threads; the end of the ``with`` block kills them and their children.
+
+    So does the death of this process: a shell that waits for it then kills their process groups.
 
     Args:
-        timeout_s: the longest that one may run; 0 for no limit.
+        timeout_s: The time limit for each; 0: none.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s or None
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
+        self._watcher: subprocess.Popen[bytes] | None = None
         self._is_over = False
 
     def __enter__(self) -> Compilers:
+        with contextlib.suppress(OSError):  # there is no shell
+            self._watcher = subprocess.Popen(
+                ["/bin/sh", "-c", _WATCHER],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # outlives this process's group
+            )
         return self
 
     def __exit__(
@@ -111,26 +125,38 @@ class Compilers:
         self.end()
 
     def end(self) -> None:
-        """Ends those that run, and lets no other start."""
+        """Kills the running compilers, and lets no other start."""
         with self._lock:
             self._is_over = True
             for process in self._running:
                 _kill(process)
+            self._running.clear()
+            if self._watcher is not None and self._watcher.stdin is not None:
+                self._tell_watcher()
+                self._watcher.stdin.close()
+                self._watcher.wait()
+                self._watcher = None
+
+    def _tell_watcher(self) -> None:
+        if self._watcher is not None and self._watcher.stdin is not None:
+            groups = " ".join(f"-{process.pid}" for process in self._running)
+            with contextlib.suppress(OSError):  # something has killed it
+                self._watcher.stdin.write(f"{groups}\n".encode())
 
     def run(self, command: Sequence[str], folder: Path | None = None) -> tuple[int, str]:
-        """Runs one and waits for it.
+        """Runs a compiler and waits for it.
 
         Args:
-            command: what to run.
-            folder: its working directory, where its temporary files go too; ``None``: this process's.
+            command: The command.
+            folder: The working directory, also for temporary files; ``None``: this process's.
 
         Returns:
-            Its exit code, or minus the number of the signal that ended it; and what it wrote.
+            Its exit code, or minus the number of the signal that killed it; and its output.
 
         Raises:
-            OpBuildError: it took too long, or cannot be run.
+            OpBuildError: It timed out or cannot be run.
         """
-        # Others could replace the temporary files of a compiler where TMPDIR is open to them.
+        # In a TMPDIR that is open to other users, they could replace a compiler's temporary files.
         environ = dict(os.environ) if folder is None else {**os.environ, "TMPDIR": str(folder)}
         with _output_file() as output:
             code = self._run(command, folder, environ, output)
@@ -151,27 +177,29 @@ class Compilers:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # a group of its own, which can be ended as a whole
+                    start_new_session=True,  # its own process group, which can be killed as a whole
                 )
             except (OSError, ValueError) as error:
                 raise OpBuildError(f"{command[0]} cannot be run: {error}") from error
             self._running.add(process)
+            self._tell_watcher()
         try:
             return process.wait(self._timeout_s)
         except subprocess.TimeoutExpired:
             raise OpBuildError(
-                f"{command[0]} did not end within {self._timeout_s:g} s, so it was ended, with its children. "
-                "Set ACCLIMATE_BUILD_TIMEOUT to a longer time in seconds, or 0 for no limit"
+                f"{command[0]} did not end within {self._timeout_s:g} s, so it was killed with its children. "
+                "Set ACCLIMATE_BUILD_TIMEOUT to a longer time in seconds, or to 0 for no limit"
             ) from None
         finally:
             with self._lock:
                 self._running.discard(process)
                 _kill(process)
+                self._tell_watcher()
 
 
 def _output_file() -> IO[bytes]:
-    """For what a compiler writes. No pipe, which a server that it starts may keep open; in memory where that
-    can be, as the disk may be full."""
+    """Returns a file for a compiler's output: not a pipe, which a server that the compiler starts may keep
+    open; in memory if possible, since the disk may be full."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("compiler-output"), "w+b")
     return tempfile.TemporaryFile()
@@ -184,21 +212,21 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-# -- what a compiler says of itself ------------------------------------------------------------------
+# -- versions of compilers ---------------------------------------------------------------------------
 
 
 def compiler_versions(commands: Sequence[tuple[str, ...]], memory: Path | None) -> list[str]:
-    """What each compiler says of its version.
+    """Returns each compiler's output of ``--version``.
 
-    Asking takes longer than all else in loading a cached op, so the answer is kept for as long as the
-    program's file does not change.
+    Running ``--version`` takes longer than the rest of loading a cached op, so the output is stored until the
+    program's file changes.
 
     Args:
-        commands: a program's path, then its fixed arguments.
-        memory: the file that the answers are kept in. Where it cannot be used they are asked for each time.
+        commands: For each compiler, the program's path and its fixed arguments.
+        memory: The file that stores the outputs. If it cannot be used, the compilers are run each time.
 
     Raises:
-        OpBuildError: a compiler cannot be run.
+        OpBuildError: A compiler cannot be run.
     """
     known = _remembered(memory) if memory is not None else {}
     versions, asked = [], {}
@@ -216,7 +244,7 @@ def compiler_versions(commands: Sequence[tuple[str, ...]], memory: Path | None) 
 
 
 def _identity(command: tuple[str, ...]) -> str:
-    """The program files of a command as they are now; "" for a script, which may start any compiler."""
+    """Identifies the program files of a command; "" for a script, which may start any compiler."""
     stamps = []
     for word in command:
         path = Path(os.path.realpath(shutil.which(word) or ""))
@@ -226,7 +254,7 @@ def _identity(command: tuple[str, ...]) -> str:
             with path.open("rb") as file:
                 if file.read(2) == b"#!":
                     return ""
-        except OSError:  # a program that may be run and not read
+        except OSError:  # executable, but not readable
             return ""
         status = path.stat()
         stamps.append(f"{path}:{status.st_size}:{status.st_mtime_ns}")
@@ -235,12 +263,12 @@ def _identity(command: tuple[str, ...]) -> str:
 
 def _ask_version(command: tuple[str, ...]) -> str:
     name = f"The compiler {shlex.join(command)}"
-    limit_s = min(build_timeout_s() or _LONGEST_ANSWER_S, _LONGEST_ANSWER_S)
+    limit_s = min(build_timeout_s() or _VERSION_TIMEOUT_S, _VERSION_TIMEOUT_S)
     try:
         with Compilers(limit_s) as compilers:
             code, answer = compilers.run([*command, "--version"])
     except OpBuildError as error:
-        raise OpBuildError(f"{name} does not tell its version: {error}.") from error
+        raise OpBuildError(f"{name} does not print its version: {error}.") from error
     if code != 0:
         raise OpBuildError(
             f"{name} cannot be run: with --version it ended with {ending(code)}.\n{answer}".rstrip()
@@ -249,12 +277,12 @@ def _ask_version(command: tuple[str, ...]) -> str:
 
 
 def ending(code: int) -> str:
-    """How a program ended, to follow "ended with"."""
+    """Describes how a program ended, to follow "ended with"."""
     return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
 def _remembered(memory: Path) -> dict[str, str]:
-    """The answers that a file holds; none where it is damaged, or others could have written it."""
+    """Reads the stored outputs; none if the file is damaged or others could have written it."""
     try:
         check_folder(memory.parent)
         known = json.loads(read_file(memory))
@@ -267,7 +295,7 @@ def _remembered(memory: Path) -> dict[str, str]:
 
 def _remember(memory: Path, versions: dict[str, str]) -> None:
     partial = memory.with_name(f".{memory.name}.{secrets.token_hex(4)}")
-    # A cache that is full or cannot be written to: they are asked for again next time.
+    # Without room or permission, the compilers are run again next time.
     with contextlib.suppress(OSError):
         make_folder(memory.parent)
         try:

@@ -1,1 +1,1 @@
-"""Native optimizers: what they share, and one folder for each."""
+"""Native optimizers: a common base, and a folder for each."""

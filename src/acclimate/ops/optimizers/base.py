@@ -1,4 +1,4 @@
-"""What the native optimizers share: the tensors of a whole parameter group go to one call of one op."""
+"""The base of the native optimizers: one call of one op updates a whole parameter group."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from acclimate.ops.optimizers.checks import (
     check_memory,
     check_saved_state,
     check_settings,
+    number,
     saved_step,
 )
 from acclimate.ops.optimizers.simd import chosen_isa
@@ -27,36 +28,36 @@ if TYPE_CHECKING:
     from acclimate.ops.build.builder import OpBuilder
 
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
-"""Tensors, parameter groups or named parameters, as any torch optimizer takes them."""
+"""Tensors, parameter groups or named parameters, as for any torch optimizer."""
 
 MASTER = "master"
-"""The state's name of the float32 copy of a parameter that is kept with ``master_weights=True``."""
+"""The key in ``state`` of a parameter's float32 copy, which ``master_weights=True`` keeps."""
 
 
 @dataclass(frozen=True)
 class GroupTensors:
-    """The tensors of one parameter group that a step moves; each list has one for each parameter."""
+    """The tensors of one parameter group in a step; each list has one for each parameter."""
 
     params: list[Tensor]
     """Parameters, or their float32 masters."""
     grads: list[Tensor]
     states: tuple[list[Tensor], ...]
-    """By :attr:`GroupOptimizer.state_names`."""
+    """In the order of :attr:`GroupOptimizer.state_names`."""
     steps: list[Tensor]
-    """How often each was updated before: float32 scalars, which the op counts up."""
+    """How often each was updated before: float32 scalars, which the op increments."""
     outputs: list[Tensor]
-    """What the new parameters are written to as well; empty, or one for each."""
+    """Tensors that also receive the new parameters; empty, or one for each."""
 
     def lists(self) -> tuple[list[Tensor], ...]:
-        """The lists in the order in which every op takes them."""
+        """Returns the lists in the order of every op's arguments."""
         return (self.params, self.grads, *self.states, self.steps, self.outputs)
 
     def on_this_rank(self) -> GroupTensors:
-        """The parts of sharded tensors that this rank holds."""
-        return _tensors([shards.locals_of(tensors) for tensors in self.lists()])
+        """Returns this rank's parts of sharded tensors."""
+        return _tensors([[shards.local(tensor) for tensor in tensors] for tensors in self.lists()])
 
     def by_device(self) -> Iterator[GroupTensors]:
-        """These tensors, or one set for each device where the parameters are on several."""
+        """Yields these tensors, divided by device if the parameters are on several."""
         devices = {parameter.device for parameter in self.params}
         if len(devices) == 1:
             yield self
@@ -75,30 +76,32 @@ class GroupOptimizer(torch.optim.Optimizer):
     """An optimizer that updates each parameter group in one call of its op.
 
     Args:
-        params: what to optimize; float32, bfloat16 or float16, any size and layout; also parameters that
-            FSDP2 has sharded, of which each rank updates its own part.
-        defaults: the settings of groups that do not say otherwise.
-        state_dtype: of the optimizer's state: float32, bfloat16 or float16; ``None``: each parameter's own.
-        master_weights: keeps a float32 copy of each parameter of 16 bits, updates that, and writes the
+        params: What to optimize: float32, bfloat16 or float16, of any size and layout. Of parameters that
+            FSDP2 has sharded, each rank updates its own part.
+        defaults: The settings of groups that have none of their own.
+        state_dtype: The dtype of the state: float32, bfloat16 or float16; ``None``: each parameter's own.
+        master_weights: Keeps a float32 copy of each 16-bit parameter, updates the copy, and writes the
             parameter from it in the same pass.
 
     Raises:
-        InvalidOptimizerArgumentError: a setting that it cannot have.
-        UnsupportedParameterError: a parameter that it cannot update.
+        InvalidOptimizerArgumentError: A setting is out of range or of the wrong kind.
+        UnsupportedParameterError: A parameter has an unsupported dtype, layout or device.
     """
 
     define_op: ClassVar[Callable[[], Any]]
     """Defines the op that updates a group, and returns it."""
     state_names: ClassVar[tuple[str, ...]]
-    """The names in ``state`` of the tensors that have the parameter's shape: one or two."""
+    """The keys in ``state`` of the one or two tensors with the parameter's shape."""
+    op_arguments: ClassVar[Mapping[str, str]]
+    """The op's arguments, each with the name of its setting in a group, apart from the betas."""
     counts_steps: ClassVar[bool] = True
-    """Whether an update depends on how many there were before."""
+    """Whether an update depends on the number of earlier ones."""
     shares_devices: ClassVar[bool] = False
-    """Whether parameters of one group may be on several devices, with one call for each."""
+    """Whether one group may have parameters on several devices; each device gets its own call."""
     builders: ClassVar[Mapping[str, type[OpBuilder]]] = {}
-    """By type of device: whose library to load for a parameter there."""
+    """The builder of the library to load, by device type."""
     elsewhere: ClassVar[str | None] = None
-    """What to use for parameters that are not on the host, where this optimizer is for the host alone."""
+    """For an optimizer of host parameters only: what to use for parameters on other devices."""
 
     def __init__(
         self,
@@ -118,15 +121,15 @@ class GroupOptimizer(torch.optim.Optimizer):
         self.master_weights = master_weights
         self._op = type(self).define_op()
         self._isa = chosen_isa()
-        self._has_shards = False  # told when parameters are added: asking each in every step takes long
+        self._has_shards = False  # set when parameters are added: asking each of them in every step is slow
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group of parameters with settings of its own.
+        """Adds a group of parameters with its own settings.
 
         Raises:
-            InvalidOptimizerArgumentError: a setting that it cannot have.
-            UnsupportedParameterError: a parameter that it cannot update.
+            InvalidOptimizerArgumentError: A setting is out of range or of the wrong kind.
+            UnsupportedParameterError: A parameter has an unsupported dtype, layout or device.
         """
         self.check_group(param_group)
         super().add_param_group(param_group)
@@ -140,10 +143,10 @@ class GroupOptimizer(torch.optim.Optimizer):
         self._has_shards |= any(map(shards.is_sharded, self.param_groups[-1]["params"]))
 
     def check_group(self, settings: Mapping[str, Any]) -> None:
-        """Checks the settings of a group, given or loaded.
+        """Checks the settings of a new or loaded group.
 
         Raises:
-            InvalidOptimizerArgumentError: a setting that this optimizer cannot have.
+            InvalidOptimizerArgumentError: A setting is out of range or of the wrong kind.
         """
         if settings.get("amsgrad"):
             raise InvalidOptimizerArgumentError(
@@ -152,21 +155,21 @@ class GroupOptimizer(torch.optim.Optimizer):
         check_settings({name: settings[name] for name in self.defaults if name in settings})
 
     def check_parameter(self, parameter: Tensor) -> None:
-        """Loads the op for the parameter's device.
+        """Checks a parameter and loads the op for its device.
 
         Raises:
-            UnsupportedParameterError: a parameter that this optimizer cannot update.
+            UnsupportedParameterError: The parameter has an unsupported dtype, layout or device.
         """
         if parameter.dtype not in SUPPORTED_DTYPES:
             raise UnsupportedParameterError(
-                f"{type(self).__name__} updates float32, bfloat16 and float16 parameters, and was given one "
-                f"of {parameter.dtype}. Convert it, or use torch.optim for that one."
+                f"{type(self).__name__} updates float32, bfloat16 and float16 parameters, but one is "
+                f"{parameter.dtype}. Convert it, or give it to an optimizer of torch.optim."
             )
         device = parameter.device.type
         if self.elsewhere is not None and device != "cpu":
             raise UnsupportedParameterError(
-                f"{type(self).__name__} updates parameters on the host, and was given one on "
-                f"{parameter.device}. Use {self.elsewhere} there."
+                f"{type(self).__name__} updates parameters on the host, but one is on {parameter.device}. "
+                f"Use {self.elsewhere} for it."
             )
         if device in self.builders:
             self.builders[device]().load()
@@ -177,16 +180,19 @@ class GroupOptimizer(torch.optim.Optimizer):
     # -- a step ----------------------------------------------------------------------------------
 
     def op_settings(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """A group's settings under the names of the op's arguments."""
-        raise NotImplementedError
+        """Returns a group's settings under the names of the op's arguments."""
+        settings = {argument: number(group[name]) for argument, name in self.op_arguments.items()}
+        if "betas" in group:
+            settings["beta1"], settings["beta2"] = map(number, group["betas"])
+        return settings
 
     def update(self, group: Mapping[str, Any], tensors: GroupTensors, grad_scale: float) -> None:
         """Updates the tensors of one group.
 
         Args:
-            group: its settings.
-            tensors: what to update, and from what.
-            grad_scale: multiplies the gradients.
+            group: The group's settings.
+            tensors: Its tensors.
+            grad_scale: A factor for the gradients.
         """
         for part in tensors.by_device() if self.shares_devices else (tensors,):
             self._op(
@@ -209,23 +215,22 @@ class GroupOptimizer(torch.optim.Optimizer):
         """Updates all parameters that have a gradient.
 
         Args:
-            closure: computes the loss and the gradients again.
-            grads: gradients to use in place of ``parameter.grad``, one for each parameter in the order of
-                the groups, ``None`` for one that has none. They need not have the parameter's dtype: the
-                gradients that an accelerator made in bfloat16 update float32 parameters here as they are.
-            outputs: tensors that the new parameters are also written to, in the same pass over memory; one
-                for each parameter, of the parameter's shape and any supported dtype.
-            grad_scale: multiplies the gradients: 1 / loss scale.
+            closure: Computes the loss and the gradients again.
+            grads: Gradients to use instead of ``parameter.grad``, one for each parameter in the order of
+                the groups, ``None`` for a parameter without. Their dtype may differ from the parameter's:
+                bfloat16 gradients from an accelerator update float32 parameters here without a conversion.
+            outputs: Tensors that also receive the new parameters, in the same pass over memory; one for each
+                parameter, of the parameter's shape and any supported dtype.
+            grad_scale: A factor for the gradients: 1 / loss scale.
 
         Returns:
-            What the closure returned.
+            The closure's result.
 
         Raises:
-            InvalidOptimizerArgumentError: ``grads`` or ``outputs`` are not one of the same shape for each
-                parameter, or ``outputs`` were given to an optimizer that has master weights. Nothing is
-                changed.
-            UnsupportedParameterError: a gradient or output is sparse, on another device, or of a dtype that
-                cannot be used. Nothing is changed.
+            InvalidOptimizerArgumentError: ``grads`` or ``outputs`` do not match the parameters in number or
+                shape, or ``outputs`` is given although the optimizer has master weights. Nothing is changed.
+            UnsupportedParameterError: A gradient or output is sparse, on another device, or of an
+                unsupported dtype. Nothing is changed.
         """
         loss = None
         if closure is not None:
@@ -237,7 +242,7 @@ class GroupOptimizer(torch.optim.Optimizer):
             check_like("outputs", outputs, self._parameters())
             if self.master_weights:
                 raise InvalidOptimizerArgumentError(
-                    "With master_weights=True the parameters are the outputs. Leave outputs out of step()."
+                    "With master_weights=True the parameters are the outputs. Do not pass outputs to step()."
                 )
         first = 0
         for group in self.param_groups:
@@ -256,17 +261,17 @@ class GroupOptimizer(torch.optim.Optimizer):
                 tensors = GroupTensors(params, found, states, steps, written)
                 try:
                     self.update(group, tensors.on_this_rank() if self._has_shards else tensors, grad_scale)
-                except RuntimeError:  # asking each gradient in every step takes long
+                except RuntimeError:  # checking each gradient in every step would be slow
                     for grad in found:
                         check_layout("A gradient", grad)
                     raise
                 if not torch.compiler.is_compiling():
-                    # Native code writes below autograd, which has to learn that these values are new.
+                    # Native code writes without autograd's knowledge.
                     torch.autograd.graph.increment_version((*params, *written))
             first = last
         return loss
 
-    # torch.compile runs a method of this name as it is, and takes from it the lists that it filled.
+    # torch.compile runs a method of this name uncompiled, and uses the lists it has filled.
     def _init_group(
         self,
         group: dict[str, Any],
@@ -279,8 +284,8 @@ class GroupOptimizer(torch.optim.Optimizer):
         grads: Sequence[Tensor | None] | None = None,
         outputs: Sequence[Tensor] | None = None,
     ) -> None:
-        """Fills the lists with what a step over a group needs, making the state that is not there yet."""
-        # Looked up once: the loop runs for each of maybe thousands of small tensors.
+        """Fills the lists with the tensors for a step over a group, creating missing state."""
+        # Looked up once: there may be thousands of small tensors.
         first, second = (*self.state_names, None)[:2]
         all_states, has_masters, has_shards = self.state, self.master_weights, self._has_shards
         for index, parameter in enumerate(group["params"]):
@@ -316,25 +321,25 @@ class GroupOptimizer(torch.optim.Optimizer):
             state[name] = memory.fill_(self.initial_state(name, group))
 
     def initial_state(self, name: str, group: Mapping[str, Any]) -> float:
-        """What a state tensor holds before the first step."""
+        """Returns the value of a state tensor's elements before the first step."""
         return 0.0
 
     # -- saving and loading ----------------------------------------------------------------------
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what ``state_dict()`` of this optimizer, or of torch's of the same algorithm, returned.
+        """Loads a ``state_dict()`` of this optimizer or of torch's optimizer for the same algorithm.
 
-        State keeps this optimizer's dtype for it, where torch would cast it to the parameter's.
+        Casts the state to this optimizer's state dtype; torch's would cast it to the parameter's.
 
         Raises:
-            InvalidOptimizerArgumentError: a setting that this optimizer cannot have, or a state that is
-                incomplete, of another shape, or of another algorithm. Nothing is changed.
-            ValueError: the groups are not as many, or not as long, as this optimizer's.
+            InvalidOptimizerArgumentError: A setting is out of range, or a state is incomplete, of another
+                shape, or of another algorithm. Nothing is changed.
+            ValueError: The groups differ from this optimizer's in number or length.
         """
         groups = state_dict["param_groups"]
         loaded = []
-        # Otherwise torch refuses it below, and says in what the groups differ.
+        # If the groups differ, torch refuses the state below and says how.
         if [len(group["params"]) for group in groups] == [
             len(group["params"]) for group in self.param_groups
         ]:
@@ -365,19 +370,19 @@ class GroupOptimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         for group in self.param_groups:
             for name, value in self.defaults.items():
-                group.setdefault(name, value)  # a state saved by another optimizer of the same algorithm
+                group.setdefault(name, value)  # missing in the state of torch's optimizer
 
 
 class FusedOptimizer(GroupOptimizer):
-    """What adds to an optimizer of one device's parameters that a group may be on several.
+    """Lets the parameters of one group be on several devices.
 
-    Comes before that optimizer among the bases of a class.
+    Comes before the optimizer among the bases of a class.
     """
 
     shares_devices: ClassVar[bool] = True
     set_grad_none: bool
-    """What :meth:`zero_grad` does unless told."""
+    """The default of :meth:`zero_grad`'s argument."""
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Drops the gradients, or sets them to zero."""
+        """Removes the gradients, or sets them to zero."""
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)

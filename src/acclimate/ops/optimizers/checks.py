@@ -18,20 +18,20 @@ SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def number(value: float | Tensor) -> float:
-    """A setting as a number; schedulers may put a tensor in its place."""
+    """Returns a setting's value; schedulers may have replaced the number by a tensor."""
     return value.item() if isinstance(value, Tensor) else value
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Checks the settings of a parameter group; switches and names are not looked at.
+    """Checks the numbers among the settings of a parameter group.
 
     Raises:
-        InvalidOptimizerArgumentError: one is negative or NaN, or a beta is not from 0 to below 1.
+        InvalidOptimizerArgumentError: A number is negative or NaN, or a beta is not in [0, 1).
     """
     numbers = dict(settings)
     betas = numbers.pop("betas", ())
     if "betas" in settings and len(betas) != 2:
-        raise InvalidOptimizerArgumentError(f"betas has to be two numbers. Value {betas} is not.")
+        raise InvalidOptimizerArgumentError(f"betas must be two numbers. Value {betas} is not.")
     numbers.update({f"beta{index}": beta for index, beta in enumerate(betas, start=1)})
     for name, setting in numbers.items():
         if isinstance(setting, bool) or not isinstance(setting, Real | Tensor):
@@ -39,16 +39,16 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         value = float(setting)
         if not value >= 0.0 or (name.startswith("beta") and not value < 1.0):
             limit = "from 0 to below 1" if name.startswith("beta") else "0 or more"
-            raise InvalidOptimizerArgumentError(f"{name} has to be {limit}. Value {value} is not.")
+            raise InvalidOptimizerArgumentError(f"{name} must be {limit}. Value {value} is not.")
 
 
 def check_memory(parameters: Iterable[Tensor]) -> None:
-    """Checks that every element of the parameters on the host has memory of its own.
+    """Checks that no two elements of the host's parameters share memory.
 
-    Threads update parameters side by side, so an element that two share would get one update or both.
+    Threads update parameters in parallel, so a shared element would get one update or both.
 
     Raises:
-        UnsupportedParameterError: two parameters share memory, or a parameter is expanded.
+        UnsupportedParameterError: Two parameters share memory, or a parameter is expanded.
     """
     spans = []
     for parameter in map(local, parameters):
@@ -56,8 +56,8 @@ def check_memory(parameters: Iterable[Tensor]) -> None:
             stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)
         ):
             raise UnsupportedParameterError(
-                f"A parameter of shape {tuple(parameter.shape)} is expanded (strides {parameter.stride()}): "
-                "several of its elements are one in memory. Optimize a clone()."
+                f"A parameter of shape {tuple(parameter.shape)} is expanded (strides {parameter.stride()}), "
+                "so several of its elements share memory. Optimize a clone()."
             )
         if parameter.device.type == "cpu" and parameter.is_contiguous() and parameter.numel() > 0:
             begin = parameter.data_ptr()
@@ -66,17 +66,17 @@ def check_memory(parameters: Iterable[Tensor]) -> None:
     for (_, end), (begin, _) in pairwise(sorted(spans)):
         if begin < end:
             raise UnsupportedParameterError(
-                "Two parameters share memory, so both would update it at the same time. Give the optimizer "
-                "one parameter for it: tie weights by using the same torch.nn.Parameter twice."
+                "Two parameters share memory, so both would be updated at the same time. To tie weights, use "
+                "the same torch.nn.Parameter twice."
             )
 
 
 def check_like(name: str, tensors: Sequence[Any], parameters: Sequence[Tensor]) -> None:
-    """Checks tensors that were given to a step: one for each parameter, ``None`` for one that is left out.
+    """Checks the ``grads`` or ``outputs`` of a step: one for each parameter; a gradient may be ``None``.
 
     Raises:
-        InvalidOptimizerArgumentError: there are more or fewer, one is no tensor, or has another shape.
-        UnsupportedParameterError: one has a dtype or layout that cannot be used, or is on another device.
+        InvalidOptimizerArgumentError: Their number is wrong, or one is not a tensor or has another shape.
+        UnsupportedParameterError: One has an unsupported dtype or layout, or is on another device.
     """
     if len(tensors) != len(parameters):
         raise InvalidOptimizerArgumentError(
@@ -105,11 +105,11 @@ def check_like(name: str, tensors: Sequence[Any], parameters: Sequence[Tensor]) 
 
 
 def check_sizes(params: Sequence[Tensor], **others: Sequence[Tensor]) -> None:
-    """Checks that tensors are dense and have as many elements as their parameters, as native kernels do.
+    """Checks, like native kernels, that tensors are dense and have as many elements as their parameters.
 
     Raises:
-        RuntimeError: one has another number.
-        UnsupportedParameterError: one is sparse.
+        RuntimeError: The numbers of elements differ.
+        UnsupportedParameterError: A tensor is sparse.
     """
     for role, tensors in others.items():
         for parameter, tensor in zip(params, tensors, strict=False):
@@ -124,11 +124,11 @@ def check_layout(name: str, tensor: Tensor) -> None:
     """Checks that a tensor is dense.
 
     Raises:
-        UnsupportedParameterError: it is sparse.
+        UnsupportedParameterError: It is sparse.
     """
     if tensor.layout is not torch.strided:
         raise UnsupportedParameterError(
-            f"{name} is {tensor.layout}, and this optimizer takes dense gradients. Make it dense, or use "
+            f"{name} is {tensor.layout}, but this optimizer needs dense tensors. Make it dense, or use "
             "torch.optim.SparseAdam."
         )
 
@@ -136,29 +136,29 @@ def check_layout(name: str, tensor: Tensor) -> None:
 def check_saved_state(
     saved: Mapping[str, Any], parameter: Tensor, required: Sequence[str], optional: Sequence[str], place: str
 ) -> None:
-    """Checks what is to be loaded as the state of one parameter.
+    """Checks the saved state of one parameter.
 
     Args:
-        saved: its state by name.
-        parameter: whose shape the state tensors have to have.
-        required: the names of state tensors that have to be there.
-        optional: those that may be.
-        place: which parameter it is, for the message.
+        saved: The state by name.
+        parameter: The parameter, whose shape the state tensors must have.
+        required: The names of state tensors that must be there.
+        optional: The names of those that may be there.
+        place: The parameter's position, for the message.
 
     Raises:
-        InvalidOptimizerArgumentError: a tensor is missing, unknown, of another shape or not of real numbers.
+        InvalidOptimizerArgumentError: A tensor is missing, unknown, of another shape or not floating-point.
     """
     for name in required:
         if name not in saved:
             raise InvalidOptimizerArgumentError(
-                f"The saved state of {place} has {_listed(saved)} and no {name}; it is of another optimizer."
+                f"The saved state of {place} has {_listed(saved)} but no {name}; it is another optimizer's."
             )
     for name, value in saved.items():
         if name == "step" or not isinstance(value, Tensor):
             continue
         if name not in (*required, *optional):
             raise InvalidOptimizerArgumentError(
-                f"The saved state of {place} has {name}, which this optimizer would not use: it was saved "
+                f"The saved state of {place} has {name}, which this optimizer does not use; it was saved "
                 f"with {_REASONS.get(name, 'another optimizer')}."
             )
         if value.shape != parameter.shape:
@@ -169,7 +169,7 @@ def check_saved_state(
         if not value.is_floating_point() or value.layout is not torch.strided or value.is_meta:
             kind = "without data" if value.is_meta else f"{value.layout}, {value.dtype}"
             raise InvalidOptimizerArgumentError(
-                f"{name} in the saved state of {place} is {kind}; it has to be dense floating-point numbers."
+                f"{name} in the saved state of {place} is {kind}; it must be a dense floating-point tensor."
             )
     for name in required:
         if not isinstance(saved[name], Tensor):
@@ -179,10 +179,10 @@ def check_saved_state(
 
 
 def saved_step(saved: Mapping[str, Any], place: str, is_needed: bool) -> float:
-    """How often a parameter was updated before its state was saved.
+    """Returns how often a parameter had been updated when its state was saved.
 
     Raises:
-        InvalidOptimizerArgumentError: the state does not say, or the value is not a count.
+        InvalidOptimizerArgumentError: The count is missing or is not a finite number from 0 on.
     """
     if "step" not in saved and not is_needed:
         return 0.0
@@ -191,7 +191,7 @@ def saved_step(saved: Mapping[str, Any], place: str, is_needed: bool) -> float:
         step = step.item() if step.numel() == 1 and not step.is_meta else None
     if isinstance(step, bool) or not isinstance(step, int | float) or not 0 <= step < math.inf:
         raise InvalidOptimizerArgumentError(
-            f"step in the saved state of {place} has to be a number of updates. "
+            f"step in the saved state of {place} must be the number of updates. "
             f"Value {saved.get('step')} is not."
         )
     return float(step)

@@ -1,4 +1,4 @@
-"""Large tensors of the host on huge pages, where the system gives them only to those that ask."""
+"""Requests huge pages for large host tensors, on systems that give them only on request."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch import Tensor
 
 from acclimate.ops.optimizers.shards import local
 
-_ADVICE = 14  # MADV_HUGEPAGE of Linux, which Python's mmap names only where it was built with it
-_LEAST_BYTES = 4 << 20  # below two huge pages there is nothing to gain
+_ADVICE = 14  # Linux's MADV_HUGEPAGE, which some builds of Python's mmap lack
+_LEAST_BYTES = 4 << 20  # less than two huge pages gains nothing
 
 
 def empty_like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Memory of a tensor's shape and layout, not yet touched, and on huge pages if it is large.
+    """Allocates an uninitialised tensor of the same shape and layout, on huge pages if it is large.
 
-    A stream over huge pages asks for an address translation 512 times less often, and the processor's
-    prefetchers do not stop every 4 KiB: measured, a step of Adam takes about a tenth less time.
+    Sequential access to huge pages needs 512 times fewer address translations, and the processor's
+    prefetchers do not stop every 4 KiB: a step of Adam was measured to take about a tenth less time.
     """
     result = torch.empty_like(tensor, dtype=dtype, memory_format=torch.preserve_format)
     memory = local(result)
@@ -32,7 +32,7 @@ def empty_like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         if advise is not None:
             begin = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
             end = (memory.data_ptr() + size) // mmap.PAGESIZE * mmap.PAGESIZE
-            # Advice that a system without huge pages refuses changes nothing, so its answer is not needed.
+            # A system without huge pages refuses, which does no harm.
             advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _ADVICE)
     return result
 

@@ -1,4 +1,4 @@
-"""Arithmetic in torch that rounds as the hardware does."""
+"""Arithmetic in torch that rounds like the hardware."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from torch import Tensor
 
 
 def square_root(x: Tensor) -> Tensor:
-    """The float32 square root, correctly rounded on the host.
+    """Returns the float32 square root, correctly rounded on the host.
 
-    torch's own comes from a vector library there and can be off by one unit in the last place. That of a
-    float64 has more than twice the digits, so rounding it again gives the correctly rounded one.
+    On the host torch's own comes from a vector library and can be off by one unit in the last place. The
+    float64 root has more than twice the digits, so rounding it to float32 gives the correct result.
     """
     return x.double().sqrt().float() if x.device.type == "cpu" else x.sqrt()

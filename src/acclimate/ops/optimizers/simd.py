@@ -1,4 +1,4 @@
-"""Which instruction set native kernels use: the best one this machine has, or the one asked for."""
+"""Chooses the instruction set of native kernels: the best of this machine, or ``ACCLIMATE_CPU_ISA``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
-from acclimate.errors import InstructionSetError
+from acclimate.errors import InstructionSetError, excerpt
 
 VARIABLE = "ACCLIMATE_CPU_ISA"
-"""The environment variable that overrides the choice, to test or to compare variants."""
+"""The environment variable that overrides the choice, to test or compare kernels."""
 
 BEST = 0
-"""What a native kernel is given to choose for itself."""
+"""Lets a native kernel choose."""
 
-# The numbers are the protocol with simd/isa.h.
+# As simd/isa.h numbers them.
 _NUMBERS: Mapping[str, int] = {"plain": 1, "avx2": 2, "avx512": 3, "avx512_bf16": 4, "neon": 5}
 _FLAGS: Mapping[str, frozenset[str]] = {
     "avx2": frozenset({"avx2", "f16c"}),
@@ -26,25 +26,25 @@ _FLAGS: Mapping[str, frozenset[str]] = {
 
 
 def chosen_isa() -> int:
-    """The number of the instruction set that ``ACCLIMATE_CPU_ISA`` names; :data:`BEST` where it is not set.
+    """Returns the number of the instruction set in ``ACCLIMATE_CPU_ISA``; :data:`BEST` if it is not set.
 
     Raises:
-        InstructionSetError: it names none, or one that this machine lacks.
+        InstructionSetError: It names no instruction set, or one that this machine lacks.
     """
     name = os.environ.get(VARIABLE, "")
     return isa_number(name) if name else BEST
 
 
 def isa_number(name: str) -> int:
-    """The number by which a native kernel knows an instruction set.
+    """Returns an instruction set's number in native kernels.
 
     Raises:
-        InstructionSetError: there is none of that name, or this machine lacks it.
+        InstructionSetError: There is none of that name, or this machine lacks it.
     """
     usable = usable_isas()
     if name not in _NUMBERS:
         raise InstructionSetError(
-            f'{VARIABLE} must be one of {", ".join(usable)}. Value "{name}" is unknown.'
+            f'{VARIABLE} must be one of {", ".join(usable)}. Value "{excerpt(name)}" is unknown.'
         )
     if name not in usable:
         raise InstructionSetError(
@@ -56,7 +56,7 @@ def isa_number(name: str) -> int:
 
 @functools.cache
 def usable_isas() -> tuple[str, ...]:
-    """The names of the instruction sets that this machine can run, best last."""
+    """Returns the names of the instruction sets that this machine can run, best last."""
     if platform.machine() in ("aarch64", "arm64"):
         return ("plain", "neon")
     flags = _processor_flags()
@@ -64,7 +64,7 @@ def usable_isas() -> tuple[str, ...]:
 
 
 def _processor_flags() -> frozenset[str]:
-    """What the kernel says processors can do here; it leaves out what the system does not support."""
+    """Returns the processor's features in ``/proc/cpuinfo``, which lists only those the kernel supports."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

@@ -18,8 +18,8 @@ static int64_t aio_start(int64_t way, int64_t block_bytes, int64_t depth, bool s
   return error != 0 ? -error : engines().add(std::move(engine));
 }
 
-// Direct writes that extend a file go one after the other on most file systems; reserving the room first
-// lets them go side by side, and says at once when there is none.
+// Most file systems serialise direct writes that extend a file. Reserving the space first lets them run in
+// parallel, and fails at once if the disk is full.
 static int reserve_room(const Request& request) {
   struct stat status;
   if (fstat(request.fd, &status) != 0 || !S_ISREG(status.st_mode)) return 0;
@@ -65,7 +65,7 @@ static void aio_stop(int64_t id) {
   if (const auto engine = engines().remove(id)) engine->stop();
 }
 
-// In a forked child the workers do not exist: joining them would never end, so what they own is leaked.
+// A forked child has no workers, so joining them would never return; their memory is leaked instead.
 static void aio_abandon(int64_t id) {
   if (auto engine = engines().remove(id)) {
     engine->abandon();

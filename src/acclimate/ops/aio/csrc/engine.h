@@ -1,4 +1,4 @@
-// Engines: the workers and threads that one handle's requests are moved by.
+// Engines: the workers and threads that move one handle's requests.
 #pragma once
 
 #include <csignal>
@@ -21,14 +21,14 @@ class Engine {
 
   Queue& queue() { return queue_; }
 
-  // 0, or the errno with which this way is refused.
+  // 0, or the errno with which the kernel refuses this method.
   int start(Way way, unsigned depth, bool single_submit, unsigned count) {
-    // Plain calls keep one piece on its way per thread.
+    // Each thread of plain calls has one piece in flight.
     if (way == Way::kThreads) count = std::min(kLargestPool, depth * count);
     for (unsigned index = 0; index < count; ++index) {
       if (const int error = add(way, depth, single_submit); error != 0) return error;
     }
-    // Signals belong to Python's threads.
+    // Python's threads handle signals.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -36,7 +36,7 @@ class Engine {
     try {
       for (auto& worker : workers_) threads_.emplace_back([this, &worker] { worker->run(queue_); });
     } catch (const std::system_error& refusal) {
-      // Fewer threads than asked for still do the work.
+      // Fewer threads than requested still do the work.
       error = threads_.empty() ? refusal.code().value() : 0;
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -84,7 +84,7 @@ class Engine {
   std::vector<std::thread> threads_;
 };
 
-// Engines by number: a call with the number of one that was stopped returns EBADF.
+// Engines by number; the number of a stopped engine returns EBADF.
 class Engines {
  public:
   int64_t add(std::shared_ptr<Engine> engine) {
@@ -111,12 +111,12 @@ class Engines {
  private:
   std::mutex mutex_;
   std::unordered_map<int64_t, std::shared_ptr<Engine>> engines_;
-  // Of two builds of this library in one process, neither knows the other's numbers.
+  // Two builds of this library in one process do not share numbers.
   int64_t last_ = static_cast<int64_t>((reinterpret_cast<uintptr_t>(this) & 0x7fffffffffff) << 16);
 };
 
-// Never destroyed: threads may still wait when the process ends. A fork in another thread must not leave
-// the mutex locked in the child for ever.
+// Never destroyed: threads may still wait when the process ends. A fork by another thread must not leave the
+// mutex locked in the child.
 inline Engines& engines() {
   static Engines* const all = [] {
     pthread_atfork([] { engines().lock(); }, [] { engines().unlock(); }, [] { engines().unlock(); });

@@ -1,4 +1,4 @@
-// Requests in the order they came, cut into pieces that workers take and settle.
+// Requests in order of submission, divided into pieces that workers take and complete.
 #pragma once
 
 #include <chrono>
@@ -16,14 +16,14 @@ enum class State : int64_t { kUnknown = -1, kPending = 0, kDone = 1 };
 struct Outcome {
   State state = State::kUnknown;
   int error = 0;
-  int64_t offset = 0;  // in the file, of the first byte that was not moved
+  int64_t offset = 0;  // file offset of the first byte that was not moved
 };
 
 class Queue {
  public:
   explicit Queue(int64_t block_bytes) : block_bytes_(std::min(block_bytes, kLargestBlockBytes)) {}
 
-  // False, and nothing is submitted, where a request has this ticket already.
+  // Returns false and submits nothing if a request already has this ticket.
   bool submit(int64_t ticket, std::unique_ptr<Request> request) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto [place, is_new] = requests_.emplace(ticket, std::move(request));
@@ -34,8 +34,8 @@ class Queue {
     return is_new;
   }
 
-  // A piece ready for the kernel. Without `may_block`, false means that there is none now; with it, that the
-  // queue was stopped and nothing is left.
+  // Takes a piece for the kernel. Without `may_block`, false means that there is none now; with it, that the
+  // queue was stopped and is empty.
   bool take(Piece& piece, bool may_block) {
     for (;;) {
       {
@@ -54,7 +54,7 @@ class Queue {
     }
   }
 
-  // Settles a piece with what the kernel answered.
+  // Completes a piece with the kernel's result.
   void complete(Piece& piece, int64_t answer) {
     int64_t moved;
     const int error = settle(piece, answer, moved);
@@ -63,7 +63,7 @@ class Queue {
     if (error != 0) request.fail(error, piece.file_offset() + moved);
     --request.outstanding;
     if (request.is_done()) {
-      // A failed request may still stand in line, and is forgotten as soon as it is collected.
+      // A failed request may still be queued, and is removed once it has been collected.
       if (error != 0 || request.error != 0) {
         waiting_.erase(std::remove(waiting_.begin(), waiting_.end(), &request), waiting_.end());
       } else if (!waiting_.empty() && waiting_.front() == &request) {
@@ -73,12 +73,12 @@ class Queue {
     }
   }
 
-  // Waits for one request. It stays known until it is forgotten, so that a caller whom a signal interrupts
+  // Waits for one request. Its outcome is kept until forget(), so that a caller that a signal interrupts
   // before it has stored the outcome can ask again.
   Outcome wait(int64_t ticket, std::chrono::milliseconds timeout) {
     std::unique_lock<std::mutex> lock(mutex_);
     auto found = requests_.end();
-    // Looked up again each time: another thread may have forgotten it meanwhile.
+    // Looked up each time, since another thread may have forgotten it meanwhile.
     const auto is_settled = [&] {
       found = requests_.find(ticket);
       return found == requests_.end() || found->second->is_done();
@@ -88,9 +88,9 @@ class Queue {
     return {State::kDone, found->second->error, found->second->error_offset};
   }
 
-  // Frees a request that is done; one on its way stays.
+  // Frees a completed request; a pending one stays.
   void forget(int64_t ticket) {
-    std::unique_ptr<Request> collected;  // freed after the lock, as freeing memory may take long
+    std::unique_ptr<Request> collected;  // freed after the lock, since freeing memory may be slow
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = requests_.find(ticket);
     if (found == requests_.end() || !found->second->is_done()) return;
@@ -98,7 +98,7 @@ class Queue {
     requests_.erase(found);
   }
 
-  // Lets the workers finish what was submitted and then end.
+  // Lets the workers finish all submitted requests and then exit.
   void stop() {
     std::lock_guard<std::mutex> lock(mutex_);
     stopped_ = true;
@@ -114,13 +114,13 @@ class Queue {
   bool stopped_ = false;
 };
 
-// One way to have the kernel move pieces.
+// One method of having the kernel move pieces.
 class Worker {
  public:
   virtual ~Worker() = default;
-  // Takes and settles pieces until the queue is stopped and empty. Runs in a thread of its own.
+  // Takes and completes pieces until the queue is stopped and empty. Runs in its own thread.
   virtual void run(Queue& queue) = 0;
-  // In a forked child: lets go of what the kernel shares with the parent.
+  // Lets a forked child drop what the kernel shares with its parent.
   virtual void abandon() {}
 };
 

@@ -1,4 +1,4 @@
-// A read or write of one contiguous piece of memory, and how it is cut into what the kernel is asked.
+// A read or write of one contiguous range of memory, and how it is divided into requests to the kernel.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@
 
 namespace acclimate_aio {
 
-// Whole pages: where a direct and a buffered write never meet in one page of the page cache.
+// Whole pages, so that a direct and a buffered write never share a page of the page cache.
 constexpr int64_t kPageBytes = 4096;
-// Pieces that go through a bounce buffer are cut at this size, so that big blocks do not cost big buffers.
+// The largest piece that uses a bounce buffer, so that large blocks do not need large buffers.
 constexpr int64_t kBounceBytes = 1 << 20;
 // Linux moves at most 0x7ffff000 bytes in one call.
 constexpr int64_t kLargestBlockBytes = 1 << 30;
-// What is reported where a file ends before the request does: no errno of a read says so.
+// Reported if a file ends before the request does; read has no errno for that.
 constexpr int kEndOfFile = ENODATA;
 
 inline int64_t round_down(int64_t value, int64_t step) { return value - value % step; }
@@ -34,8 +34,9 @@ struct Alignment {
   bool direct = true;
 };
 
-// What a file asks of direct I/O. Kernels before 6.1 do not say; a page then suits every file system, and
-// one that refuses direct I/O answers EINVAL, upon which the piece is moved through the page cache.
+// A file's alignment for direct I/O. Kernels before 6.1 do not report it; a page then suits every file
+// system, and one that refuses direct I/O returns EINVAL, after which the piece is moved through the page
+// cache.
 inline Alignment alignment_of(int fd) {
   constexpr unsigned kDirectAlignment = 0x2000;  // STATX_DIOALIGN, absent from older headers
   alignas(8) unsigned char answer[256] = {};  // struct statx
@@ -62,12 +63,12 @@ struct Request {
   int64_t length;
   bool writes;
   int fd;  // through the page cache
-  int direct_fd;  // past it; -1 where the file has no direct I/O
+  int direct_fd;  // past it; -1 if the file has no direct I/O
   Alignment alignment;
 
   // Guarded by the queue's mutex.
-  int64_t cursor = 0;  // bytes handed out as pieces
-  int64_t outstanding = 0;  // pieces on their way
+  int64_t cursor = 0;  // bytes taken as pieces
+  int64_t outstanding = 0;  // pieces in flight
   int error = 0;
   int64_t error_offset = 0;
 
@@ -78,11 +79,11 @@ struct Request {
       error = code;
       error_offset = at;
     }
-    cursor = length;  // what was not started never starts
+    cursor = length;  // pieces that were not started never start
   }
 };
 
-// Memory aligned for any device, allocated when first needed and kept for the next piece.
+// Memory aligned for any device, allocated on first use and kept for the next piece.
 class Bounce {
  public:
   char* reserve(int64_t bytes) {
@@ -105,7 +106,7 @@ struct Piece {
   Request* request = nullptr;
   int64_t start = 0;  // bytes of the request this piece moves: [start, start + length)
   int64_t length = 0;
-  int fd = -1;  // what the kernel is asked: io_length bytes between address and io_offset of fd
+  int fd = -1;  // the kernel's request: io_length bytes between address and io_offset of fd
   char* address = nullptr;
   int64_t io_offset = 0;
   int64_t io_length = 0;
@@ -140,8 +141,8 @@ inline void cut(Request& request, int64_t block, Piece& piece) {
   } else if (past == 0 && left >= unit && is_aligned(0)) {
     piece.length = std::min(block, round_down(left, unit));
   } else if (request.writes && (past != 0 || left < unit)) {
-    // Part of a page. Reading the rest of it and writing all of it back would undo what a neighbouring
-    // request writes meanwhile; the page cache merges the two under the kernel's own lock.
+    // Part of a page. Reading the rest and writing the whole page back would undo a neighbouring request's
+    // write; the page cache merges the two under the kernel's lock.
     piece.fd = request.fd;
     piece.length = std::min(unit - past, left);
   } else {
@@ -157,7 +158,7 @@ inline void cut(Request& request, int64_t block, Piece& piece) {
   ++request.outstanding;
 }
 
-// Makes a piece ready for the kernel. Without memory for a bounce buffer the piece is left to move_plainly.
+// Prepares a piece for the kernel. Without memory for a bounce buffer, move_plainly moves it.
 inline bool prepare(Piece& piece) {
   piece.address = piece.target();
   if (!piece.bounced) return true;
@@ -167,7 +168,7 @@ inline bool prepare(Piece& piece) {
   return true;
 }
 
-// Moves what is left of a piece through the page cache, after `moved` bytes; returns 0 or an errno.
+// Moves the rest of a piece, after `moved` bytes, through the page cache; returns 0 or an errno.
 inline int move_plainly(const Piece& piece, int64_t& moved) {
   while (moved < piece.length) {
     char* const memory = piece.target() + moved;
@@ -182,8 +183,8 @@ inline int move_plainly(const Piece& piece, int64_t& moved) {
   return 0;
 }
 
-// Takes in what the kernel answered (a count, or a negative errno): copies out of the bounce buffer, moves
-// the rest of a short transfer, and returns 0 or an errno. `moved` is how far the piece came.
+// Handles the kernel's result (a count, or a negative errno): copies from the bounce buffer, moves the rest
+// of a short transfer, and returns 0 or an errno. `moved` is the number of bytes moved.
 inline int settle(const Piece& piece, int64_t answer, int64_t& moved) {
   moved = 0;
   if (answer > 0) {
@@ -192,7 +193,7 @@ inline int settle(const Piece& piece, int64_t answer, int64_t& moved) {
     if (piece.bounced && !piece.request->writes) std::memcpy(piece.target(), piece.address + skipped, moved);
   }
   if (moved == piece.length) return 0;
-  // These say that this way of asking is refused, not that the data cannot be moved.
+  // With these errors the kernel refuses the method, not the transfer itself.
   const bool refused = answer == -EINVAL || answer == -EOPNOTSUPP || answer == -EAGAIN || answer == -EINTR ||
                        answer == -ENOMEM;
   if (answer < 0 && !refused) return static_cast<int>(-answer);

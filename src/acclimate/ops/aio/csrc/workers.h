@@ -1,4 +1,4 @@
-// Three ways to have the kernel move pieces: io_uring and Linux AIO, both by system call, and plain calls.
+// Three methods of moving pieces: io_uring and Linux AIO, both by system call, and plain calls.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace acclimate_aio {
 
-// Slots for pieces on their way, and which of them are free.
+// Slots for pieces in flight, and which of them are free.
 class Slots {
  public:
   explicit Slots(unsigned depth) : pieces_(depth) {
@@ -63,7 +63,7 @@ class LinuxAioWorker final : public Worker {
   // 0, or the errno with which the kernel refuses.
   int open() { return syscall(SYS_io_setup, depth_, &context_) == 0 ? 0 : errno; }
 
-  // A child has no context of its parent: nothing to let go of, and nothing to destroy.
+  // A child does not inherit its parent's context, so there is nothing to destroy.
   void abandon() override { context_ = 0; }
 
   void run(Queue& queue) override {
@@ -104,7 +104,7 @@ class LinuxAioWorker final : public Worker {
     return &control;
   }
 
-  // Submits all that is prepared. A piece the kernel does not take is settled with its reason at once.
+  // Submits all prepared pieces. A piece that the kernel refuses is completed with its errno at once.
   void submit(Queue& queue, Slots& slots, std::vector<iocb*>& prepared) {
     size_t first = 0;
     while (first < prepared.size()) {
@@ -130,7 +130,7 @@ class LinuxAioWorker final : public Worker {
 
 #if defined(IORING_FEAT_RW_CUR_POS)
 
-// The same numbers on every architecture Linux numbers uniformly; older C libraries do not name them.
+// Linux uses these numbers on all architectures; older C libraries lack the names.
 constexpr long kRingSetup = 425;
 constexpr long kRingEnter = 426;
 
@@ -149,7 +149,7 @@ class RingWorker final : public Worker {
     io_uring_params params = {};
     fd_ = static_cast<int>(syscall(kRingSetup, depth_, &params));
     if (fd_ < 0) return errno;
-    // Linux 5.6, the first with plain reads and writes; it also maps both rings at once.
+    // Linux 5.6 was the first with plain reads and writes; it also maps both rings at once.
     if (!(params.features & IORING_FEAT_RW_CUR_POS)) return ENOSYS;
     const size_t submissions = params.sq_off.array + params.sq_entries * sizeof(unsigned);
     const size_t completions = params.cq_off.cqes + params.cq_entries * sizeof(io_uring_cqe);
@@ -230,7 +230,7 @@ class RingWorker final : public Worker {
     const long taken =
         syscall(kRingEnter, fd_, unsubmitted, wanted, wanted ? IORING_ENTER_GETEVENTS : 0, nullptr, 0);
     if (taken >= 0) return static_cast<unsigned>(taken);
-    if (errno != EINTR) pause_briefly();  // EAGAIN, EBUSY: the kernel is short of memory for the moment
+    if (errno != EINTR) pause_briefly();  // EAGAIN, EBUSY: the kernel is short of memory
     return 0;
   }
 

@@ -6,7 +6,7 @@ from acclimate.ops.optimizers.builder import OptimizerBuilder
 
 
 class CPUAdagradBuilder(OptimizerBuilder):
-    """Adagrad on the host; ``load()`` gives DeepSpeed's ``create_adagrad``, ``adagrad_update``, …"""
+    """Adagrad on the host; ``load()`` returns DeepSpeed's ``create_adagrad``, ``adagrad_update``, …"""
 
     name = "cpu_adagrad"
     source = "csrc/adagrad.cpp"

@@ -1,7 +1,7 @@
 """DeepSpeed's functions for Adagrad on the host: what ``CPUAdagradBuilder().load()`` returns.
 
 Signatures are those of DeepSpeed 0.19's ``cpu_adagrad`` extension, so that its ``DeepSpeedCPUAdagrad`` runs
-on this module. DeepSpeed's also overwrites the gradient; this one leaves it as it is.
+on this module. Unlike DeepSpeed's, it does not overwrite the gradient.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from acclimate.errors import InvalidOptimizerArgumentError
-from acclimate.ops.optimizers.adagrad.schema import define
+from acclimate.ops.optimizers.adagrad.plain import define
 from acclimate.ops.optimizers.simd import chosen_isa
 
 _logger = logging.getLogger("acclimate")
@@ -26,17 +26,10 @@ def create_adagrad(
     weight_decay: float = 0.0,
     should_log: bool = False,
 ) -> int:
-    """Makes an optimizer known by a number; each update gives its settings, so none is kept.
+    """Registers an optimizer under the caller's number ``optimizer_id``. Returns 0.
 
-    Args:
-        optimizer_id: its number, chosen by the caller.
-        alpha: not used; :func:`adagrad_update` has the learning rate.
-        eps: not used, likewise.
-        weight_decay: not used, likewise.
-        should_log: logs, as information, that the optimizer was made.
-
-    Returns:
-        0.
+    The settings are not kept, since each update gets them again. With ``should_log`` they are logged as
+    information.
     """
     _optimizers.add(optimizer_id)
     if should_log:
@@ -47,7 +40,7 @@ def create_adagrad(
 
 
 def destroy_adagrad(optimizer_id: int) -> int:
-    """Forgets an optimizer. Returns 0."""
+    """Removes an optimizer's registration. Returns 0."""
     _optimizers.discard(optimizer_id)
     return 0
 
@@ -66,25 +59,24 @@ def adagrad_update(
     """Updates one parameter and its state in place.
 
     Args:
-        optimizer_id: as given to :func:`create_adagrad`.
-        step: the number of this update, from 1; without decay of the learning rate it changes nothing.
-        lr: learning rate.
-        epsilon: added to the denominator.
+        optimizer_id: As given to :func:`create_adagrad`.
+        step: The number of this update, from 1; without effect, since the learning rate does not decay.
+        lr: Learning rate.
+        epsilon: Added to the denominator.
         weight_decay: L2.
-        params: the parameter; float32, bfloat16 or float16, as all tensors here, in any combination.
-        grads: its gradient.
-        exp_avg_sq: the sum of squared gradients (the name is DeepSpeed's).
+        params: The parameter; it, its gradient and its state can each be float32, bfloat16 or float16.
+        grads: Its gradient.
+        exp_avg_sq: The sum of squared gradients, under DeepSpeed's name.
 
     Returns:
         0.
 
     Raises:
-        InvalidOptimizerArgumentError: no optimizer has that number.
+        InvalidOptimizerArgumentError: No optimizer has that number.
     """
     if optimizer_id not in _optimizers:
         raise InvalidOptimizerArgumentError(
-            f"There is no Adagrad optimizer number {optimizer_id}. "
-            f"Call create_adagrad({optimizer_id}, …) first."
+            f"There is no Adagrad optimizer number {optimizer_id}. Call create_adagrad({optimizer_id}) first."
         )
     done = torch.tensor(float(step - 1))
     define()([params], [grads], [exp_avg_sq], [done], [], lr=lr, lr_decay=0.0, weight_decay=weight_decay,

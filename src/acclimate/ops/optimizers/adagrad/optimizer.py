@@ -10,9 +10,8 @@ from torch import Tensor
 
 from acclimate.errors import InvalidOptimizerArgumentError
 from acclimate.ops.optimizers.adagrad.builder import CPUAdagradBuilder
-from acclimate.ops.optimizers.adagrad.schema import define
+from acclimate.ops.optimizers.adagrad.plain import define
 from acclimate.ops.optimizers.base import GroupOptimizer, Parameters
-from acclimate.ops.optimizers.checks import number
 
 
 class CPUAdagrad(GroupOptimizer):
@@ -29,31 +28,35 @@ class CPUAdagrad(GroupOptimizer):
     Paper: Duchi, Hazan and Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic
     Optimization" (JMLR 12, 2011).
 
-    All arithmetic is in float32, in one pass; every instruction set gives the same bits, and so does plain
-    torch where there is no compiler. ``state_dict()`` goes to and from ``torch.optim.Adagrad``.
+    All arithmetic is in float32, in one pass. Every instruction set gives the same bits, and so does plain
+    torch without a compiler. ``torch.optim.Adagrad`` and this optimizer can load each other's
+    ``state_dict()``.
 
     Args:
-        model_params: parameters on the host, parameter groups or named parameters; float32, bfloat16 or
-            float16, gradients too.
-        lr: learning rate.
-        eps: added to the denominator.
+        model_params: Parameters on the host, parameter groups or named parameters; float32, bfloat16 or
+            float16, as their gradients.
+        lr: Learning rate.
+        eps: Added to the denominator.
         weight_decay: L2.
-        amsgrad: only ``False``; DeepSpeed's signature has it.
-        fp32_optimizer_states: state is float32; ``False``: of each parameter's dtype.
-        lr_decay: decay of the learning rate.
-        initial_accumulator_value: what the sum of squares starts at.
-        maximize: go up the gradient.
-        state_dtype: of the state, in place of ``fp32_optimizer_states``.
-        master_weights: keep a float32 copy of each 16-bit parameter in the state, update that, and write the
-            parameter from it in the same pass.
+        amsgrad: Must be ``False``; part of DeepSpeed's signature.
+        fp32_optimizer_states: Keeps state in float32; ``False``: in each parameter's dtype.
+        lr_decay: Decay of the learning rate.
+        initial_accumulator_value: The first value of the sum of squares.
+        maximize: Maximizes the objective.
+        state_dtype: The state's dtype, instead of ``fp32_optimizer_states``.
+        master_weights: Keeps a float32 copy of each 16-bit parameter in the state, updates the copy, and
+            writes the parameter from it in the same pass.
 
     Raises:
-        InvalidOptimizerArgumentError: a setting that it cannot have.
-        UnsupportedParameterError: a parameter of another dtype, or not on the host.
+        InvalidOptimizerArgumentError: A setting is out of range or of the wrong kind.
+        UnsupportedParameterError: A parameter has another dtype or is not on the host.
     """
 
     define_op = staticmethod(define)
     state_names: ClassVar[tuple[str, ...]] = ("sum",)
+    op_arguments: ClassVar[Mapping[str, str]] = {
+        name: name for name in ("lr", "lr_decay", "weight_decay", "eps")
+    }
     elsewhere: ClassVar[str | None] = "torch.optim.Adagrad"
 
     def __init__(
@@ -72,7 +75,7 @@ class CPUAdagrad(GroupOptimizer):
         master_weights: bool = False,
     ) -> None:
         if amsgrad:
-            raise InvalidOptimizerArgumentError("Adagrad has no AMSGrad variant. Leave amsgrad out.")
+            raise InvalidOptimizerArgumentError("Adagrad has no AMSGrad variant. Do not pass amsgrad.")
         CPUAdagradBuilder().load()
         if state_dtype is None and fp32_optimizer_states:
             state_dtype = torch.float32
@@ -87,10 +90,5 @@ class CPUAdagrad(GroupOptimizer):
         super().__init__(model_params, defaults, state_dtype=state_dtype, master_weights=master_weights)
 
     def initial_state(self, name: str, group: Mapping[str, Any]) -> float:
-        """The sum of squares starts at ``initial_accumulator_value``."""
+        """Returns ``initial_accumulator_value``."""
         return float(group["initial_accumulator_value"])
-
-    def op_settings(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """A group's settings under the names of the op's arguments."""
-        settings = {name: group[name] for name in ("lr_decay", "weight_decay", "eps")}
-        return {"lr": number(group["lr"]), **settings}

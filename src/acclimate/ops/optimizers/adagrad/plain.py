@@ -1,11 +1,26 @@
-"""Adagrad in plain torch: what ``acclimate::adagrad_`` does where no native kernel is loaded for a device."""
+"""The op ``acclimate::adagrad_``: its schema, and Adagrad in plain torch where no native kernel is loaded."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import Tensor
 
 from acclimate.ops.optimizers.checks import check_sizes
 from acclimate.ops.optimizers.rounding import square_root
+from acclimate.ops.registry import define_in_place
+
+# csrc/adagrad.cpp reads the arguments in this order.
+SCHEMA = (
+    "adagrad_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] sums, Tensor(c!)[] steps, "
+    "Tensor(d!)[] outputs, *, float lr, float lr_decay, float weight_decay, float eps, bool maximize=False, "
+    "float grad_scale=1.0, int isa=0) -> ()"
+)
+
+
+def define() -> Any:
+    """Defines the op, once per process, and returns it."""
+    return define_in_place(SCHEMA, adagrad_)
 
 
 def adagrad_(
@@ -23,10 +38,9 @@ def adagrad_(
     grad_scale: float = 1.0,
     isa: int = 0,
 ) -> None:
-    """One step of Adagrad on each parameter; see :class:`acclimate.ops.CPUAdagrad`.
+    """Runs one step of Adagrad on each parameter; see :class:`acclimate.ops.CPUAdagrad`.
 
-    The operations and their order are those of csrc/adagrad_rule.h, one rounding each, so that results are
-    the same bits.
+    It rounds in the same places as csrc/adagrad_rule.h, so results have the same bits.
     """
     check_sizes(params, gradient=grads, sum=sums, output=outputs)
     scale = -grad_scale if maximize else grad_scale

@@ -1,4 +1,4 @@
-"""Adam and AdamW: on the host (CPUAdam), and for whole groups on any device (FusedAdam)."""
+"""Adam and AdamW: CPUAdam for host parameters, FusedAdam for parameters on any device."""
 
 from acclimate.ops.optimizers.adam.optimizers import CPUAdam, FusedAdam
 

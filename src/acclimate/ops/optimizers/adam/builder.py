@@ -8,7 +8,7 @@ from acclimate.ops.optimizers.builder import OptimizerBuilder
 
 
 class CPUAdamBuilder(OptimizerBuilder):
-    """Adam on the host; ``load()`` gives DeepSpeed's ``create_adam``, ``adam_update``, ``destroy_adam``, …"""
+    """Adam on the host; ``load()`` returns DeepSpeed's ``create_adam``, ``adam_update``, …"""
 
     name = "cpu_adam"
     source: ClassVar[str | None] = "csrc/adam.cpp"
@@ -16,13 +16,13 @@ class CPUAdamBuilder(OptimizerBuilder):
 
 
 class FusedAdamCPUBuilder(CPUAdamBuilder):
-    """The same library as :class:`CPUAdamBuilder`'s; ``load()`` gives DeepSpeed's ``multi_tensor_adam``."""
+    """The library of :class:`CPUAdamBuilder`; ``load()`` returns DeepSpeed's ``multi_tensor_adam``."""
 
     functions = "fused_module"
 
 
 class FusedAdamBuilder(OptimizerBuilder):
-    """Adam on a CUDA device; ``load()`` gives DeepSpeed's ``multi_tensor_adam``."""
+    """Adam on a CUDA device; ``load()`` returns DeepSpeed's ``multi_tensor_adam``."""
 
     name = "fused_adam"
     source: ClassVar[str | None] = "csrc/adam.cu"
@@ -30,6 +30,6 @@ class FusedAdamBuilder(OptimizerBuilder):
 
 
 class TorchFusedAdamBuilder(FusedAdamBuilder):
-    """Adam on any other device: torch's own fused kernel where it has one, else plain torch."""
+    """Adam on any other device: torch's own fused kernel if there is one, else plain torch."""
 
     source = None

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.ops.optimizers.adam.builder import CPUAdamBuilder, FusedAdamBuilder, FusedAdamCPUBuilder
-from acclimate.ops.optimizers.adam.schema import define
+from acclimate.ops.optimizers.adam.plain import define
 from acclimate.ops.optimizers.base import FusedOptimizer, GroupOptimizer, Parameters
-from acclimate.ops.optimizers.checks import number
 
 
 class _Adam(GroupOptimizer):
-    """What CPUAdam and FusedAdam share."""
+    """The base of CPUAdam and FusedAdam."""
 
     define_op = staticmethod(define)
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    op_arguments: ClassVar[Mapping[str, str]] = {
+        "lr": "lr",
+        "eps": "eps",
+        "weight_decay": "weight_decay",
+        "decoupled": "decoupled_weight_decay",
+        "bias_correction": "bias_correction",
+    }
 
     def __init__(
         self,
@@ -43,23 +49,10 @@ class _Adam(GroupOptimizer):
             "bias_correction": bias_correction,
             "amsgrad": amsgrad,
             "maximize": maximize,
-            # torch.optim.AdamW's name for it, so that each loads the other's state.
+            # The name in torch.optim.AdamW, so that each can load the other's state.
             "decoupled_weight_decay": decoupled,
         }
         super().__init__(params, defaults, state_dtype=state_dtype, master_weights=master_weights)
-
-    def op_settings(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """A group's settings under the names of the op's arguments."""
-        beta1, beta2 = group["betas"]
-        return {
-            "lr": number(group["lr"]),
-            "beta1": number(beta1),
-            "beta2": number(beta2),
-            "eps": group["eps"],
-            "weight_decay": group["weight_decay"],
-            "decoupled": group["decoupled_weight_decay"],
-            "bias_correction": group["bias_correction"],
-        }
 
 
 class CPUAdam(_Adam):
@@ -78,30 +71,30 @@ class CPUAdam(_Adam):
     Papers: Kingma and Ba, "Adam: A Method for Stochastic Optimization" (arXiv:1412.6980); Loshchilov and
     Hutter, "Decoupled Weight Decay Regularization" (arXiv:1711.05101).
 
-    All arithmetic is in float32; each value is read, converted, computed with, rounded once and written in
-    one pass. Every instruction set gives the same bits, and so does plain torch where there is no compiler.
-    The arguments are DeepSpeedCPUAdam's, and then some; ``state_dict()`` goes to and from
-    ``torch.optim.AdamW``.
+    All arithmetic is in float32. One pass reads each value, converts it, rounds the result once and writes
+    it. Every instruction set gives the same bits, and so does plain torch without a compiler. The arguments
+    are DeepSpeedCPUAdam's and three more; ``torch.optim.AdamW`` and this optimizer can load each other's
+    ``state_dict()``.
 
     Args:
-        model_params: parameters on the host, parameter groups or named parameters; float32, bfloat16 or
-            float16, gradients too.
-        lr: learning rate.
-        bias_correction: divide the moments by :math:`1 - \beta^t`.
-        betas: decay of the moments, each from 0 to below 1.
-        eps: added to the denominator.
-        weight_decay: see ``adamw_mode``.
-        amsgrad: only ``False``.
-        adamw_mode: decoupled weight decay; ``False``: L2.
-        fp32_optimizer_states: state is float32; ``False``: of each parameter's dtype.
-        maximize: go up the gradient.
-        state_dtype: of the state, in place of ``fp32_optimizer_states``.
-        master_weights: keep a float32 copy of each 16-bit parameter in the state, update that, and write the
-            parameter from it in the same pass.
+        model_params: Parameters on the host, parameter groups or named parameters; float32, bfloat16 or
+            float16, as their gradients.
+        lr: Learning rate.
+        bias_correction: Divides the moments by :math:`1 - \beta^t`.
+        betas: Decay of the moments, each in [0, 1).
+        eps: Added to the denominator.
+        weight_decay: See ``adamw_mode``.
+        amsgrad: Must be ``False``.
+        adamw_mode: Decoupled weight decay; ``False``: L2.
+        fp32_optimizer_states: Keeps state in float32; ``False``: in each parameter's dtype.
+        maximize: Maximizes the objective.
+        state_dtype: The state's dtype, instead of ``fp32_optimizer_states``.
+        master_weights: Keeps a float32 copy of each 16-bit parameter in the state, updates the copy, and
+            writes the parameter from it in the same pass.
 
     Raises:
-        InvalidOptimizerArgumentError: a setting that it cannot have.
-        UnsupportedParameterError: a parameter of another dtype, or not on the host.
+        InvalidOptimizerArgumentError: A setting is out of range or of the wrong kind.
+        UnsupportedParameterError: A parameter has another dtype or is not on the host.
     """
 
     elsewhere: ClassVar[str | None] = "FusedAdam"
@@ -132,28 +125,27 @@ class CPUAdam(_Adam):
 class FusedAdam(FusedOptimizer, _Adam):
     """:class:`CPUAdam` for parameters on any device: one call, and on CUDA one launch, for a whole group.
 
-    On the host it is CPUAdam; on CUDA a kernel of this package; on other devices torch's own fused Adam
-    where that runs, and plain torch where it does not. The update rule, its papers and the arguments are
-    those of :class:`CPUAdam`; as in DeepSpeed's and torch's, state has the parameter's dtype unless
-    ``state_dtype`` says otherwise.
+    Runs CPUAdam's kernel on the host and this package's kernel on CUDA. On other devices it runs torch's own
+    fused Adam if there is one, else plain torch. :class:`CPUAdam` has the update rule and its papers. As in
+    DeepSpeed and torch, the default dtype of the state is the parameter's.
 
     Args:
-        params: parameters, parameter groups or named parameters; float32, bfloat16 or float16.
-        lr: learning rate.
-        bias_correction: divide the moments by one minus beta to the step.
-        betas: decay of the moments, each from 0 to below 1.
-        eps: added to the denominator.
-        adam_w_mode: decoupled weight decay; ``False``: L2.
-        weight_decay: see ``adam_w_mode``.
-        amsgrad: only ``False``.
-        set_grad_none: what :meth:`zero_grad` does unless told.
-        maximize: go up the gradient.
-        state_dtype: of the state; ``None``: each parameter's.
-        master_weights: keep a float32 copy of each 16-bit parameter; see :class:`CPUAdam`.
+        params: Parameters, parameter groups or named parameters; float32, bfloat16 or float16.
+        lr: Learning rate.
+        bias_correction: Divides the moments by one minus beta to the power of the step.
+        betas: Decay of the moments, each in [0, 1).
+        eps: Added to the denominator.
+        adam_w_mode: Decoupled weight decay; ``False``: L2.
+        weight_decay: See ``adam_w_mode``.
+        amsgrad: Must be ``False``.
+        set_grad_none: The default of :meth:`zero_grad`'s argument.
+        maximize: Maximizes the objective.
+        state_dtype: The state's dtype; ``None``: each parameter's.
+        master_weights: Keeps a float32 copy of each 16-bit parameter; see :class:`CPUAdam`.
 
     Raises:
-        InvalidOptimizerArgumentError: a setting that it cannot have.
-        UnsupportedParameterError: a parameter of another dtype.
+        InvalidOptimizerArgumentError: A setting is out of range or of the wrong kind.
+        UnsupportedParameterError: A parameter has another dtype.
     """
 
     builders: ClassVar[Mapping[str, type[OpBuilder]]] = {

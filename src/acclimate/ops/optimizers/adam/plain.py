@@ -1,8 +1,9 @@
-"""Adam in plain torch: what ``acclimate::adam_`` does where no native kernel is loaded for a device."""
+"""The op ``acclimate::adam_``: its schema, and Adam in plain torch for devices without a native kernel."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,20 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from acclimate.ops.optimizers.checks import check_sizes
 from acclimate.ops.optimizers.rounding import square_root
+from acclimate.ops.registry import define_in_place
+
+# csrc/adam.cpp and csrc/adam.cu read the arguments in this order.
+SCHEMA = (
+    "adam_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, "
+    "Tensor(d!)[] steps, Tensor(e!)[] outputs, *, float lr, float beta1, float beta2, float eps, "
+    "float weight_decay, bool decoupled, bool bias_correction, bool maximize=False, float grad_scale=1.0, "
+    "int isa=0) -> ()"
+)
+
+
+def define() -> Any:
+    """Defines the op, once per process, and returns it."""
+    return define_in_place(SCHEMA, adam_)
 
 
 def adam_(
@@ -31,10 +46,10 @@ def adam_(
     grad_scale: float = 1.0,
     isa: int = 0,
 ) -> None:
-    """One step of Adam (decoupled: AdamW) on each parameter; see :class:`acclimate.ops.CPUAdam`.
+    """Runs one step of Adam (decoupled: AdamW) on each parameter; see :class:`acclimate.ops.CPUAdam`.
 
-    On the host the operations and their order are those of csrc/adam_rule.h, one rounding each, so results
-    are the same bits. Elsewhere torch's fused kernel runs where it can.
+    On the host it rounds in the same places as csrc/adam_rule.h, so results have the same bits. On other
+    devices it runs torch's fused kernel if there is one.
     """
     check_sizes(params, gradient=grads, exp_avg=exp_avgs, exp_avg_sq=exp_avg_sqs, output=outputs)
     for counter in steps:
@@ -56,7 +71,7 @@ def adam_(
             g = g + p * weight_decay
         if decoupled:
             p = p * (1.0 - lr * weight_decay)
-        # Both are the same sum; each is exact at its own end, as in torch.lerp.
+        # Equal in exact arithmetic; like torch.lerp, each form is exact at one end.
         weight = torch.tensor(1.0 - beta1, dtype=torch.float32)
         m = m + (g - m) * (1.0 - beta1) if weight < 0.5 else g - (g - m) * (1.0 - weight).item()
         v = v * beta2 + (g * (1.0 - beta2)) * g
@@ -70,7 +85,7 @@ def adam_(
 
 
 def _torch_has_kernel(params: list[Tensor], grads: list[Tensor], states: list[Tensor]) -> bool:
-    """Whether torch's fused Adam takes these; never on the host, where results are to be as native ones."""
+    """Whether torch's fused Adam takes these; never on the host, whose results equal the native kernels'."""
     device = params[0].device
     dtypes = {tensor.dtype for tensor in (*params, *grads, *states)}
     return (

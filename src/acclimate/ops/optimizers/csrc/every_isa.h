@@ -1,5 +1,5 @@
-// Compiles the rule of an optimizer for every instruction set, each in a namespace of its own. The rule is in
-// the header that ACCLIMATE_RULE names, relative to this file.
+// Compiles an optimizer's rule for every instruction set, each in its own namespace. ACCLIMATE_RULE names the
+// rule's header, relative to this file.
 #pragma once
 
 #include "group_step.h"

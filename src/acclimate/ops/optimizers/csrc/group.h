@@ -1,4 +1,4 @@
-// The tensors of a whole parameter group, checked and laid flat; what host and device kernels share.
+// The tensors of a whole parameter group, checked and flattened, for host and device kernels.
 #pragma once
 
 #include <functional>
@@ -9,7 +9,7 @@
 
 namespace acclimate {
 
-// Outputs at least this large are written past the cache: they would only push out what is still needed.
+// Outputs at least this large bypass the cache, where they would only evict data that is still needed.
 constexpr int64_t streamed_output_bytes = 4 << 20;
 
 struct StateList {
@@ -17,7 +17,7 @@ struct StateList {
   const char* role;
 };
 
-// The rows of a group, and which block of the whole group each row starts at.
+// The rows of a group, and the first block of each row within the group.
 class Group {
  public:
   Group(const TensorList& parameters, const TensorList& gradients, std::initializer_list<StateList> states,
@@ -71,11 +71,11 @@ class Group {
   size_t size() const { return rows_.size(); }
 
   const std::vector<Row>& rows() const { return rows_; }
-  // Where each row starts, in blocks of block_elements, and where the last one ends.
+  // Where each row starts and the last one ends, in blocks of block_elements.
   const std::vector<int64_t>& first_blocks() const { return first_blocks_; }
   int32_t device_index() const { return device_.second; }
 
-  // Copies the results for tensors that were stepped through a copy back to them; call it after the step.
+  // Copies results back to tensors that were updated through a copy; call it after the step.
   void write_back() {
     for (auto& [original, copy] : written_back_) {
       if (original.get() != copy.get()) {
@@ -101,12 +101,12 @@ class Group {
   std::pair<int32_t, int32_t> device_{0, -1};
   std::vector<Row> rows_;
   std::vector<int64_t> first_blocks_;
-  // Each copy with the tensor it came from, or with itself where nothing is to be written back.
+  // Each copy and the tensor to write it back to, which is the copy itself if nothing is to be written back.
   std::vector<std::pair<torch::stable::Tensor, torch::stable::Tensor>> written_back_;
 };
 
-// Adds one to each step counter (float32 scalars on the host), and makes the coefficients that follow from
-// its count; just one set of them where all counts are the same.
+// Increments each step counter (float32 scalars on the host) and computes the coefficients for its count;
+// only one set of them if all counts are equal.
 template <class Make>
 auto count_steps(const TensorList& steps, size_t expected, const Make& make) {
   STD_TORCH_CHECK(steps.size() == expected, "Expected one step for each of the ", expected,

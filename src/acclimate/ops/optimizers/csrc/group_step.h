@@ -6,17 +6,17 @@
 
 namespace acclimate {
 
-// A thread is woken for at least this many elements (about 10 us of work).
+// The fewest elements worth waking a thread for (about 10 us of work).
 constexpr int64_t elements_per_thread = 16 << 10;
 
-// The kernel to run: the one asked for, or the best one here.
+// The kernel to run: the requested one, or the best one for this machine.
 inline Isa choose_isa(int64_t asked) {
   const Isa isa = asked == 0 ? best_isa() : static_cast<Isa>(asked);
   STD_TORCH_CHECK(runs_here(isa), "This machine cannot run the instruction set number ", asked, ".");
   return isa;
 }
 
-// Steps all rows from the threads of torch's intra-op pool. Coefficients: one for each row, or one for all.
+// Updates all rows on torch's intra-op threads. Coefficients: one set for each row, or one for all.
 template <class Coefficients>
 void run(Group& group, const std::vector<Coefficients>& coefficients,
          void (*step_range)(const Row&, const Coefficients&, int64_t, int64_t)) {
@@ -38,7 +38,7 @@ void run(Group& group, const std::vector<Coefficients>& coefficients,
   group.write_back();
 }
 
-// The variant of step_range<Rule> for an instruction set.
+// step_range<Rule> for an instruction set.
 #if defined(__x86_64__)
 #define ACCLIMATE_STEP_RANGE(isa, Rule)                                                \
   ((isa) == ::acclimate::Isa::avx512_bf16 ? avx512_bf16::step_range<avx512_bf16::Rule> \

@@ -1,8 +1,8 @@
-// The loop that every optimizer shares, once per instruction set; included between simd/<set>.h and
-// simd/end.h. A Rule (adam_rule.h) says how one vector of parameters and state moves.
+// The loop of every optimizer, compiled once per instruction set; included between simd/<set>.h and
+// simd/end.h. A Rule (adam_rule.h) updates one vector of parameters and state.
 //
-// The work is bound by memory: each stream is read once and written once, and every conversion happens in
-// registers on the way.
+// The loop is limited by memory bandwidth: each stream is read once and written once, and conversions happen
+// in registers.
 
 constexpr int64_t vectors_per_unit = 4;
 constexpr int64_t unit_elements = vectors_per_unit * V::lanes;
@@ -55,7 +55,7 @@ ACCLIMATE_INLINE void stream_unit(const Stream& to, int64_t i, const V* from) {
   }
 }
 
-// One block ahead: measured on Zen, farther costs up to a fifth, as the hardware's own prefetchers are at it.
+// One block ahead: on Zen, farther was up to a fifth slower, since the hardware prefetches as well.
 constexpr int64_t prefetch_bytes = 256;
 
 ACCLIMATE_INLINE void prefetch(const Stream& from, int64_t i) {
@@ -90,7 +90,7 @@ ACCLIMATE_INLINE void step_block(const Row& row, const typename Rule::Vectors& r
   }
 }
 
-// The last elements of a tensor go through a block of their own, so that they are computed like all others.
+// The last elements of a tensor are copied to a full block, so that they are computed like all others.
 template <class Rule>
 ACCLIMATE_KERNEL void step_tail(const Row& row, const typename Rule::Vectors& rule, int64_t begin) {
   alignas(64) char buffers[3 + max_states][block_elements * 4] = {};
@@ -116,7 +116,7 @@ ACCLIMATE_KERNEL void step_tail(const Row& row, const typename Rule::Vectors& ru
   }
 }
 
-// Steps the elements [begin, end) of a tensor; begin is a multiple of block_elements.
+// Updates the elements [begin, end) of a tensor; begin is a multiple of block_elements.
 template <class Rule>
 ACCLIMATE_KERNEL void step_range(const Row& row, const typename Rule::Coefficients& coefficients,
                                  int64_t begin, int64_t end) {

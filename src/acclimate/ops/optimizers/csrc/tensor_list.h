@@ -1,7 +1,7 @@
-// Lists of tensors as they arrive at a boxed kernel of the stable ABI.
+// Lists of tensors as the stable ABI passes them to a boxed kernel.
 //
-// torch::stable::Tensor counts references, which costs more per tensor than a step on a small one; a list
-// that is read once and then dropped only needs the handles.
+// torch::stable::Tensor counts references, which costs more than a step on a small tensor; a list that is
+// read once only needs the handles.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -100,7 +100,7 @@ inline std::vector<std::pair<int64_t, int64_t>> strides_and_sizes(AtenTensorHand
   return result;
 }
 
-// Whether a tensor's elements fill one stretch of memory, in whatever order of dimensions.
+// Whether a tensor's elements fill one contiguous range of memory, in any order of dimensions.
 inline bool is_dense(std::vector<std::pair<int64_t, int64_t>> layout) {
   std::sort(layout.begin(), layout.end());
   int64_t expected = 1;
@@ -113,8 +113,8 @@ inline bool is_dense(std::vector<std::pair<int64_t, int64_t>> layout) {
   return true;
 }
 
-// The tensors of one row, as flat memory in which the same place is the same element. Tensors laid out
-// alike are used where they are (channels_last too); others through a copy, written back at the end.
+// The tensors of one row as flat memory, with equal offsets for equal elements. Tensors with the same layout
+// (channels_last too) are used in place; others through a copy that is written back at the end.
 class RowTensors {
  public:
   void add(Stream& stream, AtenTensorHandle tensor, const char* role, bool is_written) {

@@ -1,4 +1,4 @@
-"""LAMB, for whole groups on any device."""
+"""LAMB, for parameters on any device."""
 
 from acclimate.ops.optimizers.lamb.optimizer import FusedLamb
 

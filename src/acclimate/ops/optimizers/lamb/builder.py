@@ -6,7 +6,7 @@ from acclimate.ops.optimizers.builder import OptimizerBuilder
 
 
 class FusedLambBuilder(OptimizerBuilder):
-    """LAMB on a CUDA device; ``load()`` gives DeepSpeed's ``lamb``."""
+    """LAMB on a CUDA device; ``load()`` returns DeepSpeed's ``lamb``."""
 
     name = "fused_lamb"
     source = "csrc/lamb.cu"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from acclimate.ops.optimizers.lamb.schema import define
+from acclimate.ops.optimizers.lamb.plain import define
 
 
 @torch.no_grad()
@@ -33,22 +33,22 @@ def lamb(
     """Updates one parameter and its state in place.
 
     Args:
-        p: the parameter.
-        p_copy: receives the new parameter too; of size 0 for none.
-        m: first moment.
-        v: second moment.
-        g: gradient.
-        lr: learning rate.
-        beta1: decay of the first moment.
-        beta2: decay of the second moment.
-        max_coeff: the greatest trust ratio.
-        min_coeff: the least.
-        eps: added to the denominator.
-        grad_scale: what the gradient is divided by.
-        step: the number of this update, from 1.
-        mode: 0 adds ``eps`` to the second moment before its root is taken, 1 to the root.
+        p: The parameter.
+        p_copy: Also receives the new parameter, unless it is empty.
+        m: First moment.
+        v: Second moment.
+        g: Gradient.
+        lr: Learning rate.
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+        max_coeff: The largest trust ratio.
+        min_coeff: The smallest trust ratio.
+        eps: Added to the denominator.
+        grad_scale: Divides the gradient.
+        step: The number of this update, from 1.
+        mode: 0 adds ``eps`` to the second moment before taking the root, 1 to the root.
         bias_correction: 1 to correct the learning rate for moments that started at zero.
-        decay: weight decay.
+        decay: Weight decay.
 
     Returns:
         The trust ratio, float32, shape (1,).

@@ -11,14 +11,13 @@ from torch import Tensor
 from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameterError
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.ops.optimizers.base import GroupOptimizer, GroupTensors, Parameters
-from acclimate.ops.optimizers.checks import number
 from acclimate.ops.optimizers.lamb.builder import FusedLambBuilder
-from acclimate.ops.optimizers.lamb.schema import define
+from acclimate.ops.optimizers.lamb.plain import define
 from acclimate.ops.optimizers.shards import is_sharded
 
 
 class FusedLamb(GroupOptimizer):
-    r"""LAMB: Adam with a step for each tensor in proportion to its norm, for very large batches.
+    r"""LAMB: Adam with each tensor's step in proportion to its norm, for very large batches.
 
     For gradient :math:`g_t`, learning rate :math:`\gamma` and weight decay :math:`\lambda`, for each
     parameter tensor:
@@ -32,32 +31,41 @@ class FusedLamb(GroupOptimizer):
     where the ratio is 1 if either norm is 0. Paper: You et al., "Large Batch Optimization for Deep Learning:
     Training BERT in 76 minutes" (arXiv:1904.00962).
 
-    On CUDA three launches update a whole group; elsewhere it runs in plain torch. Arithmetic is in float32.
+    On CUDA three launches update a whole group; other devices run plain torch. Arithmetic is in float32.
 
     Args:
-        params: parameters, parameter groups or named parameters; float32, bfloat16 or float16.
-        lr: learning rate.
-        bias_correction: divide the moments by :math:`1 - \beta^t`.
-        betas: decay of the moments, each from 0 to below 1.
-        eps: added to the denominator.
-        eps_inside_sqrt: added to the second moment before its root is taken, instead.
-        weight_decay: joins the update.
-        max_grad_norm: gradients of a group are scaled down to this norm; 0: they are not.
-        max_coeff: the greatest trust ratio.
-        min_coeff: the least.
-        amsgrad: only ``False``.
-        maximize: go up the gradient.
-        state_dtype: of the state; ``None``: each parameter's.
-        master_weights: keep a float32 copy of each 16-bit parameter in the state, update that, and write the
-            parameter from it in the same pass.
+        params: Parameters, parameter groups or named parameters; float32, bfloat16 or float16.
+        lr: Learning rate.
+        bias_correction: Divides the moments by :math:`1 - \beta^t`.
+        betas: Decay of the moments, each in [0, 1).
+        eps: Added to the denominator.
+        eps_inside_sqrt: Adds ``eps`` to the second moment before taking the root instead.
+        weight_decay: Added to the update, in proportion to the parameter.
+        max_grad_norm: Scales the gradients of a group down to this norm; 0: no limit.
+        max_coeff: The largest trust ratio.
+        min_coeff: The smallest trust ratio.
+        amsgrad: Must be ``False``.
+        maximize: Maximizes the objective.
+        state_dtype: The state's dtype; ``None``: each parameter's.
+        master_weights: Keeps a float32 copy of each 16-bit parameter in the state, updates the copy, and
+            writes the parameter from it in the same pass.
 
     Raises:
-        InvalidOptimizerArgumentError: a setting that it cannot have.
-        UnsupportedParameterError: a parameter of another dtype.
+        InvalidOptimizerArgumentError: A setting is out of range or of the wrong kind.
+        UnsupportedParameterError: A parameter has another dtype, or is sharded over ranks.
     """
 
     define_op = staticmethod(define)
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    op_arguments: ClassVar[Mapping[str, str]] = {
+        "lr": "lr",
+        "eps": "eps",
+        "weight_decay": "weight_decay",
+        "min_ratio": "min_coeff",
+        "max_ratio": "max_coeff",
+        "bias_correction": "bias_correction",
+        "maximize": "maximize",
+    }
     builders: ClassVar[Mapping[str, type[OpBuilder]]] = {"cuda": FusedLambBuilder}
 
     def __init__(
@@ -79,7 +87,7 @@ class FusedLamb(GroupOptimizer):
         master_weights: bool = False,
     ) -> None:
         if amsgrad:
-            raise InvalidOptimizerArgumentError("FusedLamb has no AMSGrad variant. Leave amsgrad out.")
+            raise InvalidOptimizerArgumentError("FusedLamb has no AMSGrad variant. Do not pass amsgrad.")
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -96,20 +104,20 @@ class FusedLamb(GroupOptimizer):
         super().__init__(params, defaults, state_dtype=state_dtype, master_weights=master_weights)
 
     def check_parameter(self, parameter: Tensor) -> None:
-        """Loads the op for the parameter's device.
+        """Checks a parameter and loads the op for its device.
 
         Raises:
-            UnsupportedParameterError: a parameter that this optimizer cannot update.
+            UnsupportedParameterError: The parameter has an unsupported dtype, or is sharded over ranks.
         """
         if is_sharded(parameter):
             raise UnsupportedParameterError(
-                "FusedLamb scales each parameter's update by norms of the whole of it, and was given one "
-                "that is sharded over ranks. Use FusedAdam, or a model whose ranks hold it whole (DDP)."
+                "FusedLamb needs the norm of each whole parameter, but one is sharded over ranks. Use "
+                "FusedAdam, or keep whole parameters on each rank (DDP)."
             )
         super().check_parameter(parameter)
 
     def get_lamb_coeffs(self) -> list[float]:
-        """The trust ratios of the last step, in the order of the parameters that had a gradient."""
+        """Returns the trust ratios of the last step, in the order of the parameters with a gradient."""
         return [ratio for ratios in self._ratios for ratio in ratios.tolist()]
 
     def step(self, *arguments: Any, **options: Any) -> Any:
@@ -117,24 +125,8 @@ class FusedLamb(GroupOptimizer):
         self._ratios.clear()
         return super().step(*arguments, **options)
 
-    def op_settings(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """A group's settings under the names of the op's arguments."""
-        beta1, beta2 = group["betas"]
-        return {
-            "lr": number(group["lr"]),
-            "beta1": number(beta1),
-            "beta2": number(beta2),
-            "eps": group["eps"],
-            "weight_decay": group["weight_decay"],
-            "min_ratio": group["min_coeff"],
-            "max_ratio": group["max_coeff"],
-            "bias_correction": group["bias_correction"],
-            "eps_inside_sqrt": self.eps_inside_sqrt,
-            "maximize": group["maximize"],
-        }
-
     def update(self, group: Mapping[str, Any], tensors: GroupTensors, grad_scale: float) -> None:
-        """Updates the tensors of one group, in one call for each device they are on."""
+        """Updates the tensors of one group, in one call for each device."""
         limit = group["max_grad_norm"]
         if limit > 0:
             norms = torch._foreach_norm(tensors.grads)
@@ -142,5 +134,11 @@ class FusedLamb(GroupOptimizer):
             grad_scale /= max(1.0, norm / limit)
         for part in tensors.by_device():
             ratios = torch.ones(len(part.params), dtype=torch.float32, device=part.params[0].device)
-            self._op(*part.lists(), ratios, **self.op_settings(group), grad_scale=grad_scale)
+            self._op(
+                *part.lists(),
+                ratios,
+                **self.op_settings(group),
+                eps_inside_sqrt=self.eps_inside_sqrt,
+                grad_scale=grad_scale,
+            )
             self._ratios.append(ratios)

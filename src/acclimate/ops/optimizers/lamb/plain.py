@@ -1,11 +1,27 @@
-"""LAMB in plain torch: what ``acclimate::lamb_`` does where no native kernel is loaded for a device."""
+"""The op ``acclimate::lamb_``: its schema, and LAMB in plain torch for devices without a native kernel."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from acclimate.ops.optimizers.checks import check_sizes
+from acclimate.ops.registry import define_in_place
+
+# csrc/lamb.cu reads the arguments in this order.
+SCHEMA = (
+    "lamb_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, "
+    "Tensor(d!)[] steps, Tensor(e!)[] outputs, Tensor(f!) ratios, *, float lr, float beta1, float beta2, "
+    "float eps, float weight_decay, float min_ratio, float max_ratio, bool bias_correction, "
+    "bool corrects_rate=False, bool eps_inside_sqrt=False, bool maximize=False, float grad_scale=1.0) -> ()"
+)
+
+
+def define() -> Any:
+    """Defines the op, once per process, and returns it."""
+    return define_in_place(SCHEMA, lamb_)
 
 
 def lamb_(
@@ -30,28 +46,10 @@ def lamb_(
     maximize: bool = False,
     grad_scale: float = 1.0,
 ) -> None:
-    """One step of LAMB on each parameter; see :class:`acclimate.ops.FusedLamb`.
+    """Runs one step of LAMB on each parameter and writes the trust ratios to ``ratios`` (float32).
 
-    Args:
-        params: parameters.
-        grads: their gradients.
-        exp_avgs: first moments.
-        exp_avg_sqs: second moments.
-        steps: how often each was updated before; counted up.
-        outputs: what to write the new parameters to as well; empty, or one for each.
-        ratios: float32, one number for each parameter: receives the trust ratios.
-        lr: learning rate.
-        beta1: decay of the first moment.
-        beta2: decay of the second moment.
-        eps: added to the denominator.
-        weight_decay: joins the update before its norm is taken.
-        min_ratio: the least trust ratio.
-        max_ratio: the greatest.
-        bias_correction: whether moments are corrected for starting at zero.
-        corrects_rate: corrects the learning rate instead of the moments, as DeepSpeed does.
-        eps_inside_sqrt: adds ``eps`` to the second moment before its root is taken.
-        maximize: go up the gradient.
-        grad_scale: multiplies the gradients.
+    ``corrects_rate`` applies the bias correction to the learning rate instead of the moments, as DeepSpeed
+    does. :class:`acclimate.ops.FusedLamb` and :class:`GroupTensors` describe the other arguments.
     """
     check_sizes(params, gradient=grads, exp_avg=exp_avgs, exp_avg_sq=exp_avg_sqs, output=outputs)
     scale = -grad_scale if maximize else grad_scale
@@ -81,6 +79,6 @@ def lamb_(
 
 
 def _trust_ratio(weight_norm: Tensor, update_norm: Tensor, least: float, greatest: float) -> Tensor:
-    """The weight's norm over the update's, within bounds; 1 where either is zero."""
+    """Returns the ratio of the weight's norm to the update's, within bounds; 1 if either is zero."""
     ratio = (weight_norm / update_norm).clamp(least, greatest)
     return torch.where((weight_norm == 0) | (update_norm == 0), torch.ones_like(ratio), ratio)

@@ -1,4 +1,4 @@
-"""Lion: on the host (CPULion), and for whole groups on any device (FusedLion)."""
+"""Lion: CPULion for host parameters, FusedLion for parameters on any device."""
 
 from acclimate.ops.optimizers.lion.optimizers import CPULion, FusedLion
 

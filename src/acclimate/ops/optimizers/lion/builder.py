@@ -6,7 +6,7 @@ from acclimate.ops.optimizers.builder import OptimizerBuilder
 
 
 class CPULionBuilder(OptimizerBuilder):
-    """Lion on the host; ``load()`` gives DeepSpeed's ``create_lion``, ``lion_update``, …"""
+    """Lion on the host; ``load()`` returns DeepSpeed's ``create_lion``, ``lion_update``, …"""
 
     name = "cpu_lion"
     source = "csrc/lion.cpp"
@@ -14,13 +14,13 @@ class CPULionBuilder(OptimizerBuilder):
 
 
 class FusedLionCPUBuilder(CPULionBuilder):
-    """The same library as :class:`CPULionBuilder`'s; ``load()`` gives DeepSpeed's ``multi_tensor_lion``."""
+    """The library of :class:`CPULionBuilder`; ``load()`` returns DeepSpeed's ``multi_tensor_lion``."""
 
     functions = "fused_module"
 
 
 class FusedLionBuilder(OptimizerBuilder):
-    """Lion on a CUDA device; ``load()`` gives DeepSpeed's ``multi_tensor_lion``."""
+    """Lion on a CUDA device; ``load()`` returns DeepSpeed's ``multi_tensor_lion``."""
 
     name = "fused_lion"
     source = "csrc/lion.cu"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from acclimate.errors import InvalidOptimizerArgumentError
-from acclimate.ops.optimizers.lion.schema import define
+from acclimate.ops.optimizers.lion.plain import define
 from acclimate.ops.optimizers.simd import chosen_isa
 
 _logger = logging.getLogger("acclimate")
@@ -27,18 +27,10 @@ def create_lion(
     weight_decay: float = 0.0,
     should_log: bool = False,
 ) -> int:
-    """Makes an optimizer known by a number; each update gives its settings, so none is kept.
+    """Registers an optimizer under the caller's number ``optimizer_id``. Returns 0.
 
-    Args:
-        optimizer_id: its number, chosen by the caller.
-        alpha: not used; :func:`lion_update` has the learning rate.
-        betta1: not used, likewise.
-        betta2: not used, likewise.
-        weight_decay: not used, likewise.
-        should_log: logs, as information, that the optimizer was made.
-
-    Returns:
-        0.
+    The settings are not kept, since each update gets them again. With ``should_log`` they are logged as
+    information.
     """
     _optimizers.add(optimizer_id)
     if should_log:
@@ -50,7 +42,7 @@ def create_lion(
 
 
 def destroy_lion(optimizer_id: int) -> int:
-    """Forgets an optimizer. Returns 0."""
+    """Removes an optimizer's registration. Returns 0."""
     _optimizers.discard(optimizer_id)
     return 0
 
@@ -70,25 +62,25 @@ def lion_update(
     """Updates one parameter and its state in place.
 
     Args:
-        optimizer_id: as given to :func:`create_lion`.
-        step: the number of this update, from 1; Lion has no bias correction, so it changes nothing.
-        lr: learning rate.
-        beta1: weight of the momentum in the direction.
-        beta2: decay of the momentum.
-        weight_decay: decoupled.
-        params: the parameter; float32, bfloat16 or float16, as all tensors here, in any combination.
-        grads: its gradient.
-        exp_avg: momentum.
+        optimizer_id: As given to :func:`create_lion`.
+        step: The number of this update, from 1; without effect, since Lion has no bias correction.
+        lr: Learning rate.
+        beta1: Weight of the momentum in the direction.
+        beta2: Decay of the momentum.
+        weight_decay: Decoupled.
+        params: The parameter; it, its gradient and its state can each be float32, bfloat16 or float16.
+        grads: Its gradient.
+        exp_avg: Momentum.
 
     Returns:
         0.
 
     Raises:
-        InvalidOptimizerArgumentError: no optimizer has that number.
+        InvalidOptimizerArgumentError: No optimizer has that number.
     """
     if optimizer_id not in _optimizers:
         raise InvalidOptimizerArgumentError(
-            f"There is no Lion optimizer number {optimizer_id}. Call create_lion({optimizer_id}, …) first."
+            f"There is no Lion optimizer number {optimizer_id}. Call create_lion({optimizer_id}) first."
         )
     done = torch.tensor(float(step - 1))
     define()([params], [grads], [exp_avg], [done], [], lr=lr, beta1=beta1, beta2=beta2,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from acclimate.ops.optimizers.lion.schema import define
+from acclimate.ops.optimizers.lion.plain import define
 from acclimate.ops.optimizers.simd import chosen_isa
 
 
@@ -28,14 +28,14 @@ def multi_tensor_lion(
     """Updates a group of parameters and their state in place.
 
     Args:
-        chunk_size: not used: work is divided evenly whatever the sizes are.
-        noop_flag: not used, as in DeepSpeed.
-        tensor_lists: gradients, parameters, momenta.
-        lr: learning rate.
-        beta1: weight of the momentum in the direction.
-        beta2: decay of the momentum.
-        step: the number of this update, from 1; Lion has no bias correction, so it changes nothing.
-        weight_decay: decoupled.
+        chunk_size: Not used: the work is divided evenly for any sizes.
+        noop_flag: Not used, as in DeepSpeed.
+        tensor_lists: Gradients, parameters, momenta.
+        lr: Learning rate.
+        beta1: Weight of the momentum in the direction.
+        beta2: Decay of the momentum.
+        step: The number of this update, from 1; without effect, since Lion has no bias correction.
+        weight_decay: Decoupled.
     """
     grads, params, exp_avgs = (list(tensors) for tensors in tensor_lists)
     steps = list(torch.full((len(params),), float(step - 1)).unbind())

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.ops.optimizers.base import FusedOptimizer, GroupOptimizer, Parameters
-from acclimate.ops.optimizers.checks import number
 from acclimate.ops.optimizers.lion.builder import CPULionBuilder, FusedLionBuilder, FusedLionCPUBuilder
-from acclimate.ops.optimizers.lion.schema import define
+from acclimate.ops.optimizers.lion.plain import define
 
 
 class _Lion(GroupOptimizer):
-    """What CPULion and FusedLion share."""
+    """The base of CPULion and FusedLion."""
 
     define_op = staticmethod(define)
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg",)
+    op_arguments: ClassVar[Mapping[str, str]] = {"lr": "lr", "weight_decay": "weight_decay"}
     counts_steps: ClassVar[bool] = False
 
     def __init__(
@@ -35,16 +35,6 @@ class _Lion(GroupOptimizer):
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, defaults, state_dtype=state_dtype, master_weights=master_weights)
 
-    def op_settings(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """A group's settings under the names of the op's arguments."""
-        beta1, beta2 = group["betas"]
-        return {
-            "lr": number(group["lr"]),
-            "beta1": number(beta1),
-            "beta2": number(beta2),
-            "weight_decay": group["weight_decay"],
-        }
-
 
 class CPULion(_Lion):
     r"""Lion on the host, at the speed of its memory.
@@ -56,28 +46,28 @@ class CPULion(_Lion):
         \theta_t &= (1 - \gamma \lambda) \theta_{t-1} - \gamma \, \mathrm{sign}(c_t) \\
         m_t &= \beta_2 m_{t-1} + (1 - \beta_2) g_t
 
-    with :math:`\mathrm{sign}(0) = 0`, as in the paper (DeepSpeed's moves a parameter whose gradient and
-    momentum are zero). Paper: Chen et al., "Symbolic Discovery of Optimization Algorithms"
+    with :math:`\mathrm{sign}(0) = 0`, as in the paper (DeepSpeed's Lion moves a parameter even if its
+    gradient and momentum are zero). Paper: Chen et al., "Symbolic Discovery of Optimization Algorithms"
     (arXiv:2302.06675).
 
-    All arithmetic is in float32, in one pass; every instruction set gives the same bits, and so does plain
-    torch where there is no compiler.
+    All arithmetic is in float32, in one pass. Every instruction set gives the same bits, and so does plain
+    torch without a compiler.
 
     Args:
-        model_params: parameters on the host, parameter groups or named parameters; float32, bfloat16 or
-            float16, gradients too.
-        lr: learning rate.
-        betas: weight of the momentum in the direction, and its decay; each from 0 to below 1.
-        weight_decay: decoupled.
-        fp32_optimizer_states: state is float32; ``False``: of each parameter's dtype.
-        maximize: go up the gradient.
-        state_dtype: of the state, in place of ``fp32_optimizer_states``.
-        master_weights: keep a float32 copy of each 16-bit parameter in the state, update that, and write the
-            parameter from it in the same pass.
+        model_params: Parameters on the host, parameter groups or named parameters; float32, bfloat16 or
+            float16, as their gradients.
+        lr: Learning rate.
+        betas: Weight of the momentum in the direction, and its decay; each in [0, 1).
+        weight_decay: Decoupled.
+        fp32_optimizer_states: Keeps state in float32; ``False``: in each parameter's dtype.
+        maximize: Maximizes the objective.
+        state_dtype: The state's dtype, instead of ``fp32_optimizer_states``.
+        master_weights: Keeps a float32 copy of each 16-bit parameter in the state, updates the copy, and
+            writes the parameter from it in the same pass.
 
     Raises:
-        InvalidOptimizerArgumentError: a setting that it cannot have.
-        UnsupportedParameterError: a parameter of another dtype, or not on the host.
+        InvalidOptimizerArgumentError: A setting is out of range or of the wrong kind.
+        UnsupportedParameterError: A parameter has another dtype or is not on the host.
     """
 
     elsewhere: ClassVar[str | None] = "FusedLion"
@@ -103,23 +93,23 @@ class CPULion(_Lion):
 class FusedLion(FusedOptimizer, _Lion):
     """:class:`CPULion` for parameters on any device: one call, and on CUDA one launch, for a whole group.
 
-    On the host it is CPULion; on CUDA a kernel of this package; on other devices plain torch. The update
-    rule, its paper and the arguments are those of :class:`CPULion`; as in DeepSpeed's, state has the
-    parameter's dtype unless ``state_dtype`` says otherwise.
+    Runs CPULion's kernel on the host, this package's kernel on CUDA, and plain torch on other devices.
+    :class:`CPULion` has the update rule and its paper. As in DeepSpeed, the default dtype of the state is the
+    parameter's.
 
     Args:
-        params: parameters, parameter groups or named parameters; float32, bfloat16 or float16.
-        lr: learning rate.
-        betas: weight of the momentum in the direction, and its decay; each from 0 to below 1.
-        weight_decay: decoupled.
-        set_grad_none: what :meth:`zero_grad` does unless told.
-        maximize: go up the gradient.
-        state_dtype: of the state; ``None``: each parameter's.
-        master_weights: keep a float32 copy of each 16-bit parameter; see :class:`CPULion`.
+        params: Parameters, parameter groups or named parameters; float32, bfloat16 or float16.
+        lr: Learning rate.
+        betas: Weight of the momentum in the direction, and its decay; each in [0, 1).
+        weight_decay: Decoupled.
+        set_grad_none: The default of :meth:`zero_grad`'s argument.
+        maximize: Maximizes the objective.
+        state_dtype: The state's dtype; ``None``: each parameter's.
+        master_weights: Keeps a float32 copy of each 16-bit parameter; see :class:`CPULion`.
 
     Raises:
-        InvalidOptimizerArgumentError: a setting that it cannot have.
-        UnsupportedParameterError: a parameter of another dtype.
+        InvalidOptimizerArgumentError: A setting is out of range or of the wrong kind.
+        UnsupportedParameterError: A parameter has another dtype.
     """
 
     builders: ClassVar[Mapping[str, type[OpBuilder]]] = {

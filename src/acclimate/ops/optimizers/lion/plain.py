@@ -1,10 +1,25 @@
-"""Lion in plain torch: what ``acclimate::lion_`` does where no native kernel is loaded for a device."""
+"""The op ``acclimate::lion_``: its schema, and Lion in plain torch for devices without a native kernel."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import Tensor
 
 from acclimate.ops.optimizers.checks import check_sizes
+from acclimate.ops.registry import define_in_place
+
+# csrc/lion.cpp and csrc/lion.cu read the arguments in this order.
+SCHEMA = (
+    "lion_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] steps, "
+    "Tensor(d!)[] outputs, *, float lr, float beta1, float beta2, float weight_decay, bool maximize=False, "
+    "float grad_scale=1.0, int isa=0) -> ()"
+)
+
+
+def define() -> Any:
+    """Defines the op, once per process, and returns it."""
+    return define_in_place(SCHEMA, lion_)
 
 
 def lion_(
@@ -22,10 +37,9 @@ def lion_(
     grad_scale: float = 1.0,
     isa: int = 0,
 ) -> None:
-    """One step of Lion on each parameter; see :class:`acclimate.ops.CPULion`.
+    """Runs one step of Lion on each parameter; see :class:`acclimate.ops.CPULion`.
 
-    The operations and their order are those of csrc/lion_rule.h, one rounding each, so that results are the
-    same bits.
+    It rounds in the same places as csrc/lion_rule.h, so results have the same bits.
     """
     check_sizes(params, gradient=grads, exp_avg=exp_avgs, output=outputs)
     scale = -grad_scale if maximize else grad_scale

@@ -1,14 +1,14 @@
-// The arguments of acclimate::adagrad_, checked; the schema is in acclimate.ops.optimizers.adagrad.schema.
+// The arguments of acclimate::adagrad_, checked; the schema is in acclimate.ops.optimizers.adagrad.plain.
 #pragma once
 
 #include "../../csrc/group.h"
 
 namespace acclimate {
 
-// What is the same for all elements of a tensor in one step of Adagrad.
+// The coefficients of one step of Adagrad for a tensor.
 struct AdagradCoefficients {
   float gradient_scale;  // multiplies the gradient: -1 to maximize, 1 / loss scale
-  float l2;  // weight decay, which joins the gradient
+  float l2;  // weight decay that is added to the gradient
   float eps;
   float negative_lr;  // -lr / (1 + (t - 1) * lr decay)
 };
@@ -39,7 +39,7 @@ struct AdagradSettings {
   int64_t isa;
 };
 
-// Members are made in the order of the schema.
+// Members are initialised in the order of the schema.
 struct AdagradCall {
   explicit AdagradCall(Arguments arguments)
       : parameters(arguments.list()),

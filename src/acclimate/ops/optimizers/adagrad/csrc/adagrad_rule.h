@@ -15,10 +15,10 @@ struct AdagradRule {
     };
   }
 
-  // The order of operations is torch's; acclimate.ops.optimizers.adagrad.plain has the same one.
+  // The same order of operations as in torch and in acclimate.ops.optimizers.adagrad.plain.
   ACCLIMATE_INLINE static void step(const Vectors& c, V& p, V g, V& sum, V&) {
     g = g * c.gradient_scale;
-    if (c.has_l2) {  // an infinite parameter must not make the gradient NaN where there is no decay
+    if (c.has_l2) {  // without decay, an infinite parameter must not make the gradient NaN
       g = g + p * c.l2;
     }
     sum = sum + g * g;

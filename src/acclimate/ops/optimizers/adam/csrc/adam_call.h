@@ -1,4 +1,4 @@
-// The arguments of acclimate::adam_, checked; the schema is in acclimate.ops.optimizers.adam.schema.
+// The arguments of acclimate::adam_, checked; the schema is in acclimate.ops.optimizers.adam.plain.
 #pragma once
 
 #include <cmath>
@@ -7,10 +7,10 @@
 
 namespace acclimate {
 
-// What is the same for all elements of a tensor in one step of Adam.
+// The coefficients of one step of Adam for a tensor.
 struct AdamCoefficients {
   float gradient_scale;  // multiplies the gradient: -1 to maximize, 1 / loss scale
-  float l2;  // weight decay that joins the gradient; 0 for none
+  float l2;  // weight decay that is added to the gradient; 0 for none
   float decay;  // multiplies the parameter: 1 - lr * weight decay, decoupled
   float one_minus_beta1;
   float lerp_rest;  // 1 - one_minus_beta1, rounded as torch.lerp does
@@ -59,7 +59,7 @@ struct AdamSettings {
   int64_t isa;
 };
 
-// Members are made in the order of the schema.
+// Members are initialised in the order of the schema.
 struct AdamCall {
   explicit AdamCall(Arguments arguments)
       : parameters(arguments.list()),

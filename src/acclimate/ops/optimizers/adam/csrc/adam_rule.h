@@ -26,14 +26,14 @@ struct AdamRule {
     };
   }
 
-  // The order of operations is torch's; acclimate.ops.optimizers.adam.plain has the same one.
+  // The same order of operations as in torch and in acclimate.ops.optimizers.adam.plain.
   ACCLIMATE_INLINE static void step(const Vectors& c, V& p, V g, V& m, V& v) {
     g = g * c.gradient_scale;
-    if (c.has_l2) {  // an infinite parameter must not make the gradient NaN where there is no decay
+    if (c.has_l2) {  // without decay, an infinite parameter must not make the gradient NaN
       g = g + p * c.l2;
     }
     p = p * c.decay;
-    // Both are the same sum; each is exact at its own end, as in torch.lerp.
+    // Equal in exact arithmetic; like torch.lerp, each form is exact at one end.
     m = c.leans_on_momentum ? m + (g - m) * c.one_minus_beta1 : g - (g - m) * c.lerp_rest;
     v = v * c.beta2 + (g * c.one_minus_beta2) * g;
     const V denominator = square_root(v) * c.variance_scale + c.eps;

@@ -1,6 +1,6 @@
 // Opens namespace `avx2`: eight floats. simd/end.h closes it.
 //
-// Each function names its target, so that one file holds every variant and no build flag can leak wide
+// Each function names its target, so that one file holds all instruction sets and no build flag can put wide
 // instructions into code that runs on older machines.
 #include <immintrin.h>
 
@@ -23,7 +23,7 @@ ACCLIMATE_INLINE V operator-(V a, V b) { return {_mm256_sub_ps(a.x, b.x)}; }
 ACCLIMATE_INLINE V operator*(V a, V b) { return {_mm256_mul_ps(a.x, b.x)}; }
 ACCLIMATE_INLINE V operator/(V a, V b) { return {_mm256_div_ps(a.x, b.x)}; }
 ACCLIMATE_INLINE V square_root(V a) { return {_mm256_sqrt_ps(a.x)}; }
-// 1, 0 or -1; 0 for NaN, as torch.sign.
+// 1, 0 or -1; 0 for NaN, like torch.sign.
 ACCLIMATE_INLINE V sign(V a) {
   const __m256 zero = _mm256_setzero_ps(), one = _mm256_set1_ps(1.0f);
   const __m256 positive = _mm256_and_ps(_mm256_cmp_ps(a.x, zero, _CMP_GT_OQ), one);
@@ -39,7 +39,7 @@ ACCLIMATE_INLINE V load_f16(const uint16_t* from) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))};
 }
 
-// Round to nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even; NaN stays NaN.
 ACCLIMATE_INLINE __m128i bf16_of(V value) {
   const __m256i bits = _mm256_castps_si256(value.x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -59,7 +59,7 @@ ACCLIMATE_INLINE void store_bf16(uint16_t* to, V value) {
 ACCLIMATE_INLINE void store_f16(uint16_t* to, V value) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(value.x, _MM_FROUND_TO_NEAREST_INT));
 }
-// Two vectors past the cache, to an address that is a multiple of their size.
+// Stores two vectors past the cache, to an address that is a multiple of their size.
 ACCLIMATE_INLINE void stream_bf16(uint16_t* to, V a, V b) {
   _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm256_set_m128i(bf16_of(b), bf16_of(a)));
 }

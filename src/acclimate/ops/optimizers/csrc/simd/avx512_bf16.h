@@ -11,8 +11,8 @@ namespace acclimate::avx512_bf16 {
 
 #include "avx512_common.h"
 
-// VCVTNEPS2BF16 takes denormals for zero whatever the control register says (Intel SDM), so those few
-// are rounded by hand, and every instruction set gives the same bits.
+// VCVTNEPS2BF16 treats denormals as zero whatever the control register says (Intel SDM), so denormals are
+// rounded in software, and every instruction set gives the same bits.
 ACCLIMATE_INLINE __m256i bf16_of(V value) {
   constexpr int denormal = 0x20;
   if (__builtin_expect(_mm512_fpclass_ps_mask(value.x, denormal) != 0, 0)) {

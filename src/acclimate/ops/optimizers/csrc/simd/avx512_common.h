@@ -1,4 +1,4 @@
-// What avx512.h and avx512_bf16.h share; included inside their namespaces.
+// Common to avx512.h and avx512_bf16.h; included inside their namespaces.
 
 struct V {
   static constexpr int64_t lanes = 16;
@@ -11,7 +11,7 @@ ACCLIMATE_INLINE V operator-(V a, V b) { return {_mm512_sub_ps(a.x, b.x)}; }
 ACCLIMATE_INLINE V operator*(V a, V b) { return {_mm512_mul_ps(a.x, b.x)}; }
 ACCLIMATE_INLINE V operator/(V a, V b) { return {_mm512_div_ps(a.x, b.x)}; }
 ACCLIMATE_INLINE V square_root(V a) { return {_mm512_sqrt_ps(a.x)}; }
-// 1, 0 or -1; 0 for NaN, as torch.sign.
+// 1, 0 or -1; 0 for NaN, like torch.sign.
 ACCLIMATE_INLINE V sign(V a) {
   const __m512 zero = _mm512_setzero_ps();
   const __mmask16 positive = _mm512_cmp_ps_mask(a.x, zero, _CMP_GT_OQ);
@@ -29,7 +29,7 @@ ACCLIMATE_INLINE V load_f16(const uint16_t* from) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};
 }
 
-// Round to nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even; NaN stays NaN.
 ACCLIMATE_INLINE __m256i rounded_to_bf16(__m512 value) {
   const __m512i bits = _mm512_castps_si512(value);
   const __m512i upper = _mm512_srli_epi32(bits, 16);
@@ -50,7 +50,7 @@ ACCLIMATE_INLINE void store_bf16(uint16_t* to, V value) {
 ACCLIMATE_INLINE void store_f16(uint16_t* to, V value) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(value.x, _MM_FROUND_TO_NEAREST_INT));
 }
-// Two vectors past the cache, to an address that is a multiple of their size.
+// Stores two vectors past the cache, to an address that is a multiple of their size.
 ACCLIMATE_INLINE void stream_bf16(uint16_t* to, V a, V b) {
   const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(bf16_of(a)), bf16_of(b), 1);
   _mm512_stream_si512(reinterpret_cast<__m512i*>(to), both);

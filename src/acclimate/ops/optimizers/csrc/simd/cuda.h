@@ -1,7 +1,7 @@
 // Opens namespace `cuda`: one float of one thread. simd/end.h closes it.
 //
-// The rules of the optimizers are the host's, so that both give the same bits: sources are compiled with
-// -fmad=false, and division and square root are correctly rounded unless a flag says otherwise.
+// The host's rules run here unchanged and give the same bits: sources are compiled with -fmad=false, and
+// division and square root are correctly rounded by default.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -23,10 +23,10 @@ ACCLIMATE_INLINE V operator-(V a, V b) { return {a.x - b.x}; }
 ACCLIMATE_INLINE V operator*(V a, V b) { return {a.x * b.x}; }
 ACCLIMATE_INLINE V operator/(V a, V b) { return {a.x / b.x}; }
 ACCLIMATE_INLINE V square_root(V a) { return {sqrtf(a.x)}; }
-// 1, 0 or -1; 0 for NaN, as torch.sign.
+// 1, 0 or -1; 0 for NaN, like torch.sign.
 ACCLIMATE_INLINE V sign(V a) { return {static_cast<float>((a.x > 0.0f) - (a.x < 0.0f))}; }
 
-// Four neighbours at a time make full transactions of memory; `aligned` says that they may.
+// Four neighbours at a time make full memory transactions; `aligned` says whether that is possible.
 constexpr int elements_per_access = 4;
 
 ACCLIMATE_INLINE float float_of(uint16_t bits, Dtype dtype) {

@@ -1,4 +1,4 @@
-// Element types of the optimizers' tensors, and conversions that every instruction set agrees on.
+// Element types of the optimizers' tensors, and conversions that are equal on every instruction set.
 #pragma once
 
 #include <cstdint>

@@ -19,7 +19,7 @@ ACCLIMATE_INLINE V operator-(V a, V b) { return {vsubq_f32(a.x, b.x)}; }
 ACCLIMATE_INLINE V operator*(V a, V b) { return {vmulq_f32(a.x, b.x)}; }
 ACCLIMATE_INLINE V operator/(V a, V b) { return {vdivq_f32(a.x, b.x)}; }
 ACCLIMATE_INLINE V square_root(V a) { return {vsqrtq_f32(a.x)}; }
-// 1, 0 or -1; 0 for NaN, as torch.sign.
+// 1, 0 or -1; 0 for NaN, like torch.sign.
 ACCLIMATE_INLINE V sign(V a) {
   const uint32x4_t one = vreinterpretq_u32_f32(vdupq_n_f32(1.0f));
   const float32x4_t positive = vreinterpretq_f32_u32(vandq_u32(vcgtzq_f32(a.x), one));
@@ -35,7 +35,7 @@ ACCLIMATE_INLINE V load_f16(const uint16_t* from) {
 }
 
 ACCLIMATE_INLINE void store_f32(float* to, V value) { vst1q_f32(to, value.x); }
-// Round to nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even; NaN stays NaN.
 ACCLIMATE_INLINE void store_bf16(uint16_t* to, V value) {
   const uint32x4_t bits = vreinterpretq_u32_f32(value.x);
   const uint32x4_t upper = vshrq_n_u32(bits, 16);
@@ -47,7 +47,7 @@ ACCLIMATE_INLINE void store_bf16(uint16_t* to, V value) {
 ACCLIMATE_INLINE void store_f16(uint16_t* to, V value) {
   vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(value.x)));
 }
-// Two vectors; Arm has no store past the cache that compilers expose, so simply stored.
+// Stores two vectors; compilers expose no Arm store that bypasses the cache.
 ACCLIMATE_INLINE void stream_bf16(uint16_t* to, V a, V b) {
   store_bf16(to, a);
   store_bf16(to + V::lanes, b);

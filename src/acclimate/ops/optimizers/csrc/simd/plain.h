@@ -1,7 +1,7 @@
 // Opens namespace `plain`: four floats in portable vector code. simd/end.h closes it.
 //
-// No kernel here uses fused multiply-add, and sources are compiled with -ffp-contract=off, so that every
-// instruction set, and the fallback in torch, gives the same bits.
+// No kernel uses fused multiply-add, and sources are compiled with -ffp-contract=off, so that every
+// instruction set and the fallback in torch give the same bits.
 #include <cmath>
 
 #include "dtype.h"
@@ -25,7 +25,7 @@ ACCLIMATE_INLINE V operator/(V a, V b) { return {a.x / b.x}; }
 ACCLIMATE_INLINE V square_root(V a) {
   return {V::Floats{std::sqrt(a.x[0]), std::sqrt(a.x[1]), std::sqrt(a.x[2]), std::sqrt(a.x[3])}};
 }
-// 1, 0 or -1; 0 for NaN, as torch.sign.
+// 1, 0 or -1; 0 for NaN, like torch.sign.
 ACCLIMATE_INLINE V sign(V a) {
   V result;
   for (int i = 0; i < 4; ++i) {
@@ -45,7 +45,7 @@ ACCLIMATE_INLINE uint32_t bits_of_float(float value) {
   return bits;
 }
 
-// Round to nearest, ties to even.
+// Rounds to nearest, ties to even.
 ACCLIMATE_INLINE uint16_t bf16_of_float(float value) {
   const uint32_t bits = bits_of_float(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) {
@@ -113,7 +113,7 @@ ACCLIMATE_INLINE void store_f16(uint16_t* to, V value) {
     to[i] = f16_of_float(value.x[i]);
   }
 }
-// Two vectors past the cache; here simply stored.
+// Stores two vectors; here through the cache.
 ACCLIMATE_INLINE void stream_bf16(uint16_t* to, V a, V b) {
   store_bf16(to, a);
   store_bf16(to + V::lanes, b);

@@ -1,20 +1,20 @@
 // acclimate::lamb_ on CUDA: three launches for a whole parameter group.
 //
-// The first moves the moments and sums the squares of weights and updates by parts of a tensor, the second
-// adds the parts up in a fixed order, so that results do not change from run to run, and the third moves
-// the weights.
+// The first updates the moments and sums the squares of weights and updates over parts of a tensor. The
+// second adds the parts in a fixed order, so that results are the same in every run. The third updates the
+// weights.
 #include "../../csrc/device_group.cuh"
 #include "lamb_call.h"
 
 #include "../../csrc/simd/cuda.h"
 
-// The blocks of a tensor whose squares make one sum.
+// The blocks of a tensor in one partial sum of squares.
 constexpr int64_t blocks_per_part = 256;
 
 struct LambTables {
   const Row* rows;
   const LambCoefficients* coefficients;
-  const int64_t* first_parts;  // which part each row starts at
+  const int64_t* first_parts;  // the first part of each row
   int64_t row_count;
   bool one_for_all;
 
@@ -28,7 +28,7 @@ ACCLIMATE_INLINE float update_of(const LambCoefficients& c, float p, float m, fl
   return (m * c.momentum_scale) / denominator + p * c.weight_decay;
 }
 
-// Adds up a pair of numbers over the threads of a block; the result is thread 0's.
+// Sums a pair of numbers over the threads of a block; thread 0 gets the result.
 ACCLIMATE_INLINE float2 block_sum(float2 value) {
   __shared__ float2 sums[threads_per_block];
   sums[threadIdx.x] = value;
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(threads_per_block) move_moments(LambTables tab
     }
     store(row.state[0].data, row.state[0].dtype, i, count, row.is_aligned, m);
     store(row.state[1].data, row.state[1].dtype, i, count, row.is_aligned, v);
-    // As the third launch will read them: state of 16 bits has been rounded.
+    // As the third launch will read them: 16-bit state has been rounded.
     load(row.state[0].data, row.state[0].dtype, i, count, row.is_aligned, m);
     load(row.state[1].data, row.state[1].dtype, i, count, row.is_aligned, v);
     for (int k = 0; k < count; ++k) {

@@ -1,4 +1,4 @@
-// The arguments of acclimate::lamb_, checked; the schema is in acclimate.ops.optimizers.lamb.schema.
+// The arguments of acclimate::lamb_, checked; the schema is in acclimate.ops.optimizers.lamb.plain.
 #pragma once
 
 #include <cmath>
@@ -7,7 +7,7 @@
 
 namespace acclimate {
 
-// What is the same for all elements of a tensor in one step of LAMB.
+// The coefficients of one step of LAMB for a tensor.
 struct LambCoefficients {
   float gradient_scale;  // multiplies the gradient: -1 to maximize, 1 / loss scale
   float beta1, one_minus_beta1, beta2, one_minus_beta2;
@@ -61,7 +61,7 @@ struct LambSettings {
   double gradient_scale;
 };
 
-// Members are made in the order of the schema.
+// Members are initialised in the order of the schema.
 struct LambCall {
   explicit LambCall(Arguments arguments)
       : parameters(arguments.list()),

@@ -1,11 +1,11 @@
-// The arguments of acclimate::lion_, checked; the schema is in acclimate.ops.optimizers.lion.schema.
+// The arguments of acclimate::lion_, checked; the schema is in acclimate.ops.optimizers.lion.plain.
 #pragma once
 
 #include "../../csrc/group.h"
 
 namespace acclimate {
 
-// What is the same for all elements in one step of Lion.
+// The coefficients of one step of Lion.
 struct LionCoefficients {
   float gradient_scale;  // multiplies the gradient: -1 to maximize, 1 / loss scale
   float decay;  // multiplies the parameter: 1 - lr * weight decay
@@ -41,7 +41,7 @@ struct LionSettings {
   int64_t isa;
 };
 
-// Members are made in the order of the schema.
+// Members are initialised in the order of the schema.
 struct LionCall {
   explicit LionCall(Arguments arguments)
       : parameters(arguments.list()),
@@ -51,7 +51,7 @@ struct LionCall {
         outputs(arguments.list()),
         settings(arguments),
         group(parameters, gradients, {{momenta, "exp_avg"}}, outputs) {
-    count_steps(steps, group.size(), [](double) { return 0; });  // nothing depends on it
+    count_steps(steps, group.size(), [](double) { return 0; });  // Lion does not use the count
     coefficients.push_back(settings.coefficients());
   }
 
