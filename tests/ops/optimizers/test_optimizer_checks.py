@@ -88,9 +88,7 @@ def test_a_saved_state_that_lacks_a_tensor_is_refused(case: Case) -> None:
     _, optimizer = made(case)
     saved = copy.deepcopy(optimizer.state_dict())
     del saved["state"][0][type(optimizer).state_names[-1]]
-    with refused(
-        optimizer, InvalidOptimizerArgumentError, "parameter 0 has .* but no .* another optimizer"
-    ):
+    with refused(optimizer, InvalidOptimizerArgumentError, "parameter 0 has .* but no .* another optimizer"):
         optimizer.load_state_dict(saved)
 
 
