@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -105,6 +106,39 @@ def several_devices(accelerator: Accelerator) -> list[str]:
     if len(names) < 2:
         raise NotOfferedError("there is one device here")
     return names
+
+
+def in_thread(function: Callable[[], _T]) -> _T:
+    """What a function returns in a thread of its own; raises what it raises."""
+    returned: list[_T] = []
+    raised: list[Exception] = []
+
+    def run() -> None:
+        try:
+            returned.append(function())
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that called
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+    return returned[0]
+
+
+class DeliberateError(Exception):
+    """Raised within a block to see what the block leaves behind."""
+
+
+@contextmanager
+def let_through(what: str) -> Iterator[None]:
+    """A block out of which :class:`DeliberateError` has to come: nothing inside may hold it back."""
+    try:
+        yield
+    except DeliberateError:
+        return
+    raise BrokenPromiseError(f"{what} holds back an error that is raised within it")
 
 
 class Work:

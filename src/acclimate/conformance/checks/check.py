@@ -19,13 +19,15 @@ Observation = Callable[[Subject], "str | None"]
 """Looks at an accelerator; returns a note for the reader, or raises :class:`BrokenPromiseError` or
 :class:`NotOfferedError`."""
 
+_HOME = f"{__package__}."
+
 
 @dataclass(frozen=True)
 class Check:
     """One promise of the interface, and how to see whether it is kept."""
 
     category: str
-    """The module that it is in."""
+    """The package or module of this folder that it is in."""
     name: str
     promise: str
     """What is promised, as a sentence."""
@@ -56,7 +58,7 @@ def check(*observes: str, timeout_s: int = 60) -> Callable[[Observation], Check]
 
     def make(function: Observation) -> Check:
         return Check(
-            category=function.__module__.rpartition(".")[2],
+            category=function.__module__.removeprefix(_HOME).partition(".")[0],
             name=function.__name__,
             promise=" ".join(inspect.cleandoc(function.__doc__ or "").split()),
             observes=observes,

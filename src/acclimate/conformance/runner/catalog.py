@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
 
-from acclimate.conformance.checks import (
-    communication,
-    devices,
-    dtypes,
-    graphs,
-    launching,
-    memory,
-    ops,
-    pinning,
-    random,
-    runtime,
-    streams,
-)
+from acclimate.conformance.checks import launching
 from acclimate.conformance.checks.check import Check
 from acclimate.conformance.checks.signatures import signature_checks
 
+_CATEGORIES: dict[str, tuple[str, ...]] = {
+    "devices": (
+        "current",
+        "waiting",
+    ),
+    "random": (
+        "generators",
+        "devices",
+        "states",
+    ),
+    "streams": (
+        "order",
+        "state",
+        "waiting",
+    ),
+    "memory": (
+        "figures",
+        "agreement",
+        "capacity",
+        "devices",
+    ),
+    "dtypes": ("arithmetic", "shapes", "mixed"),
+    "graphs": ("replays", "captures"),
+    "pinning": ("contents", "shapes"),
+    "ops": ("builders", "optimizers", "aio"),
+    "runtime": ("marks", "compiling"),
+    "communication": ("collectives",),
+}
+"""By category, the modules of its checks in order."""
+
 MODULES: tuple[ModuleType, ...] = (
-    devices,
-    random,
-    streams,
-    memory,
-    dtypes,
-    graphs,
-    pinning,
-    ops,
-    runtime,
-    communication,
+    *(
+        importlib.import_module(f"acclimate.conformance.checks.{category}.{name}")
+        for category, names in _CATEGORIES.items()
+        for name in names
+    ),
     launching,
 )
 
@@ -40,8 +54,9 @@ def checks() -> list[Check]:
     signatures = {check.category: check for check in signature_checks()}
     found: list[Check] = []
     for module in MODULES:
-        category = module.__name__.rpartition(".")[2]
-        if category in signatures:
-            found.append(signatures[category])
-        found += [check for check in vars(module).values() if isinstance(check, Check)]
+        for check in vars(module).values():
+            if isinstance(check, Check):
+                if check.category in signatures:
+                    found.append(signatures.pop(check.category))
+                found.append(check)
     return found

@@ -1,4 +1,4 @@
-"""Checks of the rest of the runtime: profiler marks, late calls, compilers, Triton."""
+"""Checks of compilers: the backend of torch.compile, and Triton."""
 
 from __future__ import annotations
 
@@ -17,42 +17,6 @@ from acclimate.conformance.checks.assertions import (
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.target import Subject
 from acclimate.errors import UnknownCompileBackendError
-
-
-@check("range_push", "range_pop", "nvtx", "supports_nvtx_domain")
-def profiler_marks(subject: Subject) -> str | None:
-    """Ranges nest and close, also under NVTX's names, and closing one too many is harmless."""
-    accelerator = subject.accelerator
-    domains = exactly(accelerator.supports_nvtx_domain, bool, "supports_nvtx_domain")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        accelerator.range_push("acclimate outer")
-        accelerator.range_push("acclimate inner", domain="acclimate", category="conformance")
-        torch.ones(4, device=accelerator.current_device_name()).sum()
-        accelerator.range_pop(domain="acclimate" if domains else None)
-        with accelerator.nvtx.range("acclimate block"):
-            pass
-        accelerator.nvtx.range_push("acclimate pushed")
-        accelerator.nvtx.range_pop()
-        accelerator.range_pop()
-    accelerator.range_pop()
-    shown = {event.key for event in profile.key_averages()} & {
-        "acclimate outer", "acclimate inner", "acclimate block", "acclimate pushed"
-    }  # fmt: skip
-    if shown:
-        require(len(shown) == 4, f"of four ranges torch's profiler shows only {sorted(shown)}")
-        return None
-    return "torch's profiler does not show the ranges; a profiler of the vendor may"
-
-
-@check("lazy_call", "init")
-def lazy_calls(subject: Subject) -> None:
-    """A late call is made exactly once, at the latest when the device's context is made."""
-    accelerator = subject.accelerator
-    calls: list[int] = []
-    accelerator.lazy_call(lambda: calls.append(1))
-    accelerator.init()
-    torch.ones(1, device=accelerator.current_device_name())
-    require(len(calls) == 1, f"the call was made {len(calls)} times")
 
 
 @check("compile_backend", "get_compile_backend", timeout_s=240)

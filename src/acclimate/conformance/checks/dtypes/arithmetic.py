@@ -21,7 +21,7 @@ from acclimate.conformance.checks.target import Subject
 _REDUCED = (torch.bfloat16, torch.float16)
 
 
-def _numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     """Numbers that every floating-point type holds exactly: quarters between -2 and 2."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-8, 9, shape, generator=generator).double() / 4
@@ -54,9 +54,9 @@ def list_of_dtypes(subject: Subject) -> None:
 def products(subject: Subject) -> None:
     """Every supported dtype multiplies matrices to within its precision."""
     accelerator = subject.accelerator
-    left, right = _numbers(48, 64), _numbers(64, 32, seed=1)
+    left, right = numbers(48, 64), numbers(64, 32, seed=1)
     for dtype in accelerator.supported_dtypes():
-        _known(dtype)
+        known(dtype)
         device = accelerator.current_device_name()
         product = left.to(dtype).to(device) @ right.to(dtype).to(device)
         require(product.dtype == dtype, f"a product of {short(dtype)} is {short(product.dtype)}")
@@ -67,9 +67,9 @@ def products(subject: Subject) -> None:
 def sums(subject: Subject) -> None:
     """Every supported dtype adds, sums, and takes exponentials to within its precision."""
     accelerator = subject.accelerator
-    left, right = _numbers(32, 128), _numbers(32, 128, seed=1)
+    left, right = numbers(32, 128), numbers(32, 128, seed=1)
     for dtype in accelerator.supported_dtypes():
-        _known(dtype)
+        known(dtype)
         device = accelerator.current_device_name()
         a, b = left.to(dtype).to(device), right.to(dtype).to(device)
         require_close(a + b, left + right, dtype, "a sum of two tensors")
@@ -81,7 +81,7 @@ def sums(subject: Subject) -> None:
 def casts(subject: Subject) -> None:
     """Values survive a cast between any two supported dtypes, on the device and to the host and back."""
     accelerator = subject.accelerator
-    exact = _numbers(64)
+    exact = numbers(64)
     dtypes = accelerator.supported_dtypes()
     for source in dtypes:
         on_device = exact.to(source).to(accelerator.current_device_name())
@@ -104,7 +104,7 @@ def training_step(subject: Subject) -> None:
     """Every supported dtype trains: gradients and updated weights are right to within its precision."""
     accelerator = subject.accelerator
     for dtype in accelerator.supported_dtypes():
-        _known(dtype)
+        known(dtype)
         gradient, weights = _trained(accelerator.current_device_name(), dtype)
         wanted_gradient, wanted_weights = _trained("cpu", torch.float64)
         allowed = 2 * TOLERANCE[dtype]
@@ -120,11 +120,11 @@ def _trained(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tenso
     """The gradient and the weights after one step of a linear layer."""
     layer = torch.nn.Linear(16, 8, bias=False, dtype=dtype, device="cpu")
     with torch.no_grad():
-        layer.weight.copy_(_numbers(8, 16) / 4)
+        layer.weight.copy_(numbers(8, 16) / 4)
     layer = layer.to(device)
     inputs, targets = (
-        _numbers(24, 16, seed=1).to(dtype).to(device),
-        _numbers(24, 8, seed=2).to(dtype).to(device),
+        numbers(24, 16, seed=1).to(dtype).to(device),
+        numbers(24, 8, seed=2).to(dtype).to(device),
     )
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.125)
     ((layer(inputs) - targets) ** 2).mean().backward()
@@ -138,7 +138,7 @@ def _trained(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tenso
 def left_out_dtypes(subject: Subject) -> str | None:
     """A dtype that is left out is refused, or emulated with right results; it never computes wrongly."""
     accelerator = subject.accelerator
-    left, right = _numbers(48, 64), _numbers(64, 32, seed=1)
+    left, right = numbers(48, 64), numbers(64, 32, seed=1)
     left_out = [d for d in (torch.float64, *_REDUCED) if d not in accelerator.supported_dtypes()]
     if not left_out:
         raise NotOfferedError("no dtype is left out")
@@ -194,7 +194,7 @@ def autocast(subject: Subject) -> None:
         raise NotOfferedError("it supports neither bfloat16 nor float16")
     for dtype in offered:
         layer = torch.nn.Linear(64, 32, bias=False).to(accelerator.current_device_name())
-        inputs = _numbers(16, 64).float().to(accelerator.current_device_name())
+        inputs = numbers(16, 64).float().to(accelerator.current_device_name())
         with accelerator.amp.autocast(True, dtype):
             output = layer(inputs)
         require(
@@ -242,7 +242,8 @@ def gradient_scaling(subject: Subject) -> None:
     require(scaler.get_scale() < 1024.0, f"after an overflow the scale is {scaler.get_scale()} and was 1024")
 
 
-def _known(dtype: torch.dtype) -> None:
+def known(dtype: torch.dtype) -> None:
+    """Fails the check where a dtype is none that a model computes in."""
     if dtype not in TOLERANCE:
         raise BrokenPromiseError(
             f"supported_dtypes() has {short(dtype)}, which is not a type that a model computes in"

@@ -18,12 +18,13 @@ from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.target import Subject
 
 
-def _graph(accelerator: Accelerator) -> Any:
+def new_graph(accelerator: Accelerator) -> Any:
+    """An empty graph; ends the check where the accelerator offers none."""
     with offered_or_not("graphs"):
         return accelerator.create_graph()
 
 
-def _warm_up(accelerator: Accelerator, work: Any) -> None:
+def warm_up(accelerator: Accelerator, work: Any) -> None:
     """Runs the work before a capture, on a stream of its own, as devices with real graphs require."""
     stream = accelerator.Stream()
     stream.wait_stream(accelerator.current_stream())
@@ -38,14 +39,14 @@ def _warm_up(accelerator: Accelerator, work: Any) -> None:
 def replay_follows_inputs(subject: Subject) -> None:
     """A replay computes from what the captured tensors hold now, and puts results where the capture did."""
     accelerator = subject.accelerator
-    graph = _graph(accelerator)
+    graph = new_graph(accelerator)
     device = accelerator.current_device_name()
     weight, inputs = torch.randn(32, 32, device=device), torch.zeros(8, 32, device=device)
 
     def work() -> torch.Tensor:
         return torch.relu(inputs @ weight) + inputs.sum(-1, keepdim=True)
 
-    _warm_up(accelerator, work)
+    warm_up(accelerator, work)
     with accelerator.capture_to_graph(graph):
         result = work()
     address = result.data_ptr()
@@ -63,13 +64,13 @@ def replay_follows_inputs(subject: Subject) -> None:
 def replay_repeats_updates(subject: Subject) -> None:
     """Work that updates a tensor in place updates it at every replay."""
     accelerator = subject.accelerator
-    graph = _graph(accelerator)
+    graph = new_graph(accelerator)
     counter = torch.zeros(16, device=accelerator.current_device_name())
 
     def work() -> None:
         counter.add_(1)
 
-    _warm_up(accelerator, work)
+    warm_up(accelerator, work)
     with accelerator.capture_to_graph(graph):
         work()
     accelerator.synchronize()
@@ -85,7 +86,7 @@ def replay_repeats_updates(subject: Subject) -> None:
 def replay_trains(subject: Subject) -> None:
     """A captured training step, forward, backward and update, trains as the same steps without a graph do."""
     accelerator = subject.accelerator
-    graph = _graph(accelerator)
+    graph = new_graph(accelerator)
     device = accelerator.current_device_name()
     generator = torch.Generator().manual_seed(3)
     start = torch.randn(8, 16, generator=generator) / 4
@@ -98,7 +99,7 @@ def replay_trains(subject: Subject) -> None:
         with torch.no_grad():
             parameter.sub_(0.1 * gradient)
 
-    _warm_up(accelerator, lambda: step(weight, inputs))
+    warm_up(accelerator, lambda: step(weight, inputs))
     with accelerator.capture_to_graph(graph):
         step(weight, inputs)
     with torch.no_grad():
@@ -117,7 +118,7 @@ def replay_trains(subject: Subject) -> None:
 def capture_is_told(subject: Subject) -> None:
     """is_current_stream_capturing is true within a capture and false outside."""
     accelerator = subject.accelerator
-    graph = _graph(accelerator)
+    graph = new_graph(accelerator)
     ones = torch.ones(4, device=accelerator.current_device_name())
     accelerator.synchronize()
     require(accelerator.is_current_stream_capturing() is False, "it says that it captures before a capture")
@@ -132,7 +133,7 @@ def capture_is_told(subject: Subject) -> None:
 def empty_graph_refused(subject: Subject) -> None:
     """A graph into which nothing was captured, or that was reset, does not replay as if it had worked."""
     accelerator = subject.accelerator
-    graph = _graph(accelerator)
+    graph = new_graph(accelerator)
     with refused("replaying a graph without a capture", RuntimeError):
         accelerator.replay_graph(graph)
     ones = torch.ones(4, device=accelerator.current_device_name())
@@ -148,7 +149,7 @@ def empty_graph_refused(subject: Subject) -> None:
 def host_reads_refused(subject: Subject) -> None:
     """Reading a value back to the host within a capture raises, as a replay could not follow it."""
     accelerator = subject.accelerator
-    graph = _graph(accelerator)
+    graph = new_graph(accelerator)
     ones = torch.ones(4, device=accelerator.current_device_name())
     accelerator.synchronize()
     with refused("reading a value back during a capture", RuntimeError), accelerator.capture_to_graph(graph):

@@ -1,0 +1,57 @@
+"""How methods take a device: by index, by name, as a ``torch.device``, or ``None`` for the current one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.conformance.checks.assertions import BrokenPromiseError, device_names, refused
+from acclimate.errors import InvalidDeviceError
+from acclimate.imports import describe
+
+Methods = Mapping[str, Callable[[DeviceLike], object]]
+"""By name, a method that takes a device."""
+
+
+def has_indices(accelerator: Accelerator) -> bool:
+    """Whether torch tells the devices apart; the host is one device to it."""
+    return torch.empty(1, device=accelerator.device_type).device.index is not None
+
+
+def ways_to_name(accelerator: Accelerator, index: int) -> Iterator[DeviceLike]:
+    """All that means one device: its index, its name, and torch's object."""
+    name = device_names(accelerator)[index]
+    yield from (index, name, torch.device(name))
+
+
+def require_taken(accelerator: Accelerator, methods: Methods) -> None:
+    """Fails the check where a method does not take one of the ways to name a device that is there."""
+    kind = accelerator.device_type
+    ways: list[DeviceLike] = [None, kind, torch.device(kind)]
+    for index in range(len(device_names(accelerator))):
+        ways += ways_to_name(accelerator, index)
+    for name, use in methods.items():
+        for device in ways:
+            try:
+                use(device)
+            except Exception as error:
+                raise BrokenPromiseError(
+                    f"{name}({device!r}) raises {describe(error, whole=True)}"
+                ) from error
+
+
+def require_refused(accelerator: Accelerator, methods: Methods) -> str | None:
+    """Fails the check where a method takes a device that is not there; a note where indices mean nothing."""
+    absent: list[DeviceLike] = ["meta", torch.device("meta"), "no such device"]
+    count = accelerator.device_count()
+    if has_indices(accelerator):
+        absent += [count, -1, f"{accelerator.device_type}:{count}"]
+    for name, use in methods.items():
+        for device in absent:
+            with refused(f"{name}({device!r}) with {count} devices", InvalidDeviceError):
+                use(device)
+    if has_indices(accelerator):
+        return None
+    return "its devices have no names of their own, so every index is one of them"

@@ -1,0 +1,221 @@
+"""Checks of devices: names, how many there are, and the current one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+
+from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.conformance.checks.assertions import (
+    BrokenPromiseError,
+    DeliberateError,
+    device_names,
+    exactly,
+    in_thread,
+    let_through,
+    require,
+    several_devices,
+)
+from acclimate.conformance.checks.check import check
+from acclimate.conformance.checks.device_arguments import (
+    has_indices,
+    require_refused,
+    require_taken,
+    ways_to_name,
+)
+from acclimate.conformance.checks.target import Subject
+from acclimate.selection import detect_all
+
+
+@check("device_name", "current_device_name", "device_type", "name", "torch_module")
+def names(subject: Subject) -> None:
+    """torch makes tensors on every device by the name that the accelerator gives it."""
+    accelerator = subject.accelerator
+    called = exactly(accelerator.name, str, "name")
+    kind = exactly(accelerator.device_type, str, "device_type")
+    records = {candidate.name for candidate in detect_all()}
+    require(called == kind or called in records, f"name is {called!r}, which no accelerator's record has")
+    for unnamed in (accelerator.device_name(), accelerator.device_name(None)):
+        require(unnamed == kind, f"device_name() is {unnamed!r}, not {kind!r}")
+    current = accelerator.current_device()
+    named = accelerator.device_name(current)
+    here = accelerator.current_device_name()
+    require(here == named, f"current_device_name() is {here!r}, device_name({current}) {named!r}")
+    for index in range(accelerator.device_count()):
+        name = exactly(accelerator.device_name(index), str, "device_name()")
+        wanted = index if has_indices(accelerator) else None
+        require(torch.device(name) == _device(kind, wanted), f"device_name({index}) is {name!r}")
+    for name in [kind, *device_names(accelerator), here]:
+        placed = torch.ones(3, device=name)
+        require(placed.device.type == kind, f"a tensor made on {name!r} is on {placed.device}")
+        require(float(placed.sum()) == 3.0, f"three ones made on {name!r} add up to {float(placed.sum())}")
+        asked = torch.device(name).index
+        require(asked in (None, placed.device.index), f"a tensor made on {name!r} is on {placed.device}")
+    unnamed_place = torch.ones(1, device=kind).device
+    current_place = torch.ones(1, device=here).device
+    require(unnamed_place == current_place, f"{kind!r} means {unnamed_place}, the current {current_place}")
+    module = getattr(torch, kind, None)
+    offered = accelerator.torch_module
+    require(
+        module is None or offered is module, f"torch_module is {offered!r} and torch.{kind} is {module!r}"
+    )
+
+
+def _device(kind: str, index: int | None) -> torch.device:
+    return torch.device(kind) if index is None else torch.device(kind, index)
+
+
+@check("device_count", "is_available", "current_device")
+def counts(subject: Subject) -> None:
+    """There is at least one device, the current one is an index among them, and there are no more."""
+    accelerator = subject.accelerator
+    count = exactly(accelerator.device_count(), int, "device_count()")
+    require(count >= 1, f"device_count() is {count}")
+    require(
+        exactly(accelerator.is_available(), bool, "is_available()"),
+        f"it is not available with {count} devices",
+    )
+    current = exactly(accelerator.current_device(), int, "current_device()")
+    require(0 <= current < count, f"current_device() is {current} among {count} devices")
+    if has_indices(accelerator):
+        with suppress(Exception):  # each device refuses in its own way
+            beyond = torch.ones(1, device=f"{accelerator.device_type}:{count}").device.index
+            require(beyond != count, f"device_count() is {count}, and torch makes a tensor on device {count}")
+
+
+@check("set_device", "current_device", "current_device_name")
+def set_device(subject: Subject) -> None:
+    """set_device moves the current device, and with it where tensors are made."""
+    accelerator = subject.accelerator
+    for index, name in enumerate(several_devices(accelerator)):
+        for device in (*ways_to_name(accelerator, index), accelerator.device_type, None):
+            if device not in (accelerator.device_type, None):  # which mean the device that is current
+                accelerator.set_device((index + 1) % accelerator.device_count())
+            accelerator.set_device(device)
+            current = accelerator.current_device()
+            require(current == index, f"after set_device({device!r}) the current device is {current}")
+        placed = torch.ones(1, device=accelerator.device_type).device
+        require(placed.index == index, f"after set_device({index}) tensors are made on {placed}")
+        current_name = accelerator.current_device_name()
+        require(current_name == name, f"after set_device({index}) current_device_name() is {current_name!r}")
+
+
+@check("set_device", "device", "current_device")
+def current_device_of_a_thread(subject: Subject) -> None:
+    """The current device is one thread's: another thread that sets its own changes nothing here."""
+    accelerator = subject.accelerator
+    several_devices(accelerator)
+    accelerator.set_device(0)
+
+    def choose_the_next() -> tuple[int, str]:
+        accelerator.set_device(1)
+        return accelerator.current_device(), str(torch.ones(1, device=accelerator.device_type).device)
+
+    with accelerator.device(0):
+        told, place = in_thread(choose_the_next)
+        require(told == 1, f"a thread that sets device 1 is told that {told} is current")
+        require(place == accelerator.device_name(1), f"a thread that sets device 1 makes tensors on {place}")
+        here = accelerator.current_device()
+        require(here == 0, f"after another thread set device 1 the current device here is {here}")
+    here = accelerator.current_device()
+    require(here == 0, f"after another thread set device 1 the current device here is {here}")
+
+
+@check("device", "current_device")
+def device_context(subject: Subject) -> None:
+    """Within device(i) that device is current, and after it the one from before, also after an error."""
+    accelerator = subject.accelerator
+    count = len(device_names(accelerator))
+    for before in range(count):
+        accelerator.set_device(before)
+        before_this = accelerator.current_device()  # a host keeps the one that its launcher gave it
+        with accelerator.device(None), accelerator.device():
+            _require_current(accelerator, before_this, "device(None)")
+        for index in range(count):
+            for device in ways_to_name(accelerator, index):
+                with accelerator.device(device):
+                    _require_current(accelerator, index if count > 1 else before_this, f"device({device!r})")
+                _require_current(accelerator, before_this, f"before, after device({device!r})")
+                with let_through(f"device({device!r})"), accelerator.device(device):
+                    raise DeliberateError
+                _require_current(accelerator, before_this, f"before, after an error in device({device!r})")
+        with accelerator.device(count - 1), accelerator.device(0):
+            with suppress(DeliberateError), accelerator.device(count - 1):
+                raise DeliberateError
+            _require_current(accelerator, 0 if count > 1 else before_this, "the outer device(0)")
+        _require_current(accelerator, before_this, "before, after nested device()")
+
+
+def _require_current(accelerator: Accelerator, expected: int, where: str) -> None:
+    current = accelerator.current_device()
+    require(current == expected, f"the current device is {current}, and has to be {expected} ({where})")
+    if has_indices(accelerator):
+        placed = torch.ones(1, device=accelerator.device_type).device
+        require(
+            placed.index == expected, f"tensors are made on {placed} where {expected} is current ({where})"
+        )
+
+
+@check("set_device", "device", "synchronize", "get_device_properties", "get_device_name",
+       "get_device_capability")  # fmt: skip
+def absent_devices(subject: Subject) -> str | None:
+    """A device is taken by index, name or torch.device; one that is absent or of another type is refused."""
+    accelerator = subject.accelerator
+    methods: dict[str, Callable[[DeviceLike], object]] = {
+        "set_device": accelerator.set_device,
+        "device": accelerator.device,
+        "synchronize": accelerator.synchronize,
+        "get_device_properties": accelerator.get_device_properties,
+        "get_device_name": accelerator.get_device_name,
+        "get_device_capability": accelerator.get_device_capability,
+    }
+    require_taken(accelerator, methods)
+    return require_refused(accelerator, methods)
+
+
+@check("get_device_properties", "get_device_name", "get_device_capability", "total_memory")
+def properties(subject: Subject) -> None:
+    """Every device has a name, a memory size and a capability of the stated types, which agree."""
+    accelerator = subject.accelerator
+    for index in range(accelerator.device_count()):
+        found = accelerator.get_device_properties(index)
+        require(bool(exactly(found.name, str, "its name").strip()), "its name is empty")
+        for field, least in (("total_memory", 1), ("multi_processor_count", 1), ("major", 0), ("minor", 0)):
+            value = exactly(getattr(found, field), int, field)
+            require(value >= least, f"{field} is {value}")
+        name = exactly(accelerator.get_device_name(index), str, "get_device_name()")
+        require(name == found.name, f"get_device_name() is {name!r}, the properties say {found.name!r}")
+        capability = exactly(accelerator.get_device_capability(index), tuple, "get_device_capability()")
+        require(len(capability) == 2, f"get_device_capability() is {capability}")
+        for number in capability:
+            exactly(number, int, "a number of get_device_capability()")
+        stated = (found.major, found.minor)
+        require(
+            capability in {(0, 0), stated},
+            f"get_device_capability() is {capability}, the properties say {stated}",
+        )
+        with accelerator.device(index):
+            for what, here, by_index in (
+                ("get_device_name()", accelerator.get_device_name(), name),
+                ("get_device_capability()", accelerator.get_device_capability(), capability),
+                ("get_device_properties().name", accelerator.get_device_properties().name, found.name),
+            ):
+                require(
+                    here == by_index, f"{what} is {here!r} on device {index}, and {by_index!r} by its index"
+                )
+
+
+@check("init", "is_initialized")
+def initialisation(subject: Subject) -> None:
+    """init may be called any number of times, and a device that was used says that it is initialised."""
+    accelerator = subject.accelerator
+    accelerator.init()
+    require(
+        exactly(accelerator.is_initialized(), bool, "is_initialized()"), "init() was called, and it says no"
+    )
+    accelerator.init()
+    torch.ones(1, device=accelerator.current_device_name())
+    if not exactly(accelerator.is_initialized(), bool, "is_initialized()"):
+        raise BrokenPromiseError("a tensor was made, and it says no")

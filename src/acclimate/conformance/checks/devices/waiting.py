@@ -1,0 +1,102 @@
+"""Checks of waiting for devices, and of what a device says about when its work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate.conformance.checks.assertions import (
+    NotOfferedError,
+    Work,
+    device_names,
+    equal,
+    exactly,
+    require,
+)
+from acclimate.conformance.checks.check import check
+from acclimate.conformance.checks.device_arguments import ways_to_name
+from acclimate.conformance.checks.target import Subject
+
+
+@check("synchronize", "is_synchronized_device")
+def synchronize(subject: Subject) -> None:
+    """After synchronize all queued work of the device is done: what was copied to the host is there."""
+    accelerator = subject.accelerator
+    if accelerator.is_synchronized_device():
+        raise NotOfferedError(
+            "it says that work is done when its call returns, so there is nothing to wait for"
+        )
+    for index in range(len(device_names(accelerator))):
+        with accelerator.device(index):
+            work = Work(accelerator)
+            _require_waits(accelerator, work, "synchronize()", accelerator.synchronize)
+        for device in ways_to_name(accelerator, index):
+            accelerator.set_device((index + 1) % accelerator.device_count())
+            here = accelerator.current_device()
+            with accelerator.device(index):
+                queued = _queued_copy(accelerator, work)
+            accelerator.synchronize(device)
+            _require_landed(queued, f"synchronize({device!r})")
+            now = accelerator.current_device()
+            require(now == here, f"synchronize({device!r}) makes {now} the current device, which was {here}")
+
+
+def _queued_copy(accelerator: Accelerator, work: Work) -> tuple[torch.Tensor, object]:
+    """Host memory to which the result of work is on its way, and an event after it."""
+    landed = accelerator.pin_empty(work.queue().shape, dtype=torch.float32).zero_()
+    accelerator.synchronize()
+    landed.copy_(work.queue(), non_blocking=True)
+    event = accelerator.Event()
+    event.record(accelerator.current_stream())
+    return landed, event
+
+
+def _require_waits(accelerator: Accelerator, work: Work, what: str, wait: Callable[[], None]) -> None:
+    queued = _queued_copy(accelerator, work)
+    wait()
+    _require_landed(queued, what)
+
+
+def _require_landed(queued: tuple[torch.Tensor, object], what: str) -> None:
+    landed, event = queued
+    # Looked at before the event, from which a host may learn that the work is done.
+    require(
+        equal(landed, torch.eye(len(landed))),
+        f"after {what} a copy to pinned memory that was queued before it has not arrived",
+    )
+    pending = not event.query()  # type: ignore[attr-defined]
+    require(not pending, f"after {what} an event that was recorded before is still pending")
+
+
+@check("is_synchronized_device", "use_host_timers", "resolves_data_dependency", "handles_memory_backpressure")
+def synchronous_claim(subject: Subject) -> None:
+    """A device that calls itself synchronous has finished its work when the call returns."""
+    accelerator = subject.accelerator
+    claims = {
+        "is_synchronized_device": accelerator.is_synchronized_device(),
+        "use_host_timers": accelerator.use_host_timers(),
+        "resolves_data_dependency": accelerator.resolves_data_dependency(),
+        "handles_memory_backpressure": accelerator.handles_memory_backpressure(),
+    }
+    for name, claim in claims.items():
+        exactly(claim, bool, f"{name}()")
+    require(
+        claims["is_synchronized_device"] or not claims["use_host_timers"],
+        "use_host_timers() is true of a device that says its work goes on after the call: the host's clock "
+        "cannot measure that without waiting",
+    )
+    if not accelerator.is_synchronized_device():
+        raise NotOfferedError("it does not say that its work is done when the call returns")
+    work = Work(accelerator)
+    landed = accelerator.pin_empty(work.queue().shape, dtype=torch.float32).zero_()
+    landed.copy_(work.queue(), non_blocking=True)
+    require(
+        equal(landed, torch.eye(len(landed))),
+        "it calls itself synchronous, and a copy arrives after its call",
+    )
+    denied = [name for name, claim in claims.items() if not claim]
+    require(
+        not denied, f"it calls itself synchronous, from which {', '.join(denied)} follows, and denies that"
+    )

@@ -1,0 +1,1 @@
+"""Checks of one category of the interface: dtypes."""

@@ -1,0 +1,210 @@
+"""Checks of mixed precision: where autocast begins and ends, and what the scaler and custom functions do."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate.conformance.checks.assertions import (
+    DeliberateError,
+    NotOfferedError,
+    equal,
+    let_through,
+    require,
+    short,
+)
+from acclimate.conformance.checks.check import check
+from acclimate.conformance.checks.target import Subject
+
+_REDUCED = (torch.bfloat16, torch.float16)
+
+
+def _reduced(accelerator: Accelerator) -> list[torch.dtype]:
+    offered = [dtype for dtype in _REDUCED if dtype in accelerator.supported_dtypes()]
+    if not offered:
+        raise NotOfferedError("it supports neither bfloat16 nor float16")
+    return offered
+
+
+def _product_dtype(device: str) -> torch.dtype:
+    ones = torch.ones(8, 8, device=device)
+    return (ones @ ones).dtype
+
+
+@check("amp")
+def autocast_ends(subject: Subject) -> None:
+    """autocast holds within its block alone: not after it, not after an error, and not on other devices."""
+    accelerator = subject.accelerator
+    device, kind = accelerator.current_device_name(), accelerator.device_type
+    for dtype in _reduced(accelerator):
+        _require_off(device, kind, "before autocast")
+        with let_through("autocast"), accelerator.amp.autocast(True, dtype):
+            raise DeliberateError
+        _require_off(device, kind, "after an error within autocast")
+        with accelerator.amp.autocast(dtype=dtype):
+            now = _product_dtype(device)
+            require(now == dtype, f"within autocast(dtype={short(dtype)}) a product is {short(now)}")
+            if kind != "cpu":
+                host = _product_dtype("cpu")
+                require(host == torch.float32, f"within autocast a product on the host is {short(host)}")
+            with suppress(DeliberateError), accelerator.amp.autocast(enabled=False):
+                now = _product_dtype(device)
+                require(now == torch.float32, f"within autocast(enabled=False) a product is {short(now)}")
+                raise DeliberateError
+            now = _product_dtype(device)
+            require(now == dtype, f"after autocast(False) within autocast a product is {short(now)}")
+            with accelerator.amp.autocast(True, dtype, False):
+                pass
+            require(torch.is_autocast_cache_enabled(), "autocast(cache_enabled=False) outlasts its block")
+        _require_off(device, kind, "after autocast")
+
+        @accelerator.amp.autocast(dtype=dtype)
+        def decorated() -> torch.dtype:
+            return _product_dtype(device)
+
+        require(decorated() == dtype, f"a function under autocast's decorator gives {short(decorated())}")
+        _require_off(device, kind, "after a function under autocast's decorator")
+
+
+def _require_off(device: str, kind: str, when: str) -> None:
+    now = _product_dtype(device)
+    require(now == torch.float32, f"{when} a product of float32 is {short(now)}")
+    require(not torch.is_autocast_enabled(kind), f"{when} torch says that autocast is on")
+
+
+@check("amp")
+def autocast_by_default(subject: Subject) -> None:
+    """autocast without arguments is on, and computes products in a reduced dtype that the device supports."""
+    accelerator = subject.accelerator
+    offered = _reduced(accelerator)
+    device = accelerator.current_device_name()
+    with accelerator.amp.autocast():
+        now = _product_dtype(device)
+        left = torch.ones(8, 8, device=device) * 3
+        require(left.dtype == torch.float32, f"within autocast a sum is {short(left.dtype)}")
+    require(
+        now in offered or (now in _REDUCED and accelerator.device_type == "cpu"),
+        f"within autocast() a product is {short(now)}, and supported are {', '.join(map(short, offered))}",
+    )
+
+
+@check("amp")
+def scaler_by_its_arguments(subject: Subject) -> None:
+    """amp.GradScaler is a kind of torch's: it can be off, grows, unscales, and is saved and restored."""
+    accelerator = subject.accelerator
+    device = accelerator.current_device_name()
+    kind = accelerator.amp.GradScaler
+    require(isinstance(kind, type) and issubclass(kind, torch.amp.GradScaler), f"amp.GradScaler is {kind!r}")
+    loss = torch.ones(1, device=device) * 3
+    off = kind(enabled=False)
+    require(float(off.scale(loss)) == 3.0, f"a scaler that is off scales 3 to {float(off.scale(loss))}")
+    require(not off.is_enabled(), "a scaler that is made with enabled=False is on")
+    scaler = kind(init_scale=8.0, growth_factor=4.0, backoff_factor=0.25, growth_interval=2)
+    weight = torch.nn.Parameter(torch.ones(4, device=device))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    scales = []
+    for factor in (1.0, 1.0, float("inf")):
+        optimizer.zero_grad()
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.unscale_(optimizer)
+        if factor == 1.0:
+            require(
+                weight.grad is not None and equal(weight.grad, torch.ones(4)),
+                f"unscale_ leaves the gradient 1 as {weight.grad}",
+            )
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    require(
+        scales == [8.0, 32.0, 8.0],
+        f"a scale of 8 that grows fourfold every second step, and falls to a quarter, goes {scales}",
+    )
+    restored = kind()
+    restored.load_state_dict(scaler.state_dict())
+    require(
+        restored.get_scale() == 8.0, f"a scale of 8 that was saved is {restored.get_scale()} when restored"
+    )
+
+
+@check("amp")
+def custom_functions(subject: Subject) -> None:
+    """amp.custom_fwd and custom_bwd give a custom function the casts and the autocast that torch's give."""
+    accelerator = subject.accelerator
+    device = accelerator.current_device_name()
+    amp = accelerator.amp
+    dtype = _reduced(accelerator)[0]
+    seen: dict[str, Any] = {}
+
+    class Cast(torch.autograd.Function):
+        @staticmethod
+        @amp.custom_fwd(cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen["cast"] = x.dtype
+            seen["product"] = (x @ x).dtype
+            return x * 2
+
+        @staticmethod
+        @amp.custom_bwd
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            seen["backward"] = _product_dtype(device)
+            return gradient * 2
+
+    class AsItIs(torch.autograd.Function):
+        @staticmethod
+        @amp.custom_fwd
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen["forward as it is"] = _product_dtype(device)
+            return x * 2
+
+        @staticmethod
+        @amp.custom_bwd
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            seen["backward as it is"] = _product_dtype(device)
+            return gradient * 2
+
+    inputs = torch.ones(4, 4, device=device, requires_grad=True)
+    with amp.autocast(dtype=dtype):
+        product = inputs @ inputs
+        cast, as_it_is = Cast.apply(product), AsItIs.apply(inputs)  # type: ignore[no-untyped-call]
+        result = cast.float().sum() + as_it_is.float().sum()
+    result.backward()
+    expected = {
+        "cast": torch.float32, "product": torch.float32, "backward": torch.float32,
+        "forward as it is": dtype, "backward as it is": dtype,
+    }  # fmt: skip
+    for what, wanted in expected.items():
+        require(seen.get(what) == wanted, f"in a custom function, {what} is {seen.get(what)}, not {wanted}")
+
+
+@check("supported_dtypes", "FloatTensor", "HalfTensor", "LongTensor", "IntTensor")
+def tensor_classes_are_exact(subject: Subject) -> None:
+    """FloatTensor and its kin tell their dtype and device from others, and use the current device."""
+    accelerator = subject.accelerator
+    dtypes = accelerator.supported_dtypes()
+    dtypes.append(torch.int8)
+    require(
+        torch.int8 not in accelerator.supported_dtypes(),
+        "changing supported_dtypes()'s list changes the next",
+    )
+    classes = {"FloatTensor": torch.float32, "IntTensor": torch.int32, "LongTensor": torch.int64,
+               "ByteTensor": torch.uint8}  # fmt: skip
+    device = accelerator.current_device_name()
+    for name, dtype in classes.items():
+        maker = getattr(accelerator, name)
+        for other in classes.values():
+            told = isinstance(torch.ones(2, dtype=other, device=device), maker)
+            require(told == (other == dtype), f"isinstance of {short(other)} by {name} is {told}")
+        if accelerator.device_type != "cpu":
+            require(not isinstance(torch.ones(2, dtype=dtype), maker), f"a tensor on the host is a {name}")
+        nested = maker([[1, 2], [3, 4]])
+        require(nested.tolist() == [[1, 2], [3, 4]], f"{name}([[1, 2], [3, 4]]) holds {nested.tolist()}")
+        sized = maker(torch.Size([2, 5]))
+        require(tuple(sized.shape) == (2, 5), f"{name}(torch.Size([2, 5])) has shape {tuple(sized.shape)}")
+        for index in range(accelerator.device_count()):
+            with accelerator.device(index):
+                here = torch.ones(1, device=accelerator.device_type).device
+                for made in (maker(3), maker([1])):
+                    require(made.device == here, f"{name} makes a tensor on {made.device}, {here} is current")

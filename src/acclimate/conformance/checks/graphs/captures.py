@@ -1,0 +1,228 @@
+"""Checks of captures: more than one graph, random numbers, many results, and what an error leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import RecordedGraph
+from acclimate.conformance.checks.assertions import (
+    DeliberateError,
+    equal,
+    in_thread,
+    let_through,
+    refused,
+    require,
+    require_close,
+)
+from acclimate.conformance.checks.check import check
+from acclimate.conformance.checks.graphs.replays import new_graph, warm_up
+from acclimate.conformance.checks.target import Subject
+from acclimate.errors import GraphCaptureError
+
+
+@check("create_graph", "capture_to_graph", "replay_graph", timeout_s=90)
+def graphs_are_independent(subject: Subject) -> None:
+    """Several graphs are replayed in any order, each with its own inputs, results and updates."""
+    accelerator = subject.accelerator
+    device = accelerator.current_device_name()
+    inputs = [torch.full((16,), float(n), device=device) for n in range(3)]
+    shared = torch.zeros(16, device=device)
+    graphs, results = [], []
+    for number, given in enumerate(inputs):
+
+        def work(number: int = number, given: torch.Tensor = given) -> torch.Tensor:
+            shared.mul_(2).add_(number + 1)
+            return given * 10 + shared
+
+        graph = new_graph(accelerator)
+        warm_up(accelerator, work)
+        with accelerator.capture_to_graph(graph):
+            results.append(work())
+        graphs.append(graph)
+    require(len({id(graph) for graph in graphs}) == 3, "create_graph() gives the same graph again")
+    shared.zero_()
+    expected_shared = 0.0
+    for turn, number in enumerate((2, 0, 1, 1, 2, 0)):
+        inputs[number].fill_(float(turn))
+        accelerator.replay_graph(graphs[number])
+        expected_shared = expected_shared * 2 + number + 1
+        accelerator.synchronize()
+        found, wanted = results[number].cpu(), torch.full((16,), turn * 10 + expected_shared)
+        require(
+            equal(found, wanted), f"replay {turn + 1} of several graphs gives {found[0]}, not {wanted[0]}"
+        )
+    kept = results[1].cpu().clone()
+    graphs[0].reset()
+    accelerator.replay_graph(graphs[2])
+    accelerator.synchronize()
+    require(equal(results[1], kept), "resetting or replaying a graph changes another graph's result")
+
+
+@check("capture_to_graph", "replay_graph", "manual_seed", timeout_s=90)
+def replays_draw_new_numbers(subject: Subject) -> None:
+    """Each replay draws new random numbers, and draws them again from the same seed."""
+    accelerator = subject.accelerator
+    device = accelerator.current_device_name()
+    graph = new_graph(accelerator)
+    ones = torch.ones(512, device=device)
+
+    def work() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.nn.functional.dropout(ones, 0.5), torch.rand(512, device=device)
+
+    warm_up(accelerator, work)
+    with accelerator.capture_to_graph(graph):
+        results = work()
+
+    def replayed() -> list[torch.Tensor]:
+        accelerator.replay_graph(graph)
+        accelerator.synchronize()
+        return [result.cpu().clone() for result in results]
+
+    accelerator.manual_seed(11)
+    first, second = replayed(), replayed()
+    accelerator.manual_seed(11)
+    again = replayed()
+    for what, one, two, three in zip(("dropout", "rand"), first, second, again, strict=True):
+        require(not equal(one, two), f"two replays of {what} give the same numbers")
+        require(equal(one, three), f"a replay of {what} from the same seed gives other numbers")
+    apart = (first[1] - second[1]).abs().mean()
+    require(bool(apart > 0.1), "two replays of rand give nearly the same numbers")
+
+
+@check("capture_to_graph", "replay_graph")
+def every_result_is_replayed(subject: Subject) -> None:
+    """A replay renews every result of the capture: outputs, views, copies, and changes in place."""
+    accelerator = subject.accelerator
+    device = accelerator.current_device_name()
+    graph = new_graph(accelerator)
+    inputs = torch.zeros(6, 40, device=device)
+    table = torch.zeros(6, device=device)
+    history = torch.zeros(3, device=device)
+
+    def work() -> dict[str, torch.Tensor]:
+        doubled = inputs * 2
+        table.copy_(doubled[:, 3])
+        history[1:2].add_(1)
+        values, places = doubled.max(-1)
+        return {
+            "the first result": doubled, "a view": doubled[1:3], "a sum": doubled.sum(-1),
+            "a maximum": values, "its place": places, "a copied column": table,
+            "a joined result": torch.cat([doubled, inputs]),
+            "the last result": (doubled + 1).t().contiguous(),
+        }  # fmt: skip
+
+    warm_up(accelerator, work)
+    with accelerator.capture_to_graph(graph):
+        results = work()
+    accelerator.synchronize()
+    history.zero_()
+    generator = torch.Generator().manual_seed(3)
+    for turn in range(1, 4):
+        fresh = torch.randint(-50, 50, (6, 40), generator=generator).float()
+        fresh[torch.arange(6), torch.randint(0, 40, (6,), generator=generator)] = 100  # one maximum a row
+        inputs.copy_(fresh)
+        accelerator.replay_graph(graph)
+        accelerator.synchronize()
+        doubled = fresh * 2
+        wanted = {
+            "the first result": doubled, "a view": doubled[1:3], "a sum": doubled.sum(-1),
+            "a maximum": doubled.max(-1).values, "its place": doubled.max(-1).indices,
+            "a copied column": doubled[:, 3], "a joined result": torch.cat([doubled, fresh]),
+            "the last result": (doubled + 1).t(),
+        }  # fmt: skip
+        for what, expected in wanted.items():
+            require(
+                equal(results[what], expected), f"after replay {turn} {what} is not that of the new input"
+            )
+        require(
+            equal(history, torch.tensor([0.0, turn, 0.0])),
+            f"after {turn} replays a count kept in place is {history.tolist()}",
+        )
+
+
+@check("capture_to_graph", "is_current_stream_capturing")
+def capture_ends_after_an_error(subject: Subject) -> None:
+    """An error within a capture comes through and ends it, and the next capture works."""
+    accelerator = subject.accelerator
+    ones = torch.ones(4, device=accelerator.current_device_name())
+    accelerator.synchronize()
+    with let_through("capture_to_graph()"), accelerator.capture_to_graph(new_graph(accelerator)):
+        ones * 2
+        raise DeliberateError
+    require(accelerator.is_current_stream_capturing() is False, "after an error within a capture it goes on")
+    require(
+        accelerator.current_stream() == accelerator.default_stream(),
+        "after an error within a capture another stream is current",
+    )
+    graph = new_graph(accelerator)
+    with accelerator.capture_to_graph(graph):
+        result = ones + 4
+    ones.fill_(2)
+    accelerator.replay_graph(graph)
+    accelerator.synchronize()
+    require(equal(result, torch.full((4,), 6.0)), "a capture after one that failed gives a wrong result")
+
+
+@check("capture_to_graph", "create_graph")
+def what_is_no_graph_is_refused(subject: Subject) -> None:
+    """capture_to_graph refuses what is no graph of this accelerator with GraphCaptureError."""
+    accelerator = subject.accelerator
+    new_graph(accelerator)
+    for given in (None, object(), "graph"):
+        with (
+            refused(f"capture_to_graph({given!r})", GraphCaptureError),
+            accelerator.capture_to_graph(given),
+        ):
+            pass
+
+
+@check("capture_to_graph", "replay_graph")
+def capture_options(subject: Subject) -> None:
+    """A capture on a stream of the caller's, and one that shares another graph's memory, replay right."""
+    accelerator = subject.accelerator
+    ones = torch.ones(64, device=accelerator.current_device_name())
+    stream = accelerator.Stream()
+    first, second = new_graph(accelerator), new_graph(accelerator)
+    warm_up(accelerator, lambda: ones * 3)
+    before = accelerator.current_stream()
+    with accelerator.capture_to_graph(first, stream=stream):
+        tripled = ones * 3
+    require(accelerator.current_stream() == before, "after a capture on a stream that stream stays current")
+    pool: Any = getattr(first, "pool", lambda: None)()
+    with accelerator.capture_to_graph(second, pool=pool):
+        fourfold = ones * 4
+    for turn in (2.0, 5.0):
+        ones.fill_(turn)
+        for graph, result, factor in ((first, tripled, 3), (second, fourfold, 4)):
+            accelerator.replay_graph(graph)
+            accelerator.synchronize()
+            require_close(
+                result, torch.full((64,), turn * factor), torch.float32, f"{turn} times {factor} in a graph"
+            )
+
+
+@check("is_current_stream_capturing", "capture_to_graph")
+def capture_is_one_threads(subject: Subject) -> None:
+    """A capture is that of one thread, and a second one within it is refused."""
+    accelerator = subject.accelerator
+    graph = new_graph(accelerator)
+    ones = torch.ones(4, device=accelerator.current_device_name())
+    with accelerator.capture_to_graph(graph):
+        doubled = ones * 2
+        if isinstance(graph, RecordedGraph):  # a driver may forbid such a question during a capture
+            elsewhere = in_thread(accelerator.is_current_stream_capturing)
+            require(elsewhere is False, "during a capture it says that another thread captures")
+            second = new_graph(accelerator)
+            with (
+                refused("a capture within a capture", GraphCaptureError),
+                accelerator.capture_to_graph(second),
+            ):
+                pass
+            still = accelerator.is_current_stream_capturing()
+            require(still is True, "after a second capture was refused the first one is over")
+    ones.fill_(3)
+    accelerator.replay_graph(graph)
+    accelerator.synchronize()
+    require(equal(doubled, torch.full((4,), 6.0)), "a replay gives a wrong result")

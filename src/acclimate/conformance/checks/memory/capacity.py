@@ -1,0 +1,106 @@
+"""Checks of a device's capacity: how much memory there is, how much is left, and when it is full."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate.conformance.checks.assertions import MIB, BrokenPromiseError, exactly, require
+from acclimate.conformance.checks.check import check
+from acclimate.conformance.checks.memory.allocations import (
+    ROUNDS,
+    SLACK,
+    allocation_size,
+    fill,
+    mib,
+    settle,
+)
+from acclimate.conformance.checks.target import Subject
+from acclimate.imports import describe
+
+_FIGURES_LAG_S = 1.5  # some systems renew the figure of what the host has left only now and then
+_BEYOND_ADDRESSES = 2**50  # bytes; more than a process can address, where a host would promise any less
+
+
+@check("total_memory", "available_memory", "mem_get_info", "get_device_properties")
+def capacity(subject: Subject) -> None:
+    """Available memory is part of the total, and an allocation takes from it."""
+    accelerator = subject.accelerator
+    total = exactly(accelerator.total_memory(), int, "total_memory()")
+    available = exactly(accelerator.available_memory(), int, "available_memory()")
+    require(0 < available <= total, f"{mib(available)} of {mib(total)} are available")
+    info = exactly(accelerator.mem_get_info(), tuple, "mem_get_info()")
+    require(len(info) == 2, f"mem_get_info() is {info}")
+    exactly(info[0], int, "free memory of mem_get_info()")
+    require(
+        abs(info[1] - total) <= total // 16,
+        f"mem_get_info() says {mib(info[1])} in total, total_memory() {mib(total)}",
+    )
+    stated = accelerator.get_device_properties().total_memory
+    require(
+        abs(stated - total) <= total // 16,
+        f"the properties say {mib(stated)} in total, total_memory() {mib(total)}",
+    )
+    size = min(256 * MIB, available // 4)
+    for _ in range(ROUNDS):  # others use the memory too; that they free as much each time is unlikely
+        settle(accelerator)
+        accelerator.empty_cache()
+        before = accelerator.available_memory()
+        held = fill(accelerator, size)
+        accelerator.synchronize()
+        deadline = time.monotonic() + _FIGURES_LAG_S
+        while True:
+            taken = before - accelerator.available_memory()
+            if taken >= size // 2:
+                return
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        del held
+    raise BrokenPromiseError(f"available_memory() falls by {mib(taken)} when {mib(size)} are allocated")
+
+
+@check("OutOfMemoryError", "is_out_of_memory", "memory_allocated", timeout_s=120)
+def out_of_memory(subject: Subject) -> str | None:
+    """Too large an allocation raises what the accelerator says, and the device goes on working."""
+    accelerator = subject.accelerator
+    kind = accelerator.OutOfMemoryError
+    require(isinstance(kind, type) and issubclass(kind, RuntimeError), f"OutOfMemoryError is {kind!r}")
+    settle(accelerator)
+    before = accelerator.memory_allocated()
+    error = _exhaust(accelerator)
+    told = exactly(accelerator.is_out_of_memory(error), bool, "is_out_of_memory()")
+    described = describe(error, whole=True)
+    require(
+        told or not isinstance(error, kind),
+        f"is_out_of_memory() denies its own OutOfMemoryError: {described}",
+    )
+    require(told, f"more memory than there is raises {described}, which is no {kind.__name__}")
+    for other in (RuntimeError("The size of tensor a (3) must match"), ValueError("no"), KeyboardInterrupt()):
+        require(not accelerator.is_out_of_memory(other), f"is_out_of_memory() takes {other!r} for one")
+    note = (
+        None
+        if isinstance(error, kind)
+        else f"it raises a plain {type(error).__name__}, told by is_out_of_memory()"
+    )
+    del error
+    settle(accelerator)
+    held = accelerator.memory_allocated() - before
+    require(held <= SLACK, f"{mib(held)} stay allocated after an allocation that failed")
+    again = fill(accelerator, allocation_size(accelerator))
+    require(int(again[-1]) == 7, "after an allocation that failed the next one gives wrong values")
+    return note
+
+
+def _exhaust(accelerator: Accelerator) -> Exception:
+    """What asking for more memory than there is raises, without the frames that hold tensors."""
+    device = accelerator.current_device_name()
+    for size in (2 * accelerator.total_memory(), _BEYOND_ADDRESSES):
+        try:
+            # Not written to: a host may promise memory that it does not have, and would end this process.
+            torch.empty(size, dtype=torch.uint8, device=device)
+        except Exception as error:  # noqa: BLE001 - which type it is, is what is looked at
+            return error.with_traceback(None)
+    raise BrokenPromiseError(f"{_BEYOND_ADDRESSES // 2**40} TiB are allocated without an error")

@@ -1,0 +1,223 @@
+"""Checks of memory by device: each figure, and each reset, is that of the device that is meant."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.conformance.checks.assertions import MIB, BrokenPromiseError, require, several_devices
+from acclimate.conformance.checks.check import check
+from acclimate.conformance.checks.device_arguments import require_refused, require_taken, ways_to_name
+from acclimate.conformance.checks.memory.allocations import (
+    ROUNDS,
+    SLACK,
+    allocation_size,
+    fill,
+    mib,
+    require_figures,
+    settle,
+)
+from acclimate.conformance.checks.target import Subject
+
+_Figure = Callable[..., int]
+_LAG_S = 1.0  # some devices renew what they have left only now and then
+_COUNTERS = ("allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current",
+             "reserved_bytes.all.peak")  # fmt: skip
+
+
+def _current_figures(accelerator: Accelerator) -> dict[str, _Figure]:
+    return {
+        "memory_allocated": accelerator.memory_allocated,
+        "memory_reserved": accelerator.memory_reserved,
+        "memory_cached": accelerator.memory_cached,
+    }
+
+
+def _peak_figures(accelerator: Accelerator) -> dict[str, _Figure]:
+    return {
+        "max_memory_allocated": accelerator.max_memory_allocated,
+        "max_memory_reserved": accelerator.max_memory_reserved,
+        "max_memory_cached": accelerator.max_memory_cached,
+    }
+
+
+def _all_figures(accelerator: Accelerator) -> dict[str, _Figure]:
+    def of_statistics(name: str) -> _Figure:
+        return lambda *device: int(accelerator.memory_stats(*device)[name])
+
+    figures = _current_figures(accelerator) | _peak_figures(accelerator)
+    return figures | {f'memory_stats()["{name}"]': of_statistics(name) for name in _COUNTERS}
+
+
+@check(
+    "memory_allocated", "max_memory_allocated", "reset_max_memory_allocated", "memory_reserved",
+    "max_memory_reserved", "memory_cached", "max_memory_cached", "reset_max_memory_cached",
+    "reset_peak_memory_stats", "reset_accumulated_memory_stats", "memory_stats", "memory_summary",
+    "mem_get_info", "total_memory", "available_memory",
+)  # fmt: skip
+def device_arguments(subject: Subject) -> str | None:
+    """A device is taken by index, name or torch.device; one that is absent or of another type is refused."""
+    accelerator = subject.accelerator
+    methods: dict[str, Callable[[DeviceLike], object]] = {
+        **_current_figures(accelerator),
+        **_peak_figures(accelerator),
+        "reset_max_memory_allocated": accelerator.reset_max_memory_allocated,
+        "reset_max_memory_cached": accelerator.reset_max_memory_cached,
+        "reset_peak_memory_stats": accelerator.reset_peak_memory_stats,
+        "reset_accumulated_memory_stats": accelerator.reset_accumulated_memory_stats,
+        "memory_stats": accelerator.memory_stats,
+        "memory_summary": accelerator.memory_summary,
+        "mem_get_info": accelerator.mem_get_info,
+        "total_memory": accelerator.total_memory,
+        "available_memory": accelerator.available_memory,
+    }
+    require_taken(accelerator, methods)
+    return require_refused(accelerator, methods)
+
+
+@check(
+    "memory_allocated", "max_memory_allocated", "memory_reserved", "memory_cached", "max_memory_reserved",
+    "max_memory_cached", "memory_stats", "memory_summary", "reset_peak_memory_stats",
+)  # fmt: skip
+def devices_are_counted_apart(subject: Subject) -> None:
+    """What is allocated on one device shows in every figure of it, however it is named, and of no other."""
+    accelerator = subject.accelerator
+    require_figures(accelerator)
+    names = several_devices(accelerator)
+    settle(accelerator)
+    accelerator.empty_cache()
+    figures = _all_figures(accelerator)
+    for index, name in enumerate(names):
+        size = allocation_size(accelerator)
+        for other in range(len(names)):
+            accelerator.reset_peak_memory_stats(other)
+        texts = [accelerator.memory_summary(other) for other in range(len(names))]
+        before = {what: [figure(other) for other in range(len(names))] for what, figure in figures.items()}
+        held = fill(accelerator, size, name)
+        for what, figure in figures.items():
+            for other in range(len(names)):
+                expected = size if other == index else 0
+                for device in ways_to_name(accelerator, other):
+                    grown = figure(device) - before[what][other]
+                    require(
+                        abs(grown - expected) <= SLACK,
+                        f"{mib(size)} allocated on {name} raise {what} of {device!r} by {mib(grown)}",
+                    )
+            with accelerator.device(index):
+                grown = figure() - before[what][index]
+                require(
+                    abs(grown - size) <= SLACK,
+                    f"{mib(size)} allocated on {name}, the current device, raise {what} by {mib(grown)}",
+                )
+        for other in range(len(names)):
+            changed = accelerator.memory_summary(other) != texts[other]
+            require(
+                changed == (other == index),
+                f"{mib(size)} allocated on {name} {'change' if changed else 'do not change'} "
+                f"memory_summary({other})",
+            )
+        del held
+        settle(accelerator)
+        accelerator.empty_cache()
+
+
+@check("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
+       "reset_accumulated_memory_stats")  # fmt: skip
+def resets_by_device(subject: Subject) -> None:
+    """A reset starts the figures of its device anew, however it is named, and leaves those of the others."""
+    accelerator = subject.accelerator
+    require_figures(accelerator)
+    names = several_devices(accelerator)
+    size, slack = 16 * MIB, 4 * MIB  # devices that are counted apart are no host: their figures are exact
+    resets: dict[str, Callable[..., None]] = {
+        "reset_peak_memory_stats": accelerator.reset_peak_memory_stats,
+        "reset_max_memory_allocated": accelerator.reset_max_memory_allocated,
+        "reset_max_memory_cached": accelerator.reset_max_memory_cached,
+    }
+    for what, reset in resets.items():
+        for index, name in enumerate(names):
+            for device in (*ways_to_name(accelerator, index), None):
+                accelerator.set_device(index if device is None else (index + 1) % len(names))
+                _raise_peaks(accelerator, names, size)
+                reset(device)
+                for other in range(len(names)):
+                    above = accelerator.max_memory_allocated(other) - accelerator.memory_allocated(other)
+                    cleared = above <= slack
+                    require(
+                        cleared == (other == index),
+                        f"after {what}({device!r}), with {name} meant, the peak of {names[other]} is "
+                        f"{mib(above)} above what is allocated",
+                    )
+    if "allocated_bytes.all.allocated" not in accelerator.memory_stats():
+        return
+
+    def counted(index: int) -> int:
+        return int(accelerator.memory_stats(index)["allocated_bytes.all.allocated"])
+
+    for index, name in enumerate(names):
+        for device in (*ways_to_name(accelerator, index), None):
+            accelerator.set_device(index if device is None else (index + 1) % len(names))
+            _raise_peaks(accelerator, names, size)
+            accelerator.reset_accumulated_memory_stats(device)
+            for other in range(len(names)):
+                cleared = counted(other) <= slack
+                require(
+                    cleared == (other == index),
+                    f"after reset_accumulated_memory_stats({device!r}), with {name} meant, "
+                    f"{mib(counted(other))} count as allocated on {names[other]} since",
+                )
+
+
+def _raise_peaks(accelerator: Accelerator, names: list[str], size: int) -> None:
+    for name in names:
+        held = fill(accelerator, size, name)
+        del held
+    settle(accelerator)
+
+
+@check("available_memory", "mem_get_info", "total_memory", timeout_s=120)
+def what_is_left_by_device(subject: Subject) -> None:
+    """What is allocated on one device is missing from what is left of it, and of no other."""
+    accelerator = subject.accelerator
+    names = several_devices(accelerator)
+    figures: dict[str, _Figure] = {
+        "available_memory": accelerator.available_memory,
+        "mem_get_info": lambda *device: accelerator.mem_get_info(*device)[0],
+    }
+    for index, name in enumerate(names):
+        size = min(4 * allocation_size(accelerator), accelerator.available_memory(index) // 4)
+        for _ in range(ROUNDS):  # others use the memory too; that they free as much each time is unlikely
+            settle(accelerator)
+            accelerator.empty_cache()
+            before = {what: [figure(i) for i in range(len(names))] for what, figure in figures.items()}
+            held = fill(accelerator, size, name)
+            with accelerator.device(index):
+                accelerator.synchronize()
+            wrong = _misplaced(accelerator, figures, before, index, size)
+            deadline = time.monotonic() + _LAG_S
+            while wrong and time.monotonic() < deadline:
+                time.sleep(0.05)
+                wrong = _misplaced(accelerator, figures, before, index, size)
+            del held
+            if not wrong:
+                break
+        else:
+            raise BrokenPromiseError(f"when {mib(size)} are allocated on {name}, {wrong}")
+
+
+def _misplaced(
+    accelerator: Accelerator, figures: dict[str, _Figure], before: dict[str, list[int]], index: int, size: int
+) -> str:
+    """What does not agree with an allocation on one device; nothing where all does."""
+    for what, figure in figures.items():
+        for other, earlier in enumerate(before[what]):
+            for device in ways_to_name(accelerator, other):
+                taken = earlier - figure(device)
+                if (taken >= size // 2) != (other == index):
+                    return f"{what}({device!r}) falls by {mib(taken)}"
+        with accelerator.device(index):
+            taken = before[what][index] - figure()
+            if taken < size // 2:
+                return f"{what}() falls by {mib(taken)} on that device"
+    return ""

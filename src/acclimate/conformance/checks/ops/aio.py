@@ -1,0 +1,94 @@
+"""Checks of asynchronous I/O, called as DeepSpeed calls it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from acclimate.conformance.checks.assertions import MIB, NotOfferedError, equal, require
+from acclimate.conformance.checks.check import check
+from acclimate.conformance.checks.ops.builders import builder_of
+from acclimate.conformance.checks.target import Subject
+
+_BLOCK = 256 << 10
+_SECTORS = 4096  # what offsets and lengths are a multiple of, as O_DIRECT may need
+
+
+@check("create_op_builder", "op_builders", timeout_s=600)
+def asynchronous_io_moves_bytes(subject: Subject) -> None:
+    """The op of asynchronous I/O moves every byte, also past the first blocks and beside other requests."""
+    accelerator = subject.accelerator
+    if "AsyncIOBuilder" not in accelerator.op_builders:
+        raise NotOfferedError("it has no AsyncIOBuilder")
+    if not builder_of(accelerator, "AsyncIOBuilder").is_compatible(verbose=False):
+        raise NotOfferedError("its AsyncIOBuilder cannot be built here")
+    module = builder_of(accelerator, "AsyncIOBuilder").load()
+    handle = module.aio_handle(_BLOCK, 8, False, True, 1)
+    generator = torch.Generator().manual_seed(5)
+    sizes = (_SECTORS, MIB, 3 * MIB + _SECTORS)
+    contents = [torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8) for size in sizes]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [str(Path(folder) / f"part{number}") for number in range(len(sizes))]
+        for path, content in zip(paths, contents, strict=True):
+            handle.sync_pwrite(content.clone(), path, 0)
+            _require_bytes(path, content, "sync_pwrite()")
+        buffers = [torch.zeros_like(content) for content in contents]
+        for path, buffer in zip(paths, buffers, strict=True):
+            handle.async_pread(buffer, path, 0)
+        ended = handle.wait()
+        require(ended == len(sizes), f"wait() returns {ended} after {len(sizes)} requests")
+        for buffer, content in zip(buffers, contents, strict=True):
+            _require_equal(buffer, content, "async_pread() and wait()")
+        for path, content in zip(paths, contents, strict=True):
+            handle.async_pwrite(content.flip(0).contiguous(), path, 0)
+        handle.wait()
+        for path, content in zip(paths, contents, strict=True):
+            _require_bytes(path, content.flip(0), "async_pwrite() and wait()")
+            whole = torch.zeros_like(content)
+            module.aio_read(whole, path, _BLOCK, 8, False, True, False)
+            _require_equal(whole, content.flip(0), "aio_read()")
+        _check_offsets(handle, paths[-1], contents[-1].flip(0))
+        _check_device(subject, handle, paths[1], contents[1])
+
+
+def _check_offsets(handle: Any, path: str, content: torch.Tensor) -> None:
+    for offset in (_SECTORS, MIB, 2 * MIB + _SECTORS):
+        part = torch.zeros(MIB // 2, dtype=torch.uint8)
+        handle.sync_pread(part, path, offset)
+        _require_equal(part, content[offset : offset + len(part)], f"sync_pread() at {offset}")
+    inserted = torch.full((_SECTORS,), 9, dtype=torch.uint8)
+    handle.sync_pwrite(inserted, path, MIB)
+    expected = content.clone()
+    expected[MIB : MIB + _SECTORS] = 9
+    _require_bytes(path, expected, f"sync_pwrite() at {MIB}")
+
+
+def _check_device(subject: Subject, handle: Any, path: str, content: torch.Tensor) -> None:
+    accelerator = subject.accelerator
+    device = accelerator.current_device_name()
+    numbers = content.to(device).view(torch.float32) if device == "cpu" else content.to(device)
+    handle.sync_pwrite(numbers, path, 0)
+    _require_bytes(path, content, f"sync_pwrite() from {device}")
+    there = torch.zeros_like(numbers)
+    handle.sync_pread(there, path, 0)
+    accelerator.synchronize()
+    _require_equal(there.cpu().view(torch.uint8), content, f"sync_pread() to {device}")
+    locked = handle.new_cpu_locked_tensor(len(content), torch.empty(0, dtype=torch.uint8))
+    handle.sync_pread(locked, path, 0)
+    _require_equal(locked, content, "sync_pread() to a tensor of new_cpu_locked_tensor()")
+    handle.free_cpu_locked_tensor(locked)
+
+
+def _require_bytes(path: str, content: torch.Tensor, what: str) -> None:
+    found = torch.frombuffer(bytearray(Path(path).read_bytes() or b"\0"), dtype=torch.uint8)
+    _require_equal(found, content, f"the file after {what}")
+
+
+def _require_equal(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    if found.shape == wanted.shape and not equal(found, wanted):
+        first = int((found != wanted).nonzero()[0])
+        require(False, f"{what}: of {len(wanted)} bytes the one at {first} is the first that is wrong")
+    require(found.shape == wanted.shape, f"{what}: {found.numel()} bytes instead of {len(wanted)}")

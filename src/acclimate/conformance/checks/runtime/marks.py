@@ -1,0 +1,98 @@
+"""Checks of profiler marks and of late calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate.conformance.checks.assertions import DeliberateError, exactly, let_through, require
+from acclimate.conformance.checks.check import check
+from acclimate.conformance.checks.target import Subject
+
+_TREE = {
+    "acclimate outer": None,
+    "acclimate inner": "acclimate outer",
+    "acclimate innermost": "acclimate inner",
+    "acclimate second": "acclimate outer",
+    "acclimate block": "acclimate outer",
+    "acclimate within block": "acclimate block",
+    "acclimate failing block": "acclimate outer",
+    "acclimate pushed": "acclimate outer",
+    "acclimate decorated": "acclimate outer",
+    "acclimate after": None,
+}
+"""Each range that is opened, and the range that it is opened in."""
+_MARKERS = ("nvtx", "mstx", "cnpx", "roctx", "itt", "profiler")
+"""What torch's module of a device has where its vendor's own profiler shows the ranges."""
+
+
+@check("range_push", "range_pop", "nvtx", "supports_nvtx_domain")
+def profiler_marks(subject: Subject) -> str | None:
+    """Ranges nest and keep their names, also by NVTX's functions; closing one too many is harmless."""
+    accelerator = subject.accelerator
+    domains = exactly(accelerator.supports_nvtx_domain, bool, "supports_nvtx_domain")
+    accelerator.range_pop()  # none is open
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        _open_and_close(accelerator, "acclimate" if domains else None)
+    accelerator.range_pop()
+    found: dict[str, Any] = {}
+    for event in profile.events() or ():
+        if event.key in _TREE:
+            require(event.key not in found, f'torch\'s profiler shows the range "{event.key}" twice')
+            found[event.key] = event
+    if not found and any(hasattr(accelerator.torch_module, name) for name in _MARKERS):
+        return "torch's profiler does not show the ranges; a profiler of the vendor may"
+    require(
+        len(found) == len(_TREE),
+        f"torch's profiler does not show the ranges {sorted(_TREE.keys() - found)}",
+    )
+    for name, expected in _TREE.items():
+        around = found[name].cpu_parent
+        while around is not None and around.key not in _TREE:
+            around = around.cpu_parent
+        inside = around.key if around is not None else None
+        require(inside == expected, f'the range "{name}" was opened in "{expected}" and shows in "{inside}"')
+    return None
+
+
+def _open_and_close(accelerator: Accelerator, domain: str | None) -> None:
+    """The ranges of the tree."""
+    accelerator.range_push("acclimate outer")
+    accelerator.range_push("acclimate inner", domain="acclimate", category="conformance")
+    accelerator.range_push("acclimate innermost", category="conformance")
+    torch.ones(4, device=accelerator.current_device_name()).sum()
+    accelerator.range_pop()
+    accelerator.range_pop(domain=domain)
+    accelerator.range_push("acclimate second", None, None)
+    accelerator.range_pop(None)
+    with accelerator.nvtx.range("acclimate block"):
+        accelerator.nvtx.range_push("acclimate within block")
+        accelerator.nvtx.range_pop()
+    with let_through("nvtx.range()"), accelerator.nvtx.range("acclimate failing block"):
+        raise DeliberateError
+    accelerator.nvtx.range_push("acclimate pushed")
+    accelerator.nvtx.range_pop()
+
+    @accelerator.nvtx.range("acclimate decorated")
+    def decorated() -> None:
+        torch.ones(4).sum()
+
+    decorated()
+    accelerator.range_pop()
+    accelerator.range_push("acclimate after")
+    accelerator.range_pop()
+
+
+@check("lazy_call", "init")
+def lazy_calls(subject: Subject) -> None:
+    """Late calls are made exactly once, in order, at the latest when the device's context is made."""
+    accelerator = subject.accelerator
+    calls: list[int] = []
+    for number in range(3):
+        accelerator.lazy_call(lambda number=number: calls.append(number))  # type: ignore[misc]
+    accelerator.init()
+    torch.ones(1, device=accelerator.current_device_name())
+    accelerator.init()
+    require(calls == [0, 1, 2], f"of the late calls 0, 1 and 2 these were made: {calls}")

@@ -1,0 +1,128 @@
+"""Checks of which stream is current: after errors, in other threads, on other devices."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from acclimate.accelerator import Accelerator, HostStream
+from acclimate.conformance.checks.assertions import (
+    DeliberateError,
+    NotOfferedError,
+    device_names,
+    in_thread,
+    let_through,
+    require,
+    several_devices,
+)
+from acclimate.conformance.checks.check import check
+from acclimate.conformance.checks.device_arguments import require_refused, require_taken, ways_to_name
+from acclimate.conformance.checks.target import Subject
+
+
+@check("stream", "current_stream", "default_stream")
+def stream_context_ends(subject: Subject) -> None:
+    """After stream(s) the stream from before is current, also after an error, which comes through."""
+    accelerator = subject.accelerator
+    before = accelerator.current_stream()
+    default = accelerator.default_stream()
+    outer, inner = accelerator.Stream(), accelerator.Stream()
+    for stream in (outer, None):
+        with let_through(f"stream({'s' if stream else None})"), accelerator.stream(stream):
+            raise DeliberateError
+        require(accelerator.current_stream() == before, "after an error within stream(s) it stays current")
+    with accelerator.stream(outer):
+        with suppress(DeliberateError), accelerator.stream(inner):
+            raise DeliberateError
+        require(
+            accelerator.current_stream() == outer,
+            "after an error within an inner stream(s) the outer is lost",
+        )
+        require(accelerator.default_stream() == default, "within stream(s) default_stream() is another")
+        with accelerator.stream(inner):
+            pass
+        with accelerator.stream(outer):  # the same one again
+            pass
+        require(
+            accelerator.current_stream() == outer, "after stream(s) within stream(s) no stream is current"
+        )
+    require(accelerator.current_stream() == before, "after nested stream(s) another stream is current")
+
+
+@check("stream", "set_stream", "current_stream")
+def current_stream_of_a_thread(subject: Subject) -> None:
+    """The current stream is one thread's: another starts on the default stream and changes nothing here."""
+    accelerator = subject.accelerator
+    mine = accelerator.Stream()
+
+    def look() -> tuple[bool, bool]:
+        starts_at_default = accelerator.current_stream() == accelerator.default_stream()
+        own = accelerator.Stream()
+        with accelerator.stream(own):
+            return starts_at_default, accelerator.current_stream() == own
+
+    with accelerator.stream(mine):
+        starts_at_default, chooses = in_thread(look)
+        require(starts_at_default, "a new thread starts on the stream that another thread has chosen")
+        require(chooses, "within stream(s) in another thread another stream is current")
+        require(
+            accelerator.current_stream() == mine, "another thread's stream(s) changes the one that is current"
+        )
+
+
+@check("current_stream", "default_stream")
+def device_arguments(subject: Subject) -> str | None:
+    """A device is taken by index, name or torch.device; one that is absent or of another type is refused."""
+    accelerator = subject.accelerator
+    methods = {"current_stream": accelerator.current_stream, "default_stream": accelerator.default_stream}
+    require_taken(accelerator, methods)
+    return require_refused(accelerator, methods)
+
+
+@check("current_stream", "default_stream", "set_stream", "Stream")
+def streams_by_device(subject: Subject) -> None:
+    """Each device has streams of its own: choosing one leaves the current streams of the others."""
+    accelerator = _with_streams(subject)
+    names = several_devices(accelerator)
+    for index in range(len(names)):
+        for device in ways_to_name(accelerator, index):
+            for what, found in (
+                ("current_stream", accelerator.current_stream(device)),
+                ("default_stream", accelerator.default_stream(device)),
+            ):
+                on = found.device.index
+                require(on == index, f"{what}({device!r}) is a stream of device {on}")
+        with accelerator.device(index):
+            for what, found in (
+                ("current_stream()", accelerator.current_stream()),
+                ("default_stream()", accelerator.default_stream()),
+                ("Stream()", accelerator.Stream()),
+            ):
+                require(found.device.index == index, f"{what} on {names[index]} is one of {found.device}")
+            own = accelerator.Stream()
+            with accelerator.stream(own):
+                require(
+                    accelerator.current_stream(index) == own, "within stream(s) another stream is current"
+                )
+                for other in range(len(names)):
+                    _require_default(accelerator, other, index)
+        other = (index + 1) % len(names)
+        own = accelerator.Stream(device=names[other])
+        require(own.device.index == other, f"Stream(device={names[other]!r}) is one of {own.device}")
+
+
+def _require_default(accelerator: Accelerator, other: int, chosen_on: int) -> None:
+    if other != chosen_on:
+        found: Any = accelerator.current_stream(other)
+        require(
+            found == accelerator.default_stream(other),
+            f"choosing a stream of device {chosen_on} makes {found} current on device {other}",
+        )
+
+
+def _with_streams(subject: Subject) -> Accelerator:
+    accelerator = subject.accelerator
+    if issubclass(accelerator.Stream, HostStream):
+        raise NotOfferedError("it has no streams: its work is done in the order of the calls")
+    device_names(accelerator)
+    return accelerator

@@ -1,0 +1,191 @@
+"""Checks of streams and events as objects: what waits for what, what a query says, what time is measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator, HostStream
+from acclimate.conformance.checks.assertions import (
+    BrokenPromiseError,
+    NotOfferedError,
+    Work,
+    equal,
+    exactly,
+    refused,
+    require,
+)
+from acclimate.conformance.checks.check import check
+from acclimate.conformance.checks.target import Subject
+
+_ROUNDS = 3
+_QUERY_TIMEOUT_S = 30.0
+_RESOLUTION_MS = 0.01  # of events; some vendors count in microseconds
+_LENGTH = 1 << 14
+
+
+@check("Stream", "Event", "stream")
+def objects(subject: Subject) -> None:
+    """Streams and events take torch's arguments, wait for each other, and know when they are done."""
+    accelerator = subject.accelerator
+    ones = torch.ones(8, device=accelerator.current_device_name())
+    streams = {
+        "Stream()": accelerator.Stream(),
+        "Stream(priority=0)": accelerator.Stream(priority=0),
+        "Stream(device=…)": accelerator.Stream(device=accelerator.current_device_name()),
+    }
+    accelerator.synchronize()
+    for what, stream in streams.items():
+        kind = torch.device(stream.device).type
+        require(kind == accelerator.device_type, f"{what} is a stream of {stream.device}")
+        require(isinstance(stream, accelerator.Stream | torch.Stream), f"{what} is a {type(stream).__name__}")
+        with accelerator.stream(stream):
+            doubled = ones * 2
+        event = accelerator.Event()
+        event.record(stream)
+        same = stream.record_event(event)
+        require(same is event, f"record_event(e) of {what} returns {same!r}, not e")
+        made = stream.record_event()
+        require(made is not None, f"record_event() of {what} returns nothing")
+        other = accelerator.Stream()
+        other.wait_event(event)
+        other.wait_event(made)
+        other.wait_stream(stream)
+        event.wait(other)
+        event.wait()
+        stream.synchronize()
+        require(stream.query() is True, f"query() of {what} is {stream.query()!r} after its synchronize()")
+        event.synchronize()
+        made.synchronize()
+        for recorded in (event, made):
+            require(
+                recorded.query() is True, f"query() is {recorded.query()!r} after the event's synchronize()"
+            )
+        require(float(doubled.sum()) == 16.0, f"work on {what} gives {float(doubled.sum())} instead of 16")
+
+
+@check("Event", "Stream", "synchronize", "current_stream")
+def host_waits(subject: Subject) -> None:
+    """Each way to wait on the host, for an event or for a stream, waits: what was copied before is there."""
+    accelerator = _with_streams(subject)
+    work = Work(accelerator)
+    ways: dict[str, Callable[[Any, Any], object]] = {
+        "the event's synchronize()": lambda stream, event: event.synchronize(),
+        "the stream's synchronize()": lambda stream, event: stream.synchronize(),
+        "the device's synchronize()": lambda stream, event: accelerator.synchronize(),
+        "the event's query()": lambda stream, event: _until(event.query),
+        "the stream's query()": lambda stream, event: _until(stream.query),
+    }
+    for on_default in (False, True):
+        for what, wait in ways.items():
+            stream = accelerator.current_stream() if on_default else accelerator.Stream()
+            landed = accelerator.pin_empty(_LENGTH, dtype=torch.float32).zero_()
+            ones = torch.ones(_LENGTH, device=accelerator.current_device_name())
+            accelerator.synchronize()
+            event = accelerator.Event()
+            with accelerator.stream(stream):
+                landed.copy_(ones * work.queue()[0, 0] * 3, non_blocking=True)
+                event.record()  # on the stream that is current
+            wait(stream, event)
+            require(
+                equal(landed, torch.full((_LENGTH,), 3.0)),
+                f"after {what} a copy to the host that was queued before has not arrived",
+            )
+            accelerator.synchronize()
+
+
+def _until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _QUERY_TIMEOUT_S
+    while not done():
+        require(
+            time.monotonic() < deadline, f"query() is false for {_QUERY_TIMEOUT_S:.0f} s after little work"
+        )
+        time.sleep(0.001)
+
+
+@check("Stream", "Event", "stream", "current_stream")
+def streams_wait(subject: Subject) -> None:
+    """Each way for a stream to wait makes it come after: it reads what was written before."""
+    accelerator = _with_streams(subject)
+    work = Work(accelerator)
+    ways: dict[str, Callable[[Any, Any, Any], object]] = {
+        "wait_event()": lambda waiting, event, producer: waiting.wait_event(event),
+        "wait_stream()": lambda waiting, event, producer: waiting.wait_stream(producer),
+        "the event's wait(stream)": lambda waiting, event, producer: event.wait(waiting),
+        "the event's wait()": lambda waiting, event, producer: event.wait(),
+        "wait_event(record_event())": lambda waiting, event, producer: waiting.wait_event(
+            producer.record_event()
+        ),
+    }
+    for what, wait in ways.items():
+        for consumer_is_default in (False, True):
+            producer = accelerator.Stream()
+            consumer = accelerator.current_stream() if consumer_is_default else accelerator.Stream()
+            value = torch.zeros(_LENGTH, device=accelerator.current_device_name())
+            accelerator.synchronize()
+            event = accelerator.Event()
+            with accelerator.stream(producer):
+                value += work.queue()[0, 0] * 3
+                event.record()
+            with accelerator.stream(consumer):
+                wait(consumer, event, producer)
+                seen = value * 2
+            accelerator.synchronize()
+            require(
+                equal(seen, torch.full((_LENGTH,), 6.0)), f"after {what} a stream read what was before it"
+            )
+
+
+@check("Event")
+def event_times_add_up(subject: Subject) -> None:
+    """The times between three events add up, and an event that is recorded again measures from then on."""
+    accelerator = subject.accelerator
+    work = Work(accelerator, at_least_ms=5)
+    for _ in range(_ROUNDS):
+        first, second, third = (accelerator.Event(enable_timing=True) for _ in range(3))
+        for event in (first, second, third):
+            event.record()
+            work.queue()
+        accelerator.synchronize()
+        parts = exactly(first.elapsed_time(second), float, "elapsed_time()") + second.elapsed_time(third)
+        whole = first.elapsed_time(third)
+        require(
+            abs(parts - whole) <= 0.01 * whole + _RESOLUTION_MS,
+            f"the times between three events are {parts:.3f} ms one by one, and {whole:.3f} at once",
+        )
+        require(parts > 0, "the time between two events with work between them is 0")
+        first.record()
+        third.record()
+        accelerator.synchronize()
+        again = first.elapsed_time(third)
+        if 0 <= again < whole:
+            return
+    # The host may have been busy with something else in between, though hardly each time.
+    raise BrokenPromiseError(
+        f"events that are recorded again, without work between them, measure {again:.3f} ms; before, with "
+        f"work between them, they measured {whole:.3f}"
+    )
+
+
+@check("Event")
+def events_without_timing(subject: Subject) -> None:
+    """Time is refused of an event that was not recorded, or was made without enable_timing=True."""
+    accelerator = subject.accelerator
+    recorded, untimed = accelerator.Event(enable_timing=True), accelerator.Event()
+    recorded.record()
+    untimed.record()
+    accelerator.synchronize()
+    with refused("elapsed_time() of an event without enable_timing", RuntimeError, ValueError):
+        recorded.elapsed_time(untimed)
+    with refused("elapsed_time() of an event that was not recorded", RuntimeError, ValueError):
+        recorded.elapsed_time(accelerator.Event(enable_timing=True))
+
+
+def _with_streams(subject: Subject) -> Accelerator:
+    accelerator = subject.accelerator
+    if issubclass(accelerator.Stream, HostStream):
+        raise NotOfferedError("it has no streams: its work is done in the order of the calls")
+    return accelerator
