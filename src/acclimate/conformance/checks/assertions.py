@@ -94,6 +94,11 @@ def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def is_host(accelerator: Accelerator) -> bool:
+    """Whether its device is the host, whose tensors are ordinary ones."""
+    return torch.zeros(1).device.type == accelerator.device_type
+
+
 def device_names(accelerator: Accelerator) -> list[str]:
     """The devices that are different to torch, by index; on a host all indices are one."""
     indices = range(accelerator.device_count())

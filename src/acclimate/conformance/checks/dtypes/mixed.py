@@ -11,6 +11,7 @@ from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import (
     DeliberateError,
     NotOfferedError,
+    is_host,
     let_through,
     require,
     short,
@@ -46,7 +47,7 @@ def autocast_ends(subject: Subject) -> None:
         with accelerator.amp.autocast(dtype=dtype):
             now = _product_dtype(device)
             require(now == dtype, f"within autocast(dtype={short(dtype)}) a product is {short(now)}")
-            if kind != "cpu":
+            if not is_host(accelerator):
                 host = _product_dtype("cpu")
                 require(host == torch.float32, f"within autocast a product on the host is {short(host)}")
             with suppress(DeliberateError), accelerator.amp.autocast(enabled=False):
@@ -85,7 +86,7 @@ def autocast_by_default(subject: Subject) -> None:
         left = torch.ones(8, 8, device=device) * 3
         require(left.dtype == torch.float32, f"within autocast a sum is {short(left.dtype)}")
     require(
-        now in offered or (now in _REDUCED and accelerator.device_type == "cpu"),
+        now in offered or (now in _REDUCED and is_host(accelerator)),
         f"within autocast() a product is {short(now)}, and supported are {', '.join(map(short, offered))}",
     )
 
@@ -194,7 +195,7 @@ def tensor_classes_are_exact(subject: Subject) -> None:
         for other in classes.values():
             told = isinstance(torch.ones(2, dtype=other, device=device), maker)
             require(told == (other == dtype), f"isinstance of {short(other)} by {name} is {told}")
-        if accelerator.device_type != "cpu":
+        if not is_host(accelerator):
             require(not isinstance(torch.ones(2, dtype=dtype), maker), f"a tensor on the host is a {name}")
         nested = maker([[1, 2], [3, 4]])
         require(nested.tolist() == [[1, 2], [3, 4]], f"{name}([[1, 2], [3, 4]]) holds {nested.tolist()}")

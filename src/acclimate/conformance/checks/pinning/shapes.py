@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate.conformance.checks.assertions import device_names, equal, exactly, require, short
+from acclimate.conformance.checks.assertions import device_names, equal, exactly, is_host, require, short
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.target import Subject
 
@@ -131,7 +131,7 @@ def copies_of_any_shape(subject: Subject) -> None:
 def places_are_told(subject: Subject) -> None:
     """on_accelerator and is_pinned tell device, pinned and ordinary memory apart."""
     accelerator = subject.accelerator
-    is_host = torch.device(accelerator.device_type).type == "cpu"
+    on_host = is_host(accelerator)
     for name in device_names(accelerator):
         base = torch.ones(6, 4, device=name)
         kinds = {
@@ -142,12 +142,12 @@ def places_are_told(subject: Subject) -> None:
         for what, tensor in kinds.items():
             told = exactly(accelerator.on_accelerator(tensor), bool, "on_accelerator()")
             require(told, f"on_accelerator() of {what} on {name} is False")
-            if not is_host:
+            if not on_host:
                 told = exactly(accelerator.is_pinned(tensor.detach()), bool, "is_pinned()")
                 require(not told, f"is_pinned() is true of {what} on {name}")
     pinned = accelerator.pin_memory(torch.ones(16))
     for what, tensor in {"pinned memory": pinned, "ordinary memory": torch.ones(16)}.items():
         told = accelerator.on_accelerator(tensor)
-        require(told == is_host, f"on_accelerator() of {what} is {told}")
+        require(told == on_host, f"on_accelerator() of {what} is {told}")
     for ordinary in (torch.ones(16), torch.ones(4, 4).t(), torch.empty(0)):
         require(not accelerator.is_pinned(ordinary), "is_pinned() is true of an ordinary tensor")

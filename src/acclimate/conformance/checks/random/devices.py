@@ -11,6 +11,7 @@ from acclimate.conformance.checks.assertions import (
     NotOfferedError,
     device_names,
     equal,
+    is_host,
     offered_or_not,
     refused,
     require,
@@ -104,7 +105,7 @@ def generators_by_device(subject: Subject) -> None:
 def host_is_left_alone(subject: Subject) -> None:
     """Seeding and restoring the device leave the host's generator as it was."""
     accelerator = subject.accelerator
-    if not has_indices(accelerator) and torch.device(accelerator.device_type).type == "cpu":
+    if is_host(accelerator):
         raise NotOfferedError("its generator is the host's")
     actions: dict[str, Callable[[], object]] = {
         "manual_seed()": lambda: accelerator.manual_seed(_SEED),
