@@ -54,7 +54,10 @@ def warm_python() -> Iterator[WarmPython]:
 
 
 @pytest.fixture
-def warm_starts(warm_python: WarmPython) -> Iterator[None]:
-    """Every Python that the test starts has torch imported already."""
-    with warm_python.in_place():
+def warm_starts(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every Python that the test starts has torch imported already; in slow tests each starts as it is."""
+    if request.node.get_closest_marker("slow"):
+        yield
+        return
+    with request.getfixturevalue("warm_python").in_place():
         yield

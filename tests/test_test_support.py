@@ -28,7 +28,7 @@ WARM = """
 import os, subprocess, sys, torch
 if len(sys.argv) > 1:
     sys.exit(int(sys.argv[1]))
-again = subprocess.run([sys.executable, "-c", "import sys; sys.exit('torch' in sys.modules)"])
+again = subprocess.run([sys.executable, "-c", "import sys; sys.exit(5 if 'torch' in sys.modules else 6)"])
 print(sys.stdin.read(), os.environ["SAID"], os.path.basename(os.getcwd()), again.returncode, again.args[0])
 """
 
@@ -39,7 +39,7 @@ def test_a_warm_python_has_its_own_streams_folder_environment_and_children(tmp_p
     options = {"input": "heard", "capture_output": True, "text": True, "cwd": tmp_path}
     ended = subprocess.run(command, env={**os.environ, "SAID": "told"}, **options)
     assert (ended.stderr, ended.returncode) == ("", 0)
-    assert ended.stdout == f"heard told {tmp_path.name} 1 {sys.executable}\n"
+    assert ended.stdout == f"heard told {tmp_path.name} 6 {sys.executable}\n"
 
 
 @pytest.mark.usefixtures("warm_starts")

@@ -2,9 +2,9 @@
 
 One server makes the imports. Each program is a fork of it with a command line, environment, folder and
 standard streams of its own, and is waited for, signalled and talked to as any process of :mod:`subprocess`.
-The Pythons that such a program starts come from the server too. What differs from a real start: nothing in
-``PYTHONPATH`` takes part in the import of torch, torch computes in one thread, and the command line that the
-system shows is the server's.
+The Pythons that such a program starts come from the server too. A program has torch when it imports it, and
+torch then loads vendors' packages as it does at the end of a real import. What differs from a real start:
+no ``sitecustomize`` runs, torch computes in one thread, and the system shows the server's command line.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import atexit
 import contextlib
 import gc
 import importlib
+import importlib.abc
+import importlib.machinery
 import inspect
 import io
 import json
@@ -33,7 +35,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+STANDARD = sys.stdlib_module_names | {"__main__"}
 _EXECUTE = inspect.signature(subprocess.Popen._execute_child)
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _address = ""
 """Where the server listens. Set in the programs, for those that they start."""
 
@@ -47,13 +51,13 @@ class WarmPopen(subprocess.Popen):
 
     def _execute_child(self, *given: Any) -> None:
         told = _EXECUTE.bind(self, *given).arguments
-        command = [told["args"]] if isinstance(told["args"], (str, os.PathLike)) else list(told["args"])
-        is_python = len(command) > 1 and str(command[0]) == sys.executable
-        if not is_python or told["shell"] or told["preexec_fn"] or told["pass_fds"]:
+        arguments = _arguments_of_python(told["args"])
+        in_group = told.get("process_group", -1) != -1  # from Python 3.11 on
+        if not arguments or told["shell"] or told["preexec_fn"] or told["pass_fds"] or in_group:
             super()._execute_child(*given)
             return
         request = {
-            "command": [str(argument) for argument in command[1:]],
+            "command": arguments,
             "environment": dict(os.environ if told["env"] is None else told["env"]),
             "folder": str(told["cwd"] or os.getcwd()),
             "new_session": bool(told["start_new_session"]),
@@ -102,6 +106,20 @@ class WarmPopen(subprocess.Popen):
         return int(digits)
 
 
+def _arguments_of_python(command: Any) -> list[str]:
+    """What follows Python in a command line, or follows from a script's first line; empty of other programs."""
+    parts = [command] if isinstance(command, (str, os.PathLike)) else list(command)
+    program, *rest = map(str, parts)
+    if program == sys.executable:
+        return rest
+    script = Path(program)
+    if script.parent == Path(sys.executable).parent and script.is_file():
+        with script.open("rb") as file:
+            if file.readline().decode(errors="replace").strip() == f"#!{sys.executable}":
+                return [program, *rest]
+    return []
+
+
 class WarmPython:
     """The server, and the programs it is asked for.
 
@@ -114,10 +132,9 @@ class WarmPython:
         self._address = str(Path(self._folder.name) / "server")
         code = f"import sys; sys.path[0] = {str(Path(__file__).parent)!r}; import warm_python as it; "
         code += "del sys.path[0]; it.serve(*sys.argv[1:])"
-        unset = ("PYTHONPATH", "TORCH_DEVICE_BACKEND_AUTOLOAD")
         self._server = subprocess.Popen(
             [sys.executable, "-c", code, self._address, *modules],
-            env={name: value for name, value in os.environ.items() if name not in unset},
+            env={**os.environ, "PYTHONPATH": "", _AUTOLOAD: "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -147,10 +164,13 @@ class WarmPython:
 def serve(address: str, *modules: str) -> None:
     """Starts programs until standard input ends."""
     global _address
+    own_modules = set(sys.modules)
     for module in modules:
         importlib.import_module(module)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+    imported = set(sys.modules) - own_modules
+    _Imported({name: sys.modules.pop(name) for name in imported if _package(name) not in STANDARD}).install()
     gc.collect()
     gc.freeze()  # else every program would copy the pages that its garbage collector marks
     _address = address
@@ -206,6 +226,50 @@ def _start(connection: socket.socket, running: dict[int, socket.socket], own: li
 
 
 # -- in a program ----------------------------------------------------------------------------------
+
+
+class _Imported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives a program what the server has imported when the program imports it.
+
+    Args:
+        modules: by name.
+    """
+
+    def __init__(self, modules: dict[str, types.ModuleType]) -> None:
+        self._modules = modules
+
+    def install(self) -> None:
+        """Asks it first for what is not imported."""
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self._modules:
+            return None
+        real = self._modules[fullname].__spec__
+        assert real is not None
+        spec = importlib.machinery.ModuleSpec(fullname, self, origin=real.origin)
+        spec.submodule_search_locations = real.submodule_search_locations
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        self._real_spec = self._modules[spec.name].__spec__
+        return self._modules[spec.name]
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__spec__ = self._real_spec
+        package = _package(module.__name__)
+        for name, each in list(self._modules.items()):
+            if package in ("torch", _package(name)):  # torch has imported all the others
+                sys.modules.setdefault(name, each)
+                del self._modules[name]
+        if package == "torch" and module._is_device_backend_autoload_enabled():
+            module._import_device_backends()
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _become(request: dict[str, Any], streams: array.array[int]) -> None:

@@ -1,6 +1,7 @@
 """Every built-in backend runs as it is over a module with exactly its vendor's recorded names and arguments.
 
-The full suite on each way takes half a minute of processor time, so those runs are marked slow. A device that
+The full suite on each way takes half a minute of processor time, so those runs are marked slow. The Pythons
+of the others have torch imported already, and torch loads the stand-in when they import it. A device that
 takes the place of one that torch names needs a library of its own, so none of those is in the others.
 """
 
@@ -39,6 +40,8 @@ KNOWN_FAILURES = {
 
 NOT_EXECUTED: dict[str, dict[str, str]] = {}
 """By way: methods that a backend overrides and no check calls, and why."""
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
 
 QUICK = {
     "npu": ("runtime/profiler_marks", "launching/visible_devices"),

@@ -63,12 +63,9 @@ def sim() -> None:
     pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
 
 
-@pytest.mark.parametrize(
-    "start", [pytest.param("", marks=pytest.mark.slow, id="real"), pytest.param("warm_starts", id="warm")]
-)
-def test_the_cpu_keeps_every_promise(start: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    if start:
-        request.getfixturevalue(start)
+@pytest.mark.usefixtures("warm_starts")
+@pytest.mark.parametrize("start", [pytest.param("real", marks=pytest.mark.slow), "warm"])
+def test_the_cpu_keeps_every_promise(start: str, tmp_path: Path) -> None:
     written = tmp_path / "results.json"
     require_no_failure(conformance("--accelerator", "cpu", "--json", str(written)))
     report = json.loads(written.read_text())

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,6 +55,24 @@ def blocks(page: Path) -> list[Block]:
         line = text.count("\n", 0, match.start("content")) + 1
         found.append(Block(line, language, tuple(words), match["content"]))
     return found
+
+
+def run_command(
+    command: str, env: Mapping[str, str], folder: Path, timeout_s: float = 250
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command of a page, which needs no shell, with standard error in its output."""
+    words = shlex.split(command)
+    variables = list(itertools.takewhile(lambda word: re.match(r"\w+=", word), words))
+    program, *arguments = words[len(variables) :]
+    return subprocess.run(
+        [sys.executable if program == "python" else shutil.which(program, path=env["PATH"]), *arguments],
+        env={**env, **dict(word.split("=", 1) for word in variables)},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+    )
 
 
 def prose(page: Path) -> str:

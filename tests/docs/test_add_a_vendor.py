@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from page_blocks import DOCS, Block, agrees, anchors, blocks, links, prose
+from page_blocks import DOCS, Block, agrees, anchors, blocks, links, prose, run_command
 
 from fresh_process import plain_environment
+from warm_python import WarmPython
 
 PAGE = DOCS / "add_a_vendor.md"
 BLOCKS = blocks(PAGE)
@@ -27,6 +28,7 @@ CONSOLES = [block for block in BLOCKS if block.language == "console"]
 """Takes most of a minute; nothing after it needs it."""
 
 pytestmark = [
+    pytest.mark.usefixtures("warm_starts"),
     pytest.mark.skipif(
         torch.accelerator.is_available(), reason="the page shows what a machine without an accelerator prints"
     ),
@@ -74,23 +76,16 @@ class Reader:
         return [self._run(command) for command, _ in block.commands if block.language == "console"]
 
     def _run(self, command: str) -> str:
-        return subprocess.run(
-            ["bash", "-c", command],
-            env=self.environment,
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=250,
-        ).stdout
+        return run_command(command, self.environment, self.folder).stdout
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+def reader(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Reader:
     made = Reader(tmp_path_factory.mktemp("acme"))
     program = "from acclimate import get_accelerator; get_accelerator()"  # builds the device, and says so
     sim = {**made.environment, "ACCLIMATE_ACCELERATOR": "sim"}
-    subprocess.run([sys.executable, "-c", program], env=sim, check=True, capture_output=True, timeout=250)
+    with warm_python.in_place():
+        subprocess.run([sys.executable, "-c", program], env=sim, check=True, capture_output=True, timeout=250)
     return made
 
 

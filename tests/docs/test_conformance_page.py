@@ -4,12 +4,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from acclimate.accelerator import CATEGORIES
 from acclimate.conformance.runner.catalog import checks
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_the_page_is_what_the_checks_say() -> None:
     made = subprocess.run(
         [sys.executable, DOCS / "make_conformance.py", "--check"],

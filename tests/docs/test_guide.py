@@ -3,7 +3,7 @@
 A Python block is executed unless its first line says otherwise: ``# on CUDA only`` is compiled and not run,
 as there is no such device here; ``# wrong`` has to end in what the page shows below it; ``# name.py`` is a
 file that a command runs. A ``text`` block is the output of the block before it, on all accelerators or on
-those it names. The commands of a ``console`` run in a shell.
+those it names. The commands of a ``console`` run as they are.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from page_blocks import DOCS, Block, agrees, anchors, blocks, links, prose
+from page_blocks import DOCS, Block, agrees, anchors, blocks, links, prose, run_command
 
 from acclimate.backends.cpu import CPUAccelerator
 from acclimate.backends.presence import torch_build
 from fresh_process import plain_environment
+from warm_python import WarmPython
 
+HERE = Path(__file__).parent
 PAGE = DOCS / "guide.md"
 BLOCKS = blocks(PAGE)
 STRICTEST = "no=float64+bfloat16,replace=yes,sync=check"
@@ -38,9 +40,12 @@ ENVIRONMENTS = {
 ON_CUDA_ONLY, WRONG = "# on CUDA only", "# wrong"
 HARDWARE = re.compile(r"cuda|nccl|\b(?:npu|xpu|mps|hpu|hccl)\b", re.IGNORECASE)
 
-pytestmark = pytest.mark.skipif(
-    torch.accelerator.is_available(), reason="the page shows what a machine without an accelerator prints"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        torch.accelerator.is_available(), reason="the page shows what a machine without an accelerator prints"
+    ),
+    pytest.mark.usefixtures("warm_starts"),
+]
 
 
 def of_language(language: str) -> list[Block]:
@@ -108,7 +113,7 @@ class Runs(dict[str, PageRun]):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Iterator[Runs]:
     """The page's program, under way on all accelerators at once."""
     snippets = [
         {"page": str(PAGE), "line": block.line, "code": block.content, "wrong": is_wrong(block)}
@@ -122,14 +127,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         (folder / "snippets.json").write_text(json.dumps(snippets))
         for file in FILES:
             (folder / str(file.file)).write_text(file.content)
-        process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("run_snippets.py"), "snippets.json", "outcomes.json"],
-            env=environment(accelerator),
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, str(HERE / "run_snippets.py"), "snippets.json", "outcomes.json"]
+        with warm_python.in_place():
+            process = subprocess.Popen(
+                command,
+                env=environment(accelerator),
+                cwd=folder,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         started[accelerator] = PageRun(folder, process)
     yield started
     for run in started.values():
@@ -198,15 +205,7 @@ def _fails(block: Block) -> bool:
 
 def check_commands(block: Block, folder: Path, env: dict[str, str]) -> None:
     for command, shown in block.commands:
-        ended = subprocess.run(
-            ["bash", "-c", command],
-            env=env,
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=200,
-        )
+        ended = run_command(command, env, folder)
         assert agrees(ended.stdout, shown), f"$ {command}\n{ended.stdout}"
 
 

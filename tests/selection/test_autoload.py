@@ -50,6 +50,9 @@ def install(folder: Path, package: str, source: str) -> None:
     (metadata / "entry_points.txt").write_text(f"[torch.backends]\n{package} = {package}:autoload\n")
 
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
+
 @pytest.fixture
 def broken(tmp_path: Path) -> Path:
     """A folder of packages that fail, each in its own way."""
