@@ -48,7 +48,7 @@ def fresh() -> Iterator[FreshProcesses]:
 @pytest.fixture(scope="session")
 def warm_python() -> Iterator[WarmPython]:
     """Starts Pythons that have torch imported already."""
-    python = WarmPython("torch")
+    python = WarmPython("torch", "torch._dynamo")  # the latter comes with the first optimizer
     yield python
     python.close()
 

@@ -36,7 +36,13 @@ def test_the_version_is_the_packages(command: list[str]) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"acclimate {acclimate.__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", [INSTALLED, AS_MODULE], ids=["installed", "module"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(INSTALLED, id="installed"),
+        pytest.param(AS_MODULE, id="module", marks=pytest.mark.usefixtures("warm_starts")),
+    ],
+)
 def test_info_works_however_it_is_started(command: list[str]) -> None:
     ended = run(command, "info", "--json")
     assert ended.returncode == 0, ended.stderr
@@ -75,6 +81,7 @@ def test_a_command_line_that_makes_no_sense_is_refused_with_exit_code_2(
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself(name: str) -> None:
     ended = run(AS_MODULE, name, "--help")
@@ -93,6 +100,7 @@ def test_parsing_imports_no_torch() -> None:
     assert run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_choice_that_cannot_be_used_is_one_message_and_exit_code_1() -> None:
     ended = run(INSTALLED, "info", env={"DS_ACCELERATOR": "hpu"})
     assert ended.returncode == 1
@@ -101,6 +109,7 @@ def test_a_choice_that_cannot_be_used_is_one_message_and_exit_code_1() -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_an_installed_plug_in_is_found_by_the_command(machine: FakeMachine) -> None:
     machine.write(
         "visitor",
@@ -114,6 +123,7 @@ def test_an_installed_plug_in_is_found_by_the_command(machine: FakeMachine) -> N
     )["candidates"]
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize("option", [[], ["--json"]], ids=["table", "json"])
 def test_a_reader_that_leaves_early_causes_no_traceback(option: list[str]) -> None:
     command = subprocess.Popen(

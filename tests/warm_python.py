@@ -107,7 +107,7 @@ class WarmPopen(subprocess.Popen):
 
 
 def _arguments_of_python(command: Any) -> list[str]:
-    """What follows Python in a command line, or follows from a script's first line; empty of other programs."""
+    """What a command line gives to Python, itself or by a script's first line; nothing of other programs."""
     parts = [command] if isinstance(command, (str, os.PathLike)) else list(command)
     program, *rest = map(str, parts)
     if program == sys.executable:

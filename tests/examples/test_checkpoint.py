@@ -72,6 +72,7 @@ def test_if_all_are_damaged_nothing_begins_anew_in_their_place(kept: Path) -> No
         load(kept)
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_writer_killed_in_mid_write_leaves_the_others_and_its_rest_is_swept_up(kept: Path) -> None:
     code = f"""
 import sys, torch

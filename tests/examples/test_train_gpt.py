@@ -30,14 +30,18 @@ from training import (
     wait_for_step,
 )
 
-from fresh_process import FreshProcesses, Outcome
+from fresh_process import FreshProcesses
+from warm_python import WarmPython
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
 
 
 @pytest.fixture(scope="module")
-def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole_run(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Path:
     """An uninterrupted run on the CPU, with dropout, so that random numbers matter."""
     out = tmp_path_factory.mktemp("runs") / "whole"
-    train(out, "--dropout=0.1")
+    with warm_python.in_place():
+        train(out, "--dropout=0.1")
     return out
 
 
@@ -47,17 +51,18 @@ def another(whole_run: Path, tmp_path: Path) -> Path:
     return shutil.copytree(whole_run, tmp_path / "run")
 
 
-def run_forked(fresh: FreshProcesses, out: Path, *options: str, before: str = "") -> Outcome:
-    """One run on the CPU in a fork that has torch already, and no matplotlib."""
+def run_without_matplotlib(out: Path, *options: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """One run to its end."""
     code = f"""
 {before}
 import runpy, sys
 sys.modules["matplotlib"] = None
+sys.path[0] = {str(EXAMPLES)!r}
 sys.argv = {[str(SCRIPT), f"--out={out}", *TINY, *options]!r}
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-    env = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    return fresh.run(code, path=[EXAMPLES], env=env, timeout_s=200)
+    command, env = [sys.executable, "-c", code], environment(DS_ACCELERATOR="cpu")
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
 
 
 # -- a whole run -------------------------------------------------------------------------------------
@@ -93,10 +98,8 @@ def test_the_newest_checkpoints_are_kept(whole_run: Path) -> None:
     assert found == ["step_00000020.pt", "step_00000030.pt"]
 
 
-def test_without_matplotlib_a_run_says_so_and_keeps_its_metrics(
-    fresh: FreshProcesses, tmp_path: Path
-) -> None:
-    ended = run_forked(fresh, tmp_path / "run", "--steps=2")
+def test_without_matplotlib_a_run_says_so_and_keeps_its_metrics(tmp_path: Path) -> None:
+    ended = run_without_matplotlib(tmp_path / "run", "--steps=2")
     assert ended.returncode == 0, ended.stderr
     assert "pip install 'acclimate[examples]'" in ended.stdout
     assert len(curve(tmp_path / "run")) == 2
@@ -105,15 +108,13 @@ def test_without_matplotlib_a_run_says_so_and_keeps_its_metrics(
 # -- stopped and resumed -----------------------------------------------------------------------------
 
 
-def test_a_killed_run_goes_on_with_the_same_curve_to_the_bit(
-    fresh: FreshProcesses, whole_run: Path, tmp_path: Path
-) -> None:
+def test_a_killed_run_goes_on_with_the_same_curve_to_the_bit(whole_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start(out, f"--steps={STEPS}", "--dropout=0.1")
     wait_for_step(out, 13, process)
     process.kill()
     assert wait(process) == -signal.SIGKILL
-    ended = run_forked(fresh, out, f"--steps={STEPS}", "--dropout=0.1", "--resume")
+    ended = run_without_matplotlib(out, f"--steps={STEPS}", "--dropout=0.1", "--resume")
     assert curve(out) == curve(whole_run), ended.stderr
     assert f"resuming from {out}/checkpoints/step_000000" in ended.stdout
 
@@ -136,15 +137,15 @@ def test_a_signal_ends_a_run_with_a_checkpoint_of_the_step_under_way(
     assert f"{number.name}: checkpoint of step {done} written" in log_of(out).read_text()
 
 
-def test_a_run_that_is_complete_resumes_to_nothing(fresh: FreshProcesses, whole_run: Path) -> None:
+def test_a_run_that_is_complete_resumes_to_nothing(whole_run: Path) -> None:
     before = curve(whole_run)
-    ended = run_forked(fresh, whole_run, f"--steps={STEPS}", "--dropout=0.1", "--resume")
+    ended = run_without_matplotlib(whole_run, f"--steps={STEPS}", "--dropout=0.1", "--resume")
     assert ended.returncode == 0, ended.stderr
     assert curve(whole_run) == before
 
 
-def test_settings_that_differ_from_the_checkpoints_are_told(fresh: FreshProcesses, another: Path) -> None:
-    ended = run_forked(fresh, another, "--steps=31", "--lr=0.001", "--dropout=0.1", "--resume")
+def test_settings_that_differ_from_the_checkpoints_are_told(another: Path) -> None:
+    ended = run_without_matplotlib(another, "--steps=31", "--lr=0.001", "--dropout=0.1", "--resume")
     assert ended.returncode == 0, ended.stderr
     assert "curve may differ: steps 30 -> 31; lr 0.003 -> 0.001" in ended.stdout
     assert len(curve(another)) == 31
@@ -212,24 +213,20 @@ def fresh_float16(fresh: FreshProcesses) -> bool:
     return bool(fresh.check(code, env={"DS_ACCELERATOR": "cpu"}).told["it"])
 
 
-def test_a_run_that_diverges_stops_before_its_checkpoints_are_spoilt(
-    fresh: FreshProcesses, tmp_path: Path
-) -> None:
+def test_a_run_that_diverges_stops_before_its_checkpoints_are_spoilt(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    ended = run_forked(fresh, out, "--steps=9", "--lr=1e30", "--checkpoint-every=1")
+    ended = run_without_matplotlib(out, "--steps=9", "--lr=1e30", "--checkpoint-every=1")
     assert ended.returncode == 1
     assert "the run has diverged. Try a smaller --lr than 1e+30" in ended.stderr
     good = len(curve(out))
     assert f"--resume goes on from step_{good:08d}.pt." in ended.stderr
 
 
-def test_a_full_disk_loses_neither_the_run_nor_the_checkpoint_before(
-    fresh: FreshProcesses, another: Path
-) -> None:
+def test_a_full_disk_loses_neither_the_run_nor_the_checkpoint_before(another: Path) -> None:
     before = (another / "checkpoints/step_00000030.pt").read_bytes()
     # A limit on the size of files, which the system reports as it does a full disk.
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))"
-    ended = run_forked(fresh, another, "--steps=34", "--checkpoint-every=2", "--resume", before=limit)
+    ended = run_without_matplotlib(another, "--steps=34", "--checkpoint-every=2", "--resume", before=limit)
     assert ended.returncode == 1
     assert (
         f"The checkpoint of step 32 could not be written to {another}/checkpoints: File too large. "
@@ -246,10 +243,11 @@ def test_a_full_disk_loses_neither_the_run_nor_the_checkpoint_before(
 
 
 @pytest.fixture(scope="module")
-def one_rank(fresh: FreshProcesses, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+def one_rank(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     """The curve of a run in float32, without dropout: what any number of ranks should get."""
     out = tmp_path_factory.mktemp("runs") / "one"
-    ended = run_forked(fresh, out, "--dtype=float32", "--steps=12")
+    with warm_python.in_place():
+        ended = run_without_matplotlib(out, "--dtype=float32", "--steps=12")
     assert ended.returncode == 0, ended.stderr
     return curve(out)
 
@@ -279,14 +277,14 @@ def test_two_ranks_resume_to_the_bit(parallel: str, optimizer: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_shards_of_two_ranks_go_on_in_one_process_and_back(fresh: FreshProcesses, tmp_path: Path) -> None:
+def test_shards_of_two_ranks_go_on_in_one_process_and_back(tmp_path: Path) -> None:
     out, alone, options = tmp_path / "run", tmp_path / "alone", ("--dtype=float32", "--resume")
     train(out, "--parallel=fsdp2", *options, steps=4, ranks=2)
     train(out, *options, steps=8)
     assert "ranks 2 -> 1, so random numbers start anew" in log_of(out).read_text()
     found = train(out, "--parallel=ddp", *options, steps=12, ranks=2)
     for steps in (4, 8, 12):  # the schedule knows where a run ends, so one rank goes the same way
-        run_forked(fresh, alone, *options, f"--steps={steps}")
+        run_without_matplotlib(alone, *options, f"--steps={steps}")
     assert largest_difference(found, curve(alone)) < 1e-4
 
 

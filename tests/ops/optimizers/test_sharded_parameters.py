@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fresh_process import plain_environment
+from warm_python import WarmPython
 
 RANK = """
 import json, sys
@@ -55,19 +56,20 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def told(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> dict[str, object]:
     store: Path = tmp_path_factory.mktemp("sharded") / "store"
     environment = {**plain_environment(), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(store), str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment},
-        )
-        for rank in range(2)
-    ]
+    with warm_python.in_place():
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", RANK, str(store), str(rank)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **environment},
+            )
+            for rank in range(2)
+        ]
     outputs = [rank.communicate(timeout=200) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     answer: dict[str, object] = json.loads(outputs[0][0])
