@@ -1,0 +1,655 @@
+#include "backend.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "tensors.h"
+
+namespace acclimate_comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+Op op_of(const c10d::ReduceOp& op) {
+  const auto number = static_cast<uint8_t>(static_cast<c10d::ReduceOp::RedOpType>(op));
+  TORCH_CHECK(
+      number < static_cast<uint8_t>(Op::kNone),
+      "the backend shm reduces with SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR and BXOR, not with number ",
+      static_cast<int>(number));
+  return static_cast<Op>(number);
+}
+
+Call call_of(Kind kind, const at::Tensor& tensor, int root = 0, int op = static_cast<int>(Op::kNone)) {
+  return {static_cast<uint8_t>(kind),
+          static_cast<uint8_t>(op),
+          static_cast<uint8_t>(tensor.scalar_type()),
+          0,
+          static_cast<uint32_t>(root),
+          static_cast<uint64_t>(tensor.numel())};
+}
+
+int number_of(const c10d::ReduceOp& op) { return static_cast<c10d::ReduceOp::RedOpType>(op); }
+
+const at::Tensor& only(const Tensors& tensors) {
+  TORCH_CHECK(tensors.size() == 1, "the backend shm takes one tensor a call, and this one has ",
+              tensors.size());
+  return tensors[0];
+}
+
+const at::Tensor& first(const Tensors& tensors) {
+  static const at::Tensor nothing = at::empty({0});
+  return tensors.empty() ? nothing : tensors[0];
+}
+
+void check_like(const at::Tensor& tensor, const at::Tensor& other, const char* what) {
+  TORCH_CHECK(tensor.numel() == other.numel() && tensor.scalar_type() == other.scalar_type(), "each ", what,
+              " needs ", other.numel(), " elements of ", other.scalar_type(), ", and one has ",
+              tensor.numel(), " of ", tensor.scalar_type());
+}
+
+void check_count(size_t count, size_t needed, const char* what) {
+  TORCH_CHECK(count == needed, "as many ", what, " as ranks are needed, ", needed, ", and there are ", count);
+}
+
+void check_times(const at::Tensor& large, const at::Tensor& small, int64_t times, const char* large_name,
+                 const char* small_name) {
+  TORCH_CHECK(large.scalar_type() == small.scalar_type() && large.numel() == small.numel() * times, "the ",
+              large_name, " needs ", small.numel() * times, " elements of ", small.scalar_type(), ", ", times,
+              " times the ", small_name, ", and has ", large.numel(), " of ", large.scalar_type());
+}
+
+// Equal parts of a tensor in order, without the operators that views are made with.
+Targets parts_of(void* data, size_t bytes, int parts) {
+  Targets targets;
+  for (int part = 0; part < parts; part++) targets.push_back(static_cast<char*>(data) + part * bytes);
+  return targets;
+}
+
+[[noreturn]] void raise(const CommError& error) {
+  if (error.reason == Reason::kForked || error.reason == Reason::kSystem) TORCH_CHECK(false, error.what());
+  TORCH_CHECK_WITH(DistBackendError, false, error.what());
+}
+
+template <class T>
+std::vector<size_t> sizes_of(const at::Tensor& tensor, const std::vector<T>& splits, int ranks) {
+  std::vector<size_t> sizes;
+  if (splits.empty()) {
+    const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
+    TORCH_CHECK(rows % ranks == 0, "without split sizes, the first dimension is divided among ", ranks,
+                " ranks, and it is ", rows);
+    sizes.assign(ranks, tensor.numel() / ranks * tensor.element_size());
+    return sizes;
+  }
+  check_count(splits.size(), ranks, "split sizes");
+  const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
+  const int64_t row = rows == 0 ? 0 : tensor.numel() / rows * tensor.element_size();
+  int64_t total = 0;
+  for (const T split : splits) {
+    TORCH_CHECK(split >= 0, "a split size is ", split);
+    sizes.push_back(static_cast<size_t>(split * row));
+    total += split;
+  }
+  TORCH_CHECK(total == rows, "the split sizes add up to ", total, ", and the first dimension is ", rows);
+  return sizes;
+}
+
+}  // namespace
+
+// One collective under way. Until start() nothing was told to the other ranks.
+class ShmBackend::Turn {
+ public:
+  Turn(Group& group, const Call& call, milliseconds timeout, bool is_background)
+      : group(group), call_(call), timeout_(timeout), is_background_(is_background) {}
+
+  void start(const Call& call) {
+    group.begin(call, timeout_, is_background_);
+    has_started_ = true;
+  }
+  void start() { start(call_); }
+  // The arguments are wrong: the other ranks are told, unless they were before.
+  void refuse() {
+    if (!has_started_) group.refuse(call_, timeout_, is_background_);
+  }
+
+  Group& group;
+
+ private:
+  Call call_;
+  milliseconds timeout_;
+  bool is_background_;
+  bool has_started_ = false;
+};
+
+struct ShmBackend::Outline {
+  c10d::OpType type;
+  const char* title;
+  Call call;
+  milliseconds timeout;
+  bool is_async;
+  Tensors outputs;
+};
+
+template <class Body>
+WorkPointer ShmBackend::run(Outline outline, Body body) {
+  calls_++;
+  const bool may_wait = !outline.is_async;
+  auto work = c10::make_intrusive<ShmWork>(rank_, outline.type, outline.title, std::move(outline.outputs));
+  const auto turn_of = [this, call = outline.call, timeout = outline.timeout](bool is_background) {
+    return Turn(*group_, call, timeout, is_background);
+  };
+  queue_.run(work, may_wait, [turn_of, body = std::move(body)](bool is_background) {
+    Turn turn = turn_of(is_background);
+    try {
+      try {
+        body(turn);
+      } catch (const c10::Error&) {
+        turn.refuse();
+        throw;
+      }
+    } catch (const CommError& error) {
+      raise(error);
+    }
+  });
+  return work;
+}
+
+ShmBackend::ShmBackend(std::unique_ptr<Group> group, milliseconds timeout)
+    : Backend(group->rank(), group->size()),
+      group_(std::move(group)),
+      options_(c10::make_intrusive<Options>("shm", timeout)) {
+  init();
+}
+
+ShmBackend::~ShmBackend() { close(); }
+
+void ShmBackend::setTimeout(milliseconds timeout) {
+  options_->timeout = timeout;
+  group_->set_timeout(timeout);
+}
+
+void ShmBackend::abort() { group_->abort("Rank " + std::to_string(rank_) + " aborted the group."); }
+
+void ShmBackend::shutdown() { close(); }
+
+void ShmBackend::close() {
+  if (is_closed_) return;
+  is_closed_ = true;
+  if (group_->was_forked()) {
+    queue_.abandon();
+    messages_.reset();
+    return;
+  }
+  queue_.stop();
+  const std::lock_guard lock(messages_mutex_);
+  if (messages_) messages_->stop();
+  group_->leave();
+}
+
+// -- reductions --------------------------------------------------------------------------------------
+
+void ShmBackend::all_reduce_one(Turn& turn, const at::Tensor& tensor, Op op) {
+  const Reducer reducer = reducer_of(tensor.scalar_type(), op);
+  Target target(tensor, true);
+  const at::Tensor wide = widened(target.memory(), reducer.dtype);
+  turn.start(call_of(Kind::kAllReduce, tensor, 0, static_cast<int>(op)));
+  all_reduce(turn.group, wide.data_ptr(), wide.data_ptr(), elements_of(wide), reducer.reduce);
+  if (!wide.is_same(target.memory())) target.memory().copy_(wide);
+  target.finish();
+}
+
+WorkPointer ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const Outline outline{c10d::OpType::ALLREDUCE,
+                        "shm:all_reduce",
+                        call_of(Kind::kAllReduce, first(tensors), 0, number_of(options.reduceOp)),
+                        options.timeout,
+                        options.asyncOp,
+                        tensors};
+  return run(outline, [this, tensors, op = options.reduceOp](Turn& turn) {
+    all_reduce_one(turn, only(tensors), op_of(op));
+  });
+}
+
+WorkPointer ShmBackend::allreduce_coalesced(Tensors& tensors,
+                                            const c10d::AllreduceCoalescedOptions& options) {
+  const Outline outline{c10d::OpType::ALLREDUCE_COALESCED,
+                        "shm:all_reduce",
+                        call_of(Kind::kAllReduce, first(tensors), 0, number_of(options.reduceOp)),
+                        options.timeout,
+                        options.asyncOp,
+                        tensors};
+  return run(outline, [this, tensors, op = options.reduceOp](Turn& turn) {
+    for (const at::Tensor& tensor : tensors) all_reduce_one(turn, tensor, op_of(op));
+  });
+}
+
+WorkPointer ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const int root = static_cast<int>(options.rootRank);
+  const Outline outline{c10d::OpType::REDUCE,
+                        "shm:reduce",
+                        call_of(Kind::kReduce, first(tensors), root, number_of(options.reduceOp)),
+                        options.timeout,
+                        options.asyncOp,
+                        tensors};
+  return run(outline, [tensors, root, op = options.reduceOp](Turn& turn) {
+    const at::Tensor& tensor = only(tensors);
+    const Reducer reducer = reducer_of(tensor.scalar_type(), op_of(op));
+    Target target(tensor, true);
+    const at::Tensor wide = widened(target.memory(), reducer.dtype);
+    turn.start();
+    reduce_to_root(turn.group, wide.data_ptr(), wide.data_ptr(), elements_of(wide), reducer.reduce, root);
+    if (turn.group.rank() != root) return;
+    if (!wide.is_same(target.memory())) target.memory().copy_(wide);
+    target.finish();
+  });
+}
+
+void ShmBackend::scatter_sums(Turn& turn, const at::Tensor& output, const Tensors& inputs, Op op) {
+  const Reducer reducer = reducer_of(output.scalar_type(), op);
+  check_count(inputs.size(), size_, "inputs");
+  Tensors wide;
+  Sources sources;
+  for (const at::Tensor& input : inputs) {
+    check_like(input, output, "input");
+    wide.push_back(widened(flat(input), reducer.dtype));
+    sources.push_back(wide.back().data_ptr());
+  }
+  Target target(output);
+  at::Tensor sum = target.memory();
+  if (sum.scalar_type() != reducer.dtype) sum = at::empty(sum.sizes(), sum.options().dtype(reducer.dtype));
+  turn.start(call_of(Kind::kReduceScatter, output, 0, static_cast<int>(op)));
+  acclimate_comm::reduce_scatter(turn.group, sources, sum.data_ptr(), elements_of(sum), reducer.reduce);
+  if (!sum.is_same(target.memory())) target.memory().copy_(sum);
+  target.finish();
+}
+
+WorkPointer ShmBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                       const c10d::ReduceScatterOptions& options) {
+  const Outline outline{c10d::OpType::REDUCE_SCATTER,
+                        "shm:reduce_scatter",
+                        call_of(Kind::kReduceScatter, first(outputs), 0, number_of(options.reduceOp)),
+                        options.timeout,
+                        options.asyncOp,
+                        outputs};
+  return run(outline, [this, outputs, inputs, op = options.reduceOp](Turn& turn) {
+    TORCH_CHECK(inputs.size() == 1, "reduce_scatter takes one list of inputs");
+    scatter_sums(turn, only(outputs), inputs[0], op_of(op));
+  });
+}
+
+namespace {
+
+Tensors rows_of(const at::Tensor& tensor, int parts) {
+  const at::Tensor line = tensor.reshape({parts, -1});
+  Tensors rows;
+  for (int part = 0; part < parts; part++) rows.push_back(line.select(0, part));
+  return rows;
+}
+
+}  // namespace
+
+WorkPointer ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                             const c10d::ReduceScatterOptions& options) {
+  const Outline outline{c10d::OpType::_REDUCE_SCATTER_BASE,
+                        "shm:_reduce_scatter_base",
+                        call_of(Kind::kReduceScatter, output, 0, number_of(options.reduceOp)),
+                        options.timeout,
+                        options.asyncOp,
+                        {output}};
+  return run(outline, [this, output, input, op = options.reduceOp](Turn& turn) {
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    check_times(input, output, size_, "input", "output");
+    const at::Tensor all = flat(input);
+    // An output without elements has inputs without elements, which have no rows.
+    const Tensors inputs = output.numel() == 0 ? Tensors(size_, output) : rows_of(all, size_);
+    scatter_sums(turn, output, inputs, op_of(op));
+  });
+}
+
+WorkPointer ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                        const c10d::ReduceScatterOptions& options) {
+  const Outline outline{c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED,
+                        "shm:reduce_scatter",
+                        call_of(Kind::kReduceScatter, first(outputs), 0, number_of(options.reduceOp)),
+                        options.timeout,
+                        options.asyncOp,
+                        outputs};
+  return run(outline, [this, outputs, inputs, op = options.reduceOp](Turn& turn) {
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    TORCH_CHECK(outputs.size() == inputs.size(), "reduce_scatter takes an input for each output");
+    for (size_t i = 0; i < outputs.size(); i++) {
+      check_times(inputs[i], outputs[i], size_, "input", "output");
+    }
+    for (size_t i = 0; i < outputs.size(); i++) {
+      const at::Tensor all = flat(inputs[i]);
+      const Tensors rows = outputs[i].numel() == 0 ? Tensors(size_, outputs[i]) : rows_of(all, size_);
+      scatter_sums(turn, outputs[i], rows, op_of(op));
+    }
+  });
+}
+
+// -- moves -------------------------------------------------------------------------------------------
+
+WorkPointer ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const int root = static_cast<int>(options.rootRank);
+  const Outline outline{
+      c10d::OpType::BROADCAST, "shm:broadcast", call_of(Kind::kBroadcast, first(tensors), root),
+      options.timeout,         options.asyncOp, tensors};
+  return run(outline, [tensors, root](Turn& turn) {
+    const at::Tensor& tensor = only(tensors);
+    Target target(tensor, turn.group.rank() == root);
+    turn.start();
+    acclimate_comm::broadcast(turn.group, target.data(), elements_of(tensor).bytes(), root);
+    if (turn.group.rank() != root) target.finish();
+  });
+}
+
+void ShmBackend::gather_one(Turn& turn, const Tensors& outputs, const at::Tensor& input) {
+  check_count(outputs.size(), size_, "outputs");
+  std::vector<Target> targets;
+  Targets memory;
+  for (const at::Tensor& output : outputs) {
+    check_like(output, input, "output");
+    targets.emplace_back(output);
+    memory.push_back(targets.back().data());
+  }
+  const at::Tensor source = flat(input);
+  turn.start(call_of(Kind::kAllGather, input));
+  all_gather(turn.group, source.data_ptr(), memory, elements_of(source).bytes());
+  for (Target& target : targets) target.finish();
+}
+
+WorkPointer ShmBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                  const c10d::AllgatherOptions& options) {
+  const Outline outline{c10d::OpType::ALLGATHER, "shm:all_gather", call_of(Kind::kAllGather, first(inputs)),
+                        options.timeout,         options.asyncOp,  outputs.empty() ? Tensors() : outputs[0]};
+  return run(outline, [this, outputs, inputs](Turn& turn) {
+    const at::Tensor& input = only(inputs);
+    TORCH_CHECK(outputs.size() == 1, "all_gather takes one list of outputs");
+    gather_one(turn, outputs[0], input);
+  });
+}
+
+WorkPointer ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                        const c10d::AllgatherOptions& options) {
+  const Outline outline{c10d::OpType::_ALLGATHER_BASE,
+                        "shm:_all_gather_base",
+                        call_of(Kind::kAllGather, input),
+                        options.timeout,
+                        options.asyncOp,
+                        {output}};
+  return run(outline, [this, output, input](Turn& turn) {
+    check_times(output, input, size_, "output", "input");
+    Target target(output);
+    const at::Tensor source = flat(input);
+    const size_t bytes = elements_of(source).bytes();
+    turn.start();
+    all_gather(turn.group, source.data_ptr(), parts_of(target.data(), bytes, size_), bytes);
+    target.finish();
+  });
+}
+
+WorkPointer ShmBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                            const c10d::AllgatherOptions& options) {
+  Tensors all;
+  for (const Tensors& list : outputs) all.insert(all.end(), list.begin(), list.end());
+  const Outline outline{c10d::OpType::ALLGATHER_COALESCED,
+                        "shm:all_gather",
+                        call_of(Kind::kAllGather, first(inputs)),
+                        options.timeout,
+                        options.asyncOp,
+                        all};
+  return run(outline, [this, outputs, inputs](Turn& turn) {
+    check_count(outputs.size(), size_, "lists of outputs");
+    for (const Tensors& list : outputs) {
+      TORCH_CHECK(list.size() == inputs.size(), "each list of outputs needs one for each input");
+    }
+    for (size_t i = 0; i < inputs.size(); i++) {
+      Tensors of_input;
+      for (const Tensors& list : outputs) of_input.push_back(list[i]);
+      gather_one(turn, of_input, inputs[i]);
+    }
+  });
+}
+
+WorkPointer ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                        const c10d::AllgatherOptions& options) {
+  const Outline outline{c10d::OpType::COALESCED,
+                        "shm:all_gather_into_tensor",
+                        call_of(Kind::kAllGather, first(inputs)),
+                        options.timeout,
+                        options.asyncOp,
+                        outputs};
+  return run(outline, [this, outputs, inputs](Turn& turn) {
+    TORCH_CHECK(outputs.size() == inputs.size(), "all_gather takes an output for each input");
+    for (size_t i = 0; i < inputs.size(); i++) {
+      check_times(outputs[i], inputs[i], size_, "output", "input");
+    }
+    for (size_t i = 0; i < inputs.size(); i++) {
+      Target target(outputs[i]);
+      const at::Tensor source = flat(inputs[i]);
+      const size_t bytes = elements_of(source).bytes();
+      turn.start(call_of(Kind::kAllGather, source));
+      all_gather(turn.group, source.data_ptr(), parts_of(target.data(), bytes, size_), bytes);
+      target.finish();
+    }
+  });
+}
+
+WorkPointer ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                               const c10d::GatherOptions& options) {
+  const int root = static_cast<int>(options.rootRank);
+  const Outline outline{c10d::OpType::GATHER, "shm:gather",    call_of(Kind::kGather, first(inputs), root),
+                        options.timeout,      options.asyncOp, outputs.empty() ? Tensors() : outputs[0]};
+  return run(outline, [this, outputs, inputs, root](Turn& turn) {
+    const at::Tensor& input = only(inputs);
+    std::vector<Target> targets;
+    Targets memory;
+    if (rank_ == root) {
+      TORCH_CHECK(outputs.size() == 1, "gather takes one list of outputs on its root");
+      check_count(outputs[0].size(), size_, "outputs");
+      for (const at::Tensor& output : outputs[0]) {
+        check_like(output, input, "output");
+        targets.emplace_back(output);
+        memory.push_back(targets.back().data());
+      }
+    }
+    const at::Tensor source = flat(input);
+    turn.start();
+    acclimate_comm::gather(turn.group, source.data_ptr(), memory, elements_of(source).bytes(), root);
+    for (Target& target : targets) target.finish();
+  });
+}
+
+WorkPointer ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                const c10d::ScatterOptions& options) {
+  const int root = static_cast<int>(options.rootRank);
+  const Outline outline{c10d::OpType::SCATTER, "shm:scatter",   call_of(Kind::kScatter, first(outputs), root),
+                        options.timeout,       options.asyncOp, outputs};
+  return run(outline, [this, outputs, inputs, root](Turn& turn) {
+    const at::Tensor& output = only(outputs);
+    Tensors sources;
+    Sources memory;
+    if (rank_ == root) {
+      TORCH_CHECK(inputs.size() == 1, "scatter takes one list of inputs on its root");
+      check_count(inputs[0].size(), size_, "inputs");
+      for (const at::Tensor& input : inputs[0]) {
+        check_like(input, output, "input");
+        sources.push_back(flat(input));
+        memory.push_back(sources.back().data_ptr());
+      }
+    }
+    Target target(output);
+    turn.start();
+    acclimate_comm::scatter(turn.group, memory, target.data(), elements_of(output).bytes(), root);
+    target.finish();
+  });
+}
+
+namespace {
+
+Call exchange_of(const at::Tensor& tensor) {
+  Call call = call_of(Kind::kAllToAll, tensor);
+  call.numel = 0;  // ranks may give different numbers; pair by pair they are compared
+  return call;
+}
+
+}  // namespace
+
+WorkPointer ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                      std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+                                      const c10d::AllToAllOptions& options) {
+  const Outline outline{c10d::OpType::ALLTOALL_BASE,
+                        "shm:all_to_all",
+                        exchange_of(input),
+                        options.timeout,
+                        options.asyncOp,
+                        {output}};
+  return run(outline, [this, output, input, output_splits, input_splits](Turn& turn) {
+    TORCH_CHECK(output.scalar_type() == input.scalar_type(), "the output is of ", output.scalar_type(),
+                ", and the input of ", input.scalar_type());
+    const std::vector<size_t> sent = sizes_of(input, input_splits, size_);
+    const std::vector<size_t> received = sizes_of(output, output_splits, size_);
+    const at::Tensor source = flat(input);
+    Target target(output);
+    Sources from;
+    Targets to;
+    size_t from_offset = 0, to_offset = 0;
+    for (int rank = 0; rank < size_; rank++) {
+      from.push_back(static_cast<const char*>(source.data_ptr()) + from_offset);
+      to.push_back(static_cast<char*>(target.data()) + to_offset);
+      from_offset += sent[rank];
+      to_offset += received[rank];
+    }
+    turn.start();
+    all_to_all(turn.group, from, sent, to, received, input.element_size());
+    target.finish();
+  });
+}
+
+WorkPointer ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  const Outline outline{c10d::OpType::ALLTOALL, "shm:all_to_all", exchange_of(first(inputs)),
+                        options.timeout,        options.asyncOp,  outputs};
+  return run(outline, [this, outputs, inputs](Turn& turn) {
+    check_count(inputs.size(), size_, "inputs");
+    check_count(outputs.size(), size_, "outputs");
+    Tensors sources;
+    std::vector<Target> targets;
+    Sources from;
+    Targets to;
+    std::vector<size_t> sent, received;
+    for (int rank = 0; rank < size_; rank++) {
+      for (const at::Tensor& tensor : {inputs[rank], outputs[rank]}) {
+        TORCH_CHECK(tensor.scalar_type() == inputs[0].scalar_type(), "a tensor is of ", tensor.scalar_type(),
+                    ", and the first of ", inputs[0].scalar_type());
+      }
+      sources.push_back(flat(inputs[rank]));
+      targets.emplace_back(outputs[rank]);
+      from.push_back(sources.back().data_ptr());
+      to.push_back(targets.back().data());
+      sent.push_back(elements_of(inputs[rank]).bytes());
+      received.push_back(elements_of(outputs[rank]).bytes());
+    }
+    turn.start();
+    all_to_all(turn.group, from, sent, to, received, inputs[0].element_size());
+    for (Target& target : targets) target.finish();
+  });
+}
+
+WorkPointer ShmBackend::barrier(const c10d::BarrierOptions& options) {
+  Call call;
+  call.kind = static_cast<uint8_t>(Kind::kBarrier);
+  call.op = static_cast<uint8_t>(Op::kNone);
+  const Outline outline{c10d::OpType::BARRIER, "shm:barrier", call, options.timeout, options.asyncOp, {}};
+  return run(outline, [](Turn& turn) {
+    turn.start();
+    acclimate_comm::barrier(turn.group);
+  });
+}
+
+void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
+  c10d::BarrierOptions waited = options;
+  waited.asyncOp = false;
+  barrier(waited)->wait();
+}
+
+// -- messages ----------------------------------------------------------------------------------------
+
+WorkPointer ShmBackend::message(Tensors& tensors, int peer, int tag, bool is_sent) {
+  const at::Tensor& tensor = only(tensors);
+  TORCH_CHECK(peer != rank_, "a rank cannot send to itself");
+  TORCH_CHECK(tag >= 0, "a tag has to be from 0 on, and this one is ", tag);
+  TORCH_CHECK(!group_->was_forked(), "this process was forked after the group was created");
+  calls_++;
+  const Call call = call_of(is_sent ? Kind::kSend : Kind::kReceive, tensor, tag);
+  const auto type = is_sent            ? c10d::OpType::SEND
+                    : peer == kAnyRank ? c10d::OpType::RECVANYSOURCE
+                                       : c10d::OpType::RECV;
+  auto work = c10::make_intrusive<ShmWork>(rank_, type, is_sent ? "shm:send" : "shm:recv", tensors);
+  const auto done = [work](const std::shared_ptr<Target>& target, std::exception_ptr failure, int source) {
+    try {
+      if (failure) std::rethrow_exception(failure);
+      target->finish();
+    } catch (const CommError& error) {
+      try {
+        raise(error);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    work->complete(failure, source);
+  };
+  {
+    const std::lock_guard lock(messages_mutex_);
+    if (!messages_) messages_ = std::make_unique<Messages>(*group_);
+  }
+  const size_t bytes = elements_of(tensor).bytes();
+  if (is_sent) {
+    const at::Tensor source = flat(tensor);
+    const auto copy = std::make_shared<Target>(source);  // kept until it is sent
+    messages_->send(copy->data(), bytes, call, peer, milliseconds(0),
+                    [done, copy](std::exception_ptr failure, int from) { done(copy, failure, from); });
+  } else {
+    const auto target = std::make_shared<Target>(tensor);
+    messages_->receive(target->data(), bytes, call, peer, milliseconds(0),
+                       [done, target](std::exception_ptr failure, int from) { done(target, failure, from); });
+  }
+  return work;
+}
+
+WorkPointer ShmBackend::send(Tensors& tensors, int to, int tag) { return message(tensors, to, tag, true); }
+
+WorkPointer ShmBackend::recv(Tensors& tensors, int from, int tag) {
+  return message(tensors, from, tag, false);
+}
+
+WorkPointer ShmBackend::recvAnysource(Tensors& tensors, int tag) {
+  return message(tensors, kAnyRank, tag, false);
+}
+
+// -- Python ------------------------------------------------------------------------------------------
+
+namespace {
+
+c10::intrusive_ptr<c10d::Backend> create(int descriptor, int rank, const std::vector<pid_t>& pids,
+                                         size_t slot_bytes, size_t ring_bytes, int64_t timeout_ms,
+                                         bool has_spare_cores) {
+  const milliseconds timeout(timeout_ms);
+  try {
+    auto group = std::make_unique<Group>(descriptor, rank, pids, Geometry{slot_bytes, ring_bytes}, timeout,
+                                         has_spare_cores);
+    return c10::make_intrusive<ShmBackend>(std::move(group), timeout);
+  } catch (const CommError& error) {
+    raise(error);
+  }
+}
+
+}  // namespace
+}  // namespace acclimate_comm
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  module.def("create", &acclimate_comm::create, pybind11::call_guard<pybind11::gil_scoped_release>());
+  module.def("bytes", &acclimate_comm::Layout::bytes);
+  module.def("instruction_set", &acclimate_comm::instruction_set);
+  module.attr("MOST_RANKS") = acclimate_comm::kMostRanks;
+}

@@ -1,0 +1,35 @@
+// The collectives over bytes in memory. Each starts after Group::begin().
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "group.h"
+#include "reduce.h"
+
+namespace acclimate_comm {
+
+using Sources = std::vector<const void*>;  // one a rank
+using Targets = std::vector<void*>;  // one a rank
+
+struct Elements {
+  size_t count;
+  size_t bytes_each;
+  size_t bytes() const { return count * bytes_each; }
+};
+
+// `to` may be `from`.
+void all_reduce(Group& group, const void* from, void* to, Elements elements, Reduce reduce);
+// `to` is used on the root only, and may be `from`.
+void reduce_to_root(Group& group, const void* from, void* to, Elements elements, Reduce reduce, int root);
+void broadcast(Group& group, void* data, size_t bytes, int root);
+void all_gather(Group& group, const void* from, const Targets& to, size_t bytes);
+void reduce_scatter(Group& group, const Sources& from, void* to, Elements elements, Reduce reduce);
+void gather(Group& group, const void* from, const Targets& to, size_t bytes, int root);
+void scatter(Group& group, const Sources& from, void* to, size_t bytes, int root);
+void barrier(Group& group);
+// Sizes in bytes, one a rank. They are compared first.
+void all_to_all(Group& group, const Sources& from, const std::vector<size_t>& sent, const Targets& to,
+                const std::vector<size_t>& received, size_t bytes_each);
+
+}  // namespace acclimate_comm

@@ -1,0 +1,268 @@
+#include "group.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstring>
+
+namespace acclimate_comm {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+// A dead rank wakes nobody, so who sleeps looks for the dead this often.
+constexpr milliseconds kSlice{100};
+
+const char* const kUnusable = " This group cannot be used any more: destroy it.";
+
+std::string seconds(milliseconds time) {
+  const auto count = time.count();
+  return count % 1000 == 0 ? std::to_string(count / 1000) + " s" : std::to_string(count) + " ms";
+}
+
+}  // namespace
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+void futex_wait(const void* word, uint32_t value, milliseconds longest) {
+  const timespec limit{static_cast<time_t>(longest.count() / 1000),
+                       static_cast<long>(longest.count() % 1000 * 1000000)};
+  syscall(SYS_futex, word, FUTEX_WAIT, value, &limit, nullptr, 0);
+}
+
+void futex_wake(const void* word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
+
+Group::Group(int descriptor, int rank, const std::vector<pid_t>& pids, Geometry geometry,
+             milliseconds timeout, bool has_spare_cores)
+    : Group(map(descriptor,
+                Layout::bytes(static_cast<int>(pids.size()), geometry.slot_bytes, geometry.ring_bytes)),
+            rank, pids, geometry, timeout, has_spare_cores) {
+  mapped_bytes_ = Layout::bytes(size_, geometry.slot_bytes, geometry.ring_bytes);
+}
+
+Group::Group(unsigned char* memory, int rank, const std::vector<pid_t>& pids, Geometry geometry,
+             milliseconds timeout, bool has_spare_cores)
+    : memory_(memory),
+      rank_(rank),
+      size_(static_cast<int>(pids.size())),
+      layout_(memory, size_, geometry.slot_bytes, geometry.ring_bytes),
+      peers_(pids),
+      timeout_(timeout),
+      // Where ranks share cores, the one that is waited for may need this core: yield at once.
+      foreground_(has_spare_cores ? Patience{3000, microseconds(500)} : Patience{30, microseconds(3000)}),
+      // A thread in the background takes the core from the computation that it is meant to overlap with.
+      background_(has_spare_cores ? Patience{300, microseconds(50)} : Patience{10, microseconds(100)}),
+      forks_(fork_generation()),
+      process_(getpid()),
+      patience_(&foreground_) {}
+
+unsigned char* Group::map(int descriptor, size_t bytes) {
+  struct stat status{};
+  if (fstat(descriptor, &status) != 0 || static_cast<size_t>(status.st_size) != bytes) {
+    throw CommError(Reason::kSystem, "the shared memory has " + std::to_string(status.st_size) +
+                                         " bytes where " + std::to_string(bytes) + " are needed");
+  }
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (memory == MAP_FAILED) {
+    throw CommError(Reason::kSystem, std::string("the shared memory cannot be mapped: ") + strerror(errno));
+  }
+  // A forked child would keep the memory alive, and must not take part.
+  madvise(memory, bytes, MADV_DONTFORK);
+  return static_cast<unsigned char*>(memory);
+}
+
+Group::~Group() {
+  if (was_forked()) return;  // nothing is mapped here
+  leave();
+  if (mapped_bytes_ != 0) munmap(memory_, mapped_bytes_);
+}
+
+void Group::begin(const Call& call, milliseconds timeout, bool in_background) {
+  if (was_forked()) {
+    throw CommError(Reason::kForked,
+                    "this process was forked from process " + std::to_string(process_) +
+                        " after that created the group, so it is no rank of it. Create groups after the "
+                        "fork, or start ranks with spawn or a launcher.");
+  }
+  throw_if_failed();
+  call_ = call;
+  call_timeout_ = timeout.count() > 0 ? timeout : timeout_;
+  patience_ = in_background ? &background_ : &foreground_;
+  waited_since_ = Clock::time_point{};
+}
+
+void Group::refuse(Call call, milliseconds timeout, bool in_background) {
+  call.refused = 1;
+  begin(call, timeout, in_background);
+  try {
+    exchange();
+  } catch (const CommError& error) {
+    if (error.reason != Reason::kMismatch) throw;  // the caller raises what is wrong with its arguments
+  }
+}
+
+void Group::exchange() {
+  const uint64_t round = ++round_;
+  const int parity = static_cast<int>(round & 1);
+  Post& own = layout_.lines(rank_).posts[parity];
+  own.call = call_;
+  // With the load after it this decides whether a peer that falls asleep now is woken or does not sleep.
+  own.stamp.store(round, std::memory_order_seq_cst);
+  if (layout_.lines(rank_).sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(&own.stamp);
+  bool is_equal = true;
+  for (int peer = 0; peer < size_; peer++) {
+    Post& post = layout_.lines(peer).posts[parity];
+    if (peer != rank_) await(peer, post.stamp);
+    is_equal = is_equal && post.call == call_;
+  }
+  if (!is_equal || call_.refused) throw_mismatch();
+}
+
+void Group::await(int rank, std::atomic<uint64_t>& stamp) {
+  for (int i = 0; i < patience_->spins; i++) {
+    if (stamp.load(std::memory_order_acquire) >= round_) return;
+    relax();
+  }
+  await_slowly(rank, stamp);
+}
+
+void Group::await_slowly(int rank, std::atomic<uint64_t>& stamp) {
+  const auto start = Clock::now();
+  if (waited_since_ == Clock::time_point{}) waited_since_ = start;
+  const auto until = start + patience_->yields;
+  do {
+    sched_yield();
+    for (int i = 0; i < 8; i++) {
+      if (stamp.load(std::memory_order_acquire) >= round_) return;
+      relax();
+    }
+  } while (Clock::now() < until);
+  sleep_until_published(rank, stamp, waited_since_ + call_timeout_);
+}
+
+void Group::sleep_until_published(int rank, std::atomic<uint64_t>& stamp, Clock::time_point deadline) {
+  auto& sleepers = layout_.lines(rank).sleepers;
+  struct Counted {
+    std::atomic<uint32_t>& count;
+    explicit Counted(std::atomic<uint32_t>& counter) : count(counter) { count.fetch_add(1); }
+    ~Counted() { count.fetch_sub(1); }
+  } const counted(sleepers);
+  for (;;) {
+    const uint64_t seen = stamp.load(std::memory_order_seq_cst);
+    if (seen >= round_) return;
+    throw_if_failed();
+    check_peers(nullptr);
+    const auto now = Clock::now();
+    if (now >= deadline) {
+      fail(Reason::kTimeout, "Rank " + std::to_string(rank_) + " gave up after " + seconds(call_timeout_) +
+                                 ": rank " + std::to_string(rank) + " (process " +
+                                 std::to_string(peers_.pid(rank)) + ") did not take part in " +
+                                 describe(call_) + ".");
+    }
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline - now) + milliseconds(1);
+    futex_wait(&stamp, static_cast<uint32_t>(seen), std::min(left, kSlice));
+  }
+}
+
+void Group::check_peers(const char* doing) {
+  const int parity = static_cast<int>(round_ & 1);
+  for (int peer = 0; peer < size_; peer++) {
+    const RankLines& lines = layout_.lines(peer);
+    const bool left = lines.presence.load(std::memory_order_acquire) != 0;
+    if (peer == rank_ || (!left && peers_.runs(peer))) continue;
+    // It may have published before it went, which is all that this round needs of it.
+    if (lines.posts[parity].stamp.load(std::memory_order_acquire) >= round_) continue;
+    peer_is_gone(peer, doing != nullptr ? doing : describe(call_));
+  }
+}
+
+void Group::check_peer(int rank, const std::string& doing) {
+  const bool left = layout_.lines(rank).presence.load(std::memory_order_acquire) != 0;
+  if (left || !peers_.runs(rank)) peer_is_gone(rank, doing);
+}
+
+void Group::peer_is_gone(int rank, const std::string& doing) {
+  const bool left = layout_.lines(rank).presence.load(std::memory_order_acquire) != 0;
+  fail(Reason::kPeerGone, "Rank " + std::to_string(rank) + " (process " + std::to_string(peers_.pid(rank)) +
+                              (left ? ") left the group" : ") ended") + " while rank " +
+                              std::to_string(rank_) + " waited for it in " + doing + ".");
+}
+
+void Group::throw_mismatch() {
+  const auto& posts = [this](int rank) -> const Post& { return layout_.lines(rank).posts[round_ & 1]; };
+  // All ranks see the same posts, so all of them tell the same.
+  for (int peer = 0; peer < size_; peer++) {
+    if (posts(peer).call.refused != 0) {
+      throw CommError(Reason::kMismatch, "Rank " + std::to_string(peer) + " refused its arguments of " +
+                                             describe(posts(peer).call) + ", which rank " +
+                                             std::to_string(rank_) + " met with " + describe(call_) +
+                                             ". The error on rank " + std::to_string(peer) + " says why.");
+    }
+  }
+  for (int peer = 1; peer < size_; peer++) {
+    if (posts(peer).call == posts(0).call) continue;
+    throw CommError(Reason::kMismatch,
+                    "Rank 0 called " + describe(posts(0).call) + ", but rank " + std::to_string(peer) +
+                        " called " + describe(posts(peer).call) +
+                        ". All ranks of a group have to call the same collectives in the same order, with "
+                        "equal sizes and dtypes.");
+  }
+  throw CommError(Reason::kMismatch, "Ranks called different collectives.");
+}
+
+void Group::fail(Reason reason, const std::string& text) {
+  Header& header = layout_.header();
+  auto none = static_cast<uint32_t>(Failure::kNone);
+  if (header.failure.compare_exchange_strong(none, static_cast<uint32_t>(Failure::kBeingWritten))) {
+    header.failure_kind = static_cast<uint32_t>(reason);
+    strncpy(header.text, text.c_str(), kTextBytes - 1);
+    header.failure.store(static_cast<uint32_t>(Failure::kThere), std::memory_order_release);
+  }
+  wake_everybody();
+  throw CommError(reason, text + kUnusable);
+}
+
+void Group::abort(const std::string& why) {
+  if (was_forked()) return;
+  try {
+    fail(Reason::kAborted, why);
+  } catch (const CommError&) {  // it is for those that wait
+  }
+}
+
+void Group::throw_if_failed() const {
+  const Header& header = layout_.header();
+  if (header.failure.load(std::memory_order_acquire) != static_cast<uint32_t>(Failure::kThere)) return;
+  throw CommError(static_cast<Reason>(header.failure_kind), std::string(header.text) + kUnusable);
+}
+
+void Group::leave() {
+  if (was_forked()) return;
+  layout_.lines(rank_).presence.store(static_cast<uint32_t>(Presence::kLeft), std::memory_order_release);
+  wake_everybody();
+}
+
+// Those that are not woken by this look every kSlice.
+void Group::wake_everybody() {
+  for (int rank = 0; rank < size_; rank++) {
+    RankLines& lines = layout_.lines(rank);
+    for (Post& post : lines.posts) futex_wake(&post.stamp);
+    lines.bell.fetch_add(1);
+    futex_wake(&lines.bell);
+  }
+}
+
+}  // namespace acclimate_comm

@@ -1,0 +1,108 @@
+// One rank's side of a group: rounds, in each of which every rank publishes and waits for every other.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "call.h"
+#include "errors.h"
+#include "layout.h"
+#include "peers.h"
+
+namespace acclimate_comm {
+
+using Clock = std::chrono::steady_clock;
+
+// How long a wait spins and then yields before it sleeps.
+struct Patience {
+  int spins;
+  std::chrono::microseconds yields;
+};
+
+struct Geometry {
+  size_t slot_bytes;
+  size_t ring_bytes;
+};
+
+class Group {
+ public:
+  // Maps the file. The descriptor stays the caller's.
+  Group(int descriptor, int rank, const std::vector<pid_t>& pids, Geometry geometry,
+        std::chrono::milliseconds timeout, bool has_spare_cores);
+  // Over memory that the caller keeps; all ranks may be in one process.
+  Group(unsigned char* memory, int rank, const std::vector<pid_t>& pids, Geometry geometry,
+        std::chrono::milliseconds timeout, bool has_spare_cores);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  const Layout& layout() const { return layout_; }
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  bool was_forked() const { return fork_generation() != forks_; }
+
+  // A collective starts: refuses in a forked child and after a failure.
+  void begin(const Call& call, std::chrono::milliseconds timeout, bool in_background = false);
+  // This rank's arguments are wrong: takes part in the round all the same, so that the others raise too.
+  void refuse(Call call, std::chrono::milliseconds timeout, bool in_background = false);
+
+  // The round that is being prepared, and where this rank's contribution of so many bytes goes.
+  int parity() const { return static_cast<int>((round_ + 1) & 1); }
+  unsigned char* contribution(size_t bytes) { return contribution_of(rank_, parity(), bytes); }
+  // Publishes the contribution, waits for everybody's, and compares what was called.
+  void exchange();
+  // What a rank contributed to the round just exchanged.
+  const unsigned char* contributed(int rank, size_t bytes) const {
+    return contribution_of(rank, static_cast<int>(round_ & 1), bytes);
+  }
+
+  // The group becomes unusable for all ranks, with this text.
+  [[noreturn]] void fail(Reason reason, const std::string& text);
+  void abort(const std::string& why);
+  // This rank will take no part any more; tells those that wait for it.
+  void leave();
+  void throw_if_failed() const;
+  // Fails where a rank that has to do more for this round, or one that is asked for, has ended or left.
+  void check_peers(const char* doing);
+  void check_peer(int rank, const std::string& doing);
+
+ private:
+  unsigned char* contribution_of(int rank, int parity, size_t bytes) const {
+    return bytes <= kInlineBytes ? layout_.lines(rank).posts[parity].payload : layout_.slot(rank, parity);
+  }
+  void await(int rank, std::atomic<uint64_t>& stamp);
+  void await_slowly(int rank, std::atomic<uint64_t>& stamp);
+  void sleep_until_published(int rank, std::atomic<uint64_t>& stamp, Clock::time_point deadline);
+  [[noreturn]] void throw_mismatch();
+  [[noreturn]] void peer_is_gone(int rank, const std::string& doing);
+  void wake_everybody();
+  unsigned char* map(int descriptor, size_t bytes);
+
+  size_t mapped_bytes_ = 0;
+  unsigned char* memory_;
+  int rank_;
+  int size_;
+  Layout layout_;
+  Peers peers_;
+  std::chrono::milliseconds timeout_;
+  Patience foreground_;
+  Patience background_;
+  unsigned forks_;
+  pid_t process_;
+
+  uint64_t round_ = 0;  // the last one exchanged
+  Call call_;
+  const Patience* patience_;
+  std::chrono::milliseconds call_timeout_{0};
+  Clock::time_point waited_since_{};
+};
+
+void relax();
+// Sleeps while a word of shared memory holds a value, for at most so long.
+void futex_wait(const void* word, uint32_t value, std::chrono::milliseconds longest);
+void futex_wake(const void* word);
+
+}  // namespace acclimate_comm

@@ -1,0 +1,79 @@
+// Tensors as the memory that collectives move: dense, in logical order, on the host.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "call.h"
+#include "collectives.h"
+
+namespace acclimate_comm {
+
+inline void check_host(const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.device().is_cpu(), "the backend shm moves tensors of the host, and this one is on ",
+              tensor.device());
+  TORCH_CHECK(tensor.layout() == at::kStrided,
+              "the backend shm moves dense tensors, and this one's layout is ", tensor.layout());
+}
+
+inline bool is_flat(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+// A tensor that is read: itself where its memory is in order, else a copy.
+inline at::Tensor flat(const at::Tensor& tensor) {
+  check_host(tensor);
+  return is_flat(tensor) ? tensor : tensor.resolve_conj().resolve_neg().contiguous();
+}
+
+// A tensor that is written: where its memory is not in order, finish() copies into it.
+class Target {
+ public:
+  explicit Target(const at::Tensor& tensor, bool keeps_content = false) : tensor_(tensor) {
+    check_host(tensor);
+    if (is_flat(tensor)) {
+      memory_ = tensor;
+    } else if (keeps_content) {
+      memory_ = flat(tensor);
+    } else {
+      memory_ = at::empty(tensor.sizes(), tensor.options());
+    }
+  }
+  void* data() const { return memory_.data_ptr(); }
+  const at::Tensor& memory() const { return memory_; }
+  void finish() {
+    if (memory_.is_same(tensor_)) return;
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    tensor_.copy_(memory_);
+  }
+
+ private:
+  at::Tensor tensor_;
+  at::Tensor memory_;
+};
+
+// How numbers of a dtype are reduced: as they are, or widened where no kernel computes in the dtype.
+struct Reducer {
+  Reduce reduce;
+  at::ScalarType dtype;
+};
+
+inline Reducer reducer_of(at::ScalarType dtype, Op op) {
+  at::ScalarType computed = dtype;
+  if (dtype == at::kComplexHalf) computed = at::kComplexFloat;
+  if (at::isFloat8Type(dtype)) computed = at::kFloat;
+  const Reduce reduce = op < Op::kNone ? find_reduce(static_cast<Dtype>(computed), op) : nullptr;
+  TORCH_CHECK(reduce != nullptr, "the backend shm has no such reduction: ",
+              describe({static_cast<uint8_t>(Kind::kAllReduce), static_cast<uint8_t>(op),
+                        static_cast<uint8_t>(dtype), 0, 0, 0}));
+  return {reduce, computed};
+}
+
+inline at::Tensor widened(const at::Tensor& tensor, at::ScalarType dtype) {
+  return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
+}
+
+inline Elements elements_of(const at::Tensor& tensor) {
+  return {static_cast<size_t>(tensor.numel()), static_cast<size_t>(tensor.element_size())};
+}
+
+}  // namespace acclimate_comm

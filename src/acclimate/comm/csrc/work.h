@@ -1,0 +1,157 @@
+// What a collective of this backend returns, and the queue that runs collectives in the order of their calls.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "group.h"
+
+namespace acclimate_comm {
+
+class ShmWork final : public c10d::Work {
+ public:
+  ShmWork(int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs)
+      : c10d::Work(rank, type, title), outputs_(std::move(outputs)) {}
+
+  void complete(const std::exception_ptr& failure, int source = -1) {
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    {
+      const std::lock_guard lock(mutex_);
+      source_ = source;
+      future = future_;
+    }
+    if (future) settle(*future, failure);
+    finish(failure);
+  }
+  std::vector<at::Tensor> result() override { return outputs_; }
+  int sourceRank() const override { return source_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    bool is_over = false;
+    std::exception_ptr failure;
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    {
+      const std::lock_guard lock(mutex_);
+      if (future_) return future_;
+      future = future_ =
+          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+      is_over = completed_;
+      failure = exception_;
+    }
+    if (is_over) settle(*future, failure);
+    return future;
+  }
+
+ private:
+  void settle(c10::ivalue::Future& future, const std::exception_ptr& failure) {
+    if (future.completed()) return;
+    if (failure) {
+      future.setErrorIfNeeded(failure);
+    } else {
+      future.markCompleted(c10::IValue(outputs_));
+    }
+  }
+
+  std::vector<at::Tensor> outputs_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  int source_ = -1;
+};
+
+// A collective that its caller waits for runs in the caller's thread where no other is before it.
+class Queue {
+ public:
+  // Runs a collective; true where it runs in the background.
+  using Body = std::function<void(bool is_background)>;
+
+  Queue() = default;
+  ~Queue() { stop(); }
+  Queue(const Queue&) = delete;
+  Queue& operator=(const Queue&) = delete;
+
+  template <class Inline>
+  void run(const c10::intrusive_ptr<ShmWork>& work, bool may_wait, const Inline& body) {
+    std::unique_lock lock(mutex_);
+    if (!may_wait || is_busy_ || !tasks_.empty()) {
+      tasks_.push_back({work, body});
+      if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+      lock.unlock();
+      changed_.notify_one();
+      return;
+    }
+    is_busy_ = true;
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      body(false);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+    is_busy_ = false;
+    const bool has_more = !tasks_.empty();
+    lock.unlock();
+    if (has_more) changed_.notify_one();
+    work->complete(failure);
+    if (failure) std::rethrow_exception(failure);
+  }
+
+  // Finishes what was called, and ends the thread.
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_over_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  // In a forked child the thread does not exist.
+  void abandon() {
+    if (thread_.joinable()) thread_.detach();
+  }
+
+ private:
+  struct Task {
+    c10::intrusive_ptr<ShmWork> work;
+    Body body;
+  };
+
+  void serve() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return !is_busy_ && (is_over_ || !tasks_.empty()); });
+      if (tasks_.empty()) return;
+      Task task = std::move(tasks_.front());
+      tasks_.pop_front();
+      is_busy_ = true;
+      lock.unlock();
+      std::exception_ptr failure;
+      try {
+        task.body(true);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      task.body = nullptr;
+      lock.lock();
+      is_busy_ = false;
+      lock.unlock();
+      // After is_busy_, so that who waits for this one can run the next in its own thread.
+      task.work->complete(failure);
+      task.work.reset();
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Task> tasks_;
+  bool is_busy_ = false;
+  bool is_over_ = false;
+  std::thread thread_;
+};
+
+}  // namespace acclimate_comm

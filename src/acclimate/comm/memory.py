@@ -1,0 +1,129 @@
+"""The memory that ranks share: an anonymous file, which no name leads to and no process leaves behind.
+
+One rank makes it with ``memfd_create``, seals its size, and tells the others its process and descriptor.
+They open it through ``/proc/<process>/fd/<descriptor>``, which the kernel lets only the same user do, and
+compare a random token, as numbers of processes are used again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+TOKEN_BYTES = 16
+
+LARGEST_SLOT = 128 * 1024
+"""Bytes of a rank's contribution to one round. The slots of two ranks, each there twice, and what is copied
+to and from them fit into a level 2 cache."""
+SMALLEST_SLOT = 16 * 1024
+
+_LARGEST_RING = 256 * 1024
+_ALL_SLOTS = 16 * 1024 * 1024
+_ALL_RINGS = 8 * 1024 * 1024
+_PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How the memory of a group is divided."""
+
+    slot_bytes: int
+    ring_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """A file in memory that ranks of one host map."""
+
+    descriptor: int
+    process: int
+    token: str
+    geometry: Geometry
+
+    def close(self) -> None:
+        """Closes the descriptor; what is mapped stays."""
+        os.close(self.descriptor)
+
+
+def geometries(ranks: int, limit: int, total_bytes: Callable[[int, int, int], int]) -> list[Geometry]:
+    """Ways to divide the memory of a group, the best first; none where all take more than allowed.
+
+    Args:
+        ranks: of the group.
+        limit: the most bytes it may take.
+        total_bytes: of so many ranks, with slots and rings of so many bytes.
+    """
+    slot = _power_of_two(_ALL_SLOTS // (4 * ranks), SMALLEST_SLOT, LARGEST_SLOT)
+    ring = _power_of_two(_ALL_RINGS // ranks**2, _PAGE, _LARGEST_RING)
+    found = []
+    while slot >= SMALLEST_SLOT:
+        total = total_bytes(ranks, slot, ring)
+        if total <= limit:
+            found.append(Geometry(slot, ring, total))
+        slot //= 2
+        ring = max(_PAGE, ring // 2)
+    return found
+
+
+def _power_of_two(wanted: int, smallest: int, largest: int) -> int:
+    return max(smallest, min(largest, 1 << max(0, wanted.bit_length() - 1)))
+
+
+def make(candidates: list[Geometry]) -> SharedMemory:
+    """Makes the memory of the first size that the system grants.
+
+    Raises:
+        OSError: it grants none.
+    """
+    refusal = OSError(errno.ENOMEM, "too little memory for the smallest buffers")
+    for geometry in candidates:
+        try:
+            return _make(geometry)
+        except OSError as error:
+            refusal = error
+    raise refusal
+
+
+def _make(geometry: Geometry) -> SharedMemory:
+    descriptor = os.memfd_create("acclimate-comm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, geometry.total_bytes)
+        # All pages now: a page that cannot be had later would end the process that touches it.
+        os.posix_fallocate(descriptor, 0, geometry.total_bytes)
+        token = secrets.token_bytes(TOKEN_BYTES)
+        os.pwrite(descriptor, token, 0)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _seals())
+    except OSError:
+        os.close(descriptor)
+        raise
+    return SharedMemory(descriptor, os.getpid(), token.hex(), geometry)
+
+
+def open_made(process: int, descriptor: int, token: str, geometry: Geometry) -> SharedMemory:
+    """Opens what another process made.
+
+    Raises:
+        OSError: it is not there, not what the token says, or not ours to open.
+    """
+    path = f"/proc/{process}/fd/{descriptor}"
+    opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if fcntl.fcntl(opened, fcntl.F_GET_SEALS) & _seals() != _seals():
+            raise OSError(errno.EPERM, "its size is not sealed", path)
+        if os.pread(opened, TOKEN_BYTES, 0).hex() != token:
+            raise OSError(errno.ESTALE, "it is not the memory of this group", path)
+        if os.fstat(opened).st_size != geometry.total_bytes:
+            raise OSError(errno.EINVAL, "its size is not the size agreed on", path)
+    except OSError:
+        os.close(opened)
+        raise
+    return SharedMemory(opened, process, token, geometry)
+
+
+def _seals() -> int:
+    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

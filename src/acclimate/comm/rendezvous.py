@@ -1,0 +1,195 @@
+"""How the ranks of a group agree, through the store that they have, on the memory that they share."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from acclimate import topology
+from acclimate.comm import memory
+from acclimate.comm.memory import Geometry, SharedMemory
+from acclimate.errors import AcclimateError
+
+# Of the memory that is free when a group is made, so that small containers get smaller buffers.
+_SHARE_OF_FREE_MEMORY = 1 / 16
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one rank tells the others of itself."""
+
+    host: str
+    """Of the host, and of the numbers that its processes have there."""
+    process: int
+    cores: tuple[int, ...]
+    processors: float
+    """The processor time that it may use, in processors."""
+    most_bytes: int
+    """That the group may take."""
+    refusal: str
+    """Why this rank takes no part; empty where it does."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A group that all ranks have opened, or the reason why there is none."""
+
+    group: Any
+    """What ``open_group`` gave."""
+    offers: tuple[Offer, ...]
+    refusal: str
+    """Equal on all ranks; empty where there is a group."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a group is opened with."""
+
+    memory: SharedMemory
+    rank: int
+    processes: list[int]
+    has_spare_cores: bool
+    """Whether each rank can have a core of its own."""
+
+
+class Rendezvous:
+    """One rank's side.
+
+    Args:
+        store: of the group alone.
+        rank: this one.
+        size: of the group.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
+
+    def offers(self, refusal: str) -> tuple[Offer, ...]:
+        """What all ranks tell of themselves.
+
+        Args:
+            refusal: why this rank takes no part; empty where it does.
+        """
+        heard = self._exchange("offer", asdict(_own_offer(refusal)))
+        return tuple(Offer(**{**offer, "cores": tuple(offer["cores"])}) for offer in heard)
+
+    def join(
+        self,
+        offers: tuple[Offer, ...],
+        total_bytes: Callable[[int, int, int], int],
+        open_group: Callable[[Opening], Any],
+    ) -> Joined:
+        """Makes the memory on rank 0, and opens the group on all ranks or on none.
+
+        Args:
+            offers: of ranks that can share memory.
+            total_bytes: that so many ranks need, with slots and rings of so many bytes.
+            open_group: opens this rank's side.
+        """
+        made, said = self._make(offers, total_bytes) if self._rank == 0 else (None, {})
+        told = self._from_first(said)
+        group, refusal = None, told["refusal"]
+        if not refusal:
+            try:
+                shared = made or _open_made(told)
+                try:
+                    group = open_group(_opening(shared, self._rank, offers))
+                finally:
+                    if made is None:
+                        shared.close()
+            except (OSError, RuntimeError) as error:
+                refusal = f"{error}"
+        answers = self._exchange("ready", {"refusal": refusal})
+        if made is not None:
+            made.close()
+        refusal = _first_refusal([answer["refusal"] for answer in answers])
+        return Joined(None if refusal else group, offers, refusal)
+
+    def _exchange(self, topic: str, said: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Tells the other ranks, and hears all of them."""
+        if self._size == 1:
+            return [dict(said)]
+        self._store.set(f"shm/{topic}/{self._rank}", json.dumps(said))
+        return [json.loads(self._store.get(f"shm/{topic}/{rank}")) for rank in range(self._size)]
+
+    def _from_first(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        if self._rank == 0:
+            if self._size > 1:
+                self._store.set("shm/memory", json.dumps(said))
+            return dict(said)
+        heard: dict[str, Any] = json.loads(self._store.get("shm/memory"))
+        return heard
+
+    def _make(
+        self, offers: tuple[Offer, ...], total_bytes: Callable[[int, int, int], int]
+    ) -> tuple[SharedMemory | None, dict[str, Any]]:
+        limit = min(offer.most_bytes for offer in offers)
+        try:
+            made = memory.make(memory.geometries(self._size, limit, total_bytes))
+        except OSError as error:
+            return None, {"refusal": f"there is no memory for its buffers: {error.strerror or error}"}
+        where = {"process": made.process, "descriptor": made.descriptor, "token": made.token}
+        return made, {"refusal": "", **where, **asdict(made.geometry)}
+
+
+def why_not_shared(offers: tuple[Offer, ...], most_ranks: int) -> str:
+    """Why these ranks cannot share memory, which each of them finds alike; empty where they can."""
+    if len(offers) > most_ranks:
+        return f"there are {len(offers)} ranks, and {most_ranks} is the most"
+    refusal = _first_refusal([offer.refusal for offer in offers])
+    if refusal:
+        return refusal
+    hosts = [offer.host for offer in offers]
+    other = next((rank for rank, host in enumerate(hosts) if host != hosts[0]), None)
+    return "" if other is None else f"ranks 0 and {other} are on different hosts, or in different containers"
+
+
+def _first_refusal(refusals: list[str]) -> str:
+    return next((f"rank {rank}: {refusal}" for rank, refusal in enumerate(refusals) if refusal), "")
+
+
+def _opening(shared: SharedMemory, rank: int, offers: tuple[Offer, ...]) -> Opening:
+    cores = set[int]().union(*(offer.cores for offer in offers))
+    processors = min(len(cores), *(offer.processors for offer in offers))
+    return Opening(shared, rank, [offer.process for offer in offers], processors >= len(offers))
+
+
+def _open_made(told: Mapping[str, Any]) -> SharedMemory:
+    geometry = Geometry(told["slot_bytes"], told["ring_bytes"], told["total_bytes"])
+    try:
+        return memory.open_made(told["process"], told["descriptor"], told["token"], geometry)
+    except OSError as error:
+        raise OSError(f"the memory that rank 0 made cannot be opened: {error}") from error
+
+
+def _own_offer(refusal: str) -> Offer:
+    try:
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+        host = _host()
+        quota = topology.cpu_quota()
+        free = topology.available_memory()
+    except (OSError, AttributeError, AcclimateError) as error:  # not Linux, or no /proc
+        return Offer("", os.getpid(), (), 0.0, 0, refusal or f"this system shares no memory so: {error}")
+    if not hasattr(os, "memfd_create"):
+        refusal = refusal or f"it needs memfd_create, which {sys.platform} has not"
+    return Offer(
+        host,
+        os.getpid(),
+        cores,
+        quota if quota is not None else float(len(cores) + 2**20),
+        int(free * _SHARE_OF_FREE_MEMORY),
+        refusal,
+    )
+
+
+def _host() -> str:
+    # Processes are found by their number, so those of another PID namespace are as far away as another host.
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
