@@ -29,9 +29,9 @@ def run_python(
     )
 
 
-def run_folder(name: str, profile: str = "") -> None:
-    """Runs the tests of one folder on sim; fails with their report."""
-    result = run_python("-m", "pytest", "-q", str(TESTS / name), profile=profile)
+def run_folder(name: str, profile: str = "", marks: str = "not slow") -> None:
+    """Runs those tests of one folder on sim that ``pytest -m`` chooses; fails with their report."""
+    result = run_python("-m", "pytest", "-q", "-m", marks, str(TESTS / name), profile=profile)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

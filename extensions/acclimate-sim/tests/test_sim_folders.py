@@ -19,3 +19,8 @@ from sim_process import run_folder
 )
 def test_folder_passes_on_sim(folder: str, profile: str) -> None:
     run_folder(folder, profile)
+
+
+@pytest.mark.slow
+def test_the_slow_tests_pass_on_sim() -> None:
+    run_folder("on_sim", marks="slow")

@@ -5,9 +5,9 @@ from pathlib import Path
 from sim_process import run_program, run_python
 
 
-def test_importing_torch_and_acclimate_does_not_load_it() -> None:
+def test_importing_torch_and_acclimate_loads_only_the_question_whether_it_is_asked_for() -> None:
     program = "import sys, torch, acclimate; print([m for m in sys.modules if m.startswith('acclimate_sim')])"
-    assert run_program(program, accelerator=None) == "[]"
+    assert run_program(program, accelerator=None) == "['acclimate_sim', 'acclimate_sim.autoload']"
 
 
 def test_installed_is_not_chosen() -> None:
@@ -42,12 +42,12 @@ import acclimate; acclimate.get_accelerator()
 
 def test_a_second_package_in_torchs_slot_is_named() -> None:
     program = """
-import torch; from acclimate import AcclimateError, get_accelerator
+import torch; from acclimate import AcclimateError, set_accelerator
 torch.utils.rename_privateuse1_backend("acme")
-try: get_accelerator()
+try: set_accelerator("sim")
 except AcclimateError as error: print(error)
 """
-    assert '"acme"' in run_program(program)
+    assert '"acme"' in run_program(program, accelerator=None)
 
 
 def test_the_accelerator_class_has_at_most_40_lines() -> None:

@@ -2,41 +2,109 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
+
+from acclimate_sim.after_import import after_import
+from acclimate_sim.errors import CodeGenerationError
 
 _logger = logging.getLogger("acclimate")
 _warned = False
 
 
 def register(device_type: str) -> None:
-    """Makes ``torch.compile`` run graphs with tensors of the device in them unchanged, and say so once.
+    """Makes ``torch.compile`` know the device, and run graphs with tensors of it unchanged.
 
-    torch looks a compiler up by its name alone, "inductor", so which device a graph is for has to be asked
-    here. Other backends ("eager", "aot_eager") need nothing.
+    Every way to inductor ends in an entry of ``torch._inductor.compile_fx``: ``torch.compile`` with any mode
+    and options, dynamo's registry of backends, ``torch._inductor.compile``, a backend made of its compiler.
+    So which device a graph is for is asked there. The other backends ("eager", "aot_eager") run graphs as
+    they are. The device's own name is a backend too.
     """
-    inductor: Any = torch._TorchCompileInductorWrapper
-    compile_graph = inductor.__call__
 
-    def compile_unless_on_device(
-        self: Any, model_: torch.fx.GraphModule, inputs_: list[Any], **options: Any
-    ) -> Callable[..., Any]:
-        if not _is_on(device_type, model_, inputs_):
-            compiled: Callable[..., Any] = compile_graph(self, model_, inputs_, **options)
-            return compiled
-        _warn_once()
-        return model_.forward
+    def add_interface(module: ModuleType) -> None:
+        from acclimate_sim.dynamo_interface import register_interface
 
-    inductor.__call__ = compile_unless_on_device
+        register_interface(device_type)
+
+    def add_backend(module: ModuleType) -> None:
+        module.register_backend(compiler_fn=run_as_it_is, name=device_type)
+
+    def replace_entries(module: Any) -> None:
+        for name, instead in _INSTEAD.items():
+            setattr(module, name, _unless_on_device(device_type, getattr(module, name), instead))
+
+    after_import("torch._dynamo.device_interface", add_interface)
+    after_import("torch._dynamo.backends.registry", add_backend)
+    after_import("torch._inductor.compile_fx", replace_entries)
 
 
-def _is_on(device_type: str, graph: torch.fx.GraphModule, inputs: list[Any]) -> bool:
-    made = (node.meta.get("example_value") for node in graph.graph.nodes)
-    tensors = (value for value in (*inputs, *made) if isinstance(value, torch.Tensor))
-    return any(tensor.device.type == device_type for tensor in tensors)
+def run_as_it_is(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Callable[..., Any]:
+    """The backend of ``torch.compile`` that the device has: no code is generated."""
+    return graph.forward
+
+
+def _run_boxed(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    """The same for a graph of AOTAutograd's, which is called with one list of all arguments."""
+
+    def run(arguments: list[Any]) -> Any:
+        return graph.forward(*arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined] # torch's mark of such a function
+    return run
+
+
+def _warn_and_run(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    _warn_once()
+    return graph.forward
+
+
+def _refuse(graph: torch.fx.GraphModule) -> Any:
+    raise CodeGenerationError(
+        "torch cannot compile ahead of time for the emulated accelerator: there is no code to generate for "
+        "it. Export the program and run it as it is, or compile it on the host."
+    )
+
+
+_INSTEAD: dict[str, Callable[[torch.fx.GraphModule], Any]] = {
+    "compile_fx": _warn_and_run,
+    "compile_fx_inner": _run_boxed,
+    "compile_fx_aot": _refuse,
+}
+"""What the entries of inductor do for a graph on the device."""
+
+
+def _unless_on_device(
+    device_type: str, compile_graph: Callable[..., Any], instead: Callable[[torch.fx.GraphModule], Any]
+) -> Callable[..., Any]:
+    @functools.wraps(compile_graph)
+    def compile_unless_on_device(*args: Any, **options: Any) -> Any:
+        given = (*args, *options.values())
+        graph = next((value for value in given if isinstance(value, torch.fx.GraphModule)), None)
+        if graph is not None and _is_on(device_type, graph, given):
+            return instead(graph)
+        return compile_graph(*args, **options)
+
+    return compile_unless_on_device
+
+
+def _is_on(device_type: str, graph: torch.fx.GraphModule, given: Sequence[Any]) -> bool:
+    """Whether a tensor of the device goes into a graph, belongs to it or is made in it."""
+    found = [value for values in given if isinstance(values, list | tuple) for value in values]
+    found += [*graph.parameters(), *graph.buffers()]
+    for node in graph.graph.nodes:
+        found += [node.meta.get("example_value"), node.meta.get("val"), node.kwargs.get("device")]
+    return any(_device_type_of(value) == device_type for value in found)
+
+
+def _device_type_of(value: Any) -> str | None:
+    if isinstance(value, torch.Tensor):
+        return value.device.type
+    return torch.device(value).type if isinstance(value, str | torch.device) else None
 
 
 def _warn_once() -> None:

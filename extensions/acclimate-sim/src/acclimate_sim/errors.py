@@ -11,3 +11,7 @@ class ProfileError(AcclimateError, ValueError):
 
 class DeviceInUseError(AcclimateError, RuntimeError):
     """Another package has already given torch its one device type from outside."""
+
+
+class CodeGenerationError(AcclimateError, NotImplementedError):
+    """Code is to be generated for the emulated device, which is not possible."""

@@ -6,6 +6,7 @@ registers a device guard and hooks; the rest is what torch's random numbers, aut
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -47,8 +48,12 @@ __all__ = [
     "device_count",
     "empty_cache",
     "get_amp_supported_dtype",
+    "get_device_name",
     "get_device_properties",
+    "get_offset",
     "get_rng_state",
+    "get_rng_state_all",
+    "init",
     "initial_seed",
     "is_available",
     "is_initialized",
@@ -62,8 +67,12 @@ __all__ = [
     "memory_stats",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
     "set_device",
+    "set_offset",
     "set_rng_state",
+    "set_rng_state_all",
     "set_stream",
     "stream",
     "synchronize",
@@ -92,6 +101,10 @@ def device_count() -> int:
 def is_available() -> bool:
     """Whether there is a device: since this module is there, yes."""
     return True
+
+
+def init() -> None:
+    """Does nothing: the device exists since this module does."""
 
 
 def is_initialized() -> bool:
@@ -130,6 +143,16 @@ def manual_seed_all(seed: int) -> None:
         default_generator(index).manual_seed(seed)
 
 
+def seed() -> int:
+    """Seeds the current device's generator with a number that is different each time, and returns it."""
+    return default_generator().seed()
+
+
+def seed_all() -> None:
+    """Seeds every device's generator with one number that is different each time."""
+    manual_seed_all(default_generator(0).seed())
+
+
 def initial_seed() -> int:
     """What the current device's generator was seeded with."""
     return default_generator().initial_seed()
@@ -143,6 +166,27 @@ def get_rng_state(device: int | str | torch.device = "sim") -> torch.Tensor:
 def set_rng_state(new_state: torch.Tensor, device: int | str | torch.device = "sim") -> None:
     """Restores what :func:`get_rng_state` returned."""
     default_generator(device).set_state(new_state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """The states of all devices' generators, on the host."""
+    return [get_rng_state(index) for index in range(device_count())]
+
+
+def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+    """Restores what :func:`get_rng_state_all` returned."""
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)
+
+
+def set_offset(offset: int, device: int | str | torch.device | None = None) -> None:
+    """Raises ``RuntimeError``: the generators of this device have no offset."""
+    default_generator(device).set_offset(offset)
+
+
+def get_offset(device: int | str | torch.device | None = None) -> int:
+    """Raises ``RuntimeError``: the generators of this device have no offset."""
+    return default_generator(device).get_offset()
 
 
 # -- what it is ----------------------------------------------------------------------------------
@@ -169,3 +213,8 @@ class Properties:
 def get_device_properties(device: int | str | torch.device | None = None) -> Properties:
     """What there is to know of a device."""
     return Properties("acclimate's emulated accelerator", mem_get_info(_index(device))[1])
+
+
+def get_device_name(device: int | str | torch.device | None = None) -> str:
+    """The name of a device's hardware."""
+    return get_device_properties(device).name

@@ -5,6 +5,7 @@
 #include "host_alias.h"
 #include "tensor_uses.h"
 
+#include <algorithm>
 #include <memory>
 #include <unordered_map>
 
@@ -66,6 +67,12 @@ Operator::Operator(const c10::OperatorHandle& op) {
   if (name == "aten::_pack_padded_sequence") {
     host_argument = 1;  // lengths
     host_result = 1;  // batch sizes
+  }
+  // The sizes and strides of a nested tensor's parts are on the host.
+  if (name.rfind("aten::_nested_", 0) == 0) host_argument = -2;
+  if (name == "aten::_nested_tensor_size" || name == "aten::_nested_tensor_strides" ||
+      name == "aten::_nested_tensor_storage_offsets") {
+    host_result = 0;
   }
   if (name == "aten::_ctc_loss.Tensor" || name == "aten::_ctc_loss_backward.Tensor") host_argument = -2;
 }
@@ -177,6 +184,14 @@ IValue to_host(const IValue& value, Use use, HostAliases& aliases, const TensorU
   return value;
 }
 
+bool is_nested(const IValue& value) {
+  if (value.isTensor()) return value.toTensor().defined() && value.toTensor().is_nested();
+  if (!value.isTensorList()) return false;
+  const auto tensors = value.toTensorVector();
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& tensor) { return tensor.is_nested(); });
+}
+
 IValue to_device(IValue value, c10::DeviceIndex device, HostAliases& aliases, const TensorUses& uses) {
   const auto convert = [&](const at::Tensor& tensor) {
     at::Tensor made = aliases.to_device(tensor, device);
@@ -201,8 +216,10 @@ void run_on_host(const c10::OperatorHandle& handle, Stack* stack) {
       check_devices(op, at::ArrayRef<IValue>(stack->data() + stack->size() - count, count)).index();
   HostAliases aliases;
   const TensorUses uses(device, op.name);
+  auto key = c10::DispatchKey::CPU;
   for (size_t i = 0; i < count; i++) {
     IValue& value = (*stack)[stack->size() - count + i];
+    if (is_nested(value)) key = c10::DispatchKey::NestedTensorCPU;
     value = to_host(value, op.uses[i], aliases, uses);
   }
   std::optional<HostGeneratorLoan> loan;
@@ -214,7 +231,7 @@ void run_on_host(const c10::OperatorHandle& handle, Stack* stack) {
     }
   }
   if (!op.special || !op.special(op, stack)) {
-    handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    handle.redispatchBoxed(c10::DispatchKeySet(key), stack);
   }
   loan.reset();
   const size_t results = handle.schema().returns().size();

@@ -24,8 +24,13 @@ Generator::Generator(c10::DeviceIndex device, at::Generator wrapped)
     : GeneratorImpl(c10::Device(kSim, device), c10::DispatchKeySet(kSimKey)), host(std::move(wrapped)) {}
 
 void Generator::set_current_seed(uint64_t seed) { host.set_current_seed(seed); }
-void Generator::set_offset(uint64_t offset) { host.set_offset(offset); }
-uint64_t Generator::get_offset() const { return host.get_offset(); }
+// The host's generator, which draws the numbers, is no counter that could be set.
+void Generator::set_offset(uint64_t) {
+  TORCH_CHECK(false, "sim does not support set_offset: its generators have no offset. Use set_state.");
+}
+uint64_t Generator::get_offset() const {
+  TORCH_CHECK(false, "sim does not support get_offset: its generators have no offset. Use get_state.");
+}
 uint64_t Generator::current_seed() const { return host.current_seed(); }
 uint64_t Generator::seed() { return host.seed(); }
 void Generator::set_state(const c10::TensorImpl& state) { host.unsafeGetGeneratorImpl()->set_state(state); }

@@ -3,6 +3,7 @@
 #include "allocator.h"
 #include "devices.h"
 
+#include <ATen/NestedTensorImpl.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <cstring>
@@ -15,6 +16,12 @@ at::Tensor make_tensor(const c10::intrusive_ptr<c10::StorageImpl>& storage, c10:
   at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, like.dtype());
   const auto* from = like.unsafeGetTensorImpl();
   auto* to = made.unsafeGetTensorImpl();
+  if (like.is_nested()) {  // sizes and strides of its parts, which are tensors of the host
+    to->set_sizes_contiguous({static_cast<int64_t>(storage->nbytes() / like.dtype().itemsize())});
+    const auto* nested = at::native::get_nested_tensor_impl(like);
+    return at::detail::make_tensor<at::native::NestedTensorImpl>(
+        made, nested->get_nested_sizes(), nested->get_nested_strides(), nested->get_storage_offsets());
+  }
   to->set_sizes_and_strides(from->sizes(), from->strides(), from->storage_offset());
   if (like.is_conj()) to->_set_conj(true);
   if (like.is_neg()) to->_set_neg(true);
@@ -59,6 +66,8 @@ at::Tensor HostAliases::to_host(const at::Tensor& device_tensor) {
     if (pair.device.is_same(device_tensor)) return pair.host;
   }
   auto* storage = device_tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  TORCH_CHECK_NOT_IMPLEMENTED(storage, "sim: a tensor of type ", device_tensor.toString(),
+                              " has no memory of its own, so no operator can run on it.");
   c10::intrusive_ptr<c10::StorageImpl> alias;
   for (const auto& pair : storages_) {
     if (pair.device == storage) alias = pair.host;
@@ -105,6 +114,7 @@ void HostAliases::write_back() {
     pair.device->set_nbytes(bytes);
   }
   for (const auto& pair : tensors_) {
+    if (pair.device.is_nested()) continue;  // no operator resizes one
     auto *device = pair.device.unsafeGetTensorImpl(), *host = pair.host.unsafeGetTensorImpl();
     if (device->sizes() != host->sizes() || device->strides() != host->strides() ||
         device->storage_offset() != host->storage_offset()) {

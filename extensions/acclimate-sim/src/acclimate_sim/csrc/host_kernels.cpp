@@ -13,6 +13,11 @@ namespace {
 
 torch::Library g_host_kernels(torch::Library::IMPL, "aten", kSimKey, __FILE__, __LINE__);
 
+#ifndef SIM_IN_A_NAMED_SLOT
+torch::Library g_nested_kernels(torch::Library::IMPL, "aten", c10::DispatchKey::NestedTensorPrivateUse1,
+                                __FILE__, __LINE__);
+#endif
+
 const bool g_host_kernels_registered = [] {
   using c10::DispatchKey;
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -25,6 +30,13 @@ const bool g_host_kernels_registered = [] {
     if (composed && !ours && op->hasKernelForDispatchKey(DispatchKey::CPU)) {
       g_host_kernels.impl(toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
     }
+#ifndef SIM_IN_A_NAMED_SLOT
+    if (op->hasKernelForDispatchKey(DispatchKey::NestedTensorCPU) &&
+        !op->hasKernelForDispatchKey(DispatchKey::NestedTensorPrivateUse1)) {
+      g_nested_kernels.impl(toString(name).c_str(),
+                            torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+    }
+#endif
   }
   return true;
 }();

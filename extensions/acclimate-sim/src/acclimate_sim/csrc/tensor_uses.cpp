@@ -19,6 +19,7 @@ void TensorUses::uses(const at::Tensor& tensor, bool writes) const {
 }
 
 std::pair<size_t, size_t> extent(const at::Tensor& tensor) {
+  if (tensor.is_nested()) return {0, tensor.storage().nbytes()};
   size_t last = 0;
   for (int64_t dim = 0; dim < tensor.dim(); dim++) last += (tensor.size(dim) - 1) * tensor.stride(dim);
   const size_t first = tensor.storage_offset(), size = tensor.element_size();

@@ -10,8 +10,10 @@
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/_to_copy_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/copy_native.h>
+#include <ATen/ops/empty_like_native.h>
 #include <ATen/ops/set_cpu_dispatch.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
@@ -217,6 +219,15 @@ SIM_LIBRARY_IMPL(aten, SIM_SLOT, m) {
   m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 }
 #ifndef SIM_IN_A_NAMED_SLOT
+TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+}
+// Copies between devices: of the memory behind all parts, which is a tensor of its device.
+TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) {
+  m.impl("_to_copy", at::native::_to_copy_nested);
+  m.impl("empty_like", at::native::empty_like_nested);
+  m.impl("copy_", at::native::copy_nested_);
+}
 // Autograd has nothing of its own for this device. torch 2.9 did not say so itself.
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 #endif

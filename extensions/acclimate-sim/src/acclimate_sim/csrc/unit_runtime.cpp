@@ -6,3 +6,4 @@
 #include "pinned.cpp"
 #include "generator.cpp"
 #include "guard.cpp"
+#include "metadata.cpp"
