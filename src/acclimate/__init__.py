@@ -18,6 +18,7 @@ from acclimate.lazy import lazy_names
 if TYPE_CHECKING:
     from acclimate.accelerator import Accelerator
     from acclimate.backends.record import Backend
+    from acclimate.comm import init_distributed
     from acclimate.errors import AcclimateError
     from acclimate.inference import generate
     from acclimate.selection import (
@@ -35,6 +36,7 @@ __all__ = [
     "Backend",
     "generate",
     "get_accelerator",
+    "init_distributed",
     "is_current_accelerator_supported",
     "set_accelerator",
     "use_accelerator",
@@ -46,6 +48,7 @@ _HOMES = {
     "Backend": "acclimate.backends.record",
     "generate": "acclimate.inference",
     "get_accelerator": "acclimate.selection",
+    "init_distributed": "acclimate.comm",
     "is_current_accelerator_supported": "acclimate.selection",
     "set_accelerator": "acclimate.selection",
     "use_accelerator": "acclimate.selection",

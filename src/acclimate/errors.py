@@ -219,6 +219,17 @@ class InstructionSetError(AcclimateError, ValueError):
     """``ACCLIMATE_CPU_ISA`` names no instruction set, or one that this machine lacks."""
 
 
+# -- communication ------------------------------------------------------------------------------
+
+
+class ConflictingRanksError(AcclimateError, ValueError):
+    """The variables of two launchers give this process different ranks."""
+
+
+class InvalidRankError(AcclimateError, ValueError):
+    """A rank and a number of ranks that do not fit together, or one without the other."""
+
+
 # -- the launcher --------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pkgutil
 import platform
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from acclimate.accelerator import Accelerator, DeviceLike, DeviceProperties
 from acclimate.backends import builtin, process_memory
 from acclimate.backends.presence import is_installed
 from acclimate.errors import InvalidEnvironmentError
+
+_COMMUNICATION = ("shm", "gloo", "ccl")
 
 
 class CPUAccelerator(Accelerator):
@@ -34,7 +37,17 @@ class CPUAccelerator(Accelerator):
 
     @property
     def communication_backend(self) -> str:
-        return "ccl" if _oneccl_imports() else "gloo"
+        chosen = os.environ.get("ACCLIMATE_COMM", "")
+        if chosen not in ("", *_COMMUNICATION):
+            raise InvalidEnvironmentError(
+                f"ACCLIMATE_COMM must be one of {', '.join(_COMMUNICATION)}. "
+                f'Value "{chosen}" is not supported.'
+            )
+        if chosen == "shm":
+            pkgutil.resolve_name(
+                "acclimate.comm.backend:register"
+            )()  # torch.distributed has to know the name
+        return chosen or ("ccl" if _oneccl_imports() else "gloo")
 
     def is_synchronized_device(self) -> bool:
         return True

@@ -3,6 +3,10 @@
     import acclimate.comm
     torch.distributed.init_process_group("shm")
 
+or, with the rank found and the backend chosen::
+
+    acclimate.init_distributed()
+
 Importing this package makes the backend known to ``torch.distributed``. Nothing is compiled before a group is
 created.
 """
@@ -10,7 +14,8 @@ created.
 from __future__ import annotations
 
 from acclimate.comm.backend import register
+from acclimate.comm.init import init_distributed
 
-__all__: list[str] = []
+__all__ = ["init_distributed"]
 
 register()

@@ -1,0 +1,170 @@
+"""Which rank this process is, as the launcher that started it says in environment variables."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from acclimate.errors import ConflictingRanksError, InvalidEnvironmentError
+
+# Below the ports that systems give to clients.
+_FIRST_PORT, _PORTS = 15_000, 15_000
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The variables in which one kind of launcher says the same things."""
+
+    name: str
+    rank: str
+    world_size: str
+    local_rank: str
+    local_size: str
+    job: tuple[str, ...] = ()
+    """What names the job, equal on all of its ranks."""
+
+
+LAUNCHERS = (
+    Launcher("torchrun or acclimate run", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    Launcher(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    ),
+    Launcher("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("PMI_ID",)),
+    Launcher(
+        "Slurm",
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        "SLURM_LOCALID",
+        "SLURM_NTASKS_PER_NODE",
+        ("SLURM_JOB_ID", "SLURM_JOBID"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands in its job. What a launcher did not say is ``None``."""
+
+    launcher: Launcher
+    rank: int
+    world_size: int
+    local_rank: int | None
+    local_size: int | None
+
+    def __str__(self) -> str:
+        names = self.launcher
+        return f"{names.rank}={self.rank} and {names.world_size}={self.world_size} ({names.name})"
+
+
+def find_place(environ: Mapping[str, str]) -> Place | None:
+    """This rank's place; ``None`` where no launcher started it.
+
+    Raises:
+        InvalidEnvironmentError: a variable holds what it cannot hold.
+        ConflictingRanksError: two launchers say different things.
+    """
+    places = [place for launcher in LAUNCHERS if (place := _place(launcher, environ)) is not None]
+    if not places:
+        return None
+    inner = places[0]
+    for outer in places[1:]:
+        if not _agree(inner, outer, environ):
+            raise ConflictingRanksError(
+                f"This process has two ranks: {inner}, but {outer}. Unset the variables of the launcher that "
+                "did not start it, or give rank and world_size."
+            )
+    return inner
+
+
+def meeting_point(place: Place, environ: Mapping[str, str]) -> tuple[str, int]:
+    """The address and port at which the ranks of a job meet.
+
+    Raises:
+        InvalidEnvironmentError: no variable says, and nothing follows from the others.
+    """
+    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if port is not None and not (port.isdecimal() and 0 < int(port) < 65536):
+        raise InvalidEnvironmentError(f'MASTER_PORT is "{port}", but has to be a number from 1 to 65535.')
+    if not address:
+        address = _first_host(place, environ)
+    return address, int(port) if port is not None else _port_of_job(place, environ)
+
+
+def _place(launcher: Launcher, environ: Mapping[str, str]) -> Place | None:
+    rank = _number(launcher.rank, environ, 0)
+    world_size = _number(launcher.world_size, environ, 1)
+    if rank is None or world_size is None:
+        # MPI's ranks are told all; a lone RANK or WORLD_SIZE is somebody else's variable.
+        return None
+    if rank >= world_size:
+        raise InvalidEnvironmentError(
+            f"{launcher.rank} is {rank}, but has to be less than {launcher.world_size}, which is "
+            f"{world_size}."
+        )
+    local_rank = _number(launcher.local_rank, environ, 0)
+    # Slurm writes "4(x2)" where it is not one number.
+    local_size = environ.get(launcher.local_size, "")
+    return Place(launcher, rank, world_size, local_rank, int(local_size) if local_size.isdecimal() else None)
+
+
+def _number(variable: str, environ: Mapping[str, str], least: int) -> int | None:
+    text = environ.get(variable, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < least:
+        raise InvalidEnvironmentError(
+            f'{variable} is "{text}", but has to be a whole number from {least} on.'
+        )
+    return int(text)
+
+
+def _agree(inner: Place, outer: Place, environ: Mapping[str, str]) -> bool:
+    if (inner.rank, inner.world_size) == (outer.rank, outer.world_size):
+        return True
+    # One launcher may run under another: torchrun once a host under srun, or in the one task of a job.
+    if outer.world_size == 1:
+        return True
+    each = inner.local_size
+    if each is not None and each * outer.world_size == inner.world_size and inner.rank // each == outer.rank:
+        return True
+    # A batch script is no task, but has the number of one.
+    is_batch = outer.launcher.name == "Slurm" and outer.rank == 0 and "SLURM_STEP_ID" not in environ
+    return is_batch and each is not None
+
+
+def _first_host(place: Place, environ: Mapping[str, str]) -> str:
+    if place.local_size == place.world_size:
+        return "127.0.0.1"
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+    if hosts and not set(hosts) & set(",["):
+        return hosts
+    program = shutil.which("scontrol")
+    if hosts and program is not None:
+        answer = subprocess.run(
+            [program, "show", "hostnames", hosts], capture_output=True, text=True, timeout=60, check=False
+        )
+        if answer.returncode == 0 and answer.stdout.strip():
+            return answer.stdout.split()[0]
+    raise InvalidEnvironmentError(
+        f"{place} does not say where the ranks meet. Set MASTER_ADDR to the host of rank 0, and MASTER_PORT."
+    )
+
+
+def _port_of_job(place: Place, environ: Mapping[str, str]) -> int:
+    names = [environ[name] for name in place.launcher.job if environ.get(name)]
+    if not names and place.local_size == place.world_size:
+        names = [f"the parent of all ranks is {os.getppid()}"]
+    if not names:
+        raise InvalidEnvironmentError(
+            f"{place} does not say at which port the ranks meet. Set MASTER_PORT to a free one."
+        )
+    return _FIRST_PORT + int(hashlib.sha256(names[0].encode()).hexdigest(), 16) % _PORTS

@@ -1,0 +1,209 @@
+"""``init_distributed`` finds the rank that any launcher gave, and chooses the backend."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_processes import RankProcesses
+
+import acclimate
+from acclimate.comm.ranks import find_place, meeting_point
+from acclimate.errors import ConflictingRanksError, InvalidEnvironmentError, InvalidRankError
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_NAMESPACE": "job-7",
+}  # fmt: skip
+PMI = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+SLURM = {
+    "SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NTASKS_PER_NODE": "4",
+    "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0",
+}  # fmt: skip
+EVERY = {"torchrun": TORCHRUN, "Open MPI": OPEN_MPI, "PMI": PMI, "Slurm": SLURM}
+
+
+@pytest.mark.parametrize("environ", EVERY.values(), ids=EVERY)
+def test_every_launcher_is_understood(environ: dict[str, str]) -> None:
+    place = find_place(environ)
+    assert place is not None
+    assert (place.rank, place.world_size, place.local_rank, place.local_size) == (1, 4, 1, 4)
+    assert meeting_point(place, {**environ, "MASTER_ADDR": "a", "MASTER_PORT": "99"}) == ("a", 99)
+
+
+def test_no_launcher_is_no_place() -> None:
+    assert find_place({"RANK": "0"}) is None
+
+
+@pytest.mark.parametrize("other", ["Open MPI", "PMI", "Slurm"])
+def test_launchers_that_agree_are_one(other: str) -> None:
+    assert find_place({**EVERY[other], **TORCHRUN}) == find_place(TORCHRUN)
+
+
+@pytest.mark.parametrize("other", ["Open MPI", "PMI", "Slurm"])
+def test_launchers_that_disagree_are_an_error_that_names_both(other: str) -> None:
+    with pytest.raises(ConflictingRanksError, match=r"two ranks: RANK=0 and WORLD_SIZE=4 .*=1 and .*=4"):
+        find_place({**EVERY[other], **TORCHRUN, "RANK": "0"})
+
+
+def test_torchrun_once_a_host_under_srun_is_no_conflict() -> None:
+    nested = {**SLURM, "SLURM_NTASKS": "2", **TORCHRUN, "RANK": "5", "WORLD_SIZE": "8"}
+    place = find_place(nested)
+    assert place is not None
+    assert place.rank == 5
+
+
+def test_torchrun_in_a_batch_script_is_no_conflict() -> None:
+    batch = {**SLURM, "SLURM_PROCID": "0", **TORCHRUN}
+    del batch["SLURM_STEP_ID"]
+    place = find_place(batch)
+    assert place is not None
+    assert place.rank == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [("RANK", "one"), ("WORLD_SIZE", "0"), ("RANK", "4")])
+def test_a_variable_that_cannot_be_is_named_with_its_value(name: str, value: str) -> None:
+    with pytest.raises(InvalidEnvironmentError, match=f"{name} is .*{value}"):
+        find_place({**TORCHRUN, name: value})
+
+
+def test_ranks_of_one_host_meet_without_being_told_where() -> None:
+    for environ in (OPEN_MPI, PMI, SLURM):
+        place = find_place(environ)
+        assert place is not None
+        address, port = meeting_point(place, environ)
+        assert address == "127.0.0.1"
+        assert 15_000 <= port < 30_000
+
+
+def test_several_hosts_without_a_meeting_point_are_an_error_that_says_what_to_set() -> None:
+    environ = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    place = find_place(environ)
+    assert place is not None
+    with pytest.raises(InvalidEnvironmentError, match="Set MASTER_ADDR to the host of rank 0"):
+        meeting_point(place, environ)
+
+
+@pytest.mark.parametrize("numbers", [{"rank": 0}, {"world_size": 2}, {"rank": 2, "world_size": 2}])
+def test_numbers_that_do_not_fit_are_an_error(numbers: dict[str, int]) -> None:
+    with pytest.raises(InvalidRankError, match="rank is"):
+        acclimate.init_distributed(**numbers)
+
+
+# -- with processes ----------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def backend_of_host() -> str:
+    group: Any = dist.group.WORLD
+    return str(group._get_backend(torch.device("cpu")).name())
+
+
+def start(rank: int, environ: dict[str, str], options: dict[str, Any]) -> tuple[str, str, float, str | None]:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    os.environ.update({name: value.replace("{rank}", str(rank)) for name, value in environ.items()})
+    for _ in range(2):  # the second does nothing
+        acclimate.init_distributed(**options)
+    tensor = torch.tensor([float(rank + 1)])
+    dist.all_reduce(tensor)
+    result = dist.get_backend(), backend_of_host(), float(tensor), os.environ.get("LOCAL_RANK")
+    dist.destroy_process_group()
+    return result
+
+
+def test_open_mpi_ranks_get_shared_memory_and_torchruns_variables() -> None:
+    environ = {
+        **OPEN_MPI,
+        "OMPI_COMM_WORLD_RANK": "{rank}",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "{rank}",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "MASTER_PORT": str(free_port()),
+    }
+    with RankProcesses(2, backend=None) as processes:
+        told = processes.values(start, environ, {})
+    assert told == [("shm", "shm", 3.0, "0"), ("shm", "shm", 3.0, "1")]
+
+
+@pytest.mark.parametrize(
+    ("backend", "environ", "expected"),
+    [
+        (None, {}, "shm"),
+        (None, {"ACCLIMATE_COMM": "gloo"}, "gloo"),
+        ("gloo", {}, "gloo"),
+    ],
+)
+def test_the_backend_is_shared_memory_unless_another_is_asked_for(
+    backend: str | None, environ: dict[str, str], expected: str, tmp_path: Path
+) -> None:
+    with RankProcesses(2, backend=None) as processes:
+        for rank in range(2):
+            options = {
+                "backend": backend,
+                "init_method": f"file://{tmp_path}/store",
+                "rank": rank,
+                "world_size": 2,
+            }
+            processes.start(start, environ, options, ranks=[rank])
+        assert [processes.hear(rank).value[:3] for rank in range(2)] == [(expected, expected, 3.0)] * 2
+
+
+def ported(rank: int, store: str) -> tuple[str, float]:
+    name = acclimate.get_accelerator().communication_backend_name()
+    dist.init_process_group(name, init_method=store, rank=rank, world_size=2)
+    tensor = torch.tensor([float(rank + 1)])
+    dist.all_reduce(tensor)
+    return backend_of_host(), float(tensor)
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [("shm", "shm"), ("", "gloo")])
+def test_ported_code_that_passes_the_accelerators_name_gets_what_acclimate_comm_says(
+    chosen: str, expected: str, tmp_path: Path
+) -> None:
+    with RankProcesses(2, backend=None, environment={"ACCLIMATE_COMM": chosen}) as processes:
+        assert processes.values(ported, f"file://{tmp_path}/store") == [(expected, 3.0)] * 2
+
+
+def test_a_name_that_acclimate_comm_cannot_have_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCLIMATE_COMM", "shmem")
+    with pytest.raises(InvalidEnvironmentError, match=r'one of shm, gloo, ccl. Value "shmem"'):
+        acclimate.get_accelerator().communication_backend_name()
+
+
+def alone(rank: int) -> tuple[int, float]:
+    acclimate.init_distributed()
+    tensor = torch.tensor([5.0])
+    dist.all_reduce(tensor)
+    dist.barrier()
+    return dist.get_world_size(), float(tensor)
+
+
+def test_a_process_that_no_launcher_started_is_a_group_of_one() -> None:
+    with RankProcesses(1, backend=None) as processes:
+        assert processes.values(alone) == [(1, 5.0)]
+
+
+def on_sim(rank: int, store: str) -> tuple[str, float]:
+    acclimate.init_distributed(init_method=store, rank=rank, world_size=2)
+    device = acclimate.get_accelerator().current_device_name()
+    tensor = torch.full((3,), float(rank + 1), device=device)
+    dist.all_reduce(tensor)
+    return str(tensor.device.type), float(tensor.cpu()[0])
+
+
+def test_the_emulated_device_reduces_through_init_distributed(tmp_path: Path) -> None:
+    pytest.importorskip("acclimate_sim")
+    with RankProcesses(2, backend=None, environment={"ACCLIMATE_ACCELERATOR": "sim"}) as processes:
+        assert processes.values(on_sim, f"file://{tmp_path}/store") == [("sim", 3.0)] * 2
