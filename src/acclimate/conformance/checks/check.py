@@ -10,9 +10,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from acclimate.accelerator import CATEGORIES
-from acclimate.conformance.checks.assertions import BrokenPromiseError, NotOfferedError
+from acclimate.conformance.checks.assertions import (
+    BrokenPromiseError,
+    NotOfferedError,
+    exactly,
+    refused,
+)
 from acclimate.conformance.checks.target import Subject
 from acclimate.conformance.result import Result
+from acclimate.errors import UnsupportedError
 from acclimate.imports import describe
 
 Observation = Callable[[Subject], "str | None"]
@@ -110,8 +116,12 @@ _OFFERS = {
 
 def _require_offered(category: str, subject: Subject) -> None:
     flag, meaning = _OFFERS.get(category, ("", ""))
-    if flag and not getattr(subject.accelerator, flag):
-        raise NotOfferedError(meaning)
+    if not flag or exactly(getattr(subject.accelerator, flag), bool, flag):
+        return
+    if flag == "supports_graphs":
+        with refused("create_graph() of an accelerator that says it has no graphs", UnsupportedError):
+            subject.accelerator.create_graph()
+    raise NotOfferedError(meaning)
 
 
 def _rule(name: str) -> str:

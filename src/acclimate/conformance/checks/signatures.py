@@ -12,6 +12,8 @@ from acclimate.conformance.checks.check import Check
 from acclimate.conformance.checks.target import Subject
 
 _Kind = inspect._ParameterKind
+_SIMPLE = (bool, int, str, type(None))
+"""Types of defaults that can be compared."""
 
 
 def signature_checks() -> list[Check]:
@@ -59,6 +61,8 @@ def incompatibility(stated: inspect.Signature, found: inspect.Signature) -> str 
             return f'its parameter "{parameter.name}" is {kind}'
         if parameter.default is not parameter.empty and other.default is other.empty:
             return f'its parameter "{parameter.name}" has no default'
+        if isinstance(parameter.default, _SIMPLE) and other.default != parameter.default:
+            return f'its "{parameter.name}" is {other.default!r} by default, not {parameter.default!r}'
     added = [p for p in theirs if p.name not in stated.parameters and p.default is p.empty]
     required = [p.name for p in added if p.kind not in (_Kind.VAR_POSITIONAL, _Kind.VAR_KEYWORD)]
     return f'it requires "{required[0]}", which the interface does not have' if required else None

@@ -78,8 +78,16 @@ def out_of_memory(subject: Subject) -> str | None:
         f"is_out_of_memory() denies its own OutOfMemoryError: {described}",
     )
     require(told, f"more memory than there is raises {described}, which is no {kind.__name__}")
-    for other in (RuntimeError("The size of tensor a (3) must match"), ValueError("no"), KeyboardInterrupt()):
-        require(not accelerator.is_out_of_memory(other), f"is_out_of_memory() takes {other!r} for one")
+    others: tuple[BaseException, ...] = (
+        RuntimeError("The size of tensor a (3) must match"),
+        RuntimeError("an illegal memory access was encountered"),
+        RuntimeError("unsupported memory format option"),
+        ValueError("no"),
+        KeyboardInterrupt(),
+    )
+    for other in others:
+        told = exactly(accelerator.is_out_of_memory(other), bool, "is_out_of_memory()")
+        require(not told, f"is_out_of_memory() takes {other!r} for one")
     note = (
         None
         if isinstance(error, kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -35,7 +36,16 @@ def builders_found(subject: Subject) -> None:
     accelerator = subject.accelerator
     package = exactly(accelerator.op_builder_dir(), str, "op_builder_dir()")
     require(package == accelerator.op_builder_package, f"op_builder_dir() is {package!r}")
-    importlib.import_module(package)
+    home = importlib.import_module(package)
+    held = [
+        name
+        for name, target in accelerator.op_builders.items()
+        if hasattr(home, name) or target.partition(":")[0].startswith(f"{package}.")
+    ]
+    require(
+        bool(held) or not accelerator.op_builders,
+        f"op_builder_dir() is {package!r}, in which none of its op builders is",
+    )
     for name in accelerator.op_builders:
         builder = accelerator.get_op_builder(name)
         require(isinstance(builder, type), f'get_op_builder("{name}") is {builder!r}, no class')
@@ -88,6 +98,11 @@ def toolchain(subject: Subject) -> None:
         compiler = accelerator.op_compiler()
     except CompilerNotFoundError as error:
         raise NotOfferedError(f"there is no compiler here: {error}") from error
+    program = Path(compiler[0]) if compiler else Path()
+    require(
+        program.is_absolute() and os.access(program, os.X_OK),
+        f"op_compiler() is {compiler!r}, whose first word is not the full path of a program",
+    )
     flags, links = accelerator.op_compile_flags(), accelerator.op_link_flags()
     folders = accelerator.op_include_paths()
     named = {
@@ -95,13 +110,17 @@ def toolchain(subject: Subject) -> None:
         "op_compile_flags": flags,
         "op_link_flags": links,
         "op_include_paths": folders,
+        "op_compile_flags(portable=True)": accelerator.op_compile_flags(".cpp", portable=True),
+        "op_link_flags([])": accelerator.op_link_flags([]),
     }
     for what, words in named.items():
         require(
             isinstance(words, list) and all(isinstance(word, str) for word in words), f"{what}() is {words!r}"
         )
-    with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder) / "twice.cpp", Path(folder) / "twice.so"
+    for folder in folders:
+        require(Path(folder).is_dir(), f"op_include_paths() has {folder!r}, which is no folder")
+    with tempfile.TemporaryDirectory() as temporary:
+        source, library = Path(temporary) / "twice.cpp", Path(temporary) / "twice.so"
         source.write_text(_SOURCE)
         includes = [argument for path in folders for argument in ("-isystem", path)]
         command = [*compiler, *flags, *includes, "-shared", str(source), *links, "-o", str(library)]
