@@ -33,6 +33,7 @@ class CPUAccelerator(Accelerator):
         **Accelerator.op_builders,
         "FusedAdamBuilder": "acclimate.ops.optimizers.adam.builder:FusedAdamCPUBuilder",
         "FusedLionBuilder": "acclimate.ops.optimizers.lion.builder:FusedLionCPUBuilder",
+        "ShareMemCommBuilder": "acclimate.comm.shm_op:ShareMemCommBuilder",
     }
 
     @property

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
+from acclimate.comm.gloo import gloo_instead
 from acclimate.comm.native import load_backend
 from acclimate.comm.rendezvous import Opening, Rendezvous, why_not_shared
 from acclimate.errors import AcclimateError
 
 NAME = "shm"
-
-_logger = logging.getLogger("acclimate")
 
 
 def register() -> None:
@@ -54,7 +52,7 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         if joined.group is not None:
             return joined.group
         refusal = joined.refusal
-    return _gloo(store, rank, size, timeout, refusal)
+    return gloo_instead(store, rank, size, timeout, refusal)
 
 
 def _native() -> tuple[Any, str]:
@@ -62,14 +60,3 @@ def _native() -> tuple[Any, str]:
         return load_backend(), ""
     except (AcclimateError, OSError, ImportError) as error:
         return None, str(error)
-
-
-def _gloo(store: Any, rank: int, size: int, timeout: timedelta, refusal: str) -> Any:
-    if rank == 0:
-        _logger.warning(
-            "Collectives of this group of %d ranks go through gloo, with the same results but slower, as the "
-            "ranks cannot share memory: %s.",
-            size,
-            refusal,
-        )
-    return dist.ProcessGroupGloo(store, rank, size, timeout)

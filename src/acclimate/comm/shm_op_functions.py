@@ -1,0 +1,166 @@
+"""What ``ShareMemCommBuilder().load()`` returns: DeepSpeed's functions of its op of this name."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from acclimate.comm.gloo import gloo_instead
+from acclimate.comm.rendezvous import Opening, Rendezvous, why_not_shared
+from acclimate.errors import InvalidEnvironmentError, InvalidRankError, UnsupportedError
+from acclimate.ops import registry
+
+_TIMEOUT = timedelta(minutes=30)
+_SCHEMA = "inference_all_reduce_(Tensor(a!) x) -> ()"
+_MOST_RANKS = 256
+
+
+@dataclass
+class _State:
+    """The group of this process."""
+
+    size: int = 0
+    rank: int = -1
+    gloo: Any = None
+    """Where the ranks cannot share memory."""
+
+
+_state = _State()
+_groups = itertools.count()
+
+
+def why_not_here() -> str | None:
+    """Why no library can be built for this system; ``None`` where one can."""
+    return (
+        None
+        if sys.platform.startswith("linux")
+        else f"memfd and futex are Linux's, and this is {sys.platform}"
+    )
+
+
+def define() -> None:
+    """Defines the operators, once a process."""
+    registry.define(
+        (
+            "shm_comm_bytes(int ranks, int slot_bytes, int ring_bytes) -> int",
+            "shm_comm_open(int descriptor, int rank, int[] processes, int slot_bytes, int ring_bytes, "
+            "int timeout_ms, bool has_spare_cores) -> ()",
+            "shm_comm_close() -> ()",
+        )
+    )
+    registry.define_in_place(_SCHEMA, _through_gloo)
+
+
+def initialize(size: int, rank: int) -> None:
+    """Makes the group of all ranks; does nothing where there is one of this size and rank.
+
+    The ranks find each other through the default group of ``torch.distributed`` where there is one of this
+    size, else at ``MASTER_ADDR`` and ``MASTER_PORT``. Ranks that cannot share memory use gloo, and rank 0
+    warns.
+
+    Args:
+        size: the number of ranks.
+        rank: this one.
+
+    Raises:
+        InvalidRankError: there is no such rank.
+        InvalidEnvironmentError: there is neither a default group nor ``MASTER_ADDR``.
+    """
+    if not 0 <= rank < size:
+        raise InvalidRankError(f"rank is {rank}, but has to be from 0 to {size - 1}, as size is {size}.")
+    if (_state.size, _state.rank) == (size, rank):
+        return
+    store = dist.distributed_c10d.PrefixStore(f"acclimate/shm_comm/{next(_groups)}", _store(size, rank))
+    rendezvous = Rendezvous(store, rank, size)
+    offers = rendezvous.offers(why_not_here() or ("" if _is_native() else "the op was not built"))
+    refusal = why_not_shared(offers, _MOST_RANKS)
+    if not refusal:
+        refusal = rendezvous.join(offers, torch.ops.acclimate.shm_comm_bytes, _open).refusal
+    _state.gloo = gloo_instead(store, rank, size, _TIMEOUT, refusal) if refusal else None
+    _state.size, _state.rank = size, rank
+
+
+def get_rank() -> int:
+    """This rank; -1 before :func:`initialize`."""
+    return _state.rank
+
+
+def get_world_size() -> int:
+    """The number of ranks; 0 before :func:`initialize`."""
+    return _state.size
+
+
+def inference_all_reduce(tensor: torch.Tensor, op: Any = None) -> torch.Tensor:
+    """Replaces a tensor of the host by its sum over all ranks, and returns it.
+
+    Every rank gets the same bits. fp16 and bf16 are summed in fp32. Inside ``torch.compile`` call the
+    operator itself, ``torch.ops.acclimate.inference_all_reduce_``.
+
+    Args:
+        tensor: of any dtype with a sum, and any strides.
+        op: ``ReduceOp.SUM``, which is all there is; ``None`` for the same.
+
+    Raises:
+        UnsupportedError: another reduction was asked for.
+    """
+    if op is not None and op != dist.ReduceOp.SUM:
+        raise InvalidRankError(
+            f"inference_all_reduce sums, and op is {op}. Use torch.distributed.all_reduce."
+        )
+    if _state.gloo is None:
+        torch.ops.acclimate.inference_all_reduce_(tensor)
+    else:
+        _through_gloo(tensor)
+    return tensor
+
+
+def _through_gloo(x: torch.Tensor) -> None:
+    if _state.gloo is None:
+        raise InvalidEnvironmentError("inference_all_reduce needs initialize(size, rank) first.")
+    dense = x.contiguous()
+    _state.gloo.allreduce([dense]).wait()
+    if dense is not x:
+        x.copy_(dense)
+
+
+def _open(opening: Opening) -> bool:
+    geometry = opening.memory.geometry
+    torch.ops.acclimate.shm_comm_open(
+        opening.memory.descriptor,
+        opening.rank,
+        opening.processes,
+        geometry.slot_bytes,
+        geometry.ring_bytes,
+        int(_TIMEOUT.total_seconds() * 1000),
+        opening.has_spare_cores,
+    )
+    return True
+
+
+def _is_native() -> bool:
+    return bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(
+            "acclimate::shm_comm_open", "CompositeExplicitAutograd"
+        )
+    )
+
+
+def _store(size: int, rank: int) -> Any:
+    if dist.is_initialized() and dist.get_world_size() == size:
+        return dist.distributed_c10d._get_default_store()
+    if size > 1 and not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
+        raise InvalidEnvironmentError(
+            "initialize() needs a way for the ranks to find each other. Call acclimate.init_distributed() "
+            "before, or set MASTER_ADDR and MASTER_PORT."
+        )
+    if size == 1:
+        return torch._C._distributed_c10d.HashStore()
+    store, _, _ = next(dist.distributed_c10d.rendezvous("env://", rank, size))
+    return store
