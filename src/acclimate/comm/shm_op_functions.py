@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from acclimate.comm.gloo import gloo_instead
 from acclimate.comm.rendezvous import Opening, Rendezvous, why_not_shared
@@ -78,11 +79,11 @@ def initialize(size: int, rank: int) -> None:
     if (_state.size, _state.rank) == (size, rank):
         return
     store = dist.distributed_c10d.PrefixStore(f"acclimate/shm_comm/{next(_groups)}", _store(size, rank))
-    rendezvous = Rendezvous(store, rank, size)
-    offers = rendezvous.offers(why_not_here() or ("" if _is_native() else "the op was not built"))
+    meeting = Rendezvous(store, rank, size)
+    offers = meeting.offers(why_not_here() or ("" if _is_native() else "the op was not built"))
     refusal = why_not_shared(offers, _MOST_RANKS)
     if not refusal:
-        refusal = rendezvous.join(offers, torch.ops.acclimate.shm_comm_bytes, _open).refusal
+        refusal = meeting.join(offers, torch.ops.acclimate.shm_comm_bytes, _open).refusal
     _state.gloo = gloo_instead(store, rank, size, _TIMEOUT, refusal) if refusal else None
     _state.size, _state.rank = size, rank
 
@@ -111,7 +112,7 @@ def inference_all_reduce(tensor: torch.Tensor, op: Any = None) -> torch.Tensor:
         UnsupportedError: another reduction was asked for.
     """
     if op is not None and op != dist.ReduceOp.SUM:
-        raise InvalidRankError(
+        raise UnsupportedError(
             f"inference_all_reduce sums, and op is {op}. Use torch.distributed.all_reduce."
         )
     if _state.gloo is None:
@@ -162,5 +163,5 @@ def _store(size: int, rank: int) -> Any:
         )
     if size == 1:
         return torch._C._distributed_c10d.HashStore()
-    store, _, _ = next(dist.distributed_c10d.rendezvous("env://", rank, size))
+    store, _, _ = next(rendezvous("env://", rank, size))
     return store
