@@ -26,7 +26,7 @@ from fresh_process import plain_environment
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "acclimate"
 
-HARDWARE_ROOMS = ("backends",)
+HARDWARE_ROOMS = ("backends", "compat")
 """Besides each op's own folder, the only place that may name a vendor's hardware."""
 
 OF_ONE_OP = re.compile(r"ops/(?!build/|optimizers/\w+\.py)\w+/")
@@ -117,7 +117,7 @@ def hardware_names(source: Source) -> Iterator[str]:
             yield f'{source.at(text)} has "{text.value}"'
 
 
-def test_hardware_is_named_only_in_backends_and_ops() -> None:
+def test_hardware_is_named_only_in_backends_compat_and_ops() -> None:
     assert collect(hardware_names) == []
 
 

@@ -29,9 +29,15 @@ def run_python(
     )
 
 
+<<<<<<< HEAD
 def run_folder(name: str, profile: str = "", marks: str = "not slow") -> None:
     """Runs those tests of one folder on sim that ``pytest -m`` chooses; fails with their report."""
     result = run_python("-m", "pytest", "-q", "-m", marks, str(TESTS / name), profile=profile)
+=======
+def run_folders(names: list[str], profile: str = "") -> None:
+    """Runs the tests of folders or files on sim, in one process; fails with their report."""
+    result = run_python("-m", "pytest", "-q", *(str(TESTS / name) for name in names), profile=profile)
+>>>>>>> 8108b6c (Other libraries on a device that they have no name for, and sim under strangers' programs)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

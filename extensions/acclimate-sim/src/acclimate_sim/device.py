@@ -13,7 +13,14 @@ from torch.utils.backend_registration import (
     rename_privateuse1_backend,
 )
 
-from acclimate_sim import collectives, compiling, safetensors_names, torch_module
+from acclimate_sim import (
+    collectives,
+    compiling,
+    float64_inside_torch,
+    safetensors_names,
+    torch_module,
+    untied_weights,
+)
 from acclimate_sim.errors import DeviceInUseError
 from acclimate_sim.library import NAMED_SLOTS, open_device_library
 from acclimate_sim.profile import Profile, read_profile
@@ -71,6 +78,9 @@ def make_device(
         collectives.register(communication_backend, device_type)
         compiling.register(device_type)
         safetensors_names.register(device_type)
+        float64_inside_torch.register(device_type, has_float64="float64" not in profile.refused)
+        if profile.replaces_parameters:
+            untied_weights.register()
         _made = True
 
 

@@ -47,6 +47,20 @@ def test_indices_may_be_on_the_host() -> None:
         x[torch.tensor([1], device="sim")]
 
 
+@pytest.mark.parametrize("options", [{}, {"periodic": False}, {"periodic": True, "beta": 8.0}])
+def test_kaisers_window_is_the_hosts(options: dict[str, float]) -> None:
+    window = torch.kaiser_window(7, **options, device="sim:1")
+    assert window.device == torch.device("sim:1")
+    assert window.cpu().equal(torch.kaiser_window(7, **options))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64, torch.float32])
+def test_a_histogram_counts_integers_as_accelerators_do(dtype: torch.dtype) -> None:
+    experts = torch.tensor([[3, 0, 3], [1, 3, 0]], dtype=dtype, device="sim")
+    counts = torch.histc(experts, bins=4, min=0, max=3)
+    assert (counts.dtype, counts.tolist()) == (dtype, [2, 1, 0, 3])
+
+
 def test_to_copies_and_a_device_without_index_is_the_current_one() -> None:
     a = x.to("sim")
     b = a.to("sim:1")

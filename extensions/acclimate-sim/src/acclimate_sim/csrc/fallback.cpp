@@ -53,6 +53,18 @@ bool convolution_backward(const Operator&, Stack* stack) {
   return true;
 }
 
+// Accelerators count integers, and code for them relies on it (experts of a language model); the host's
+// kernel takes floating point only.
+bool histogram_of_integers(const Operator&, Stack* stack) {
+  IValue& values = *(stack->end() - 4);
+  const auto dtype = values.toTensor().scalar_type();
+  if (!c10::isIntegralType(dtype, /*includeBool=*/false)) return false;
+  values = values.toTensor().to(at::kDouble);
+  call("aten::histc", stack);
+  stack->back() = stack->back().toTensor().to(dtype);
+  return true;
+}
+
 Operator::Operator(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   name = toString(op.operator_name());
@@ -64,6 +76,7 @@ Operator::Operator(const c10::OperatorHandle& op) {
   draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
   if (name == "aten::convolution_overrideable") special = convolution;
   if (name == "aten::convolution_backward_overrideable") special = convolution_backward;
+  if (name == "aten::histc") special = histogram_of_integers;
   if (name == "aten::_pack_padded_sequence") {
     host_argument = 1;  // lengths
     host_result = 1;  // batch sizes

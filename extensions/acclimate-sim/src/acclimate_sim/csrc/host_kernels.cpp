@@ -3,6 +3,8 @@
 // torch has a kernel for all devices of some 400 operators, made of others: mul.Tensor becomes empty_strided
 // and mul.out, layer_norm a batch norm. It goes before a device's fallback. Naming the fallback for them
 // gives the host's numbers to the last bit, and one operator's cost in place of three's.
+//
+// Kaiser's window has only the kernel for all devices, which looks for one of the device by another way.
 #include "fallback.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -26,8 +28,9 @@ const bool g_host_kernels_registered = [] {
     if (name.name.rfind("aten::", 0) != 0 || !op || !op->hasSchema()) continue;
     const bool composed = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
                           op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
+    const bool is_kaiser_window = name.name == "aten::kaiser_window";
     const bool ours = op->hasKernelForDispatchKey(kSimKey);
-    if (composed && !ours && op->hasKernelForDispatchKey(DispatchKey::CPU)) {
+    if (composed && !ours && (is_kaiser_window || op->hasKernelForDispatchKey(DispatchKey::CPU))) {
       g_host_kernels.impl(toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
     }
 #ifndef SIM_IN_A_NAMED_SLOT

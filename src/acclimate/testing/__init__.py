@@ -1,0 +1,1 @@
+"""A project's own tests on any accelerator: a plugin for pytest."""

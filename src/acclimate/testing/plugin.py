@@ -1,0 +1,67 @@
+"""A project's own tests on an accelerator of one's choice.
+
+    pytest --on-accelerator sim tests/
+    ACCLIMATE_ACCELERATOR=sim pytest tests/
+
+pytest loads this module in every project that has acclimate installed, so it imports next to nothing, and
+does nothing where no accelerator is named.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from acclimate.accelerator import Accelerator
+
+VARIABLE = "ACCLIMATE_ACCELERATOR"
+OPTION = "--on-accelerator"  # not --accelerator, which projects have for themselves
+
+_header: pytest.StashKey[str] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declares ``--on-accelerator``."""
+    group = parser.getgroup("acclimate")
+    group.addoption(
+        OPTION,
+        metavar="NAME",
+        default=None,
+        help=f"make this accelerator before any test is imported: torch's current accelerator, and what test "
+        f"suites take for their device; also by {VARIABLE}. The default device stays the project's",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Makes the accelerator where one is named, before a conftest looks for devices."""
+    name = early_config.known_args_namespace.on_accelerator or os.environ.get(VARIABLE)
+    if not name:
+        return
+    os.environ[VARIABLE] = name  # for processes that tests start
+    from acclimate.errors import AcclimateError
+    from acclimate.selection import get_accelerator
+
+    try:
+        accelerator = get_accelerator()
+    except AcclimateError as error:
+        raise pytest.UsageError(str(error)) from error
+    from acclimate.compat.device_variables import tell_libraries
+
+    told = tell_libraries(accelerator)
+    early_config.stash[_header] = _describe(accelerator, told)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """A line that tells the device."""
+    return config.stash.get(_header, None)
+
+
+def _describe(accelerator: Accelerator, told: dict[str, str]) -> str:
+    devices = f"{accelerator.device_count()} of {accelerator.get_device_name()}"
+    dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in accelerator.supported_dtypes())
+    variables = "".join(f", {name}={value}" for name, value in told.items())
+    return f"accelerator: {accelerator.name}, {devices}, {dtypes}{variables}"
