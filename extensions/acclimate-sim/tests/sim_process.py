@@ -29,15 +29,16 @@ def run_python(
     )
 
 
-<<<<<<< HEAD
-def run_folder(name: str, profile: str = "", marks: str = "not slow") -> None:
-    """Runs those tests of one folder on sim that ``pytest -m`` chooses; fails with their report."""
-    result = run_python("-m", "pytest", "-q", "-m", marks, str(TESTS / name), profile=profile)
-=======
-def run_folders(names: list[str], profile: str = "") -> None:
-    """Runs the tests of folders or files on sim, in one process; fails with their report."""
-    result = run_python("-m", "pytest", "-q", *(str(TESTS / name) for name in names), profile=profile)
->>>>>>> 8108b6c (Other libraries on a device that they have no name for, and sim under strangers' programs)
+def run_folder(names: str, profile: str = "", marks: str = "not slow") -> None:
+    """Runs those tests of folders or files on sim that ``pytest -m`` chooses; fails with their report.
+
+    Args:
+        names: of the folders or files, with spaces between; one process runs them all.
+        profile: what ``ACCLIMATE_SIM`` says.
+        marks: which of the tests.
+    """
+    paths = [str(TESTS / name) for name in names.split()]
+    result = run_python("-m", "pytest", "-q", "-m", marks, *paths, profile=profile)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sim_process import run_folders
+from sim_process import run_folder
 
 
 @pytest.mark.parametrize(
@@ -18,13 +18,9 @@ from sim_process import run_folders
     ],
 )
 def test_folder_passes_on_sim(folder: str, profile: str) -> None:
-<<<<<<< HEAD
     run_folder(folder, profile)
 
 
 @pytest.mark.slow
 def test_the_slow_tests_pass_on_sim() -> None:
     run_folder("on_sim", marks="slow")
-=======
-    run_folders(folder.split(), profile)
->>>>>>> 8108b6c (Other libraries on a device that they have no name for, and sim under strangers' programs)
