@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -95,6 +97,16 @@ def seconds(command: list[str]) -> float:
     return reached
 
 
+def demo() -> str:
+    """Runs the command of `make demo`, whose model has been converted by now; returns its last line."""
+    makefile = (results.ROOT / "Makefile").read_text(encoding="utf-8")
+    command = shlex.split(re.search(r"acclimate (generate .*)", makefile)[1])  # type: ignore[index]
+    ended = subprocess.run(
+        [sys.executable, "-m", "acclimate", *command], check=True, capture_output=True, text=True
+    )
+    return ended.stderr.strip().splitlines()[-1]
+
+
 def measure(rounds: int, new_tokens: int) -> dict[str, Any]:
     loaded = load_model()
     prompt = loaded.tokenizer.encode(PROMPT)
@@ -125,6 +137,7 @@ def measure(rounds: int, new_tokens: int) -> dict[str, Any]:
         starts["transformers"].append(seconds(theirs))
     ratios = [a / b for a, b in zip(decode["acclimate"], decode["transformers"], strict=True)]
     return {
+        "closing_line": demo(),
         "dtype": dtype,
         "accelerator": loaded.accelerator.name,
         "same_tokens": len(texts) == 1,
@@ -190,7 +203,7 @@ def record(report: dict[str, Any]) -> None:
             {"transformers": starts["transformers"]},
         ),
     ]
-    results.record("generate", figures, {"transformers": transformers.__version__})
+    results.record("generate", figures, {"transformers": transformers.__version__}, report["closing_line"])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The figures that benchmarks measured: kept in one committed file, shown in the README and in one picture.
+"""The benchmarks' figures: stored in one committed file, shown in the README, on a page and in a picture.
 
-A benchmark calls :func:`record`; `make bench` sets the folder that it writes to, then :func:`merge` puts what
-came into ``docs/results.json``. A benchmark that was not run keeps its older figures, date and machine.
+A benchmark calls :func:`record`; `make bench` sets the folder that it writes to, and :func:`merge` adds the
+results to ``docs/results.json``. A benchmark that was not run keeps its older figures, date and machine.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ FOLDER_VARIABLE = "ACCLIMATE_BENCHMARK_RESULTS"
 PAGE = ROOT / "docs" / "results.md"
 HEAD = "# What it costs\n\nWritten by `make bench` from `results.json`.\n"
 BEGIN, END = "<!-- written by make bench -->\n", "<!-- end -->\n"
+DEMO_LINE = re.compile(r"^\[\w+ \| .* \| .*\]$", re.MULTILINE)
+"""The last line of the demo's output, as in the README."""
 COLOURS = ("#2a6f97", "#e09f3e", "#9e2a2b", "#6a994e", "#8338ec", "#495057")
 
 
@@ -56,15 +59,23 @@ class Run:
     machine: str
     versions: dict[str, str]
     figures: tuple[Figure, ...]
+    closing_line: str = ""
+    """The last line of the demo's output, for the README."""
 
 
-def record(benchmark: str, figures: Sequence[Figure], peers: dict[str, str] | None = None) -> None:
-    """Keeps figures where `make bench` asked for them; does nothing in a run by hand.
+def record(
+    benchmark: str,
+    figures: Sequence[Figure],
+    peers: dict[str, str] | None = None,
+    closing_line: str = "",
+) -> None:
+    """Stores figures for `make bench`; does nothing in a run by hand.
 
     Args:
-        benchmark: its file's name without ``.py``.
-        figures: what it measured.
-        peers: versions of the peers that it ran beside.
+        benchmark: the benchmark's file name without ``.py``.
+        figures: the measured figures.
+        peers: the peers' versions.
+        closing_line: the last line of the demo's output, from the benchmark that runs it.
     """
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
@@ -72,7 +83,7 @@ def record(benchmark: str, figures: Sequence[Figure], peers: dict[str, str] | No
     versions = {name: importlib.metadata.version(name) for name in ("acclimate", "torch")}
     versions["Python"] = platform.python_version()
     today = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
-    run = Run(benchmark, today, machine(), versions | (peers or {}), tuple(figures))
+    run = Run(benchmark, today, machine(), versions | (peers or {}), tuple(figures), closing_line)
     Path(folder, f"{benchmark}.json").write_text(json.dumps(asdict(run)), encoding="utf-8")
 
 
@@ -138,11 +149,17 @@ def origin(runs: dict[str, Run]) -> str:
     return f"Medians of runs in which the contestants took turns, on {where}, with {beside}.\n"
 
 
+def closing_line(runs: dict[str, Run]) -> str:
+    """The last line of the demo's output in its latest run; empty if it was never run."""
+    return next((run.closing_line for run in runs.values() if run.closing_line), "")
+
+
 def write_pages(runs: dict[str, Run]) -> None:
-    """Writes the page with the table, and where the figures come from into the README, between its marks."""
+    """Writes the page with the table, and the figures' origin and the demo's last line into the README."""
     PAGE.write_text(f"{HEAD}\n{origin(runs)}\n![what it costs](costs.png)\n\n{table(runs)}", encoding="utf-8")
     before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-    README.write_text(before + BEGIN + origin(runs) + END + rest.partition(END)[2], encoding="utf-8")
+    text = before + BEGIN + origin(runs) + END + rest.partition(END)[2]
+    README.write_text(DEMO_LINE.sub(lambda line: closing_line(runs) or line[0], text), encoding="utf-8")
 
 
 def draw(runs: dict[str, Run], path: Path = CHART) -> None:

@@ -5,8 +5,7 @@
     acc = get_accelerator()
     x = torch.empty(shape, device=acc.current_device_name())
 
-Importing this package imports neither torch nor any vendor's package; each name below is resolved when it is
-first used.
+Importing this package imports neither torch nor a vendor's package; names are resolved on first use.
 """
 
 from __future__ import annotations

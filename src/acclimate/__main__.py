@@ -7,8 +7,9 @@ import sys
 
 
 def main() -> int:
-    """Runs the command line of this process; returns the exit code."""
-    # Importing the command line takes a while. Until it handles Ctrl-C, the kernel ends the process silently.
+    """Runs this process's command line; returns the exit code."""
+    # Importing the command line takes a while; until it handles Ctrl-C, the default action ends the process
+    # without a traceback.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from acclimate.cli import main as run

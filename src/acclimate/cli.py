@@ -1,6 +1,6 @@
-"""``acclimate …``: parses the command line, hands over to one room, and turns whatever fails into one line.
+"""``acclimate …``: parses the command line, runs a command, and turns any error into one line.
 
-A command's module is imported only when that command is run, so that each starts fast.
+A command's module is imported only when that command runs, so that each starts fast.
 
 Exit codes are listed in docs/commands.md.
 """
@@ -20,19 +20,19 @@ from types import FrameType
 from typing import TextIO
 
 from acclimate import __version__
-from acclimate.errors import AcclimateError, WorkingDirectoryError
+from acclimate.errors import AcclimateError, WorkingDirectoryError, excerpt
 
 COMMANDS = {
-    "info": ("what was found on this machine, what was rejected and why", "acclimate.info.command"),
-    "run": ("start ranks of a script, here or on many hosts, bound to cores", "acclimate.launch.command"),
-    "generate": ("make a language model write text on this accelerator", "acclimate.inference.command"),
-    "ops": ("list the native ops of this accelerator, build them ahead, clean them", "acclimate.ops.command"),
+    "info": ("show the accelerator of this machine, and why others cannot be used", "acclimate.info.command"),
+    "run": ("start a script's ranks, here or on many hosts, bound to cores", "acclimate.launch.command"),
+    "generate": ("generate text with a language model on this accelerator", "acclimate.inference.command"),
+    "ops": ("list, build or remove the native ops of this accelerator", "acclimate.ops.command"),
     "conformance": (
         "check that an accelerator keeps every promise of the interface",
         "acclimate.conformance.command",
     ),
 }
-"""Name of each command: a line of help, and the module with its ``add_arguments`` and ``run``."""
+"""The commands by name, each with a line of help and the module of its ``add_arguments`` and ``run``."""
 
 READER_LEFT, USER_ERROR, OWN_ERROR, INTERRUPTED = 1, 2, 70, 130
 
@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code.
 
     Args:
-        argv: what follows the program's name. ``None``: this process's, which then is this program's alone.
+        argv: the arguments without the program's name. ``None``: this process's, whose standard streams and
+            handling of Ctrl-C are then set up for the command.
     """
     with _own_process() if argv is None else contextlib.nullcontext(_Interrupts()) as interrupts:
         arguments = list(sys.argv[1:] if argv is None else argv)
@@ -54,13 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 code = _run(arguments)
             finally:
                 _finish_output()
-            if interrupts.seen and code == 0:  # some library has swallowed the exception
+            if interrupts.seen and code == 0:  # a library has swallowed the exception
                 raise KeyboardInterrupt
             return code
-        except SystemExit:  # argparse's, which has said why
+        except SystemExit:  # argparse's, which has printed the reason
             raise
-        except BaseException as error:  # noqa: BLE001 - the one place where what is left becomes a line
-            # A library may have made another error of it.
+        except BaseException as error:  # noqa: BLE001 - the one place where any error becomes one line
+            # A library may have turned a Ctrl-C into another error.
             code, message = _explained(KeyboardInterrupt() if interrupts.seen else error)
             if os.environ.get("ACCLIMATE_TRACEBACK") == "1":
                 sys.excepthook(type(error), error, error.__traceback__)
@@ -78,7 +79,7 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"acclimate {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
-    asked = parser  # whose usage an error shows
+    asked = parser  # the parser whose usage an error shows
     for name, (summary, module) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
         if name == wanted:
@@ -89,28 +90,28 @@ def _run(arguments: list[str]) -> int:
         return USER_ERROR
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
-        asked.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if isinstance(sys.stdout, TextIOWrapper):  # a letter that the terminal cannot show must not end a command
+        asked.error(f"unrecognized arguments: {excerpt(' '.join(unknown), _LONGEST_MESSAGE)}")
+    if isinstance(sys.stdout, TextIOWrapper):  # a character that the terminal lacks must not end a command
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         os.getcwd()
-    except OSError as error:  # in which torch's libraries would end the process, with a message of theirs
+    except OSError as error:  # torch's libraries would abort the process
         raise WorkingDirectoryError(
-            f"the working directory cannot be used: {error.strerror}. It was deleted, most likely; cd to one "
-            "that exists"
+            f"the working directory cannot be used: {error.strerror}. It has probably been deleted; cd to "
+            "another directory"
         ) from error
     code: int = import_module(COMMANDS[args.command][1]).run(args)
     return code
 
 
-# -- what went wrong, in one line --------------------------------------------------------------------
+# -- errors in one line ------------------------------------------------------------------------------
 
 
 def _explained(error: BaseException) -> tuple[int, str]:
-    """The exit code for an error, and what to say of it."""
+    """Returns the exit code and the message for an error."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
-    if isinstance(error, BrokenPipeError):  # whoever read the output, such as `head`, has seen enough
+    if isinstance(error, BrokenPipeError):  # the reader of the output, such as `head`, has exited
         _give_up(sys.stdout)
         return READER_LEFT, ""
     if isinstance(error, AcclimateError):
@@ -135,13 +136,13 @@ _MORE = " (ACCLIMATE_TRACEBACK=1 shows where)"
 def _in_one_line(error: BaseException) -> str:
     try:
         text = " ".join(str(error).split()).rstrip(".")
-    except Exception:  # noqa: BLE001 - a vendor's class may fail at that too
+    except Exception:  # noqa: BLE001 - a vendor's __str__ may raise anything
         text = ""
     return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]} …"
 
 
 def _output_error() -> str | None:
-    """Why standard output takes no more; ``None`` where it does."""
+    """Returns why standard output cannot be written; ``None`` if it can."""
     try:
         _finish_output()
     except OSError as error:
@@ -151,12 +152,12 @@ def _output_error() -> str | None:
 
 
 def _finish_output() -> None:
-    """Writes what is left of the output.
+    """Flushes the output.
 
     Raises:
-        OSError: it could not be written, or some of it before, which argparse does not tell.
+        OSError: it cannot be written, or an earlier write failed, which argparse ignores.
     """
-    with contextlib.suppress(ValueError):  # somebody closed it
+    with contextlib.suppress(ValueError):  # it has been closed
         sys.stdout.flush()
     failure = getattr(sys.stdout, "failure", None)
     if failure is not None:
@@ -170,7 +171,7 @@ def _say(text: str) -> None:
 
 
 def _give_up(stream: TextIO) -> None:
-    """Sends what a stream still holds nowhere, since Python flushes it at exit."""
+    """Sends a stream's buffer to /dev/null, since Python flushes it at exit."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -178,14 +179,14 @@ def _give_up(stream: TextIO) -> None:
         stream.flush()
 
 
-# -- a process of its own ----------------------------------------------------------------------------
+# -- the process -------------------------------------------------------------------------------------
 
 
 class _Stream(TextIOWrapper):
-    """A standard stream over the same file as Python's own, so it never closes that.
+    """A standard stream on the buffer of Python's own stream, which it never closes.
 
     Args:
-        stream: Python's.
+        stream: Python's own stream.
     """
 
     def __init__(self, stream: TextIOWrapper) -> None:
@@ -198,13 +199,13 @@ class _Stream(TextIOWrapper):
         )
 
     def close(self) -> None:
-        """Only flushes."""
+        """Flushes without closing."""
         with contextlib.suppress(ValueError, OSError):
             self.flush()
 
 
 class _OutputStream(_Stream):
-    """Standard output that remembers the first failure."""
+    """Standard output that records its first failure."""
 
     failure: OSError | None = None
 
@@ -226,7 +227,7 @@ class _OutputStream(_Stream):
 
 
 class _ErrorStream(_Stream):
-    """Standard error that may be full or gone: what cannot be said is no reason to end a command."""
+    """Standard error whose failures do not end a command."""
 
     def write(self, text: str) -> int:
         try:
@@ -251,41 +252,41 @@ class _Interrupts:
 
 @contextlib.contextmanager
 def _own_process() -> Iterator[_Interrupts]:
-    """Standard streams that can be written to, and a Ctrl-C that ends the process without a traceback."""
+    """Opens closed standard streams, and makes Ctrl-C end the process without a traceback."""
     _open_standard_streams()
     interrupts = _Interrupts()
     sys.unraisablehook = _report_unraisable
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as nohup and a shell's "&" leave it
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # which nohup and a shell's "&" set
         signal.signal(signal.SIGINT, interrupts.raise_one)
     try:
         yield interrupts
     finally:
-        # Python only cleans up from here on, and would show a traceback for what interrupts that.
+        # Python only cleans up from here on, and would print a traceback if it were interrupted.
         if signal.getsignal(signal.SIGINT) == interrupts.raise_one:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _report_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    # A Ctrl-C that arrives in a finalizer or a callback; main() ends the command after it.
+    # A Ctrl-C in a finalizer or callback; main() ends the command afterwards.
     if not issubclass(unraisable.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(unraisable)
 
 
 def _open_standard_streams() -> None:
-    """Opens what whoever started this has closed, as some daemons do.
+    """Opens /dev/null in place of standard streams that the parent process has closed, as some daemons do.
 
-    Else the next file that is opened would get the number of a standard stream, and what a child prints.
+    Otherwise the next opened file would get the number of a standard stream, and output of a child.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_RDWR), number)  # the lowest number that is free: this one
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)  # open() returns the lowest free number: this one
             os.set_inheritable(number, True)
     for number, name, kind in ((1, "stdout", _OutputStream), (2, "stderr", _ErrorStream)):
         stream = getattr(sys, name)
         if stream is None:
-            # Kept in Python's own place, as its buffer is used from now on.
+            # Also stored as sys.__stdout__ or sys.__stderr__, which keeps its buffer open.
             stream = open(number, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
             setattr(sys, f"__{name}__", stream)
         if isinstance(stream, TextIOWrapper):

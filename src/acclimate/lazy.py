@@ -1,4 +1,4 @@
-"""Packages whose public names are imported when they are first used."""
+"""Packages whose public names are imported on first use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 def lazy_names(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package.
+    """Returns ``__getattr__`` and ``__dir__`` for a package.
 
     Args:
-        package: its name.
-        homes: the module that holds each public name.
+        package: the package's name.
+        homes: the module of each public name.
     """
     module = sys.modules[package]
 
@@ -24,7 +24,7 @@ def lazy_names(
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(home), name)
-        setattr(module, name, value)  # the next use does not come here
+        setattr(module, name, value)  # the next use does not call this function
         return value
 
     def names() -> list[str]:

@@ -1,8 +1,7 @@
-"""Which accelerator this process uses: by explicit choice, else by detection; chosen once.
+"""Selects the accelerator of this process, once: by explicit choice, else by detection.
 
-An explicit choice (``set_accelerator``, ``DS_ACCELERATOR``, ``ACCLIMATE_ACCELERATOR``) fails loudly where it
-cannot be used. Detection tries every record by rank, keeps the reason of each that cannot be used, and ends
-at the CPU.
+An explicit choice (``set_accelerator``, ``DS_ACCELERATOR``, ``ACCLIMATE_ACCELERATOR``) raises an error if it
+cannot be used. Detection tries the records by rank, collects why each cannot be used, and ends with the CPU.
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ from acclimate.errors import (
     InvalidBackendError,
     SelectionInProgressError,
     UnknownAcceleratorError,
+    excerpt,
 )
 from acclimate.imports import (
+    AUTOLOAD_VARIABLE,
     ForkSafeLock,
     VendorCodeError,
     contained,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from acclimate.accelerator import Accelerator
 
 OTHER_DEVICE = "(other)"
-"""What stands for a device that torch knows and no record names, where there is none."""
+"""The name of the generic record while torch knows no device without a record."""
 _VARIABLES = ("DS_ACCELERATOR", "ACCLIMATE_ACCELERATOR")
 
 _logger = logging.getLogger("acclimate")
@@ -50,19 +51,19 @@ _lock = ForkSafeLock()
 _active: Accelerator | None = None
 _chosen_by = ""
 _chooser: int | None = None
-"""The thread that is choosing."""
+"""The thread that is selecting."""
 _failures: dict[str, str] = {}
-"""By a record's target, why detection could not load an accelerator that its probe had found."""
+"""Why detection could not load an accelerator that its probe had found, by the record's target."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What was found out about one way to an accelerator."""
+    """The result of probing one record."""
 
     name: str
-    """Of the record."""
+    """The record's name."""
     reason: str | None
-    """Why it cannot be used here; ``None`` when it can."""
+    """Why it cannot be used here; ``None`` if it can."""
     auto_detect: bool = True
     """Whether detection may choose it."""
 
@@ -71,22 +72,22 @@ class Candidate:
 
 
 def get_accelerator() -> Accelerator:
-    """The accelerator of this process, chosen at the first call and the same ever after.
+    """Returns the accelerator of this process, which the first call selects.
 
     Raises:
-        UnknownAcceleratorError: ``DS_ACCELERATOR`` or ``ACCLIMATE_ACCELERATOR`` names none.
-        ConflictingChoiceError: they name different ones.
-        AcceleratorUnavailableError: the one they name cannot be used here.
+        UnknownAcceleratorError: ``DS_ACCELERATOR`` or ``ACCLIMATE_ACCELERATOR`` names no accelerator.
+        ConflictingChoiceError: the two variables name different accelerators.
+        AcceleratorUnavailableError: the named accelerator cannot be used here.
     """
     active = _active  # read once: another thread may leave use_accelerator() meanwhile
     return active if active is not None else _choose()
 
 
 def set_accelerator(choice: Accelerator | str) -> None:
-    """Chooses the accelerator of this process: an object, or the name of a record.
+    """Sets the accelerator of this process, given as an object or by name.
 
-    Choosing another than the one in use is possible, and logged: what holds on to the old one, such as a
-    model on its device, does not move.
+    Replacing an accelerator that is in use logs a warning: existing objects, such as a model on its device,
+    do not move.
 
     Raises:
         UnknownAcceleratorError: no accelerator has that name.
@@ -105,7 +106,7 @@ def set_accelerator(choice: Accelerator | str) -> None:
 
 @contextmanager
 def use_accelerator(choice: Accelerator | str) -> Iterator[Accelerator]:
-    """Within the block, ``get_accelerator()`` gives ``choice``, in all threads; for tests.
+    """Makes ``get_accelerator()`` return ``choice`` in the ``with`` block, in all threads; for tests.
 
     Raises:
         UnknownAcceleratorError: no accelerator has that name.
@@ -125,12 +126,12 @@ def use_accelerator(choice: Accelerator | str) -> Iterator[Accelerator]:
 
 
 def chosen_by() -> str:
-    """How the accelerator in use was chosen: a variable with its value, a function, or "detection"."""
+    """Returns how the accelerator was selected: a variable with its value, a function, or "detection"."""
     return _chosen_by
 
 
 def is_current_accelerator_supported() -> bool:
-    """Whether the accelerator in use is one of the specification's nine."""
+    """Whether this process's accelerator is one of the nine in DeepSpeed's specification."""
     return get_accelerator().name in SPECIFIED
 
 
@@ -144,8 +145,8 @@ def _choose() -> Accelerator:
             return _active
         if _chooser is not None:
             raise SelectionInProgressError(
-                "get_accelerator() was called while the accelerator is being chosen: a backend's module "
-                "must not ask for it when imported."
+                "get_accelerator() was called while the accelerator is being selected: a backend's module "
+                "must not call it at import."
             )
         _chooser = threading.get_ident()
         try:
@@ -163,7 +164,7 @@ def _choose() -> Accelerator:
 
 
 def _start_over_in_child() -> None:
-    """In a child forked while another thread was choosing, which does not exist here."""
+    """Lets a child select again if another thread of the parent was selecting."""
     global _chooser
     if _chooser != threading.get_ident():
         _chooser = None
@@ -174,14 +175,14 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def requested() -> tuple[str, str] | None:
-    """The variable that names an accelerator, and the name; ``None`` where detection decides.
+    """Returns the variable that names an accelerator, and the name; ``None`` for detection.
 
     Raises:
         ConflictingChoiceError: both variables are set and differ.
     """
     values = {variable: os.environ[variable] for variable in _VARIABLES if os.environ.get(variable)}
     if len(set(values.values())) > 1:
-        stated = " and ".join(f'{variable} is "{value}"' for variable, value in values.items())
+        stated = " and ".join(f'{variable} is "{excerpt(value)}"' for variable, value in values.items())
         raise ConflictingChoiceError(f"{stated}. Unset one of them, or give both the same value.")
     return next(iter(values.items()), None)
 
@@ -193,23 +194,23 @@ def _resolve(choice: Accelerator | str) -> Accelerator:
 
     if not isinstance(choice, Accelerator):
         raise InvalidBackendError(
-            "An accelerator has to be a subclass of acclimate.Accelerator or a name, "
+            "An accelerator must be an object of a subclass of acclimate.Accelerator or a name, "
             f"not {type(choice).__name__}."
         )
     return choice
 
 
 def load_by_name(name: str, source: str) -> Accelerator:
-    """The accelerator called ``name``, whether or not detection would choose it.
+    """Returns the accelerator with this name, whether or not detection would select it.
 
     Args:
-        name: of a record, or torch's name for a device that no record has.
-        source: what asked for it, for the message: a variable's name.
+        name: the name of a record, or torch's name for a device without a record.
+        source: the source of the name, such as a variable, for the message.
 
     Raises:
         UnknownAcceleratorError: no record has that name, and torch does not know it.
         AcceleratorUnavailableError: it cannot be used here.
-        InvalidBackendError: a plug-in's record points to something that is no ``Accelerator``.
+        InvalidBackendError: the target of a plug-in's record is not an ``Accelerator``.
     """
     import_torch()
     records, broken = find_backends()
@@ -232,7 +233,7 @@ def load_by_name(name: str, source: str) -> Accelerator:
                 with contained():
                     return record.load()
             except VendorCodeError as error:
-                if isinstance(error.__cause__, AcclimateError):  # says by itself what is wrong
+                if isinstance(error.__cause__, AcclimateError):  # a message for users
                     raise error.__cause__ from None
                 reason = f"The {name} accelerator was found, but cannot be loaded: {error}."
         reasons.append(reason)
@@ -240,25 +241,26 @@ def load_by_name(name: str, source: str) -> Accelerator:
 
 
 def _absent_device(name: str, source: str, package: str) -> str:
-    """For a device without a record, whose package is installed: it would be torch's if it worked."""
+    """The message for a device without a record, whose installed package did not add it to torch."""
     failure = failure_of(package)
     why = (
         f"fails to import: {failure}"
         if failure is not None
-        else "brings no such device to torch in this process: torch finds none on this machine"
+        else "adds no such device to torch in this process: torch finds none on this machine"
     )
     undo = f"unset {source}" if source in _VARIABLES else "call get_accelerator() without choosing"
     return (
-        f'{source} is "{name}". The package for it, {package}, is installed, and {why}.\n'
-        f"Install what {package} needs to find its devices, or {undo} to detect what is here."
+        f'{source} is "{name}". Its package, {package}, is installed, but {why}.\n'
+        f"Install the drivers that {package} needs, or {undo} to detect what is here."
     )
 
 
 def _unknown(name: str, source: str, records: list[Backend]) -> str:
     known = list(dict.fromkeys([*SPECIFIED, *(record.name for record in records)]))
-    close = difflib.get_close_matches(name.strip().lower(), known, n=1)
+    shown = excerpt(name)
+    close = difflib.get_close_matches(shown.strip().lower(), known, n=1)
     hint = f'; did you mean "{close[0]}"?' if close else "."
-    return f'{source} must be one of {known}. Value "{name}" is not supported{hint}'
+    return f'{source} must be one of {known}. Value "{shown}" is not supported{hint}'
 
 
 def _unavailable(name: str, source: str, reasons: list[str], records: list[Backend]) -> str:
@@ -280,12 +282,12 @@ def _detect() -> Accelerator:
             try:
                 with contained():
                     accelerator = record.load()
-            except VendorCodeError as error:  # the next serves
+            except VendorCodeError as error:  # tries the next record
                 reason = _failures[record.target] = f"it was found, but cannot be loaded: {error}"
                 _logger.warning("The %s accelerator is not used: %s", record.name, reason)
                 continue
             if record.is_fallback:
-                is_first_rank = os.environ.get("LOCAL_RANK", "0") == "0"  # which says it for all of its host
+                is_first_rank = os.environ.get("LOCAL_RANK", "0") == "0"  # only one rank of a host warns
                 _logger.log(
                     logging.WARNING if is_first_rank else logging.INFO,
                     "Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to "
@@ -297,30 +299,28 @@ def _detect() -> Accelerator:
 
 
 def _preferred_over(record: Backend, records: list[Backend]) -> str | None:
-    """Why detection passes over a usable accelerator: another it yields to can be used too."""
+    """Returns why detection skips a usable accelerator: another one that it yields to is usable, too."""
     for other in records:
         if other.name in record.yields_to and probe(other) is None:
             return (
-                f"{other.name} can be used too, and is preferred. DS_ACCELERATOR={record.name} chooses this."
+                f"{other.name} can be used, too, and is preferred. "
+                f"DS_ACCELERATOR={record.name} selects this one."
             )
     return None
 
 
 def probe(record: Backend) -> str | None:
-    """Why a record's accelerator cannot be used here, or ``None`` when it can; never raises."""
+    """Returns why a record's accelerator cannot be used here, or ``None`` if it can; never raises."""
     try:
         with contained(), output_to_stderr():
             return record.probe()
     except VendorCodeError as error:
         refused = error.__cause__ if isinstance(error.__cause__, InvalidBackendError) else None
-        return f"looking for it failed: {error if refused is None else refused.__cause__ or refused}"
+        return f"its probe failed: {error if refused is None else refused.__cause__ or refused}"
 
 
 def detect_all() -> list[Candidate]:
-    """Every way to an accelerator in the order of detection, with the reason of each that cannot be used.
-
-    Unlike a selection, which ends at the first that can be used, it looks at all of them.
-    """
+    """Probes all records, in the order of detection; a selection ends at the first usable one."""
     import_torch()
     records, broken = find_backends()
     found = [
@@ -332,9 +332,13 @@ def detect_all() -> list[Candidate]:
         for record in _in_order(records)
     ]
     found += [Candidate(name, f"its plug-in failed: {why}") for name, why in broken.items()]
-    # After the probes, each of which has claimed its own package.
+    # After the probes, which claim their own packages.
     return found + [
-        Candidate(package, f"{package}, which torch loads by itself, fails to import: {why}")
+        Candidate(
+            package,
+            f"{package}, which torch loads at import, fails to import: {why}. Import acclimate before torch, "
+            f"or set {AUTOLOAD_VARIABLE}=0.",
+        )
         for package, why in unclaimed_failures().items()
     ]
 
@@ -343,7 +347,7 @@ def detect_all() -> list[Candidate]:
 
 
 def find_backends() -> tuple[list[Backend], dict[str, str]]:
-    """All records by rank, and for each plug-in that failed to load, by entry-point name, why."""
+    """Returns all records by rank, and why plug-ins failed to load, by entry-point name."""
     plug_ins, broken = find_plug_ins()
     return sorted([*BUILTIN, *plug_ins], key=lambda record: record.rank), broken
 
@@ -353,7 +357,7 @@ def _in_order(records: list[Backend]) -> list[Backend]:
 
 
 def _generic(records: Iterable[Backend]) -> Backend:
-    """The record of the device that torch knows in this process and no other record names."""
+    """Returns the record of the device that torch knows but no other record names."""
     from acclimate.backends.generic import unnamed_device
 
     try:
@@ -366,7 +370,7 @@ def _generic(records: Iterable[Backend]) -> Backend:
         import torch
 
         if device_type is None:
-            return "torch knows no device in this process that is not listed here."
+            return "torch knows no further device in this process."
         count = torch.accelerator.device_count()
         return None if count > 0 else f"torch knows {device_type}, but finds no device."
 

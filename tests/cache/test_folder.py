@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 import struct
@@ -310,6 +311,14 @@ def test_a_file_is_neither_read_nor_locked_that_is(plant: Callable[[Path], None]
         pass
     if plant is a_link:
         assert (tmp_path / "target").read_text() == "precious"
+
+
+@pytest.mark.parametrize("plant", [a_link, a_folder], ids=lambda plant: plant.__name__)
+def test_a_lock_that_is_no_file_is_named_by_its_path(plant: Callable[[Path], None], tmp_path: Path) -> None:
+    lock = tmp_path / ".op.lock"
+    plant(lock)
+    with pytest.raises(CacheWriteError, match=re.escape(str(lock))):
+        publish_once(tmp_path / "op", lambda private: None)
 
 
 def test_a_socket_is_no_file(tmp_path: Path) -> None:

@@ -48,18 +48,18 @@ def quoted(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-WHAT = table("What each is")
+WHAT = table("Overview")
 
 
 def test_every_backend_is_in_every_table_in_the_order_of_detection() -> None:
     by_rank = list(dict.fromkeys(record.name for record in sorted(BUILTIN, key=lambda each: each.rank)))
     assert [name for name in IN_ORDER if name != "any other"] == by_rank
-    for heading in ("What each is", "What differs from torch's conventions", "What was checked, and how"):
+    for heading in ("Overview", "What differs from torch's conventions", "What was checked, and how"):
         assert list(table(heading)) == IN_ORDER, heading
 
 
 def test_every_backend_that_can_be_absent_says_how_it_is_detected() -> None:
-    told = {name for row in table("How each is detected") for name in row.split(", ")}
+    told = {name for row in table("Detection") for name in row.split(", ")}
     assert told == {record.name for record in BUILTIN if not record.is_fallback}
 
 

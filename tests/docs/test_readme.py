@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +78,28 @@ def test_the_pages_show_the_committed_results_and_nothing_else(results: Any) -> 
         assert run["date"]
         assert run["machine"]
         assert run["versions"]["torch"]
+
+
+def test_the_demos_last_line_is_that_of_its_latest_run(results: Any) -> None:
+    readme = README.read_text(encoding="utf-8")
+    (line,) = results.DEMO_LINE.findall(readme)
+    measured = results.closing_line(results.read())
+    if not measured:  # `make bench` writes it
+        assert line.endswith("| …]")
+    else:
+        assert line == measured
+        assert re.search(r"\d+ tokens at \d+\.\d tokens/s", line)
+
+
+def test_the_demos_figures_are_written_into_the_readme(
+    results: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "[cpu | bfloat16 | 268.1 M parameters | loaded in 1.00 s | 28 tokens at 30.0 tokens/s]"
+    monkeypatch.setattr(results, "README", tmp_path / "README.md")
+    monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
+    results.README.write_text(README.read_text(encoding="utf-8"), encoding="utf-8")
+    results.write_pages({"generate": results.Run("generate", "2026-01-01", "a machine", {}, (), line)})
+    assert f"\n{line}\n```\n" in results.README.read_text(encoding="utf-8")
 
 
 def test_advantage_is_how_many_times_better_ours_is_for_times_and_for_rates(results: Any) -> None:

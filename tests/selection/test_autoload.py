@@ -82,6 +82,14 @@ def test_each_broken_package_has_a_row_with_its_reason_and_the_cpu_is_used(broke
         rows = [row["reason"] for row in found["candidates"] if package in (row["reason"] or "")]
         assert len(rows) == 1, (package, rows)
         assert f"fails to import: {why}" in rows[0]
+    unclaimed = next(row["reason"] for row in found["candidates"] if "torch_opencl" in (row["reason"] or ""))
+    assert unclaimed.endswith("Import acclimate before torch, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0.")
+
+
+def test_torch_can_be_imported_in_both_ways_that_the_message_gives(broken: Path) -> None:
+    assert run(broken, "-c", "import torch").returncode != 0
+    assert run(broken, "-c", "import torch", TORCH_DEVICE_BACKEND_AUTOLOAD="0").returncode == 0
+    assert run(broken, "-c", "import acclimate; acclimate.get_accelerator(); import torch").returncode == 0
 
 
 def test_a_package_that_works_is_used_beside_those_that_fail(broken: Path) -> None:
@@ -97,7 +105,7 @@ assert "TORCH_DEVICE_BACKEND_AUTOLOAD" not in os.environ
     ended = run(broken, "-c", program)
     assert "unheard_of unheard_of" in ended.stderr
     assert ended.stdout == ""  # what the packages print is not a program's output
-    assert "torch_opencl, which torch loads by itself, is not used: SystemExit: 127" in ended.stderr
+    assert "torch_opencl, which torch loads at import, is not used: SystemExit: 127" in ended.stderr
     assert ended.returncode == 0
     again = run(broken, "-c", program)  # torch_healthy is known to work by now
     assert "unheard_of unheard_of" in again.stderr
@@ -129,11 +137,9 @@ for name in ("rbln", "tpu"):
         print(error)
 """
     said = run(broken, "-c", program).stdout
-    assert (
-        'DS_ACCELERATOR is "rbln". The package for it, torch_rbln, is installed, and fails to import' in said
-    )
+    assert 'DS_ACCELERATOR is "rbln". Its package, torch_rbln, is installed, but fails to import' in said
     assert "SystemExit: no driver" in said
-    assert "torch_tpu, is installed, and brings no such device to torch" in said
+    assert "torch_tpu, is installed, but adds no such device to torch" in said
     assert "did you mean" not in said
 
 

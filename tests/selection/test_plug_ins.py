@@ -180,7 +180,7 @@ BROKEN = {
     ),
     "wrong_rank": (
         "from acclimate import Backend\nRECORD = Backend('x', 'x:Y', lambda: None, None)",
-        "InvalidBackendError: plug_in:RECORD: rank is None, but has to be a whole number.",
+        "InvalidBackendError: plug_in:RECORD: rank is None, but must be a whole number.",
     ),
 }
 
@@ -233,8 +233,8 @@ UNLOADABLE = {
     ),
     "not_an_accelerator": (
         "class Hollow: pass",
-        'InvalidBackendError: The "hollow" record points to hollow.accelerator:Hollow, which gives a Hollow; '
-        "it has to be a subclass of acclimate.Accelerator.",
+        'InvalidBackendError: The target of the "hollow" record, hollow.accelerator:Hollow, returns a '
+        "Hollow; it must be a subclass of acclimate.Accelerator.",
     ),
     "asks_for_itself": (
         "from acclimate import get_accelerator\nget_accelerator()",

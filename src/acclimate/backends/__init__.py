@@ -1,4 +1,4 @@
-"""The accelerators that come with acclimate: one record each here, one file each beside."""
+"""The built-in accelerators: a record for each in this file, and a module for each beside it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from acclimate.backends.record import Backend
 __all__ = ["BUILTIN", "Backend"]
 
 GENERIC_RANK = 100
-"""Where a device that torch knows and no record names is tried: after cuda, before cpu."""
+"""The rank of a device that torch knows but no record names: after cuda, before cpu."""
 
 SPECIFIED = ("cuda", "cpu", "xpu", "xpu.external", "npu", "mps", "hpu", "mlu", "sdaa")
-"""The specification's names, in the order of its message, which users know."""
+"""The names in DeepSpeed's specification, in the order of its error message."""
 
 _INTEL_VARIABLES = ("CCL_", "FI_", "I_MPI_", "ONEAPI_", "SYCL_", "UR_", "ZE_")
 
@@ -133,5 +133,5 @@ BUILTIN: tuple[Backend, ...] = (
 
 
 def builtin(name: str) -> Backend:
-    """The first built-in record of a name."""
+    """Returns the first built-in record with this name."""
     return next(record for record in BUILTIN if record.name == name)

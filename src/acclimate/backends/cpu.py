@@ -1,7 +1,7 @@
-"""The host's processors: every machine's accelerator of last resort.
+"""The host's processors, the fallback on every machine.
 
-Devices are memory nodes with cores this process may use, but to torch the host is one device, so a device
-index changes nothing here. Memory is this process's resident set, as there is no allocator to ask.
+Devices are memory nodes with cores that this process may use. In torch the host is a single device, so device
+indices have no effect. Memory figures are this process's resident set, since the allocator keeps none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from acclimate import topology
 from acclimate.accelerator import Accelerator, DeviceLike, DeviceProperties
 from acclimate.backends import builtin, process_memory
 from acclimate.backends.presence import is_installed
-from acclimate.errors import InvalidEnvironmentError
+from acclimate.errors import InvalidEnvironmentError, excerpt
 
 _COMMUNICATION = ("shm", "gloo", "ccl")
 
@@ -71,7 +71,7 @@ class CPUAccelerator(Accelerator):
 
     @functools.cached_property
     def _usable_nodes(self) -> int:
-        # Counted once: OpenMP may bind this thread to one core later, which hides the other nodes.
+        # Counted once: OpenMP may bind this thread to one core later, which would hide the other nodes.
         return topology.usable_node_count()
 
     def device_count(self) -> int:
@@ -154,18 +154,18 @@ class CPUAccelerator(Accelerator):
         return True
 
     def _tensor_type(self, name: str, dtype: torch.dtype) -> Any:
-        return getattr(torch, name)  # the host's are in torch itself, not in torch.cpu
+        return getattr(torch, name)  # the host's tensor types are in torch itself, not in torch.cpu
 
 
 def _launched(variable: str, minimum: int) -> int | None:
-    """A number that a launcher gave this rank; None outside a launched rank."""
+    """Returns a number that a launcher set for this rank; None outside a launched rank."""
     text = os.environ.get(variable)
     if not text:
         return None
     if not text.strip().isdecimal() or int(text) < minimum:
         raise InvalidEnvironmentError(
-            f'{variable} is "{text}", but has to be a whole number from {minimum} on. '
-            "A launcher sets it for each rank; unset it to run outside a launcher."
+            f'{variable} is "{excerpt(text)}", but must be a whole number from {minimum} on. '
+            "A launcher sets it for each rank; unset it to run without a launcher."
         )
     return int(text)
 
@@ -176,14 +176,14 @@ def _oneccl_imports() -> bool:
         return False
     try:
         import oneccl_bindings_for_pytorch  # type: ignore[import-not-found]  # noqa: F401
-    except (Exception, SystemExit):  # noqa: BLE001 - built for another torch it raises anything; gloo serves
+    except (Exception, SystemExit):  # noqa: BLE001 - it raises anything if built for another torch; use gloo
         return False
     return True
 
 
 @functools.cache
 def _processor_name() -> str:
-    """What the vendor calls this processor; its architecture where the kernel does not say."""
+    """Returns the processor's model name, or its architecture if the kernel does not report it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, and AMD's through a ROCm build of torch, which calls them CUDA too."""
+"""NVIDIA GPUs, and AMD GPUs with a ROCm build of torch, which calls them CUDA devices, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from acclimate.backends.presence import is_installed
 
 
 class CUDAAccelerator(Accelerator):
-    """torch's device conventions are CUDA's, so little is left to say."""
+    """Overrides little, since torch's device conventions are CUDA's."""
 
     device_type = "cuda"
     communication_backend = "gloo" if sys.platform == "win32" else "nccl"
@@ -29,7 +29,7 @@ class CUDAAccelerator(Accelerator):
     }
 
     def is_available(self) -> bool:
-        # torch.cuda.is_available() starts the driver, after which forked children cannot use CUDA.
+        # torch.cuda.is_available() initialises the driver, after which forked children cannot use CUDA.
         return self.device_count() > 0
 
     # -- data types ------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ class CUDAAccelerator(Accelerator):
     def is_fp16_supported(self) -> bool:
         if torch.version.hip or not self.is_available():
             return True
-        # Compute capability 6 has float16 at a fraction of float32's speed; NVIDIA deprecated it.
+        # With compute capability 6, float16 is much slower than float32 and deprecated by NVIDIA.
         oldest = 6 if os.environ.get("DS_ALLOW_DEPRECATED_FP16") == "1" else 7
         return self.get_device_capability()[0] >= oldest
 
@@ -73,7 +73,7 @@ class CUDAAccelerator(Accelerator):
         devices = 0 if portable else self.device_count()
         capabilities = [self.get_device_capability(index) for index in range(devices)]
         host = [f"-Xcompiler={flag}" for flag in flags]
-        # Without USE_CUDA torch's stable headers leave out the stream and the error check.
+        # Without USE_CUDA torch's stable headers omit the stream and the error check.
         return [
             *host,
             "-DUSE_CUDA",
@@ -91,13 +91,13 @@ class CUDAAccelerator(Accelerator):
             return []
         home = cuda_toolkit.home()
         folder = cuda_toolkit.runtime_folder(home) if home is not None else None
-        # Static, so that the library does not depend on which minor release of the runtime torch brings.
+        # Static, so that the library does not depend on the minor release of torch's runtime.
         flags = [f"-L{folder}"] if folder is not None else []
         flags += ["-lcudart_static", "-ldl", "-lrt", "-lpthread"]
         built_with_cuda = (Path(torch.__file__).parent / "lib" / "libtorch_cuda.so").is_file()
         return [*flags, "-ltorch_cuda"] if built_with_cuda else flags
 
-    # -- profiler marks: NVTX; only the nvtx package knows domains and categories ----------------
+    # -- profiler marks: NVTX; only the nvtx package supports domains and categories -------------
 
     def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> None:
         if domain is not None and is_installed("nvtx"):
@@ -118,9 +118,9 @@ class CUDAAccelerator(Accelerator):
     # -- Triton ----------------------------------------------------------------------------------
 
     def _triton_capability(self) -> tuple[int, int]:
-        """The compute capability where Triton may be used, else (0, 0).
+        """Returns the compute capability if Triton can be used, else (0, 0).
 
-        On ROCm Triton is not even looked for: importing its package there has broken torch's device API.
+        On ROCm always (0, 0): importing Triton there has broken torch's device API.
         """
         usable = not torch.version.hip and is_installed("triton") and self.is_available()
         return self.get_device_capability() if usable else (0, 0)
@@ -129,5 +129,5 @@ class CUDAAccelerator(Accelerator):
         return self._triton_capability() >= (8, 0)
 
     def prefer_triton_grouped_mm(self) -> bool:
-        # torch._grouped_mm is one fused kernel from compute capability 9.0 on, and a loop before it.
+        # torch._grouped_mm is one fused kernel from compute capability 9.0 on, and a loop on older GPUs.
         return (8, 0) <= self._triton_capability() < (9, 0)

@@ -1,4 +1,4 @@
-"""NVIDIA's CUDA toolkit: where it is, and for which GPUs it compiles. Nothing here runs a program."""
+"""Locates NVIDIA's CUDA toolkit and chooses architectures, without running a program."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from pathlib import Path
 
 import torch
 
-from acclimate.errors import CompilerNotFoundError, InvalidEnvironmentError
+from acclimate.errors import CompilerNotFoundError, InvalidEnvironmentError, excerpt
 
 _VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 _ARCHITECTURE = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
 
 
 def nvcc() -> str:
-    """The path of CUDA's compiler.
+    """Returns the absolute path of CUDA's compiler.
 
     Raises:
         CompilerNotFoundError: there is none; the message says where it was looked for.
     """
     if torch.version.hip:
-        raise CompilerNotFoundError("this torch is built for ROCm, and the op's source is CUDA's")
+        raise CompilerNotFoundError("this torch is built for ROCm, but the op's source needs CUDA")
     named = (Path(os.environ[name]) / "bin" / "nvcc" for name in _VARIABLES if os.environ.get(name))
     candidates = [*map(str, named), "nvcc", *(str(home / "bin" / "nvcc") for home in _usual_homes())]
     found = (path for path in map(shutil.which, candidates) if path is not None)
     path = next(found, None)
     if path is None:
         raise CompilerNotFoundError(
-            "there is no nvcc: not in CUDA_HOME, not on PATH, not in /usr/local/cuda. "
-            "Install the CUDA toolkit, or set CUDA_HOME to where it is"
+            "there is no nvcc in CUDA_HOME, on PATH or in /usr/local/cuda. "
+            "Install the CUDA toolkit, or set CUDA_HOME to its folder"
         )
     return os.path.abspath(path)
 
 
 def home() -> Path | None:
-    """The folder of the toolkit, with its headers and libraries; ``None`` where there is none."""
+    """Returns the toolkit's folder, with its headers and libraries; ``None`` if there is none."""
     on_path = shutil.which("nvcc")
     candidates = [
         *(Path(os.environ[name]) for name in _VARIABLES if os.environ.get(name)),
-        # A distribution's nvcc can be a script elsewhere; then its folder has no headers.
+        # A distribution's nvcc can be a script in a folder without headers.
         *([Path(on_path).resolve().parents[1]] if on_path else []),
         *_usual_homes(),
     ]
@@ -54,7 +54,7 @@ def _usual_homes() -> Iterator[Path]:
 
 
 def runtime_folder(toolkit: Path) -> Path | None:
-    """Where the static runtime is."""
+    """Returns the folder of the static runtime, or ``None``."""
     folders = (
         toolkit / name for name in ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib")
     )
@@ -62,14 +62,14 @@ def runtime_folder(toolkit: Path) -> Path | None:
 
 
 def architecture_flags(capabilities: Sequence[tuple[int, int]]) -> list[str]:
-    """nvcc's flags for the architectures to compile for.
+    """Returns nvcc's flags for the architectures to compile for.
 
     Args:
-        capabilities: compute capabilities of the GPUs present; where there are none, all common
-            architectures are compiled for. ``TORCH_CUDA_ARCH_LIST`` goes before both.
+        capabilities: the compute capabilities of the GPUs present; if there are none, all common
+            architectures are used. ``TORCH_CUDA_ARCH_LIST`` overrides both.
 
     Raises:
-        InvalidEnvironmentError: ``TORCH_CUDA_ARCH_LIST`` holds what is no architecture.
+        InvalidEnvironmentError: ``TORCH_CUDA_ARCH_LIST`` contains something other than an architecture.
     """
     chosen = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
     if not chosen:
@@ -79,8 +79,8 @@ def architecture_flags(capabilities: Sequence[tuple[int, int]]) -> list[str]:
         match = _ARCHITECTURE.fullmatch(text)
         if match is None:
             raise InvalidEnvironmentError(
-                f'TORCH_CUDA_ARCH_LIST has "{text}", which is no architecture. It has to be a list such as '
-                '"8.0;9.0+PTX".'
+                f'TORCH_CUDA_ARCH_LIST has "{excerpt(text)}", which is not an architecture. It must be a '
+                'list such as "8.0;9.0+PTX".'
             )
         number = match[1] + match[2] + match[3]
         flags[f"-gencode=arch=compute_{number},code=sm_{number}"] = None
@@ -90,7 +90,7 @@ def architecture_flags(capabilities: Sequence[tuple[int, int]]) -> list[str]:
 
 
 def _common_architectures() -> list[str]:
-    """One of each generation that this CUDA compiles for; the newest one's PTX serves those to come."""
+    """Returns one architecture of each generation of this CUDA; the PTX of the newest serves later GPUs."""
     version = _cuda_version()
     oldest = ["7.5"] if version >= (13, 0) else ["7.0", "7.5"]
     newest = ["9.0", "10.0", "12.0+PTX"] if version >= (12, 8) else ["9.0+PTX"]
@@ -98,7 +98,7 @@ def _common_architectures() -> list[str]:
 
 
 def _cuda_version() -> tuple[int, int]:
-    """CUDA's version: torch's, which is the same where there is no toolkit; else the toolkit's."""
+    """Returns the version of CUDA that torch was built with, else the toolkit's."""
     if torch.version.cuda is not None:
         major, minor = torch.version.cuda.split(".")[:2]
         return int(major), int(minor)

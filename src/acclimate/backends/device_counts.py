@@ -1,4 +1,4 @@
-"""How many devices this process could use, told by the kernel's files: without torch and without a driver."""
+"""Counts the devices that this process could use from the kernel's files, without torch or a driver."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _INTEL = "0x8086"
 
 
 def device_files(pattern: str, variable: str) -> Callable[[], int]:
-    """Counts devices by their files under ``/dev``, within what a visible-devices variable allows."""
+    """Returns a counter of device files in ``/dev``, limited by a visible-devices variable."""
     return lambda: _visible(len(_files(pattern)), variable)
 
 
 def intel_gpus() -> int:
-    """Render nodes of Intel's; other vendors' GPUs have such files too.
+    """Counts render nodes of Intel GPUs; other vendors' GPUs have render nodes as well.
 
-    A GPU of several tiles counts once, although its runtime may present each tile as a device.
+    A GPU with several tiles counts once, although its runtime may present each tile as a device.
     """
     files = [Path(name).name for name in _files("/dev/dri/renderD*")]
     vendors = [_read(f"/sys/class/drm/{name}/device/vendor") for name in files]
@@ -30,18 +30,18 @@ def intel_gpus() -> int:
 
 
 def cuda_gpus() -> int:
-    """NVIDIA's GPUs; AMD's where the installed torch is built for ROCm."""
+    """Counts NVIDIA GPUs, or AMD GPUs if the installed torch is built for ROCm."""
     if "hip" in torch_build():
-        # HIP reads NVIDIA's variable too, for programs that were ported, where its own is not set.
+        # Without its own variable, HIP reads NVIDIA's, for programs ported from CUDA.
         own = "HIP_VISIBLE_DEVICES"
         return _visible(_amd_gpus(), own if own in os.environ else "CUDA_VISIBLE_DEVICES")
     gpus = len(_files("/dev/nvidia[0-9]*"))
-    # Jetson's integrated GPU, and the single door to all GPUs of the Windows around WSL.
+    # Jetson's integrated GPU; WSL's single device file for all GPUs of Windows.
     return _visible(gpus or len(_files("/dev/nvhost-gpu") or _files("/dev/dxg")), "CUDA_VISIBLE_DEVICES")
 
 
 def _amd_gpus() -> int:
-    """Nodes of the compute driver with processing units whose device file is here; a CPU is a node too."""
+    """Counts the compute driver's nodes with SIMD units and a device file; CPUs are nodes as well."""
     if not _files("/dev/kfd"):
         return 0
     count = 0
@@ -49,31 +49,36 @@ def _amd_gpus() -> int:
         lines = (line.split() for line in _read_file(node).splitlines())
         properties = {fields[0]: fields[1] for fields in lines if len(fields) == 2}
         minor = properties.get("drm_render_minor", "0")
-        # A container is given some of the host's GPUs, and sees the properties of all.
+        # A container has the files of its own GPUs, but sees the properties of all of the host's.
         present = minor == "0" or _files(f"/dev/dri/renderD{minor}")
         count += bool(properties.get("simd_count", "0") != "0" and present)
     return count
 
 
 def apple_gpus() -> int:
-    """One on Apple silicon."""
+    """Returns 1 on Apple silicon, else 0."""
     return int(on_apple_silicon())
 
 
 def memory_nodes() -> int:
-    """Memory nodes with a core this process may use: the CPU accelerator's devices."""
+    """Counts memory nodes with a core that this process may use, which are the CPU accelerator's devices."""
     from acclimate.topology import usable_node_count
 
     return usable_node_count()
 
 
+def visible_entries(text: str) -> list[str]:
+    """Returns the entries of a visible-devices variable that count.
+
+    Vendors read the list up to the first entry that cannot be a device: "-1" hides it and all that follow.
+    """
+    entries = (entry.strip() for entry in text.split(","))
+    return list(takewhile(lambda entry: entry and entry[0] != "-", entries))
+
+
 def _visible(present: int, variable: str) -> int:
     visible = os.environ.get(variable)
-    if visible is None:
-        return present
-    entries = (entry.strip() for entry in visible.split(","))
-    # Vendors read the list up to the first entry that cannot be a device: "-1" hides all of them.
-    return min(present, sum(1 for _ in takewhile(lambda entry: entry and entry[0] != "-", entries)))
+    return present if visible is None else min(present, len(visible_entries(visible)))
 
 
 def _files(pattern: str) -> list[str]:

@@ -1,7 +1,6 @@
-"""A device that torch knows and no record here names: mtia, or any that a package adds to torch.
+"""A device that torch knows but no record names: mtia, or one that a package adds to torch.
 
-torch's conventions for out-of-tree devices say enough for every method to have a default, so there is
-nothing to write for it.
+torch's conventions for out-of-tree devices are enough for the defaults of all methods.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from acclimate.errors import UnsupportedError
 
 
 class GenericAccelerator(Accelerator):
-    """The device that ``torch.accelerator`` says is this process's.
+    """The current device of ``torch.accelerator``.
 
     Raises:
         UnsupportedError: torch has no accelerator in this process.
@@ -33,13 +32,13 @@ class GenericAccelerator(Accelerator):
 
     @property
     def communication_backend(self) -> str:
-        """What was registered with ``torch.distributed`` for the device; gloo where nothing was."""
+        """The backend registered with ``torch.distributed`` for the device, else gloo."""
         if not torch.distributed.is_available():
             return "gloo"
         return str(torch.distributed.Backend.default_device_backend_map.get(self.device_type, "gloo"))
 
 
 def unnamed_device(named: Collection[str]) -> str | None:
-    """The type of the device that torch knows in this process, unless it is one of ``named``."""
+    """Returns the type of torch's current device, unless it is one of ``named``."""
     current = torch.accelerator.current_accelerator()
     return current.type if current is not None and current.type not in named else None

@@ -17,11 +17,11 @@ _STATISTICS = {
     "reserved_bytes.all.current": "Limit",
     "reserved_bytes.all.peak": "Limit",
 }
-"""torch's names of allocator statistics, and torch.hpu's."""
+"""torch's names of allocator statistics, with those of torch.hpu."""
 
 
 class HPUAccelerator(Accelerator):
-    """A process computes on one HPU, which torch calls ``hpu`` whatever its number, and has one generator."""
+    """A process has one HPU, which torch calls ``hpu`` for any index, and one generator."""
 
     device_type = "hpu"
     communication_backend = "hccl"
@@ -29,7 +29,7 @@ class HPUAccelerator(Accelerator):
     compile_backend = "hpu_backend"
 
     def resolves_data_dependency(self) -> bool:
-        return True  # the graph compiler orders what depends on each other, across streams too
+        return True  # the graph compiler orders dependent work, also across streams
 
     def handles_memory_backpressure(self) -> bool:
         return True

@@ -7,7 +7,7 @@ from acclimate.backends import builtin
 
 
 class MLUAccelerator(Accelerator):
-    """Follows torch's device conventions, with marks through CNPX."""
+    """Follows torch's device conventions; profiler marks go through CNPX."""
 
     device_type = "mlu"
     communication_backend = "cncl"

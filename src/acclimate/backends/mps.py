@@ -14,10 +14,10 @@ from acclimate.backends import builtin
 
 
 class MPSAccelerator(Accelerator):
-    """One device, whose module has memory figures of its own, and no functions that take a device.
+    """One device, whose module has its own memory figures and no functions that take a device.
 
-    Streams and events are torch's generic ones: ``torch.mps`` has streams from torch 2.15 on, and its events
-    work on the default stream only.
+    Streams and events are torch's generic ones: ``torch.mps`` has streams only from torch 2.15 on, and its
+    events work only on the default stream.
     """
 
     device_type = "mps"
@@ -43,10 +43,10 @@ class MPSAccelerator(Accelerator):
         generator: torch.Generator = self.torch_module._get_default_mps_generator()
         return generator
 
-    # -- memory: torch.mps tells what is allocated now, and keeps no peaks -----------------------------
+    # -- memory: torch.mps reports present allocations, but no peaks -----------------------------------
 
     def memory_stats(self, device_index: DeviceLike = None) -> dict[str, Any]:
-        """As of every device; where torch keeps no peaks for Metal, they are the most seen at any reading."""
+        """As on every device; if torch keeps no peaks for Metal, a peak is the largest value read so far."""
         index = self._index(device_index)
         kept = super().memory_stats(index)
         if kept:
@@ -67,7 +67,7 @@ class MPSAccelerator(Accelerator):
         self._peaks = dict.fromkeys(self._peaks, 0)
 
     def _memory_info(self, index: int) -> tuple[int, int]:
-        # What Metal recommends that a process uses of the memory it shares with the host.
+        # Metal's recommended limit for a process; the memory is shared with the host.
         total = int(self.torch_module.recommended_max_memory())
         return max(0, total - int(self.torch_module.driver_allocated_memory())), total
 
@@ -96,7 +96,7 @@ class MPSAccelerator(Accelerator):
 @cache
 def _metal_stream(generic: type[Any]) -> type[Any]:
     class MetalStream(generic):  # type: ignore[misc]
-        """torch's stream, with the two methods that it does not implement for Metal."""
+        """torch's stream with the two methods that torch does not implement for Metal."""
 
         def query(self) -> bool:
             return bool(self.record_event().query())

@@ -12,13 +12,13 @@ from acclimate.backends import builtin
 
 
 class NPUAccelerator(Accelerator):
-    """Follows torch's device conventions, with marks through MSTX and a toolkit called CANN."""
+    """Follows torch's device conventions; profiler marks go through MSTX, and the toolkit is CANN."""
 
     device_type = "npu"
     communication_backend = "hccl"
     _record = builtin("npu")
     supports_nvtx_domain = True
-    _processors_field = "vector_core_num"  # as torch_npu itself counts them for torch.compile
+    _processors_field = "vector_core_num"  # as torch_npu counts processors for torch.compile
 
     def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> None:
         self.torch_module.mstx.range_push(msg, domain=domain or "default")
@@ -27,11 +27,11 @@ class NPUAccelerator(Accelerator):
         self.torch_module.mstx.range_pop(domain or "default")
 
     def toolkit_version(self) -> str | None:
-        """CANN's, from the ``ascend_*_install.info`` that its installer writes below ``ASCEND_HOME_PATH``."""
+        """CANN's version, from its installer's ``ascend_*_install.info`` in ``ASCEND_HOME_PATH``."""
         home = os.environ.get("ASCEND_HOME_PATH")
         if not home:
             return None
-        # Beside or one below the home, in a folder named after the processor. The tree is too large to walk.
+        # In that folder, or in a subfolder named after the processor. The tree is too large to search.
         for folder in (".", "*"):
             for notes in sorted(Path(home).glob(f"{folder}/ascend_*_install.info")):
                 stated = re.search(r"^version\s*=\s*(\S+)", notes.read_text(errors="replace"), re.MULTILINE)
@@ -42,5 +42,5 @@ class NPUAccelerator(Accelerator):
     def set_visible_devices_envs(
         self, current_env: MutableMapping[str, str], local_accelerator_ids: Iterable[int | str]
     ) -> None:
-        # CANN takes identifiers in ascending order only.
+        # CANN accepts indices only in ascending order.
         super().set_visible_devices_envs(current_env, sorted(local_accelerator_ids, key=int))

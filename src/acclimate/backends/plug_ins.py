@@ -1,4 +1,4 @@
-"""Third parties' records: found through entry points, and checked, so that a broken one costs only itself."""
+"""Third parties' records: found through entry points and checked, so that a broken one affects no other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTRY_POINT_GROUP = "acclimate.backends"
 
 
 def find_plug_ins() -> tuple[list[Backend], dict[str, str]]:
-    """The records that can be used, and for each plug-in that failed, by entry-point name, why."""
+    """Returns the usable records, and the reason for each plug-in that failed, by entry-point name."""
     records, broken = [], {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         try:
@@ -29,14 +29,14 @@ def find_plug_ins() -> tuple[list[Backend], dict[str, str]]:
 
 
 def _checked(record: object, source: str) -> Backend:
-    """A plug-in's record with values of the right types, whose functions raise InvalidBackendError only.
+    """Returns a plug-in's record with checked values, whose functions raise only InvalidBackendError.
 
     Args:
-        record: what the plug-in registered.
-        source: where it is, for messages.
+        record: the object that the plug-in registered.
+        source: its location, for messages.
 
     Raises:
-        InvalidBackendError: it is no record, or a field is of the wrong type.
+        InvalidBackendError: it is not a record, or a field has the wrong type.
     """
     if not isinstance(record, Backend):
         raise InvalidBackendError(f"{source} is a {type(record).__name__}, not an acclimate.Backend.")
@@ -47,7 +47,7 @@ def _checked(record: object, source: str) -> Backend:
             values[name] = rule.read(value)
         except (ValueError, TypeError):
             raise InvalidBackendError(
-                f"{source}: {name} is {_shown(value)}, but has to be {rule.expected}."
+                f"{source}: {name} is {_shown(value)}, but must be {rule.expected}."
             ) from None
     if any(values["name"] == builtin.name for builtin in BUILTIN):
         raise InvalidBackendError(f'{source} takes the name "{values["name"]}", which is built in.')
@@ -58,16 +58,16 @@ def _checked(record: object, source: str) -> Backend:
 
 @dataclass(frozen=True)
 class _Rule:
-    """What a value has to be."""
+    """The type of a value."""
 
     expected: str
     read: Callable[[Any], Any]
-    """Gives the value; raises ValueError or TypeError where it is something else."""
+    """Returns the value; raises ValueError or TypeError if it has another type."""
 
 
 def _of_type(kind: type, accepted: Callable[[Any], bool] = lambda value: True) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        # A bool is an int to Python.
+        # In Python a bool is an int.
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)) or not accepted(value):
             raise ValueError
         return value
@@ -109,7 +109,7 @@ _FIELDS = {
 }
 _ANSWERS = {
     "probe": _Rule(
-        "None where the accelerator can be used, else a sentence that says why not",
+        "None if the accelerator can be used, else a sentence that says why not",
         lambda reason: None if reason is None else _of_type(str, lambda text: bool(text.strip()))(reason),
     ),
     "device_count": _Rule("a whole number from 0 on", _of_type(int, lambda count: count >= 0)),
@@ -119,7 +119,7 @@ _ANSWERS = {
         lambda name: None if name is None else _of_type(str, lambda text: bool(_VARIABLE.match(text)))(name),
     ),
 }
-"""What the functions of a record have to return."""
+"""The results of a record's functions."""
 
 
 def _checked_answer(function: Callable[[], Any], place: str, rule: _Rule) -> Callable[[], Any]:
@@ -140,5 +140,5 @@ def _checked_answer(function: Callable[[], Any], place: str, rule: _Rule) -> Cal
 def _shown(value: object) -> str:
     try:
         return repr(value)[:80]
-    except Exception:  # noqa: BLE001 - a plug-in's object may fail to say what it is
+    except Exception:  # noqa: BLE001 - a plug-in's __repr__ may raise anything
         return f"a {type(value).__name__}"

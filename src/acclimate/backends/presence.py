@@ -1,4 +1,4 @@
-"""What is installed, told without importing it."""
+"""Finds out what is installed, without importing it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _BUILD = re.compile(r"""^(\w+)\b[^=\n]*=\s*['"](.+)['"]""", re.MULTILINE)
-# Servers and PCs; integrated GPUs (Jetson); the Windows around WSL.
+# Servers and PCs; integrated GPUs (Jetson); WSL.
 _NVIDIA_DEVICE_FILES = ("/dev/nvidia*", "/dev/nvhost-*", "/dev/nvgpu*", "/dev/dxg")
 
 
 def is_installed(package: str) -> bool:
-    """Whether a top-level package could be imported; a folder that only has its name does not count."""
+    """Whether a top-level package is installed; a mere folder of this name does not count."""
     return not is_bare_folder(locate(package))
 
 
 def locate(package: str) -> ModuleSpec | None:
-    """Where Python would import a top-level package from; ``None`` where there is none."""
+    """Returns the spec with which Python would import a top-level package, or ``None``."""
     try:
         return find_spec(package)
     except Exception:  # noqa: BLE001 - a stand-in in sys.modules has no spec, or an import hook fails
@@ -32,16 +32,16 @@ def locate(package: str) -> ModuleSpec | None:
 
 
 def is_bare_folder(spec: ModuleSpec | None) -> bool:
-    """Whether there is nothing to import: no package, or a "namespace package".
+    """Whether there is nothing to import: no package, or only a "namespace package".
 
-    Python makes one of any folder on ``sys.path``, such as a clone of the package's repository in the
+    Python treats any folder on ``sys.path`` as one, such as a clone of the package's repository in the
     current folder.
     """
     return spec is None or (spec.origin is None and spec.submodule_search_locations is not None)
 
 
 def has_package(package: str) -> Callable[[], bool]:
-    """Asks whether a package is installed; a dotted one's parents may be shared by several packages."""
+    """Returns a check whether a package is installed; several packages may share a dotted name's parents."""
 
     def ask() -> bool:
         top, *rest = package.split(".")
@@ -55,12 +55,12 @@ def has_package(package: str) -> Callable[[], bool]:
 
 
 def torch_built_for(*platforms: str) -> Callable[[], bool]:
-    """Asks whether the installed torch was built for one of these: a name in its ``version`` module."""
+    """Returns a check whether torch was built for one of these: names in its ``version`` module."""
     return lambda: not torch_build().keys().isdisjoint(platforms)
 
 
 def torch_build() -> dict[str, str]:
-    """What the installed torch was built for, with the release of each; empty without torch."""
+    """Returns the platforms that torch was built for, with their releases; empty without torch."""
     spec = locate("torch")
     if spec is None or spec.origin is None:
         return {}
@@ -72,21 +72,21 @@ def torch_build() -> dict[str, str]:
 
 
 def has_nvidia_driver() -> bool:
-    """Whether CUDA's runtime would find a driver, told without starting it.
+    """Whether CUDA's runtime would find a driver, without initialising it.
 
-    A driver opens files under ``/dev``; one that reaches GPUs over a network has the library alone.
+    A driver has files in ``/dev``; one that reaches GPUs over a network has only the library.
     """
     if not sys.platform.startswith("linux") or any(map(glob.glob, _NVIDIA_DEVICE_FILES)):
         return True
     try:
-        ctypes.CDLL("libcuda.so.1")  # loading it starts nothing: that is what cuInit() is for
+        ctypes.CDLL("libcuda.so.1")  # loading it initialises nothing; cuInit() does
     except OSError:
         return False
     return True
 
 
 def has_ipex_for_gpus() -> bool:
-    """Whether Intel Extension for PyTorch is installed, in its build for GPUs."""
+    """Whether the GPU build of Intel Extension for PyTorch is installed."""
     try:
         return "cpu" not in version("intel_extension_for_pytorch")
     except PackageNotFoundError:
@@ -94,5 +94,5 @@ def has_ipex_for_gpus() -> bool:
 
 
 def on_apple_silicon() -> bool:
-    """Whether this is a Mac with a GPU that torch uses."""
+    """Whether this is a Mac with a GPU that torch supports."""
     return sys.platform == "darwin" and os.uname().machine == "arm64"

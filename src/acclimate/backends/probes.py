@@ -1,7 +1,7 @@
-"""Whether an accelerator can be used here, and why not.
+"""Probes: each returns why an accelerator cannot be used here, or ``None``.
 
-A vendor's package may fail in any way at import when its hardware is absent, so its presence is looked up
-first without importing it.
+A vendor's package may fail in any way at import if its hardware is absent, so a probe first checks, without
+importing it, whether it is installed.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Callable
 from types import ModuleType
 
 from acclimate.backends.presence import has_nvidia_driver, is_bare_folder, locate, torch_build
+from acclimate.errors import excerpt
 from acclimate.imports import VendorCodeError, import_vendor_module
 
 Probe = Callable[[], "str | None"]
 
 
 def import_package(label: str, module: str) -> ModuleType | str:
-    """Imports a vendor's module; the reason why not, in the specification's words, when it cannot."""
+    """Imports a vendor's module, or returns why that fails, in the words of DeepSpeed's specification."""
     requirement = f"{label} requires {module}"
     absent = f"{requirement}, which is not installed on this system."
     if locate(module.partition(".")[0]) is None:
@@ -26,12 +27,12 @@ def import_package(label: str, module: str) -> ModuleType | str:
         package = import_vendor_module(module)
     except VendorCodeError as error:
         return f"{requirement}, which is installed but fails to import: {error}"
-    # Only the module itself must be more than a folder: habana_frameworks is shared by several packages.
+    # Only the module itself must be more than a folder: several packages share habana_frameworks.
     return absent if is_bare_folder(package.__spec__) else package
 
 
 def vendor_package(label: str, module: str, device_type: str) -> Probe:
-    """A probe for a device that a vendor's package adds to torch as ``torch.<device_type>``."""
+    """Returns a probe for a device that a vendor's package adds to torch as ``torch.<device_type>``."""
 
     def probe() -> str | None:
         package = import_package(label, module)
@@ -49,7 +50,7 @@ def vendor_package(label: str, module: str, device_type: str) -> Probe:
 
 
 def xpu_external() -> str | None:
-    """Intel GPUs through Intel Extension for DeepSpeed."""
+    """Probes for Intel GPUs through Intel Extension for DeepSpeed."""
     package = import_package("XPU_Accelerator", "intel_extension_for_deepspeed")
     if isinstance(package, str):
         return package
@@ -57,7 +58,7 @@ def xpu_external() -> str | None:
 
 
 def xpu_ipex() -> str | None:
-    """Intel GPUs through Intel Extension for PyTorch built for them."""
+    """Probes for Intel GPUs through the GPU build of Intel Extension for PyTorch."""
     package = import_package("XPU_Accelerator", "intel_extension_for_pytorch")
     if isinstance(package, str):
         return package
@@ -67,7 +68,7 @@ def xpu_ipex() -> str | None:
 
 
 def xpu_native() -> str | None:
-    """Intel GPUs through torch itself (2.8 and later)."""
+    """Probes for Intel GPUs through torch itself (2.8 and later)."""
     import torch
 
     if not hasattr(torch, "xpu"):
@@ -84,11 +85,11 @@ def _torch_xpu_devices() -> str | None:
 
 
 def mps() -> str | None:
-    """Apple GPUs."""
+    """Probes for Apple GPUs."""
     import torch
 
     try:
-        # The specification's proxy: it works on builds of torch without torch.mps.is_available().
+        # As in DeepSpeed's specification: works on builds of torch without torch.mps.is_available().
         torch.mps.current_allocated_memory()
     except (AttributeError, RuntimeError):
         return "MPS_Accelerator requires torch.mps, which is not available on this system."
@@ -96,22 +97,22 @@ def mps() -> str | None:
 
 
 def cuda() -> str | None:
-    """NVIDIA and AMD GPUs."""
+    """Probes for NVIDIA and AMD GPUs."""
     import torch
 
     if not torch.backends.cuda.is_built():
         return f"this build of torch ({torch.__version__}) has no CUDA support."
-    # Not torch.cuda.is_available(): it starts the driver, after which forked children cannot use CUDA.
-    # device_count() asks the management library first, and starts the driver where that does not answer.
+    # Not torch.cuda.is_available(): it initialises the driver, after which forked children cannot use CUDA.
+    # device_count() asks the management library first, and initialises the driver only if that fails.
     if "cuda" in torch_build() and not has_nvidia_driver():
         return f"torch {torch.__version__} finds no NVIDIA driver."
     if torch.cuda.device_count() == 0:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        hidden = "" if visible is None else f' (CUDA_VISIBLE_DEVICES is "{visible}")'
+        hidden = "" if visible is None else f' (CUDA_VISIBLE_DEVICES is "{excerpt(visible)}")'
         return f"torch {torch.__version__} finds no CUDA device{hidden}."
     return None
 
 
 def cpu() -> str | None:
-    """Always there."""
+    """Returns ``None``: the CPU can always be used."""
     return None

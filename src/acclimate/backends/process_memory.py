@@ -1,8 +1,7 @@
-"""The resident set of this process and its true peak, from the kernel.
+"""The resident set of this process and its peak.
 
-Linux keeps a high-water mark of the resident set and lets a process reset its own, so that a peak between
-two readings is not missed. Elsewhere, and where a sandbox forbids it, the peak is the largest of what was
-seen at each reading.
+Linux keeps a high-water mark of the resident set and lets a process reset its own, so no peak between two
+readings is missed. On other systems, and if a sandbox forbids the reset, the peak is the largest reading.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _RESET_PEAK = b"5"  # proc(5), clear_refs: "reset the peak resident set size to 
 
 
 class _Sampled:
-    """The largest resident set seen since the last reset."""
+    """The largest reading since the last reset."""
 
     def __init__(self) -> None:
         self.peak = 0
@@ -31,10 +30,10 @@ class _Sampled:
 
 
 class _Statm:
-    """``/proc/self/statm``, kept open: reading it then takes a quarter of the time.
+    """``/proc/self/statm``, kept open, which makes a reading four times as fast.
 
-    The file belongs to the process that opened it, so a forked child opens its own; and a program may close
-    all descriptors and reuse the number, so the file behind it is checked before each reading.
+    The file shows the process that opened it, so a forked child opens its own. A program may also close all
+    descriptors, and another file may get the number, so the file is checked before each reading.
     """
 
     def __init__(self) -> None:
@@ -65,12 +64,12 @@ class _Statm:
 _sampled = _Sampled()
 _statm = _Statm()
 if hasattr(os, "register_at_fork"):
-    # A child's peak is its own, and a lock that another thread held at the fork would never open.
+    # A child has its own peak, and would inherit a lock that another thread held.
     os.register_at_fork(after_in_child=lambda: globals().update(_sampled=_Sampled()))
 
 
 def resident_bytes() -> int:
-    """Bytes of memory that this process occupies."""
+    """Returns the resident set of this process in bytes."""
     try:
         size = _statm.resident_bytes()
     except OSError:  # no /proc: not Linux
@@ -82,26 +81,26 @@ def resident_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """The most bytes that this process has occupied since its start or the last reset."""
+    """Returns the largest resident set since the start or the last reset, in bytes."""
     now = resident_bytes()
     return max(_kernel_peak() or _sampled.peak, now)
 
 
 def reset_peak() -> None:
-    """Starts the peak anew from now."""
+    """Resets the peak to the present resident set."""
     _sampled.reset()
     global _kernel_peak_is_reset
     try:
         with open("/proc/self/clear_refs", "wb", buffering=0) as clear_refs:
             clear_refs.write(_RESET_PEAK)
         _kernel_peak_is_reset = True
-    except OSError:  # no /proc, or a sandbox forbids it: from here on the samples are the peak
+    except OSError:  # no /proc, or a sandbox forbids it: from now on the peak is the largest reading
         _kernel_peak_is_reset = False
     resident_bytes()
 
 
 _kernel_peak_is_reset = True
-"""False once a reset was refused: the kernel's mark then still shows a peak from before it."""
+"""False once a reset has failed: the kernel's mark may then be from before the reset."""
 
 
 def _kernel_peak() -> int | None:

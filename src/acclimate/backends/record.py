@@ -1,4 +1,4 @@
-"""What selection knows of an accelerator before anything of it is imported."""
+"""An accelerator's record, which selection reads before importing the accelerator."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ if TYPE_CHECKING:
 class Backend:
     """How to find and load one accelerator.
 
-    A third party registers its own through the entry-point group ``acclimate.backends``. Two records may
-    share a name: two ways to the same accelerator, tried by rank.
+    A third party registers its own through the entry-point group ``acclimate.backends``. Two records may have
+    the same name: they are two ways to use one accelerator, tried by rank.
     """
 
     name: str
-    """What ``DS_ACCELERATOR`` says."""
+    """The accelerator's name in ``DS_ACCELERATOR``."""
     target: str
-    """``"module:Class"`` of the accelerator, imported only when it is chosen; called with no argument."""
+    """``"module:Class"`` of the accelerator, imported only when it is chosen; called without arguments."""
     probe: Callable[[], str | None]
-    """Tells why the accelerator cannot be used here, or ``None`` when it can. May import the vendor's
-    package, must not create a device context; whatever it raises counts as a reason."""
+    """Returns why the accelerator cannot be used here, or ``None`` if it can. It may import the vendor's
+    package, but must not create a device context. If it raises, that is the reason."""
     rank: int
-    """Lower is tried first. The built-in ones are 10 apart, ``cuda`` at 90 and ``cpu`` at 1000."""
+    """Lower ranks are tried first. Built-in ranks are 10 apart, ``cuda`` has 90 and ``cpu`` 1000."""
     device_count: Callable[[], int] = lambda: 1
-    """How many devices this process could use, told without importing torch; for the launcher."""
+    """Returns how many devices this process could use, without importing torch; for the launcher."""
     device_type: str = ""
-    """torch's name for the device; the record's name where empty."""
+    """torch's name for the device; if empty, the record's name."""
     auto_detect: bool = True
-    """Whether it may be chosen by detection. ``False``: only by name."""
+    """Whether detection may choose it. ``False``: it can only be chosen by name."""
     yields_to: tuple[str, ...] = ()
-    """Names of accelerators that detection prefers over this one although they rank after it."""
+    """Names of accelerators that detection prefers although they have a higher rank."""
     is_fallback: bool = False
-    """Whether detection ends here when it found nothing better, which users should be told."""
+    """Whether detection warns that it found nothing better."""
     remedy: str = ""
-    """What to do when it cannot be used, as the start of a sentence: "Install torch_npu (…)"."""
+    """What to do if it cannot be used, as the start of a sentence: "Install torch_npu (…)"."""
     is_installed: Callable[[], bool] = lambda: True
-    """Whether the software that it needs is installed, told without importing torch or a vendor's package;
-    for the launcher."""
+    """Returns whether its software is installed, without importing torch or a vendor's package; for the
+    launcher."""
     visible_devices_variable: Callable[[], str | None] = lambda: None
-    """Gives the environment variable that limits which devices a process sees, without importing torch."""
+    """Returns the environment variable that limits the devices a process sees, without importing torch."""
     exported_variable_prefixes: tuple[str, ...] = ()
-    """Beginnings of the names of environment variables that ranks on other hosts need."""
+    """Prefixes of the environment variables to export to ranks on other hosts."""
 
     @property
     def torch_type(self) -> str:
@@ -56,7 +56,7 @@ class Backend:
         return self.device_type or self.name
 
     def load(self) -> Accelerator:
-        """The accelerator itself.
+        """Imports and returns the accelerator.
 
         Raises:
             InvalidBackendError: the target is not an ``Accelerator``.
@@ -66,10 +66,10 @@ class Backend:
         accelerator = pkgutil.resolve_name(self.target)()
         if not isinstance(accelerator, Accelerator):
             raise InvalidBackendError(
-                f'The "{self.name}" record points to {self.target}, which gives a '
-                f"{type(accelerator).__name__}; it has to be a subclass of acclimate.Accelerator."
+                f'The target of the "{self.name}" record, {self.target}, returns a '
+                f"{type(accelerator).__name__}; it must be a subclass of acclimate.Accelerator."
             )
-        # Asked here, so that a plug-in whose function fails is passed over now, and no user meets it later.
+        # Called here, so that a plug-in whose function fails is skipped now and does not fail later.
         self.visible_devices_variable()
         accelerator._record = self
         return accelerator

@@ -7,7 +7,7 @@ from acclimate.backends import builtin
 
 
 class SDAAAccelerator(Accelerator):
-    """Follows torch's device conventions, as far as is known: torch_sdaa is not public."""
+    """Follows torch's device conventions, as far as known: torch_sdaa is not public."""
 
     device_type = "sdaa"
     communication_backend = "tccl"

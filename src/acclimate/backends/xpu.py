@@ -9,7 +9,7 @@ from acclimate.backends import builtin
 
 
 class XPUAccelerator(Accelerator):
-    """Follows torch's device conventions; says itself which data types it computes in."""
+    """Follows torch's device conventions, and reports the supported data types itself."""
 
     device_type = "xpu"
     _record = builtin("xpu")
@@ -18,20 +18,20 @@ class XPUAccelerator(Accelerator):
 
     @property
     def communication_backend(self) -> str:
-        """xccl where torch was built with it, else oneCCL's bindings."""
+        """xccl if torch was built with it, else oneCCL's bindings."""
         xccl = torch.distributed.is_available() and torch.distributed.is_xccl_available()
         return "xccl" if xccl else "ccl"
 
     def is_bf16_supported(self) -> bool:
         told = getattr(self.torch_module, "is_bf16_supported", None)
-        # torch counts emulation unless asked not to. Intel Extension for PyTorch has no such function.
+        # By default torch includes emulation. Intel Extension for PyTorch lacks this function.
         return bool(told(including_emulation=False)) if told is not None else super().is_bf16_supported()
 
     def is_fp16_supported(self) -> bool:
         return self._device_says("has_fp16")
 
     def is_fp64_supported(self) -> bool:
-        return self._device_says("has_fp64")  # Arc GPUs compute in float64 by emulation only, if at all
+        return self._device_says("has_fp64")  # Arc GPUs at most emulate float64
 
     def _device_says(self, property_name: str) -> bool:
         if not self.is_available():
@@ -41,7 +41,7 @@ class XPUAccelerator(Accelerator):
 
 
 class ExternalXPUAccelerator(XPUAccelerator):
-    """The same devices, where Intel Extension for DeepSpeed brings them."""
+    """The same devices, through Intel Extension for DeepSpeed."""
 
     name = "xpu.external"
     _record = builtin("xpu.external")

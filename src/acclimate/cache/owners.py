@@ -7,7 +7,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-from acclimate.errors import InvalidEnvironmentError
+from acclimate.errors import InvalidEnvironmentError, excerpt
 
 try:
     import grp
@@ -90,7 +90,7 @@ def _group_id(name: str) -> int:
         return grp.getgrnam(name).gr_gid
     except KeyError:
         raise InvalidEnvironmentError(
-            f'{TRUST_VARIABLE} is "{name}", but there is no group of that name here. Set it to the name of '
+            f'{TRUST_VARIABLE} is "{excerpt(name)}", but there is no such group here. Set it to the name of '
             f'the group that shares the cache, to "{EVERYONE}" to turn the checks off, or unset it.'
         ) from None
 

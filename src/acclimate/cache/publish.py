@@ -197,10 +197,15 @@ def _explained(error: OSError, folder: Path) -> CacheWriteError | None:
         return full_disk_error(folder.parent)
     if error.errno in _REFUSED:
         return CacheWriteError(
-            f"the cache {folder.parent} cannot be written ({error.strerror}); "
-            "set ACCLIMATE_CACHE to a folder that can"
+            f"the cache {folder.parent} cannot be written ({refusal(error)}); "
+            "set ACCLIMATE_CACHE to a writable folder"
         )
     return None
+
+
+def refusal(error: OSError) -> str:
+    """What the file system refused, with the path where the error has one."""
+    return f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
 
 
 def full_disk_error(folder: Path, needed_bytes: int | None = None) -> CacheWriteError:

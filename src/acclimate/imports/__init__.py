@@ -1,10 +1,11 @@
-"""Importing what others wrote: torch, vendors' packages, plug-ins."""
+"""Imports third-party code: torch, vendors' packages, plug-ins."""
 
 from __future__ import annotations
 
 from acclimate.imports.containment import VendorCodeError, contained, describe, output_to_stderr
 from acclimate.imports.fork_safe_lock import ForkSafeLock
 from acclimate.imports.vendors import (
+    AUTOLOAD_VARIABLE,
     failure_of,
     import_torch,
     import_torch_alone,
@@ -15,6 +16,7 @@ from acclimate.imports.vendors import (
 )
 
 __all__ = [
+    "AUTOLOAD_VARIABLE",
     "ForkSafeLock",
     "VendorCodeError",
     "contained",

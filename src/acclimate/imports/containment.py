@@ -1,4 +1,4 @@
-"""Keeps to itself whatever a vendor's code raises or prints."""
+"""Contains the exceptions and output of vendors' code."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class VendorCodeError(Exception):
 
 
 def describe(error: BaseException, whole: bool = False) -> str:
-    """An exception on one line: its type and the first line of its message.
+    """Returns an exception's type and message on one line, of at most 1,000 characters.
 
     Args:
         error: the exception.
-        whole: with all lines of the message, one after the other, to 1,000 characters.
+        whole: whether to use all lines of the message, and not only the first.
     """
     try:
         message = [line.strip() for line in str(error).splitlines() if line.strip()]
-    except Exception:  # noqa: BLE001 - an exception of a vendor's may fail to say what it is
+    except Exception:  # noqa: BLE001 - a vendor's __str__ may raise anything
         message = []
     if not message:
         return type(error).__name__
@@ -33,7 +33,7 @@ def describe(error: BaseException, whole: bool = False) -> str:
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """Turns whatever a vendor's code raises into :class:`VendorCodeError`, except Ctrl-C."""
+    """Turns any exception of a vendor's code, except Ctrl-C, into :class:`VendorCodeError`."""
     try:
         yield
     except (KeyboardInterrupt, VendorCodeError):
@@ -44,7 +44,7 @@ def contained() -> Iterator[None]:
 
 @contextlib.contextmanager
 def output_to_stderr() -> Iterator[None]:
-    """What a package prints at import must not get into a program's output, such as JSON."""
+    """Sends output of a package's import to stderr, so that it does not spoil a program's output."""
     with contextlib.redirect_stdout(sys.stderr):
         try:
             if sys.__stdout__ is not None:

@@ -1,4 +1,4 @@
-"""A lock that a fork waits for, so that a child never inherits work that another thread had half done."""
+"""A lock that a fork waits for, so that a child never inherits another thread's unfinished work."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _LONGEST_WAIT_S = 60.0
 
 
 class ForkSafeLock:
-    """A reentrant lock for the making of something once per process, such as an import.
+    """A reentrant lock for work that a process does once, such as an import.
 
-    A thread that forks waits until the lock is free, as a child has no thread that would go on with the work:
-    modules would stay half imported, and their locks taken. The wait ends after 60 s, since the holder may
-    itself wait for the thread that forks.
+    A thread that forks waits until the lock is free, since the child has no thread to finish the work:
+    modules would stay half imported, and their locks locked. The wait ends after 60 s, since the holder may
+    be waiting for the thread that forks.
     """
 
     def __init__(self) -> None:
@@ -33,17 +33,17 @@ class ForkSafeLock:
         self._lock.release()
 
     def before_fork(self) -> None:
-        """Waits until the lock is free, and takes it."""
+        """Waits for the lock and acquires it."""
         self._held_for_fork = self._lock.acquire(timeout=_LONGEST_WAIT_S)
 
     def after_fork_in_parent(self) -> None:
-        """Frees the lock."""
+        """Releases the lock."""
         if self._held_for_fork:
             self._held_for_fork = False
             self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Frees the lock; makes it anew where another thread of the parent still held it."""
+        """Releases the lock, or replaces it if another thread of the parent still held it."""
         if self._held_for_fork:
             self.after_fork_in_parent()
         else:

@@ -1,4 +1,4 @@
-"""Tries an import in a forked child, so that a package that ends its process does not end this one."""
+"""Tries an import in a forked child, so that a package that exits or crashes does not end this process."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ _MEMORY, _MOST_REMEMBERED = "imports.json", 64
 
 
 def why_it_fails(name: str, load: Callable[[], Any]) -> str | None:
-    """Why loading fails in a forked child; ``None`` where it does not, or where no child can be forked."""
+    """Returns why loading fails in a forked child; ``None`` if it succeeds or a fork is impossible."""
     key = _key(name)
     if key in _remembered():
         return None
     if not hasattr(os, "fork") or threading.active_count() > 1 or _device_is_in_use():
-        return None  # a child of such a process may fail where this one does not
+        return None  # in such a process a child may fail although this process would not
     with tempfile.TemporaryFile() as printed:
         reading, writing = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch has threads; the child leaves them be
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # torch's threads, which the child does not need
             child = os.fork()
         if child == 0:
             _try_and_exit(load, printed, writing)
@@ -45,7 +47,7 @@ def why_it_fails(name: str, load: Callable[[], Any]) -> str | None:
         printed.seek(0)
         lines = printed.read().decode(errors="replace").splitlines()
     if status is None:
-        return None  # too slow to tell
+        return None  # timed out
     if told.get("failed") is False:
         if key is not None:
             _remember(key)
@@ -57,7 +59,7 @@ def why_it_fails(name: str, load: Callable[[], Any]) -> str | None:
 
 
 def _try_and_exit(load: Callable[[], Any], printed: IO[bytes], writing: int) -> None:
-    """The child's part; does not return."""
+    """Runs in the child; does not return."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         for descriptor in (1, 2):
@@ -75,7 +77,7 @@ def _try_and_exit(load: Callable[[], Any], printed: IO[bytes], writing: int) -> 
 
 
 def _wait(child: int, reading: int) -> tuple[dict[str, Any], int | None]:
-    """What the child told, and its wait status; no status where it took too long and was ended."""
+    """Returns the child's answer and its wait status; no status if it timed out and was killed."""
     deadline = time.monotonic() + _LIMIT_S
     told = b""
     with open(reading, "rb", buffering=0) as stream:
@@ -84,7 +86,7 @@ def _wait(child: int, reading: int) -> tuple[dict[str, Any], int | None]:
             if not part:
                 break
             told += part
-            # A process that the package started may keep the pipe open, so its end is not waited for.
+            # Does not wait for the pipe's end, since a process that the package started may keep it open.
             if part.endswith(b"}"):
                 break
         else:
@@ -105,20 +107,20 @@ def _ending(status: int) -> str:
 
 
 def _device_is_in_use() -> bool:
-    """Whether this process holds a context of a device, which a forked child cannot use."""
+    """Whether this process has a device context, which a forked child cannot use."""
     torch = sys.modules.get("torch")
     try:
         current = torch.accelerator.current_accelerator() if torch is not None else None
         return current is not None and bool(torch.get_device_module(current).is_initialized())  # type: ignore[union-attr]
-    except Exception:  # noqa: BLE001 - a vendor's module may lack it, or fail
+    except Exception:  # noqa: BLE001 - a vendor's module may lack the function, or fail
         return True
 
 
-# -- what went well once is not tried in a child again ----------------------------------------------------
+# -- successful attempts are not repeated -----------------------------------------------------------------
 
 
 def _key(name: str) -> str | None:
-    """What an attempt depends on, as one word; ``None`` where the package cannot be located."""
+    """Returns a digest of everything an attempt depends on; ``None`` if the package cannot be located."""
     origin = origin_of(name)
     if origin is None:
         return None
@@ -132,7 +134,7 @@ def _key(name: str) -> str | None:
 
 
 def origin_of(name: str) -> str | None:
-    """The file of a top-level module, or of the package that a module is in; not imported for it."""
+    """Returns the file of a module's top-level package, without importing it."""
     try:
         spec = find_spec(name.partition(".")[0])
     except Exception:  # noqa: BLE001 - a stand-in in sys.modules has no spec, or an import hook fails
@@ -151,7 +153,7 @@ def _remembered() -> list[str]:
 
 
 def _remember(key: str) -> None:
-    with contextlib.suppress(OSError, RuntimeError):  # then the next process tries again
+    with contextlib.suppress(OSError, RuntimeError):  # the next process then tries again
         root = cache_root()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=root, delete=False) as file:

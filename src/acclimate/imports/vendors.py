@@ -1,8 +1,8 @@
-"""Imports torch and vendors' packages so that one that fails costs no more than itself.
+"""Imports torch and vendors' packages so that a broken package affects nothing else.
 
-Without its hardware or its drivers a vendor's package raises anything at import, ends the process or prints
-to standard output. torch imports those that register as its backends by itself, and cannot be imported
-where one of them fails. So a package is imported in a forked child first, and here only where that went well.
+Without its hardware or drivers, a vendor's package may raise anything at import, end the process or print to
+standard output. torch itself imports packages that register as its backends, and fails if one of them fails.
+So each package is imported in a forked child first, and in this process only if that succeeds.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from acclimate.imports.containment import VendorCodeError, contained, output_to_
 from acclimate.imports.fork_safe_lock import ForkSafeLock
 
 TORCH_GROUP = "torch.backends"
-"""The entry points that torch loads when it is imported."""
-_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+"""The entry points that torch loads at import."""
+AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKENDAUTOLOAD_VARIABLE"
 
 _logger = logging.getLogger("acclimate")
 _lock = ForkSafeLock()
 _failures: dict[str, str] = {}
-"""By a module's name, why it cannot be imported in this process."""
+"""Why a module cannot be imported in this process, by its name."""
 _left_to_load: list[EntryPoint] = []
-"""Of the packages that torch loads by itself, those that wait for :func:`load_torch_packages`."""
+"""The packages of torch's entry points that :func:`load_torch_packages` still has to load."""
 _unclaimed: set[str] = set()
-"""Those of the failures that no accelerator's probe has asked about."""
+"""The failures that no accelerator's probe has asked about."""
 
 
 def import_vendor_module(name: str) -> ModuleType:
-    """Imports a vendor's module; one that failed once is not tried again.
+    """Imports a vendor's module; does not retry after a failure.
 
     Raises:
         VendorCodeError: it cannot be imported.
@@ -43,7 +43,7 @@ def import_vendor_module(name: str) -> ModuleType:
     with _lock:
         package = name.partition(".")[0]
         _unclaimed.discard(package)
-        if package in _failures:  # torch was to load it
+        if package in _failures:  # one of torch's entry points
             raise VendorCodeError(_failures[package])
         loaded = sys.modules.get(name)
         if loaded is None:
@@ -54,44 +54,44 @@ def import_vendor_module(name: str) -> ModuleType:
 
 
 def import_torch() -> None:
-    """Imports torch, with the packages that it loads by itself as far as they can be loaded.
+    """Imports torch and the packages of its entry points that can be loaded.
 
-    Does nothing where torch was imported before; torch has loaded them then.
+    Does nothing if torch has already been imported, since it has loaded them then.
     """
     import_torch_alone()
     load_torch_packages()
 
 
 def import_torch_alone() -> None:
-    """Imports torch and leaves the packages that it loads by itself to :func:`load_torch_packages`.
+    """Imports torch and leaves the packages of its entry points to :func:`load_torch_packages`.
 
-    For modules that such a package may import in its turn, and that have to be whole before.
+    For modules that such a package may import, and that must be complete by then.
     """
     if "torch" in sys.modules:
         return
     with _lock:
         points = list(entry_points(group=TORCH_GROUP))
-        setting = os.environ.get(_AUTOLOAD)
+        setting = os.environ.get(AUTOLOAD_VARIABLE)
         if not points or setting not in (None, "1"):
             importlib.import_module("torch")
             return
-        os.environ[_AUTOLOAD] = "0"
+        os.environ[AUTOLOAD_VARIABLE] = "0"
         try:
             importlib.import_module("torch")
         finally:
             if setting is None:
-                del os.environ[_AUTOLOAD]
+                del os.environ[AUTOLOAD_VARIABLE]
             else:
-                os.environ[_AUTOLOAD] = setting
+                os.environ[AUTOLOAD_VARIABLE] = setting
         _left_to_load.extend(points)
 
 
 def load_torch_packages() -> None:
-    """Loads the packages that :func:`import_torch_alone` left, as far as they can be loaded."""
+    """Loads the packages left by :func:`import_torch_alone` that can be loaded."""
     with _lock:
         points = _left_to_load.copy()
-        _left_to_load.clear()  # first, as what is loaded may come here again
-        # All in children first: once a device is in use here, a child cannot be trusted with it.
+        _left_to_load.clear()  # first, since a loaded package may call this again
+        # All in children first: once this process uses a device, an attempt in a child proves nothing.
         for point in points:
             _try(_package(point), _loading(point))
         for point in points:
@@ -116,21 +116,21 @@ def _load_as_torch_does(point: EntryPoint) -> None:
     except VendorCodeError as error:
         _unclaimed.add(package)
         _logger.warning(
-            "%s, which torch loads by itself, is not used: %s. Remove it, or set %s=0 for programs that "
-            "import torch first.",
+            "%s, which torch loads at import, is not used: %s. Programs that import torch before acclimate "
+            "fail: uninstall the package, or set %s=0.",
             package,
             error,
-            _AUTOLOAD,
+            AUTOLOAD_VARIABLE,
         )
 
 
 def unclaimed_failures() -> dict[str, str]:
-    """By name, the packages that torch loads by itself and that failed, less those of known accelerators."""
+    """Returns why packages that torch loads at import failed, except those of known accelerators."""
     return {name: _failures[name] for name in sorted(_unclaimed)}
 
 
 def package_for(device_type: str) -> str | None:
-    """The installed package that should bring a device to torch, by its name; ``None`` where none has it."""
+    """Returns the installed package whose name says that it adds a device to torch, or ``None``."""
     for point in entry_points(group=TORCH_GROUP):
         package = _package(point)
         if device_type in {point.name, *package.replace("-", "_").split("_")}:
@@ -140,22 +140,22 @@ def package_for(device_type: str) -> str | None:
 
 
 def failure_of(package: str) -> str | None:
-    """Why a package could not be imported in this process; ``None`` where it could, or was not tried."""
+    """Returns why a package could not be imported; ``None`` if it could, or was not tried."""
     return _failures.get(package)
 
 
 def _try(name: str, load: Callable[[], Any]) -> None:
-    """Loads a package in a child, and notes its failure."""
+    """Loads a package in a child and records a failure."""
     reason = _failures.get(name) or trial.why_it_fails(name, load)
     if reason is not None:
         _failures[name] = reason
 
 
 def _load_here(name: str, load: Callable[[], Any]) -> None:
-    """Loads a package in this process unless it failed before.
+    """Loads a package in this process, unless it has failed before.
 
     Raises:
-        VendorCodeError: it failed, now or before.
+        VendorCodeError: it fails now or has failed before.
     """
     if name in _failures:
         raise VendorCodeError(_failures[name])

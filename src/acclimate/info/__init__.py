@@ -1,1 +1,1 @@
-"""What this machine has: `acclimate info`."""
+"""`acclimate info`: this machine's accelerator and devices."""

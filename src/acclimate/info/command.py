@@ -23,22 +23,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Shows the report; returns 1 where an explicit choice of accelerator cannot be used, else 0."""
+    """Prints the report; returns 1 if an explicitly chosen accelerator cannot be used, else 0."""
     report = collect()
     if args.json:
         sys.stdout.write(json.dumps(report.as_dict(), indent=2) + "\n")
     else:
-        # Vendors' messages are shown as they are, brackets and colons included.
+        # No markup: vendors' messages may contain brackets and colons.
         Console(soft_wrap=not sys.stdout.isatty(), markup=False, emoji=False).print(render(report, args.all))
     return 0 if report.error is None else 1
 
 
 def render(report: Report, all_candidates: bool = False) -> Group:
-    """The report as rich renderables: what is used first, then every other way to an accelerator.
+    """Returns the report for rich: the accelerator in use first, then all others.
 
     Args:
-        report: what was found.
-        all_candidates: whether reasons are shown in full, in a table, and not on one line each.
+        report: the report.
+        all_candidates: whether to show the reasons in full in a table, instead of one line each.
     """
     shown = _candidates if all_candidates else _other_candidates
     parts: list[RenderableType] = [_summary(report), Text(), shown(report)]
@@ -74,7 +74,7 @@ def _summary(report: Report) -> Table:
 
 
 def _other_candidates(report: Report) -> Group:
-    """Each way that was not taken on one line, cut where a terminal ends."""
+    """Shows each accelerator that is not used on one line, cut at the terminal's width."""
     chosen = report.accelerator.name if report.accelerator is not None else None
     others = [each for each in report.candidates if each.reason is not None or each.name != chosen]
     width = max((len(each.name) for each in others), default=0)
@@ -91,7 +91,7 @@ def _other_candidates(report: Report) -> Group:
 
 
 def _how_to_choose(candidate: Candidate) -> str:
-    """What to set for an accelerator that can be used."""
+    """Says how to choose a usable accelerator."""
     only = "" if candidate.auto_detect else ", only by name"
     return f"can be used{only}: ACCLIMATE_ACCELERATOR={candidate.name}"
 

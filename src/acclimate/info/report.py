@@ -1,4 +1,4 @@
-"""What was found on this machine: the accelerator, its devices, and why the others cannot be used."""
+"""Collects the report: the accelerator, its devices, and why others cannot be used."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Device:
     """One device of the accelerator."""
 
     name: str
-    """As torch takes it."""
+    """torch's name."""
     product: str
-    """As its vendor calls it."""
+    """The vendor's name."""
     total_memory: int
     """Bytes."""
     available_memory: int
@@ -44,17 +44,17 @@ class Chosen:
     visible_devices_variables: list[str]
     triton: bool
     toolkit_version: str | None
-    """Of the vendor's software below torch, where there is one and it tells."""
+    """The version of the vendor's software below torch, if known."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """What this process may use of the host."""
+    """The host's resources that this process may use."""
 
     processors: int
     memory_nodes: int
     processor_quota: float | None
-    """Processors' worth of time that a cgroup allows, where it limits it."""
+    """The number of processors' time that a cgroup allows, if it is limited."""
     total_memory: int
     """Bytes, within this process's cgroups."""
     available_memory: int
@@ -63,7 +63,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Report:
-    """What ``acclimate info`` shows."""
+    """The content of ``acclimate info``."""
 
     acclimate: str
     torch: str
@@ -71,18 +71,18 @@ class Report:
     system: str
     host: Host
     accelerator: Chosen | None
-    """``None`` where it cannot be used or described; :attr:`error` then says why."""
+    """``None`` if it cannot be used or described; :attr:`error` then says why."""
     error: str | None
     candidates: list[Candidate] = field(default_factory=list)
-    """Every way to an accelerator, in the order of detection."""
+    """All records, in the order of detection."""
 
     def as_dict(self) -> dict[str, object]:
-        """The same as nested dicts and lists, for JSON."""
+        """Returns nested dicts and lists, for JSON."""
         return asdict(self)
 
 
 def collect() -> Report:
-    """Chooses this process's accelerator, and looks at every other."""
+    """Selects this process's accelerator and probes all others."""
     import_torch()
     import torch
 
@@ -93,8 +93,8 @@ def collect() -> Report:
         chosen = _describe(get_accelerator())
     except AcclimateError as problem:
         error = str(problem)
-    except Exception as problem:  # noqa: BLE001 - a driver that fails is what this report is read for
-        error = f"The accelerator was chosen, but asking it about its devices failed: {describe(problem)}"
+    except Exception as problem:  # noqa: BLE001 - the report must show a failing driver
+        error = f"The accelerator was selected, but querying its devices failed: {describe(problem)}"
     return Report(
         acclimate=__version__,
         torch=torch.__version__,
@@ -119,7 +119,7 @@ def _host() -> Host:
 
 
 def _describe(accelerator: Accelerator) -> Chosen:
-    # On the CPU every device is the same memory, and torch has one name for it.
+    # All devices of the CPU have the same name in torch.
     indices = range(accelerator.device_count())
     names = dict.fromkeys(accelerator.device_name(index) for index in indices)
     return Chosen(

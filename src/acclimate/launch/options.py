@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,13 @@ def _option(group: str, *names: str, default: Any = None, **settings: Any) -> An
     return field(default=default, metadata=metadata)
 
 
-def _flag(group: str, *names: str, **settings: Any) -> Any:
-    """A field that is an option without a value."""
-    return _option(group, *names, default=False, action="store_true", **settings)
+_ranks, _binding = partial(_option, "ranks"), partial(_option, "binding")
+_hosts, _supervision = partial(_option, "many hosts"), partial(_option, "supervision")
+
+
+def _flag(option: Callable[..., Any], *names: str, **settings: Any) -> Any:
+    """A field for an option without a value."""
+    return option(*names, default=False, action="store_true", **settings)
 
 
 @dataclass(frozen=True)
@@ -111,21 +116,19 @@ class RunOptions:
     environment: Mapping[str, str] = field(default_factory=dict)
     """What ``--env`` sets."""
 
-    num_accelerators: int | None = _option(
-        "ranks",
+    num_accelerators: int | None = _ranks(
         "--num_accelerators",
         "--num_gpus",
         type=_whole(1, MAX_RANKS_PER_HOST),
         metavar="N",
         help="ranks on each host; default: one for each device, on CPU one for each memory node",
     )
-    module: bool = _flag("ranks", "-m", "--module", help="run a module, as python -m does")
-    no_python: bool = _flag("ranks", "--no_python", help="run a program instead of a Python script")
+    module: bool = _flag(_ranks, "-m", "--module", help="run a module, as python -m does")
+    no_python: bool = _flag(_ranks, "--no_python", help="run a program instead of a Python script")
     local_rank_arg: bool = _flag(
-        "ranks", "--local_rank_arg", help="append --local_rank=N to the script's arguments"
+        _ranks, "--local_rank_arg", help="append --local_rank=N to the script's arguments"
     )
-    env: tuple[str, ...] = _option(
-        "ranks",
+    env: tuple[str, ...] = _ranks(
         "--env",
         default=(),
         action="append",
@@ -134,122 +137,92 @@ class RunOptions:
     )
 
     bind_cores_to_rank: bool = _flag(
-        "binding", "--bind_cores_to_rank", help="give each rank cores of its own, and memory near them"
+        _binding, "--bind_cores_to_rank", help="give each rank cores of its own, and memory near them"
     )
-    core_list: str | None = _option(
-        "binding",
+    core_list: str | None = _binding(
         "--bind_core_list",
         metavar="CORES",
         help="the only cores to be used, as in 0-51,56-107; implies --bind_cores_to_rank",
     )
     use_hyperthreads: bool = _flag(
-        "binding",
+        _binding,
         "--use_hyperthreads",
         help="with --bind_cores_to_rank: use both hardware threads of each core",
     )
     show_binding: bool = _flag(
-        "binding", "--show_binding", help="draw which cores each rank would get, and end"
+        _binding, "--show_binding", help="draw which cores each rank would get, and end"
     )
 
-    hostfile: Path | None = _option(  # noqa: RUF009 - is a field
-        "many hosts", "-H", "--hostfile", type=Path, metavar="FILE", help='one "host slots=N" a line'
+    hostfile: Path | None = _hosts(  # noqa: RUF009 - is a field
+        "-H", "--hostfile", type=Path, metavar="FILE", help='one "host slots=N" a line'
     )
-    include: str | None = _option(
-        "many hosts",
-        "-i",
-        "--include",
-        metavar="WHICH",
-        help="hosts and slots to use, as in host1:0,2@host2",
+    include: str | None = _hosts(
+        "-i", "--include", metavar="WHICH", help="hosts and slots to use, as in host1:0,2@host2"
     )
-    exclude: str | None = _option(
-        "many hosts",
-        "-e",
-        "--exclude",
-        metavar="WHICH",
-        help="hosts and slots to leave out, written likewise",
+    exclude: str | None = _hosts(
+        "-e", "--exclude", metavar="WHICH", help="hosts and slots to leave out, written likewise"
     )
-    num_nodes: int | None = _option(
-        "many hosts",
-        "--num_nodes",
-        type=_whole(1, _MOST_NODES),
-        metavar="N",
-        help="use only the first N hosts",
+    num_nodes: int | None = _hosts(
+        "--num_nodes", type=_whole(1, _MOST_NODES), metavar="N", help="use only the first N hosts"
     )
-    node_rank: int | None = _option(
-        "many hosts",
+    node_rank: int | None = _hosts(
         "--node_rank",
         type=_whole(0),
         metavar="N",
         help="this is node N of --num_nodes; start the same command on each node by hand",
     )
-    master_addr: str | None = _option(
-        "many hosts",
-        "--master_addr",
-        type=_address,
-        metavar="ADDRESS",
-        help="of the first host, as the others reach it",
+    master_addr: str | None = _hosts(
+        "--master_addr", type=_address, metavar="ADDRESS", help="of the first host, as the others reach it"
     )
-    master_port: int | None = _option(
-        "many hosts", "--master_port", type=_port, metavar="PORT", help="default: a free one"
-    )
-    launcher: str = _option(
-        "many hosts",
+    master_port: int | None = _hosts("--master_port", type=_port, metavar="PORT", help="default: a free one")
+    launcher: str = _hosts(
         "--launcher",
         default=engine_names()[0],
         choices=engine_names(),
         help="how ranks get to other hosts; default: what is installed",
     )
-    launcher_args: tuple[str, ...] = _option(
-        "many hosts",
+    launcher_args: tuple[str, ...] = _hosts(
         "--launcher_args",
         default=(),
         type=_words,
         metavar="ARGS",
         help='more arguments for the launcher\'s program, as in --launcher_args="-A project"',
     )
-    ssh_port: int | None = _option(
-        "many hosts", "--ssh_port", type=_port, metavar="PORT", help="for hosts whose line names none"
+    ssh_port: int | None = _hosts(
+        "--ssh_port", type=_port, metavar="PORT", help="for hosts whose line names none"
     )
 
-    log_dir: str | None = _option(
-        "supervision",
-        "--log_dir",
-        metavar="FOLDER",
-        help="also append each rank's output to a file there",
+    log_dir: str | None = _supervision(
+        "--log_dir", metavar="FOLDER", help="also append each rank's output to a file there"
     )
-    grace_s: float = _option(
-        "supervision",
+    grace_s: float = _supervision(
         "--grace",
         default=5.0,
         type=_seconds,
         metavar="SECONDS",
         help="between asking ranks to end (SIGTERM) and killing them; default: 5",
     )
-    max_restarts: int = _option(
-        "supervision",
+    max_restarts: int = _supervision(
         "--max_restarts",
         default=0,
         type=_whole(0),
         metavar="N",
         help="start all ranks anew after a failure, at most N times; default: 0",
     )
-    min_nodes: int | None = _option(
-        "supervision",
+    min_nodes: int | None = _supervision(
         "--min_nodes",
         type=_whole(1, _MOST_NODES),
         metavar="N",
         help="elastic: go on while so many hosts are there",
     )
-    max_nodes: int | None = _option(
-        "supervision",
+    max_nodes: int | None = _supervision(
         "--max_nodes",
         type=_whole(1, _MOST_NODES),
         metavar="N",
         help="elastic: let in no more hosts than this",
     )
-    quiet: bool = _flag("supervision", "-q", "--quiet", help="no notes besides errors and the ranks' output")
-    log_level: str = _option(
-        "supervision",
+    quiet: bool = _flag(_supervision, "-q", "--quiet", help="no notes besides errors and the ranks' output")
+    log_level: str = _supervision(
         "--log_level",
         default="warning",
         choices=LOG_LEVELS,

@@ -12,7 +12,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from launching import all_ready, command, launched, names_in, ranks_code, run, wait_until
+from launching import (
+    all_ready,
+    command,
+    launched,
+    names_in,
+    pid_in,
+    ranks_code,
+    run,
+    state_of,
+    wait_until,
+)
 
 from acclimate.launch.elastic import agent
 
@@ -173,6 +183,22 @@ while not (folder / "go").exists(): time.sleep(0.01)
         wait_until(lambda: "noticed" in names_in(tmp_path), "the notice")
         (tmp_path / "go").touch()
         job.read()
+        assert job.wait() == 0
+
+
+def test_a_paused_elastic_launcher_pauses_its_ranks(tmp_path: Path) -> None:
+    text = "ready()\nwhile not (folder / 'go').exists(): time.sleep(0.01)"
+    # As a shell starts it: in a group of its own, in the session of who could continue it.
+    in_a_group = {"start_new_session": False, "preexec_fn": os.setpgrp}
+    with launched(command(1, ranks_code(tmp_path, text), "--max_restarts", "1"), **in_a_group) as job:
+        all_ready(tmp_path, 1)
+        rank = pid_in(tmp_path / "ready0")
+        job.signal(signal.SIGTSTP)
+        wait_until(lambda: state_of(job.process.pid) == "T", "the launcher to stop")
+        assert state_of(rank) == "T"
+        job.signal(signal.SIGCONT)
+        wait_until(lambda: state_of(rank) in "SR", "the rank to go on")
+        (tmp_path / "go").touch()
         assert job.wait() == 0
 
 

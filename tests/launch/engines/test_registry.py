@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from acclimate.errors import EngineNotFoundError, HostfileError, UnknownEngineError
+from acclimate.launch.engines import programs
 from acclimate.launch.engines.engine import Engine
 from acclimate.launch.engines.registry import AUTO, ENGINES, allocating_engine, choose_engine, engine_names
 
@@ -115,6 +116,19 @@ def test_without_any_engine_auto_says_what_to_install(tmp_path: Path) -> None:
         choose_engine(AUTO, {"PATH": str(tmp_path)})
     with pytest.raises(EngineNotFoundError, match="--launcher slurm is not installed here"):
         choose_engine(AUTO, {"PATH": str(tmp_path), **in_allocation()})
+
+
+def test_a_program_that_does_not_answer_is_named_and_the_next_engine_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "ANSWER_S", 0.3)
+    silent = install(tmp_path / "silent", "mpiexec")
+    silent.write_text("#!/bin/sh\nexec sleep 60\n")
+    with pytest.raises(EngineNotFoundError, match=f"{silent} --version did not answer within 0.3 s"):
+        choose_engine("mpich", {"PATH": f"{silent.parent}:{os.defpath}"})
+    answering = install(tmp_path / "answering", "mpiexec", VERSIONS["mpich"])
+    _, program = choose_engine("mpich", {"PATH": f"{silent.parent}:{answering.parent}:{os.defpath}"})
+    assert program == str(answering)
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:

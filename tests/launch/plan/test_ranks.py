@@ -138,9 +138,14 @@ def test_devices_are_chosen_from_those_that_are_visible_already(
     assert {plan.environment["CUDA_VISIBLE_DEVICES"] for plan in plans} == {seen}
 
 
-def test_a_slot_beyond_the_visible_devices_is_refused(machine: Machine) -> None:
-    with pytest.raises(LaunchOptionError, match="Slot 2 has no device: CUDA_VISIBLE_DEVICES names 2"):
-        plan_ranks(job((2,)), 0, {"CUDA_VISIBLE_DEVICES": "0,1"})
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [("0,1", 2), ("0,1,-1,2,3", 2), ("0,1,,2,3", 2), ("0,-1", 1), ("-1", 0), (" -1,0", 0)],
+)
+def test_a_slot_beyond_the_visible_devices_is_refused(machine: Machine, visible: str, count: int) -> None:
+    """Vendors read the list up to the first entry that is no device."""
+    with pytest.raises(LaunchOptionError, match=f"Slot 2 has no device: CUDA_VISIBLE_DEVICES names {count} "):
+        plan_ranks(job((2,)), 0, {"CUDA_VISIBLE_DEVICES": visible})
 
 
 def test_a_rank_on_cpu_has_no_variable_of_devices(machine: Machine) -> None:

@@ -127,7 +127,7 @@ def test_the_next_address_is_tried_after_a_stranger_answered() -> None:
     ["", "key", "key@", "key@host:port", "key@:1", "@host:1", "k@host:1234567", "k@host:70000", "k@h:٣"],
 )
 def test_an_address_that_is_none_is_refused(where: str) -> None:
-    with pytest.raises(LaunchProtocolError, match="says nothing of where the launcher is"):
+    with pytest.raises(LaunchProtocolError, match="is not the address of a launcher"):
         call_launcher(where, "3")
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from acclimate.errors import BindingError, TopologyError
+from acclimate.errors import BindingError, TopologyError, excerpt
 from acclimate.launch.binding.group_search import Counts
 from acclimate.launch.binding.numa_groups import NodeGroup, group_nodes
 from acclimate.topology import (
@@ -125,8 +125,8 @@ def check_environment(environ: Mapping[str, str]) -> None:
     for name, effect in _PINNING_VARIABLES.items():
         if value := environ.get(name):
             raise BindingError(
-                f'{name} is "{value}", which works against binding: {effect}; unset it (unset {name}),'
-                " or leave out --bind_cores_to_rank"
+                f'{name} is "{excerpt(value)}", which works against binding: {effect}; unset it (unset '
+                f"{name}), or leave out --bind_cores_to_rank"
             )
 
 
@@ -144,8 +144,8 @@ def _listed_cpus(topology: Topology, core_list: str) -> tuple[int, ...]:
     if list(cpus) != sorted(cpus):
         # Refused, because a list out of order looks as if it said which rank gets what.
         raise BindingError(
-            f'--bind_core_list "{core_list}" descends; write it as "{ascending}" (the order decides nothing,'
-            " as ranks get cores by memory node)"
+            f'--bind_core_list "{excerpt(core_list)}" descends; write it as "{ascending}" (the order has no '
+            "effect: ranks get cores by memory node)"
         )
     if missing := set(cpus) - topology.online_cpus:
         raise BindingError(
@@ -161,7 +161,7 @@ def _listed_cpus(topology: Topology, core_list: str) -> tuple[int, ...]:
 
 
 def _too_few(topology: Topology, cores: Sequence[Core], ranks: int, core_list: str | None) -> str:
-    whose = "this process may use" if core_list is None else f'--bind_core_list "{core_list}" names'
+    whose = "this process may use" if core_list is None else f'--bind_core_list "{excerpt(core_list)}" names'
     threads = ""
     if len(topology.allowed_cpus) > len(cores):
         threads = " (hardware threads of one core stay together)"

@@ -66,6 +66,8 @@ _SILENCE_S = 15.0
 _LEAVE_S = 5.0
 """How long torch may take to leave the job after the ranks have ended because of a signal."""
 _LOOK_AGAIN_S = 1.0
+_PAUSE_S = 5.0
+"""How long the ranks may take to stop before the launcher stops without them."""
 
 
 def launch(
@@ -88,7 +90,7 @@ def launch(
     if job.log_level not in ("debug", "info"):  # its warnings say what is said here
         logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
     membership = _Membership(job, environ, min_nodes, max_nodes, max_restarts)
-    with SignalInbox((*TERMINATING, *NOTICES)) as inbox:
+    with SignalInbox((*TERMINATING, *NOTICES, signal.SIGTSTP)) as inbox:
         try:
             outcome = membership.run(inbox)
         except HostUnreachableError:
@@ -137,6 +139,9 @@ class _Membership:
         while self._outcome is None:
             ready.poll(_LOOK_AGAIN_S * 1000)
             for number in inbox.read():
+                if number == signal.SIGTSTP:
+                    self._pause(inbox)
+                    continue
                 ended = self._forward(number)
                 if ended is not None:
                     return ended
@@ -173,6 +178,18 @@ class _Membership:
         if number in NOTICES:
             return None
         return Outcome(-number, None, f"{signal_name(number)} ended the wait for other hosts.")
+
+    def _pause(self, inbox: SignalInbox) -> None:
+        """Stops this host's ranks and this process, until it is continued.
+
+        Other hosts count this one as gone after a few seconds, since torch's thread stops too.
+        """
+        agent = self._agent
+        if agent is not None:
+            agent.pause()
+        inbox.take_default(signal.SIGTSTP)
+        if agent is not None:
+            agent.resume()
 
     def _probe(self, accepted: list[float]) -> None:
         """Finds out whether somebody accepts connections at the rendezvous."""
@@ -342,6 +359,24 @@ class _Agent(SimpleElasticAgent):
                 return False
             self._worker.send_signal(number)
             return True
+
+    def pause(self) -> None:
+        """Stops the ranks; returns once they have stopped."""
+        deadline = time.monotonic() + _PAUSE_S
+        with self._changing:
+            if self._worker is None or not self.has_worker():
+                return
+            self._worker.send_signal(signal.SIGTSTP)
+            # Its end stays unreaped for Popen.
+            options = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+            while os.waitid(os.P_PID, self._worker.pid, options) is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+    def resume(self) -> None:
+        """Continues the ranks."""
+        with self._changing:
+            if self._worker is not None:
+                self._worker.send_signal(signal.SIGCONT)
 
     def collect(self) -> Outcome:
         """Reads how the worker ended, once it has; returns how the last one did."""

@@ -1,4 +1,4 @@
-"""Tells the MPIs apart: their programs have the same names, and only their own words say whose they are."""
+"""Finds an MPI's program: the programs of all MPIs have the same names, but ``--version`` differs."""
 
 from __future__ import annotations
 
@@ -8,30 +8,46 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-_ANSWER_S = 20.0
+from acclimate.errors import EngineNotFoundError
+
+ANSWER_S = 20.0
+"""How long ``--version`` may take."""
 
 
 def find_program(names: Sequence[str], says: str, environ: Mapping[str, str]) -> str | None:
-    """The first program of these names on ``PATH`` whose ``--version`` says a certain thing.
+    """Returns the path of the first program with one of these names on ``PATH`` whose ``--version`` says so.
 
     Several MPIs may be on ``PATH``, each behind the other's names.
+
+    Raises:
+        EngineNotFoundError: there is none, but a program of this name did not answer.
     """
+    silent = ""
     for folder in environ.get("PATH", os.defpath).split(os.pathsep):
         for name in names:
             program = Path(folder or os.curdir) / name
-            if program.is_file() and os.access(program, os.X_OK) and says in _version(program, environ):
-                return str(program.absolute())
+            if program.is_file() and os.access(program, os.X_OK):
+                try:
+                    if says in _version(program, environ):
+                        return str(program.absolute())
+                except subprocess.TimeoutExpired:
+                    silent = silent or str(program.absolute())
+    if silent:
+        raise EngineNotFoundError(
+            f"{silent} --version did not answer within {ANSWER_S:g} s, so it cannot be used. Repair it, or "
+            "choose another engine with --launcher."
+        )
     return None
 
 
 def _version(program: Path, environ: Mapping[str, str]) -> str:
-    with suppress(OSError, subprocess.TimeoutExpired):
+    with suppress(OSError):
         asked = subprocess.run(
             [program, "--version"],
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_ANSWER_S,
+            timeout=ANSWER_S,
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             check=False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from acclimate.errors import EngineNotFoundError, UnknownEngineError
+from acclimate.errors import EngineNotFoundError, UnknownEngineError, excerpt
 from acclimate.launch.engines.engine import Engine
 from acclimate.launch.engines.impi import IntelMpi
 from acclimate.launch.engines.mpich import Mpich
@@ -37,7 +37,7 @@ def choose_engine(name: str, environ: Mapping[str, str]) -> tuple[Engine, str]:
 
     Raises:
         UnknownEngineError: no engine has this name.
-        EngineNotFoundError: its program is not installed here.
+        EngineNotFoundError: its program is not installed here, or does not answer.
     """
     allocating = allocating_engine(name, environ)
     if allocating is not None:
@@ -48,12 +48,19 @@ def choose_engine(name: str, environ: Mapping[str, str]) -> tuple[Engine, str]:
         wanted = [engine for engine in ENGINES if engine.name == name]
     if not wanted:
         raise UnknownEngineError(
-            f'--launcher "{name}" is not known; it is one of {", ".join(engine_names())}.'
+            f'--launcher "{excerpt(name)}" is not known; it is one of {", ".join(engine_names())}.'
         )
+    broken = None
     for engine in wanted:
-        program = engine.find(environ)
+        try:
+            program = engine.find(environ)
+        except EngineNotFoundError as error:
+            broken = broken or error
+            continue
         if program is not None:
             return engine, program
+    if broken is not None:
+        raise broken
     if len(wanted) > 1:
         raise EngineNotFoundError(
             f"No way to start ranks on other hosts is installed here. {wanted[0].remedy}"

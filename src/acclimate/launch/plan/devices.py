@@ -7,11 +7,13 @@ import logging
 from collections.abc import Mapping
 
 from acclimate.backends import Backend
+from acclimate.backends.device_counts import visible_entries
 from acclimate.errors import (
     AcceleratorUnavailableError,
     InvalidBackendError,
     LaunchOptionError,
     UnknownAcceleratorError,
+    excerpt,
 )
 from acclimate.selection import find_backends, requested
 
@@ -79,11 +81,11 @@ def count_local_ranks(accelerator: Backend | None) -> int:
 
 def _unknown(variable: str, name: str) -> str:
     known = list(dict.fromkeys(record.name for record in find_backends()[0]))
-    close = difflib.get_close_matches(name.lower(), known, n=1)
+    close = difflib.get_close_matches(excerpt(name).lower(), known, n=1)
     hint = f' Did you mean "{close[0]}"?' if close else ""
     return (
-        f'{variable} is "{name}", which is none of {known}.{hint} Devices that only torch knows cannot be '
-        "counted without it: say how many ranks to start with --num_accelerators."
+        f'{variable} is "{excerpt(name)}", which is none of {known}.{hint} Devices that only torch knows '
+        "cannot be counted without torch: say how many ranks to start with --num_accelerators."
     )
 
 
@@ -101,12 +103,13 @@ def visible_devices(accelerator: str, slots: tuple[int, ...], environ: Mapping[s
     )
     if variable is None:
         return {}
-    already = [entry.strip() for entry in environ.get(variable, "").split(",") if entry.strip()]
-    if not already:
+    text = environ.get(variable, "")
+    if not text.strip():
         return {variable: ",".join(map(str, slots))}
+    already = visible_entries(text)
     if slots[-1] >= len(already):
         raise LaunchOptionError(
-            f"Slot {slots[-1]} has no device: {variable} names {len(already)}. Ask for fewer slots, or let "
-            "the variable name more devices."
+            f'Slot {slots[-1]} has no device: {variable} names {len(already)} ("{excerpt(text)}"). Ask for '
+            "fewer slots, or let the variable name more devices."
         )
     return {variable: ",".join(already[slot] for slot in slots)}

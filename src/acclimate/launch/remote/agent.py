@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from acclimate.errors import AcclimateError, LaunchProtocolError
+from acclimate.errors import AcclimateError, LaunchProtocolError, excerpt
 from acclimate.launch.remote.callback import LAUNCHER_VARIABLE, call_launcher
 from acclimate.launch.remote.launcher_connection import LauncherConnection, run_assigned_ranks
 from acclimate.launch.remote.protocol import AGENT_IS_HERE, PipeChannel
@@ -89,8 +89,8 @@ def read_rank(environ: Mapping[str, str], variable: str) -> int:
     value = environ.get(variable, "")
     if not (value.isascii() and value.isdigit() and len(value) < 10):
         raise LaunchProtocolError(
-            f'{variable} is "{value}", not the number of a rank. Agents are started by `acclimate run '
-            "--launcher …`."
+            f'{variable} is "{excerpt(value)}", which is not the number of a rank. `acclimate run --launcher '
+            "…` starts agents."
         )
     return int(value)
 

@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict
 from typing import cast
 
-from acclimate.errors import HostUnreachableError, LaunchProtocolError
+from acclimate.errors import HostUnreachableError, LaunchProtocolError, excerpt
 from acclimate.launch.remote.handshake import Answer, Call, caller_proof, new_nonce, proves_launcher
 from acclimate.launch.remote.protocol import FROM_LAUNCHER, LONGEST_FROM_LAUNCHER, SocketChannel
 
@@ -34,7 +34,7 @@ def call_launcher(where: str, name: str) -> SocketChannel:
     parts = re.fullmatch(r"(\w+)@(\S+):([0-9]{1,5})", where)
     if parts is None or int(parts[3]) > 65535:
         raise LaunchProtocolError(
-            f'"{where}" says nothing of where the launcher is. `acclimate run` starts agents.'
+            f'"{excerpt(where)}" is not the address of a launcher. `acclimate run` starts agents.'
         )
     key, addresses, port = parts.groups()
     reasons = []

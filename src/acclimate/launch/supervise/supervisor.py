@@ -364,9 +364,13 @@ class _Supervisor:
                 self.abandons_output = True  # nothing is left to end but a reader that does not read
 
     def _pause(self) -> None:
-        # SIGTSTP itself would be ignored: no shell is above the ranks' own sessions to continue them.
+        # SIGTSTP has no effect in a session without a shell that could continue it: the ranks', and that of a
+        # supervisor that another process can stop, which then continues it too.
         self._tell_all("group", signal.SIGSTOP)
-        self.inbox.take_default(signal.SIGTSTP)
+        if self.stop is None:
+            self.inbox.take_default(signal.SIGTSTP)
+        else:
+            os.kill(os.getpid(), signal.SIGSTOP)
         self._tell_all("group", signal.SIGCONT)
 
     def _request_due_at(self) -> float | None:

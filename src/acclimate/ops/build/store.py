@@ -25,7 +25,7 @@ from typing import Any
 
 from acclimate.cache.folder import cache_root, check_folder, read_file
 from acclimate.cache.lock import try_hold
-from acclimate.cache.publish import UNWRITABLE, is_folder, leftovers, lock_file, publish, remove
+from acclimate.cache.publish import UNWRITABLE, is_folder, leftovers, lock_file, publish, refusal, remove
 from acclimate.errors import CacheWriteError, OpBuildError, UntrustedCacheError
 from acclimate.ops.build.compile import LOG_NAME, Progress, build_library
 from acclimate.ops.build.recipe import Recipe
@@ -145,7 +145,7 @@ def _reason(error: OSError) -> str | None:
     if isinstance(error, CacheWriteError):
         return str(error)
     if error.errno in UNWRITABLE:
-        return f"it cannot be written ({error.strerror}). Set ACCLIMATE_CACHE to a writable folder"
+        return f"it cannot be written ({refusal(error)}). Set ACCLIMATE_CACHE to a writable folder"
     return None
 
 
