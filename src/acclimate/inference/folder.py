@@ -37,9 +37,9 @@ def check_model_folder(folder: Path) -> WeightTotals:
     """Checks config, tokenizer and weights, and returns the totals of the weights.
 
     Raises:
-        ModelNotFoundError: The folder holds no model, or only parts of one.
-        CorruptModelError: A file is truncated or unreadable.
-        UnsupportedModelError: The config does not say what kind of model it describes.
+        ModelNotFoundError: the folder holds no model, or only parts of one.
+        CorruptModelError: a file is truncated or unreadable.
+        UnsupportedModelError: the config does not say what kind of model it describes.
     """
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(f"{folder} holds no model: there is no config.json in it")
@@ -57,7 +57,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file.
 
     Raises:
-        CorruptModelError: The file cannot be read or holds something else.
+        CorruptModelError: the file cannot be read or holds something else.
     """
     content = _json(path)
     if not isinstance(content, dict):
@@ -124,8 +124,8 @@ def weight_totals(folder: Path) -> WeightTotals:
     """Checks that the weights of a folder are complete, and returns their totals.
 
     Raises:
-        ModelNotFoundError: The folder holds no weights.
-        CorruptModelError: A file is truncated or unreadable.
+        ModelNotFoundError: the folder holds no weights.
+        CorruptModelError: a file is truncated or unreadable.
     """
     for name in ("model.safetensors", "pytorch_model.bin"):
         single, index = folder / name, folder / f"{name}.index.json"

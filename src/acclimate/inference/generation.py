@@ -82,27 +82,27 @@ def generate(
     No chat template is applied to the prompt.
 
     Args:
-        prompt: The text to continue.
-        model: A folder, a ``.gguf`` file, the id of a model on the Hugging Face hub, a model loaded by
+        prompt: the text to continue.
+        model: a folder, a ``.gguf`` file, the id of a model on the Hugging Face hub, a model loaded by
             :func:`acclimate.inference.load_model`, or ``None`` for the demo model.
-        max_new_tokens: The most tokens to generate. If the model's context has room for fewer, generation
+        max_new_tokens: the most tokens to generate. If the model's context has room for fewer, generation
             stops there, with a warning.
         dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
             supports. Ignored for a loaded model.
         temperature: 0 always takes the likeliest token, like ``model.generate(do_sample=False)``; above 0
             tokens are sampled, within the model's own top-k and top-p, if it sets them.
-        seed: Makes sampling repeatable; seeds torch's generators of the accelerator and of the host.
-        repetition_penalty: Above 1, makes tokens that already occurred less likely, as in transformers;
+        seed: makes sampling repeatable; seeds torch's generators of the accelerator and of the host.
+        repetition_penalty: above 1, makes tokens that already occurred less likely, as in transformers;
             ``None`` uses the model's own setting.
-        trust_remote_code: Whether Python code that comes with the model may run.
-        on_text: Called with each piece of text as soon as it is final; a piece contains whole characters.
+        trust_remote_code: whether Python code that comes with the model may run.
+        on_text: called with each piece of text as soon as it is final; a piece contains whole characters.
 
     Raises:
-        PromptError: The prompt is empty, is not valid text, or does not fit into the model's context.
-        GenerationOptionError: A number is out of range.
+        PromptError: the prompt is empty, is not valid text, or does not fit into the model's context.
+        GenerationOptionError: a number is out of range.
         GenerationInterrupted: Ctrl-C was pressed; holds the text so far.
-        DeviceMemoryError: The accelerator is out of memory.
-        AcclimateError: As :func:`acclimate.inference.load_model`.
+        DeviceMemoryError: the accelerator is out of memory.
+        AcclimateError: as :func:`acclimate.inference.load_model`.
     """
     _check_options(max_new_tokens, temperature, seed, repetition_penalty)
     _check_prompt(prompt)

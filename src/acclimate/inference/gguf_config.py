@@ -48,7 +48,7 @@ def find_architecture(header: GGUFHeader) -> Architecture:
     """Returns how to convert a file.
 
     Raises:
-        UnsupportedModelError: The file holds another kind of model, or one part of a split model.
+        UnsupportedModelError: the file holds another kind of model, or one part of a split model.
     """
     path = header.path
     kind = header.value("general.type")
@@ -72,8 +72,8 @@ def config_fields(header: GGUFHeader, architecture: Architecture) -> dict[str, A
     """Returns the fields of the model's config; no size in them exceeds the size of the file's tensors.
 
     Raises:
-        CorruptModelError: A key is missing or has an impossible value.
-        UnsupportedModelError: A key asks for something that transformers' model cannot do.
+        CorruptModelError: a key is missing or has an impossible value.
+        UnsupportedModelError: a key asks for something that transformers' model cannot do.
     """
     metadata = Metadata(header)
     blocks = metadata.size("block_count")

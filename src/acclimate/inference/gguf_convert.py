@@ -47,10 +47,10 @@ def converted_gguf(source: Path, dtype_name: str) -> Path:
     """Returns the cache folder with this GGUF file in this dtype; converts the file if there is none.
 
     Raises:
-        CorruptModelError: The file is truncated or is not a GGUF file.
-        UnsupportedModelError: Its architecture cannot be converted.
-        MissingExtraError: A package that conversion needs is not installed.
-        CacheWriteError: The disk is full or the cache cannot be written.
+        CorruptModelError: the file is truncated or is not a GGUF file.
+        UnsupportedModelError: its architecture cannot be converted.
+        MissingExtraError: a package that conversion needs is not installed.
+        CacheWriteError: the disk is full or the cache cannot be written.
     """
     return convert_once(source.stem, identity(source), dtype_name, lambda _private: source)
 

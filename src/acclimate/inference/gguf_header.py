@@ -98,8 +98,8 @@ def read_gguf_header(path: Path) -> GGUFHeader:
     """Reads the header of a GGUF file.
 
     Raises:
-        CorruptModelError: The file is not a GGUF file, or its header is truncated or contradicts itself.
-        UnsupportedModelError: Its numbers are big-endian.
+        CorruptModelError: the file is not a GGUF file, or its header is truncated or contradicts itself.
+        UnsupportedModelError: its numbers are big-endian.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

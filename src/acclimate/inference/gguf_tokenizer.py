@@ -30,8 +30,8 @@ def check_vocabulary(header: GGUFHeader) -> None:
     """Checks a vocabulary as far as possible without reading it.
 
     Raises:
-        CorruptModelError: A part of it is missing or contradicts another.
-        UnsupportedModelError: It is of a kind that cannot be converted.
+        CorruptModelError: a part of it is missing or contradicts another.
+        UnsupportedModelError: it is of a kind that cannot be converted.
     """
     kind = header.value("tokenizer.ggml.model")
     if kind not in _MODELS:
@@ -63,7 +63,7 @@ def convert_tokenizer(header: GGUFHeader, target: Path) -> None:
     """Saves the tokenizer of a file whose vocabulary has been checked to the folder ``target``.
 
     Raises:
-        CorruptModelError: The vocabulary contradicts itself.
+        CorruptModelError: the vocabulary contradicts itself.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -89,7 +89,7 @@ def _split(header: GGUFHeader) -> Any | None:
     """Returns the pre-tokenizer of a file, or ``None`` if transformers already chooses the right one.
 
     Raises:
-        UnsupportedModelError: The file names an unknown pre-tokenizer.
+        UnsupportedModelError: the file names an unknown pre-tokenizer.
     """
     from tokenizers import Regex, pre_tokenizers
 

@@ -55,7 +55,7 @@ def stored_bytes(path: Path, tensor: TensorEntry) -> tuple[int, GGMLQuantization
     """Returns how many bytes a tensor occupies in the file, and its type.
 
     Raises:
-        CorruptModelError: There is no such type, or a row is not a whole number of blocks.
+        CorruptModelError: there is no such type, or a row is not a whole number of blocks.
     """
     try:
         kind = GGMLQuantizationType(tensor.ggml_type)
@@ -74,8 +74,8 @@ def check_tensors(header: GGUFHeader, file_bytes: int) -> None:
     """Checks that the file holds the data of all its tensors, in quantisations that can be unpacked.
 
     Raises:
-        CorruptModelError: The file is shorter than its header says, or two tensors overlap.
-        UnsupportedModelError: The gguf package cannot unpack a tensor's quantisation.
+        CorruptModelError: the file is shorter than its header says, or two tensors overlap.
+        UnsupportedModelError: the gguf package cannot unpack a tensor's quantisation.
     """
     if not header.tensors:
         raise CorruptModelError(f"{header.path} holds no tensors")
@@ -109,8 +109,8 @@ def place_tensors(header: GGUFHeader, architecture: Architecture, model: torch.n
     """Finds the tensors of each parameter of a model, which may be on the meta device.
 
     Raises:
-        CorruptModelError: The file lacks a tensor or has it in another shape.
-        UnsupportedModelError: The file has tensors that the model does not use.
+        CorruptModelError: the file lacks a tensor or has it in another shape.
+        UnsupportedModelError: the file has tensors that the model does not use.
     """
     config: Any = model.config
     kinds = {name: number for number, name in MODEL_ARCH_NAMES.items()}
@@ -203,13 +203,13 @@ def write_safetensors(
     """Writes all parameters to one safetensors file.
 
     Args:
-        header: The GGUF file, with checked tensors.
-        architecture: How llama.cpp's converter changed them.
-        placements: The tensors of each parameter.
-        heads: The numbers of attention heads, ``query`` and ``key``.
-        dtype: The dtype to store; values are unpacked to float32 and rounded once.
-        target: The file to write.
-        advance: Called with the number of bytes written since the last call.
+        header: the GGUF file, with checked tensors.
+        architecture: how llama.cpp's converter changed them.
+        placements: the tensors of each parameter.
+        heads: the numbers of attention heads, ``query`` and ``key``.
+        dtype: the dtype to store; values are unpacked to float32 and rounded once.
+        target: the file to write.
+        advance: called with the number of bytes written since the last call.
     """
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -79,21 +79,21 @@ def load_model(
     """Loads a model onto this process's accelerator.
 
     Args:
-        model: A folder, a ``.gguf`` file, the id of a model on the Hugging Face hub, or ``None`` for the
+        model: a folder, a ``.gguf`` file, the id of a model on the Hugging Face hub, or ``None`` for the
             demo model.
         dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
             supports.
-        trust_remote_code: Whether Python code that comes with the model may run.
+        trust_remote_code: whether Python code that comes with the model may run.
 
     Raises:
-        ModelNotFoundError: There is no such model.
-        CorruptModelError: Its files are truncated, unreadable or do not fit together.
-        UnsupportedModelError: It is not a language model that transformers can run.
-        RemoteCodeError: It needs its own Python code, which may not run.
-        UnsupportedDtypeError: There is no such dtype, or the accelerator does not support it.
-        DeviceMemoryError: It does not fit into the accelerator's memory.
-        MissingExtraError: A required package is not installed.
-        CacheWriteError: A converted model cannot be written to the cache.
+        ModelNotFoundError: there is no such model.
+        CorruptModelError: its files are truncated, unreadable or do not fit together.
+        UnsupportedModelError: it is not a language model that transformers can run.
+        RemoteCodeError: it needs its own Python code, which may not run.
+        UnsupportedDtypeError: there is no such dtype, or the accelerator does not support it.
+        DeviceMemoryError: it does not fit into the accelerator's memory.
+        MissingExtraError: a required package is not installed.
+        CacheWriteError: a converted model cannot be written to the cache.
     """
     start = time.perf_counter()
     if dtype not in ("auto", *DTYPES):
@@ -139,7 +139,7 @@ def choose_dtype(accelerator: Accelerator, name: str) -> torch.dtype:
     """Returns the dtype with this name; for ``auto``, the first supported one of :data:`DTYPES`.
 
     Raises:
-        UnsupportedDtypeError: The accelerator does not compute in it.
+        UnsupportedDtypeError: the accelerator does not compute in it.
     """
     supported = {str(dtype).removeprefix("torch."): dtype for dtype in accelerator.supported_dtypes()}
     for candidate in DTYPES if name == "auto" else (name,):

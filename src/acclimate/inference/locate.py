@@ -35,17 +35,17 @@ def find_model(
     """Returns a folder that holds a complete model.
 
     Args:
-        model: A folder, a ``.gguf`` file (converted once into the cache), the id of a model on the Hugging
+        model: a folder, a ``.gguf`` file (converted once into the cache), the id of a model on the Hugging
             Face hub (downloaded once), or ``None`` for the demo model.
-        dtype_name: The dtype a GGUF file is converted to: ``bfloat16``, ``float16`` or ``float32``.
-        trust_remote_code: Whether Python code that comes with the model may run.
+        dtype_name: the dtype a GGUF file is converted to: ``bfloat16``, ``float16`` or ``float32``.
+        trust_remote_code: whether Python code that comes with the model may run.
 
     Raises:
-        RemoteCodeError: The model needs its own Python code, which may not run.
-        ModelNotFoundError: There is no such model.
-        CorruptModelError: Its files are truncated or unreadable.
-        MissingExtraError: A required package is not installed.
-        CacheWriteError: The cache cannot be written.
+        RemoteCodeError: the model needs its own Python code, which may not run.
+        ModelNotFoundError: there is no such model.
+        CorruptModelError: its files are truncated or unreadable.
+        MissingExtraError: a required package is not installed.
+        CacheWriteError: the cache cannot be written.
     """
     if model is None:
         return _demo_model(dtype_name)

@@ -43,7 +43,7 @@ def check_remote_code(folder: Path) -> None:
     """Checks that a folder can be loaded and run without its own Python code.
 
     Raises:
-        RemoteCodeError: It cannot; the message names the file and the field.
+        RemoteCodeError: it cannot; the message names the file and the field.
     """
     config_path, config = _settings(folder, "config.json")
     tokenizer_path, tokenizer = _settings(folder, "tokenizer_config.json")

@@ -42,8 +42,8 @@ def define_in_place(schema: str, plain: Callable[..., None], tags: tuple[torch.T
 
     Args:
         schema: ``"name_(Tensor(a!)[] x, …) -> ()"``.
-        plain: The implementation in torch, for every device without a loaded native kernel.
-        tags: Further tags for the compiler.
+        plain: the implementation in torch, for every device without a loaded native kernel.
+        tags: further tags for the compiler.
 
     Returns:
         The op, which can be called.

@@ -44,8 +44,8 @@ def accelerator_to_build_for(name: str | None) -> Accelerator:
     """Returns the named accelerator, whether or not this machine has one; ``None``: this process's.
 
     Raises:
-        UnknownAcceleratorError: No accelerator has that name.
-        AcceleratorUnavailableError: Its module cannot be imported here.
+        UnknownAcceleratorError: no accelerator has that name.
+        AcceleratorUnavailableError: its module cannot be imported here.
     """
     if name is None:
         return get_accelerator()
@@ -70,12 +70,12 @@ def select(states: Sequence[OpState], names: Sequence[str], accelerator_name: st
     """Returns the ops with the given names, or all if there are no names.
 
     Args:
-        states: Every op of the accelerator.
-        names: Names of builders (``CPUAdamBuilder``) or ops (``cpu_adam``).
-        accelerator_name: The accelerator's name, for the message.
+        states: every op of the accelerator.
+        names: names of builders (``CPUAdamBuilder``) or ops (``cpu_adam``).
+        accelerator_name: the accelerator's name, for the message.
 
     Raises:
-        UnknownOpError: There is no such op.
+        UnknownOpError: there is no such op.
     """
     if not names:
         return list(states)

@@ -46,8 +46,8 @@ def host_buffer(tensor: torch.Tensor, writes: bool) -> Buffer:
     """Returns the host memory of a transfer; for a write it holds the tensor's bytes.
 
     Raises:
-        TypeError: It is not a tensor.
-        InvalidBufferError: The tensor is not contiguous, or its memory does not hold its elements as they
+        TypeError: it is not a tensor.
+        InvalidBufferError: the tensor is not contiguous, or its memory does not hold its elements as they
             read (sparse, conjugated, meta).
     """
     if not isinstance(tensor, torch.Tensor):

@@ -57,7 +57,7 @@ def open_file(name: Name, writes: bool, length: int) -> OpenFile:
     """Opens a file for a transfer of ``length`` bytes; creates a missing one for writing.
 
     Raises:
-        OSError: As from :func:`os.open`; also for a directory.
+        OSError: as from :func:`os.open`; also for a directory.
     """
     flags = os.O_WRONLY | os.O_CREAT if writes else os.O_RDONLY
     fd = _own(name, flags & ~os.O_CREAT) if isinstance(name, int) else _open(name, flags)
@@ -111,7 +111,7 @@ def open_for_validation(file: OpenFile) -> int:
     """Returns a descriptor that reads an open file again, through the page cache.
 
     Raises:
-        OSError: The file is not readable, or it was given as a descriptor and there is no /proc.
+        OSError: the file is not readable, or it was given as a descriptor and there is no /proc.
     """
     if os.path.isdir("/proc/self/fd"):
         return os.open(f"/proc/self/fd/{file.fd}", os.O_RDONLY | os.O_CLOEXEC)
@@ -128,7 +128,7 @@ class Replacement:
 
     Raises:
         AsyncIOSettingError: ``name`` is a descriptor, or names a device, a pipe or a socket.
-        OSError: The folder cannot be written, or ``name`` is a directory.
+        OSError: the folder cannot be written, or ``name`` is a directory.
     """
 
     def __init__(self, name: Name, length: int) -> None:
@@ -163,7 +163,7 @@ class Replacement:
         Can be called again after a Ctrl-C at any point.
 
         Raises:
-            OSError: The disk failed, or the folder was changed. The old content stays.
+            OSError: the disk failed, or the folder was changed. The old content stays.
         """
         os.fsync(self.file.fd)
         folder = os.open(os.path.dirname(self._target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -212,6 +212,6 @@ def path_of(name: Any) -> Name:
     """Returns a caller's path or descriptor.
 
     Raises:
-        TypeError: It is neither.
+        TypeError: it is neither.
     """
     return name if isinstance(name, int) else cast("str | bytes", os.fspath(name))

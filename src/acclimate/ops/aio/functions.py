@@ -48,7 +48,7 @@ def deepspeed_memcpy(dest: torch.Tensor, src: torch.Tensor) -> int:
     """Copies a host tensor to another with as many elements, on all of torch's threads. Returns 0.
 
     Raises:
-        InvalidBufferError: The numbers of elements differ.
+        InvalidBufferError: the numbers of elements differ.
     """
     if dest.numel() != src.numel():
         raise InvalidBufferError(f"{src.numel()} elements do not fit a tensor of {dest.numel()}.")

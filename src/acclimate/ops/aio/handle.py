@@ -61,15 +61,15 @@ class AsyncIOHandle:
     own engine, without the parent's pending requests.
 
     Args:
-        block_size: Bytes per request to the kernel, at least 1; at most 1 GiB is used.
-        queue_depth: Blocks in flight per worker, at least 1.
-        single_submit: Submits each block to the kernel separately, instead of all that are ready.
-        overlap_events: Has no effect: completions always overlap with submissions, since waiting for whole
+        block_size: bytes per request to the kernel, at least 1; at most 1 GiB is used.
+        queue_depth: blocks in flight per worker, at least 1.
+        single_submit: submits each block to the kernel separately, instead of all that are ready.
+        overlap_events: has no effect: completions always overlap with submissions, since waiting for whole
             batches is never faster.
-        intra_op_parallelism: The number of workers, each with its own queue and thread, at least 1.
+        intra_op_parallelism: the number of workers, each with its own queue and thread, at least 1.
 
     Raises:
-        AsyncIOSettingError: A number is below 1.
+        AsyncIOSettingError: a number is below 1.
         AsyncIOEngineError: ``ACCLIMATE_AIO`` names no engine, or one that this machine refuses.
     """
 
@@ -135,16 +135,16 @@ class AsyncIOHandle:
         """Reads a file from ``file_offset`` to its end, which must be as long as the buffer. Returns 0.
 
         Args:
-            buffer: The tensor to fill.
-            filename: The file.
-            validate: Reads the file a second time, through the page cache, and compares.
-            file_offset: In bytes.
+            buffer: the tensor to fill.
+            filename: the file.
+            validate: reads the file a second time, through the page cache, and compares.
+            file_offset: in bytes.
 
         Raises:
-            BufferTooSmallError: The rest of the file is longer than the buffer.
-            ShortFileError: The rest of the file is shorter than the buffer.
-            AsyncIOError: As the errno says: a missing file, a directory, no permission, a device's error.
-            InvalidBufferError: The tensor is not contiguous.
+            BufferTooSmallError: the rest of the file is longer than the buffer.
+            ShortFileError: the rest of the file is shorter than the buffer.
+            AsyncIOError: as the errno says: a missing file, a directory, no permission, a device's error.
+            InvalidBufferError: the tensor is not contiguous.
         """
         if torch.compiler.is_compiling():
             read_in_graph(self._number, buffer, filename, file_offset, validate, whole_rest=True)
@@ -179,22 +179,22 @@ class AsyncIOHandle:
         """Fills the buffer from a file.
 
         Args:
-            buffer: The tensor to fill.
-            filename: The file.
-            validate: Reads the file a second time, through the page cache, and compares.
-            async_op: Returns at once; :meth:`wait` reports errors. DeepSpeed's name for it is ``async``, a
+            buffer: the tensor to fill.
+            filename: the file.
+            validate: reads the file a second time, through the page cache, and compares.
+            async_op: returns at once; :meth:`wait` reports errors. DeepSpeed's name for it is ``async``, a
                 keyword of Python: pass it by position or as ``**{"async": True}``.
-            file_offset: In bytes.
-            keyword_async: Only ``async``.
+            file_offset: in bytes.
+            keyword_async: only ``async``.
 
         Returns:
             0 if ``async_op``, else how many of the calling thread's requests have ended since it last waited:
             this one and earlier ones, for which this call waits too.
 
         Raises:
-            ShortFileError: The file ends before the buffer is full.
-            AsyncIOError: As the errno says: a missing file, a directory, no permission, a device's error.
-            InvalidBufferError: The tensor is not contiguous.
+            ShortFileError: the file ends before the buffer is full.
+            AsyncIOError: as the errno says: a missing file, a directory, no permission, a device's error.
+            InvalidBufferError: the tensor is not contiguous.
         """
         async_op = _async_keyword("pread", keyword_async, async_op)
         if not async_op and torch.compiler.is_compiling():
@@ -217,24 +217,24 @@ class AsyncIOHandle:
         """Writes a tensor at an offset of a file, which is created if missing and never truncated.
 
         Args:
-            buffer: The tensor to write.
-            filename: The file.
-            validate: Reads the file back, through the page cache, and compares.
-            async_op: Returns at once; :meth:`wait` reports errors. Also accepted as ``async``.
-            file_offset: In bytes.
-            atomic: The tensor becomes the file's whole content. It is written to a temporary file, synced to
+            buffer: the tensor to write.
+            filename: the file.
+            validate: reads the file back, through the page cache, and compares.
+            async_op: returns at once; :meth:`wait` reports errors. Also accepted as ``async``.
+            file_offset: in bytes.
+            atomic: the tensor becomes the file's whole content. It is written to a temporary file, synced to
                 the disk and renamed, so readers find the old content or the new, even after a crash. With
                 ``async_op`` the new content appears in :meth:`wait`.
-            keyword_async: Only ``async``.
+            keyword_async: only ``async``.
 
         Returns:
             0 if ``async_op``, else how many of the calling thread's requests have ended since it last waited:
             this one and earlier ones, for which this call waits too.
 
         Raises:
-            AsyncIOError: As the errno says: a missing folder, a directory, no permission, a full disk.
+            AsyncIOError: as the errno says: a missing folder, a directory, no permission, a full disk.
             AsyncIOSettingError: ``atomic`` with an offset, with a descriptor, or for a device or a pipe.
-            InvalidBufferError: The tensor is not contiguous.
+            InvalidBufferError: the tensor is not contiguous.
         """
         async_op = _async_keyword("pwrite", keyword_async, async_op)
         if not async_op and torch.compiler.is_compiling():
@@ -273,10 +273,10 @@ class AsyncIOHandle:
         """:meth:`pwrite` that does not wait. Returns 0.
 
         Args:
-            buffer: The tensor to write.
-            filename: The file, or a descriptor open for writing, which the caller may close at once.
-            file_offset: In bytes, also for a descriptor.
-            fd: The descriptor, as a keyword.
+            buffer: the tensor to write.
+            filename: the file, or a descriptor open for writing, which the caller may close at once.
+            file_offset: in bytes, also for a descriptor.
+            fd: the descriptor, as a keyword.
         """
         if (filename is None) == (fd is None):
             raise TypeError("async_pwrite takes either a filename or a descriptor (fd).")
@@ -295,7 +295,7 @@ class AsyncIOHandle:
         for them again.
 
         Raises:
-            AsyncIOError: Requests failed; ``errors`` holds the error of each. All others have succeeded.
+            AsyncIOError: requests failed; ``errors`` holds the error of each. All others have succeeded.
         """
         return self._current_session(None).wait()
 
@@ -307,7 +307,7 @@ class AsyncIOHandle:
         normally.
 
         Raises:
-            AsyncIOError: Requests of any thread failed, and no call was waiting for them.
+            AsyncIOError: requests of any thread failed, and no call was waiting for them.
         """
         if self._release.alive:
             try:
@@ -336,12 +336,12 @@ class AsyncIOHandle:
         It is page-aligned, and locked in memory up to the process's limit (``ulimit -l``).
 
         Args:
-            num_elem: The number of elements.
-            example_tensor: A tensor with the dtype to use.
+            num_elem: the number of elements.
+            example_tensor: a tensor with the dtype to use.
 
         Raises:
-            AsyncIOSettingError: The number is negative.
-            AsyncIOError: There is not enough memory (``ENOMEM``).
+            AsyncIOSettingError: the number is negative.
+            AsyncIOError: there is not enough memory (``ENOMEM``).
         """
         if num_elem < 0:
             raise AsyncIOSettingError(f"num_elem must be a whole number from 0 on, not {num_elem}.")

@@ -153,8 +153,8 @@ class Session:
         """Records a transfer and submits it to the engine.
 
         Raises:
-            ClosedHandleError: The handle was closed meanwhile.
-            OSError: The engine refused it.
+            ClosedHandleError: the handle was closed meanwhile.
+            OSError: the engine refused it.
         """
         with transfer.lock:  # other threads cannot wait for it before it is submitted
             try:
@@ -192,9 +192,9 @@ class Session:
         plus one.
 
         Raises:
-            ClosedHandleError: The handle was closed meanwhile.
-            OSError: The engine refused it.
-            AsyncIOError: Transfers failed; the others have succeeded.
+            ClosedHandleError: the handle was closed meanwhile.
+            OSError: the engine refused it.
+            AsyncIOError: transfers failed; the others have succeeded.
         """
         call = object()
         try:
@@ -216,7 +216,7 @@ class Session:
         """Waits for all transfers of all threads and reports the calling thread's.
 
         Raises:
-            AsyncIOError: Some of the reported transfers failed.
+            AsyncIOError: some of the reported transfers failed.
         """
         thread = threading.current_thread()
         with self._lock:
@@ -228,7 +228,7 @@ class Session:
         """Accepts no more transfers, waits for the pending ones and stops the engine. Can be called again.
 
         Raises:
-            AsyncIOError: Transfers failed for which no other call is waiting.
+            AsyncIOError: transfers failed for which no other call is waiting.
         """
         if self.process != os.getpid():
             self.abandon()

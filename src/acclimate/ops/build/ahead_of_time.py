@@ -18,8 +18,8 @@ class OpExtension(Extension):  # type: ignore[misc]
     Its name contains the key of its source, so ``load()`` ignores it once the source has changed.
 
     Args:
-        recipe: How to make the library.
-        package: The package of the builder's module; empty if it is in none.
+        recipe: how to make the library.
+        package: the package of the builder's module; empty if it is in none.
     """
 
     def __init__(self, recipe: Recipe, package: str) -> None:

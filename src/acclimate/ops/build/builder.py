@@ -45,7 +45,7 @@ class OpBuilder:
     op's builder and its native source can move together to any package.
 
     Args:
-        accelerator: The accelerator to build for; ``None``: this process's.
+        accelerator: the accelerator to build for; ``None``: this process's.
     """
 
     name: ClassVar[str]
@@ -142,7 +142,7 @@ class OpBuilder:
         """Whether the op can be built here.
 
         Args:
-            verbose: Logs the reason, if it cannot, as a warning.
+            verbose: logs the reason, if it cannot, as a warning.
         """
         reason = self.incompatibility()
         if reason is not None and verbose:
@@ -160,16 +160,16 @@ class OpBuilder:
         """Builds the library into the cache, unless it is there, without loading it.
 
         Args:
-            progress: Called after each step with the steps done, their total, and the step's name.
+            progress: called after each step with the steps done, their total, and the step's name.
 
         Returns:
             The library; ``None`` for an op without native source.
 
         Raises:
-            CompilerNotFoundError: There is no compiler and no existing library.
-            OpBuildError: The source does not compile; the message has the compiler's output, the command and
+            CompilerNotFoundError: there is no compiler and no existing library.
+            OpBuildError: the source does not compile; the message has the compiler's output, the command and
                 the path of the log.
-            OpLockTimeoutError: Another process was still building it after ``ACCLIMATE_BUILD_TIMEOUT``.
+            OpLockTimeoutError: another process was still building it after ``ACCLIMATE_BUILD_TIMEOUT``.
         """
         if not self.sources():
             return None
@@ -188,11 +188,11 @@ class OpBuilder:
         build key, so another accelerator never gets this one's.
 
         Args:
-            verbose: Logs the library's path as information.
+            verbose: logs the library's path as information.
 
         Raises:
-            OpBuildError: The source does not compile, or the library does not load.
-            OpLockTimeoutError: Another process was still building it after ``ACCLIMATE_BUILD_TIMEOUT``.
+            OpBuildError: the source does not compile, or the library does not load.
+            OpLockTimeoutError: another process was still building it after ``ACCLIMATE_BUILD_TIMEOUT``.
         """
         with _lock:
             if type(self) not in _defined:
@@ -231,10 +231,10 @@ class OpBuilder:
         """Returns how to make the library; a missing compiler is an empty command.
 
         Args:
-            portable: Compile for all devices of the accelerator's kind, not only for those present.
+            portable: compile for all devices of the accelerator's kind, not only for those present.
 
         Raises:
-            OpBuildError: A source file or a folder of headers is missing.
+            OpBuildError: a source file or a folder of headers is missing.
         """
         return self._recipe(self._toolchain(portable))
 

@@ -68,13 +68,13 @@ def build_library(recipe: Recipe, folder: Path, progress: Progress | None = None
     """Compiles and links an op's library and writes a log beside it.
 
     Args:
-        recipe: How to make the library.
-        folder: An empty folder of this build's own. Object files are removed from it.
-        progress: Called from the threads that wait for the compilers.
+        recipe: how to make the library.
+        folder: an empty folder of this build's own. Object files are removed from it.
+        progress: called from the threads that wait for the compilers.
 
     Raises:
-        OpBuildError: A compiler or the linker failed or timed out; the log is in ``folder``.
-        OSError: The folder cannot be written, or the disk is full.
+        OpBuildError: a compiler or the linker failed or timed out; the log is in ``folder``.
+        OSError: the folder cannot be written, or the disk is full.
     """
     scratch = folder / "tmp"
     scratch.mkdir(0o700)

@@ -109,7 +109,7 @@ class Recipe:
         """Returns the cache key, which covers everything that the library depends on.
 
         Args:
-            versions: The output of ``--version`` of each of :attr:`compilers`.
+            versions: the output of ``--version`` of each of :attr:`compilers`.
         """
         return f"{self.source_key}-{_digest(json.dumps(list(versions)).encode())[:8]}"
 

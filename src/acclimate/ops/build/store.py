@@ -42,7 +42,7 @@ def ops_folder() -> Path:
     """Returns the folder of built libraries, without creating it.
 
     Raises:
-        CacheWriteError: There is no folder for the cache.
+        CacheWriteError: there is no folder for the cache.
     """
     return cache_root() / "ops"
 
@@ -76,7 +76,7 @@ def versions(recipe: Recipe) -> list[str]:
     """Returns the version texts of a recipe's compilers, for its cache key.
 
     Raises:
-        OpBuildError: A compiler cannot be run.
+        OpBuildError: a compiler cannot be run.
     """
     try:
         memory = ops_folder() / _VERSIONS
@@ -108,10 +108,10 @@ def obtain(recipe: Recipe, key: str, progress: Progress | None = None) -> Path:
     """Returns the library with this key: an existing one, or one that this or another process builds now.
 
     Raises:
-        OpBuildError: The source does not compile; the message has the compiler's output, the command and
+        OpBuildError: the source does not compile; the message has the compiler's output, the command and
             the path of the log.
-        OpLockTimeoutError: Another process was still building it after ``ACCLIMATE_BUILD_TIMEOUT``.
-        CacheWriteError: Neither the cache nor the folder for temporary files can be written.
+        OpLockTimeoutError: another process was still building it after ``ACCLIMATE_BUILD_TIMEOUT``.
+        CacheWriteError: neither the cache nor the folder for temporary files can be written.
     """
     library = find(recipe, key)
     if library is not None:
@@ -129,7 +129,7 @@ def _trusted_root(notice: int = logging.DEBUG) -> list[Path]:
     """Returns the cache's folder of libraries, or nothing if there is no cache or others can write to it.
 
     Args:
-        notice: The level at which to log that the cache is not used.
+        notice: the level at which to log that the cache is not used.
     """
     try:
         root = ops_folder()
@@ -267,13 +267,13 @@ def clean(names: list[str] | None = None) -> tuple[list[Path], list[Path]]:
     """Removes built libraries, logs and the remains of killed builders.
 
     Args:
-        names: The names of ops; ``None``: all.
+        names: the names of ops; ``None``: all.
 
     Returns:
         The removed folders, and the lock files of builds in progress, which stay.
 
     Raises:
-        CacheWriteError: There is no cache, others can write to it, or it cannot be read.
+        CacheWriteError: there is no cache, others can write to it, or it cannot be read.
     """
     removed: list[Path] = []
     busy: list[Path] = []

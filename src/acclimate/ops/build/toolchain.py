@@ -49,9 +49,9 @@ class Toolchain:
         """Returns the toolchain of an accelerator.
 
         Args:
-            accelerator: The accelerator to build for.
-            suffixes: The suffixes of the sources, and that of C++ for the linker.
-            portable: Compile for all devices of the accelerator's kind, not only for those present.
+            accelerator: the accelerator to build for.
+            suffixes: the suffixes of the sources, and that of C++ for the linker.
+            portable: compile for all devices of the accelerator's kind, not only for those present.
         """
         compilers: dict[str, tuple[str, ...]] = {}
         missing = None
@@ -74,7 +74,7 @@ def build_timeout_s() -> float:
     """Returns ``ACCLIMATE_BUILD_TIMEOUT``, the time limit for another process's build and for one compiler.
 
     Raises:
-        InvalidEnvironmentError: It is not a number from 0 on.
+        InvalidEnvironmentError: it is not a number from 0 on.
     """
     text = os.environ.get("ACCLIMATE_BUILD_TIMEOUT", "600")
     try:
@@ -97,7 +97,7 @@ class Compilers:
     So does the death of this process: a shell that waits for it then kills their process groups.
 
     Args:
-        timeout_s: The time limit for each; 0: none.
+        timeout_s: the time limit for each; 0: none.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -147,14 +147,14 @@ class Compilers:
         """Runs a compiler and waits for it.
 
         Args:
-            command: The command.
-            folder: The working directory, also for temporary files; ``None``: this process's.
+            command: the command.
+            folder: the working directory, also for temporary files; ``None``: this process's.
 
         Returns:
             Its exit code, or minus the number of the signal that killed it; and its output.
 
         Raises:
-            OpBuildError: It timed out or cannot be run.
+            OpBuildError: it timed out or cannot be run.
         """
         # In a TMPDIR that is open to other users, they could replace a compiler's temporary files.
         environ = dict(os.environ) if folder is None else {**os.environ, "TMPDIR": str(folder)}
@@ -222,11 +222,11 @@ def compiler_versions(commands: Sequence[tuple[str, ...]], memory: Path | None) 
     program's file changes.
 
     Args:
-        commands: For each compiler, the program's path and its fixed arguments.
-        memory: The file that stores the outputs. If it cannot be used, the compilers are run each time.
+        commands: for each compiler, the program's path and its fixed arguments.
+        memory: the file that stores the outputs. If it cannot be used, the compilers are run each time.
 
     Raises:
-        OpBuildError: A compiler cannot be run.
+        OpBuildError: a compiler cannot be run.
     """
     known = _remembered(memory) if memory is not None else {}
     versions, asked = [], {}

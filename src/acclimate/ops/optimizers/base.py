@@ -76,16 +76,16 @@ class GroupOptimizer(torch.optim.Optimizer):
     """An optimizer that updates each parameter group in one call of its op.
 
     Args:
-        params: What to optimize: float32, bfloat16 or float16, of any size and layout. Of parameters that
+        params: what to optimize: float32, bfloat16 or float16, of any size and layout. Of parameters that
             FSDP2 has sharded, each rank updates its own part.
-        defaults: The settings of groups that have none of their own.
-        state_dtype: The dtype of the state: float32, bfloat16 or float16; ``None``: each parameter's own.
-        master_weights: Keeps a float32 copy of each 16-bit parameter, updates the copy, and writes the
+        defaults: the settings of groups that have none of their own.
+        state_dtype: the dtype of the state: float32, bfloat16 or float16; ``None``: each parameter's own.
+        master_weights: keeps a float32 copy of each 16-bit parameter, updates the copy, and writes the
             parameter from it in the same pass.
 
     Raises:
-        InvalidOptimizerArgumentError: A setting is out of range or of the wrong kind.
-        UnsupportedParameterError: A parameter has an unsupported dtype, layout or device.
+        InvalidOptimizerArgumentError: a setting is out of range or of the wrong kind.
+        UnsupportedParameterError: a parameter has an unsupported dtype, layout or device.
     """
 
     define_op: ClassVar[Callable[[], Any]]
@@ -128,8 +128,8 @@ class GroupOptimizer(torch.optim.Optimizer):
         """Adds a group of parameters with its own settings.
 
         Raises:
-            InvalidOptimizerArgumentError: A setting is out of range or of the wrong kind.
-            UnsupportedParameterError: A parameter has an unsupported dtype, layout or device.
+            InvalidOptimizerArgumentError: a setting is out of range or of the wrong kind.
+            UnsupportedParameterError: a parameter has an unsupported dtype, layout or device.
         """
         self.check_group(param_group)
         super().add_param_group(param_group)
@@ -146,7 +146,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         """Checks the settings of a new or loaded group.
 
         Raises:
-            InvalidOptimizerArgumentError: A setting is out of range or of the wrong kind.
+            InvalidOptimizerArgumentError: a setting is out of range or of the wrong kind.
         """
         if settings.get("amsgrad"):
             raise InvalidOptimizerArgumentError(
@@ -158,7 +158,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         """Checks a parameter and loads the op for its device.
 
         Raises:
-            UnsupportedParameterError: The parameter has an unsupported dtype, layout or device.
+            UnsupportedParameterError: the parameter has an unsupported dtype, layout or device.
         """
         if parameter.dtype not in SUPPORTED_DTYPES:
             raise UnsupportedParameterError(
@@ -190,9 +190,9 @@ class GroupOptimizer(torch.optim.Optimizer):
         """Updates the tensors of one group.
 
         Args:
-            group: The group's settings.
-            tensors: Its tensors.
-            grad_scale: A factor for the gradients.
+            group: the group's settings.
+            tensors: its tensors.
+            grad_scale: a factor for the gradients.
         """
         for part in tensors.by_device() if self.shares_devices else (tensors,):
             self._op(
@@ -215,13 +215,13 @@ class GroupOptimizer(torch.optim.Optimizer):
         """Updates all parameters that have a gradient.
 
         Args:
-            closure: Computes the loss and the gradients again.
-            grads: Gradients to use instead of ``parameter.grad``, one for each parameter in the order of
+            closure: computes the loss and the gradients again.
+            grads: gradients to use instead of ``parameter.grad``, one for each parameter in the order of
                 the groups, ``None`` for a parameter without. Their dtype may differ from the parameter's:
                 bfloat16 gradients from an accelerator update float32 parameters here without a conversion.
-            outputs: Tensors that also receive the new parameters, in the same pass over memory; one for each
+            outputs: tensors that also receive the new parameters, in the same pass over memory; one for each
                 parameter, of the parameter's shape and any supported dtype.
-            grad_scale: A factor for the gradients: 1 / loss scale.
+            grad_scale: a factor for the gradients: 1 / loss scale.
 
         Returns:
             The closure's result.
@@ -229,7 +229,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         Raises:
             InvalidOptimizerArgumentError: ``grads`` or ``outputs`` do not match the parameters in number or
                 shape, or ``outputs`` is given although the optimizer has master weights. Nothing is changed.
-            UnsupportedParameterError: A gradient or output is sparse, on another device, or of an
+            UnsupportedParameterError: a gradient or output is sparse, on another device, or of an
                 unsupported dtype. Nothing is changed.
         """
         loss = None
@@ -333,9 +333,9 @@ class GroupOptimizer(torch.optim.Optimizer):
         Casts the state to this optimizer's state dtype; torch's would cast it to the parameter's.
 
         Raises:
-            InvalidOptimizerArgumentError: A setting is out of range, or a state is incomplete, of another
+            InvalidOptimizerArgumentError: a setting is out of range, or a state is incomplete, of another
                 shape, or of another algorithm. Nothing is changed.
-            ValueError: The groups differ from this optimizer's in number or length.
+            ValueError: the groups differ from this optimizer's in number or length.
         """
         groups = state_dict["param_groups"]
         loaded = []

@@ -26,7 +26,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     """Checks the numbers among the settings of a parameter group.
 
     Raises:
-        InvalidOptimizerArgumentError: A number is negative or NaN, or a beta is not in [0, 1).
+        InvalidOptimizerArgumentError: a number is negative or NaN, or a beta is not in [0, 1).
     """
     numbers = dict(settings)
     betas = numbers.pop("betas", ())
@@ -48,7 +48,7 @@ def check_memory(parameters: Iterable[Tensor]) -> None:
     Threads update parameters in parallel, so a shared element would get one update or both.
 
     Raises:
-        UnsupportedParameterError: Two parameters share memory, or a parameter is expanded.
+        UnsupportedParameterError: two parameters share memory, or a parameter is expanded.
     """
     spans = []
     for parameter in map(local, parameters):
@@ -75,8 +75,8 @@ def check_like(name: str, tensors: Sequence[Any], parameters: Sequence[Tensor]) 
     """Checks the ``grads`` or ``outputs`` of a step: one for each parameter; a gradient may be ``None``.
 
     Raises:
-        InvalidOptimizerArgumentError: Their number is wrong, or one is not a tensor or has another shape.
-        UnsupportedParameterError: One has an unsupported dtype or layout, or is on another device.
+        InvalidOptimizerArgumentError: their number is wrong, or one is not a tensor or has another shape.
+        UnsupportedParameterError: one has an unsupported dtype or layout, or is on another device.
     """
     if len(tensors) != len(parameters):
         raise InvalidOptimizerArgumentError(
@@ -108,8 +108,8 @@ def check_sizes(params: Sequence[Tensor], **others: Sequence[Tensor]) -> None:
     """Checks, like native kernels, that tensors are dense and have as many elements as their parameters.
 
     Raises:
-        RuntimeError: The numbers of elements differ.
-        UnsupportedParameterError: A tensor is sparse.
+        RuntimeError: the numbers of elements differ.
+        UnsupportedParameterError: a tensor is sparse.
     """
     for role, tensors in others.items():
         for parameter, tensor in zip(params, tensors, strict=False):
@@ -124,7 +124,7 @@ def check_layout(name: str, tensor: Tensor) -> None:
     """Checks that a tensor is dense.
 
     Raises:
-        UnsupportedParameterError: It is sparse.
+        UnsupportedParameterError: it is sparse.
     """
     if tensor.layout is not torch.strided:
         raise UnsupportedParameterError(
@@ -139,14 +139,14 @@ def check_saved_state(
     """Checks the saved state of one parameter.
 
     Args:
-        saved: The state by name.
-        parameter: The parameter, whose shape the state tensors must have.
-        required: The names of state tensors that must be there.
-        optional: The names of those that may be there.
-        place: The parameter's position, for the message.
+        saved: the state by name.
+        parameter: the parameter, whose shape the state tensors must have.
+        required: the names of state tensors that must be there.
+        optional: the names of those that may be there.
+        place: the parameter's position, for the message.
 
     Raises:
-        InvalidOptimizerArgumentError: A tensor is missing, unknown, of another shape or not floating-point.
+        InvalidOptimizerArgumentError: a tensor is missing, unknown, of another shape or not floating-point.
     """
     for name in required:
         if name not in saved:
@@ -182,7 +182,7 @@ def saved_step(saved: Mapping[str, Any], place: str, is_needed: bool) -> float:
     """Returns how often a parameter had been updated when its state was saved.
 
     Raises:
-        InvalidOptimizerArgumentError: The count is missing or is not a finite number from 0 on.
+        InvalidOptimizerArgumentError: the count is missing or is not a finite number from 0 on.
     """
     if "step" not in saved and not is_needed:
         return 0.0

@@ -29,7 +29,7 @@ def chosen_isa() -> int:
     """Returns the number of the instruction set in ``ACCLIMATE_CPU_ISA``; :data:`BEST` if it is not set.
 
     Raises:
-        InstructionSetError: It names no instruction set, or one that this machine lacks.
+        InstructionSetError: it names no instruction set, or one that this machine lacks.
     """
     name = os.environ.get(VARIABLE, "")
     return isa_number(name) if name else BEST
@@ -39,7 +39,7 @@ def isa_number(name: str) -> int:
     """Returns an instruction set's number in native kernels.
 
     Raises:
-        InstructionSetError: There is none of that name, or this machine lacks it.
+        InstructionSetError: there is none of that name, or this machine lacks it.
     """
     usable = usable_isas()
     if name not in _NUMBERS:

@@ -59,20 +59,20 @@ def adagrad_update(
     """Updates one parameter and its state in place.
 
     Args:
-        optimizer_id: As given to :func:`create_adagrad`.
-        step: The number of this update, from 1; without effect, since the learning rate does not decay.
-        lr: Learning rate.
-        epsilon: Added to the denominator.
+        optimizer_id: as given to :func:`create_adagrad`.
+        step: the number of this update, from 1; without effect, since the learning rate does not decay.
+        lr: learning rate.
+        epsilon: added to the denominator.
         weight_decay: L2.
-        params: The parameter; it, its gradient and its state can each be float32, bfloat16 or float16.
-        grads: Its gradient.
-        exp_avg_sq: The sum of squared gradients, under DeepSpeed's name.
+        params: the parameter; it, its gradient and its state can each be float32, bfloat16 or float16.
+        grads: its gradient.
+        exp_avg_sq: the sum of squared gradients, under DeepSpeed's name.
 
     Returns:
         0.
 
     Raises:
-        InvalidOptimizerArgumentError: No optimizer has that number.
+        InvalidOptimizerArgumentError: no optimizer has that number.
     """
     if optimizer_id not in _optimizers:
         raise InvalidOptimizerArgumentError(

@@ -33,23 +33,23 @@ class CPUAdagrad(GroupOptimizer):
     ``state_dict()``.
 
     Args:
-        model_params: Parameters on the host, parameter groups or named parameters; float32, bfloat16 or
+        model_params: parameters on the host, parameter groups or named parameters; float32, bfloat16 or
             float16, as their gradients.
-        lr: Learning rate.
-        eps: Added to the denominator.
+        lr: learning rate.
+        eps: added to the denominator.
         weight_decay: L2.
-        amsgrad: Must be ``False``; part of DeepSpeed's signature.
-        fp32_optimizer_states: Keeps state in float32; ``False``: in each parameter's dtype.
-        lr_decay: Decay of the learning rate.
-        initial_accumulator_value: The first value of the sum of squares.
-        maximize: Maximizes the objective.
-        state_dtype: The state's dtype, instead of ``fp32_optimizer_states``.
-        master_weights: Keeps a float32 copy of each 16-bit parameter in the state, updates the copy, and
+        amsgrad: must be ``False``; part of DeepSpeed's signature.
+        fp32_optimizer_states: keeps state in float32; ``False``: in each parameter's dtype.
+        lr_decay: decay of the learning rate.
+        initial_accumulator_value: the first value of the sum of squares.
+        maximize: maximizes the objective.
+        state_dtype: the state's dtype, instead of ``fp32_optimizer_states``.
+        master_weights: keeps a float32 copy of each 16-bit parameter in the state, updates the copy, and
             writes the parameter from it in the same pass.
 
     Raises:
-        InvalidOptimizerArgumentError: A setting is out of range or of the wrong kind.
-        UnsupportedParameterError: A parameter has another dtype or is not on the host.
+        InvalidOptimizerArgumentError: a setting is out of range or of the wrong kind.
+        UnsupportedParameterError: a parameter has another dtype or is not on the host.
     """
 
     define_op = staticmethod(define)

@@ -71,26 +71,26 @@ def adam_update(
     """Updates one parameter and its state in place. Also DeepSpeed's ``adam_update_copy``.
 
     Args:
-        optimizer_id: As given to :func:`create_adam`.
-        step: The number of this update, from 1.
-        lr: Learning rate.
-        beta1: Decay of the first moment.
-        beta2: Decay of the second moment.
-        epsilon: Added to the denominator.
-        weight_decay: Decoupled or L2, as given to :func:`create_adam`.
-        bias_correction: Whether moments are corrected for starting at zero.
-        params: The parameter; it, its gradient and its state can each be float32, bfloat16 or float16.
-        grads: Its gradient.
-        exp_avg: First moment.
-        exp_avg_sq: Second moment.
-        device_params: Also receives the new parameter; of any dtype and device. A tensor on the host is
+        optimizer_id: as given to :func:`create_adam`.
+        step: the number of this update, from 1.
+        lr: learning rate.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        epsilon: added to the denominator.
+        weight_decay: decoupled or L2, as given to :func:`create_adam`.
+        bias_correction: whether moments are corrected for starting at zero.
+        params: the parameter; it, its gradient and its state can each be float32, bfloat16 or float16.
+        grads: its gradient.
+        exp_avg: first moment.
+        exp_avg_sq: second moment.
+        device_params: also receives the new parameter; of any dtype and device. A tensor on the host is
             written in the same pass over memory.
 
     Returns:
         0.
 
     Raises:
-        InvalidOptimizerArgumentError: No optimizer has that number.
+        InvalidOptimizerArgumentError: no optimizer has that number.
     """
     done = torch.tensor(float(step - 1))
     outputs = [device_params] if device_params is not None and device_params.device.type == "cpu" else []
@@ -124,7 +124,7 @@ def adam_rollback(
     """Reverses update number ``step``, made with these arguments, up to rounding. Returns 0.
 
     Raises:
-        InvalidOptimizerArgumentError: No optimizer has that number, or its weight decay is L2, which cannot
+        InvalidOptimizerArgumentError: no optimizer has that number, or its weight decay is L2, which cannot
             be separated from the gradient afterwards.
     """
     if weight_decay and not _is_decoupled(optimizer_id):

@@ -31,17 +31,17 @@ def multi_tensor_adam(
     """Updates a group of parameters and their state in place.
 
     Args:
-        chunk_size: Not used: the work is divided evenly for any sizes.
-        noop_flag: Not used, as in DeepSpeed.
-        tensor_lists: Gradients, parameters, first moments, second moments.
-        lr: Learning rate.
-        beta1: Decay of the first moment.
-        beta2: Decay of the second moment.
-        epsilon: Added to the denominator.
-        step: The number of this update, from 1.
+        chunk_size: not used: the work is divided evenly for any sizes.
+        noop_flag: not used, as in DeepSpeed.
+        tensor_lists: gradients, parameters, first moments, second moments.
+        lr: learning rate.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        epsilon: added to the denominator.
+        step: the number of this update, from 1.
         mode: 1 for decoupled weight decay, 0 for L2.
         bias_correction: 1 if moments are corrected for starting at zero.
-        weight_decay: See ``mode``.
+        weight_decay: see ``mode``.
     """
     grads, params, exp_avgs, exp_avg_sqs = (list(tensors) for tensors in tensor_lists)
     steps = list(torch.full((len(params),), float(step - 1)).unbind())

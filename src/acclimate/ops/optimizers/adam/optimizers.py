@@ -77,24 +77,24 @@ class CPUAdam(_Adam):
     ``state_dict()``.
 
     Args:
-        model_params: Parameters on the host, parameter groups or named parameters; float32, bfloat16 or
+        model_params: parameters on the host, parameter groups or named parameters; float32, bfloat16 or
             float16, as their gradients.
-        lr: Learning rate.
-        bias_correction: Divides the moments by :math:`1 - \beta^t`.
-        betas: Decay of the moments, each in [0, 1).
-        eps: Added to the denominator.
-        weight_decay: See ``adamw_mode``.
-        amsgrad: Must be ``False``.
-        adamw_mode: Decoupled weight decay; ``False``: L2.
-        fp32_optimizer_states: Keeps state in float32; ``False``: in each parameter's dtype.
-        maximize: Maximizes the objective.
-        state_dtype: The state's dtype, instead of ``fp32_optimizer_states``.
-        master_weights: Keeps a float32 copy of each 16-bit parameter in the state, updates the copy, and
+        lr: learning rate.
+        bias_correction: divides the moments by :math:`1 - \beta^t`.
+        betas: decay of the moments, each in [0, 1).
+        eps: added to the denominator.
+        weight_decay: see ``adamw_mode``.
+        amsgrad: must be ``False``.
+        adamw_mode: decoupled weight decay; ``False``: L2.
+        fp32_optimizer_states: keeps state in float32; ``False``: in each parameter's dtype.
+        maximize: maximizes the objective.
+        state_dtype: the state's dtype, instead of ``fp32_optimizer_states``.
+        master_weights: keeps a float32 copy of each 16-bit parameter in the state, updates the copy, and
             writes the parameter from it in the same pass.
 
     Raises:
-        InvalidOptimizerArgumentError: A setting is out of range or of the wrong kind.
-        UnsupportedParameterError: A parameter has another dtype or is not on the host.
+        InvalidOptimizerArgumentError: a setting is out of range or of the wrong kind.
+        UnsupportedParameterError: a parameter has another dtype or is not on the host.
     """
 
     elsewhere: ClassVar[str | None] = "FusedAdam"
@@ -130,22 +130,22 @@ class FusedAdam(FusedOptimizer, _Adam):
     DeepSpeed and torch, the default dtype of the state is the parameter's.
 
     Args:
-        params: Parameters, parameter groups or named parameters; float32, bfloat16 or float16.
-        lr: Learning rate.
-        bias_correction: Divides the moments by one minus beta to the power of the step.
-        betas: Decay of the moments, each in [0, 1).
-        eps: Added to the denominator.
-        adam_w_mode: Decoupled weight decay; ``False``: L2.
-        weight_decay: See ``adam_w_mode``.
-        amsgrad: Must be ``False``.
-        set_grad_none: The default of :meth:`zero_grad`'s argument.
-        maximize: Maximizes the objective.
-        state_dtype: The state's dtype; ``None``: each parameter's.
-        master_weights: Keeps a float32 copy of each 16-bit parameter; see :class:`CPUAdam`.
+        params: parameters, parameter groups or named parameters; float32, bfloat16 or float16.
+        lr: learning rate.
+        bias_correction: divides the moments by one minus beta to the power of the step.
+        betas: decay of the moments, each in [0, 1).
+        eps: added to the denominator.
+        adam_w_mode: decoupled weight decay; ``False``: L2.
+        weight_decay: see ``adam_w_mode``.
+        amsgrad: must be ``False``.
+        set_grad_none: the default of :meth:`zero_grad`'s argument.
+        maximize: maximizes the objective.
+        state_dtype: the state's dtype; ``None``: each parameter's.
+        master_weights: keeps a float32 copy of each 16-bit parameter; see :class:`CPUAdam`.
 
     Raises:
-        InvalidOptimizerArgumentError: A setting is out of range or of the wrong kind.
-        UnsupportedParameterError: A parameter has another dtype.
+        InvalidOptimizerArgumentError: a setting is out of range or of the wrong kind.
+        UnsupportedParameterError: a parameter has another dtype.
     """
 
     builders: ClassVar[Mapping[str, type[OpBuilder]]] = {

@@ -33,22 +33,22 @@ def lamb(
     """Updates one parameter and its state in place.
 
     Args:
-        p: The parameter.
-        p_copy: Also receives the new parameter, unless it is empty.
-        m: First moment.
-        v: Second moment.
-        g: Gradient.
-        lr: Learning rate.
-        beta1: Decay of the first moment.
-        beta2: Decay of the second moment.
-        max_coeff: The largest trust ratio.
-        min_coeff: The smallest trust ratio.
-        eps: Added to the denominator.
-        grad_scale: Divides the gradient.
-        step: The number of this update, from 1.
+        p: the parameter.
+        p_copy: also receives the new parameter, unless it is empty.
+        m: first moment.
+        v: second moment.
+        g: gradient.
+        lr: learning rate.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        max_coeff: the largest trust ratio.
+        min_coeff: the smallest trust ratio.
+        eps: added to the denominator.
+        grad_scale: divides the gradient.
+        step: the number of this update, from 1.
         mode: 0 adds ``eps`` to the second moment before taking the root, 1 to the root.
         bias_correction: 1 to correct the learning rate for moments that started at zero.
-        decay: Weight decay.
+        decay: weight decay.
 
     Returns:
         The trust ratio, float32, shape (1,).

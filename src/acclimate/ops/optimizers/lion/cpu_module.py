@@ -62,21 +62,21 @@ def lion_update(
     """Updates one parameter and its state in place.
 
     Args:
-        optimizer_id: As given to :func:`create_lion`.
-        step: The number of this update, from 1; without effect, since Lion has no bias correction.
-        lr: Learning rate.
-        beta1: Weight of the momentum in the direction.
-        beta2: Decay of the momentum.
-        weight_decay: Decoupled.
-        params: The parameter; it, its gradient and its state can each be float32, bfloat16 or float16.
-        grads: Its gradient.
-        exp_avg: Momentum.
+        optimizer_id: as given to :func:`create_lion`.
+        step: the number of this update, from 1; without effect, since Lion has no bias correction.
+        lr: learning rate.
+        beta1: weight of the momentum in the direction.
+        beta2: decay of the momentum.
+        weight_decay: decoupled.
+        params: the parameter; it, its gradient and its state can each be float32, bfloat16 or float16.
+        grads: its gradient.
+        exp_avg: momentum.
 
     Returns:
         0.
 
     Raises:
-        InvalidOptimizerArgumentError: No optimizer has that number.
+        InvalidOptimizerArgumentError: no optimizer has that number.
     """
     if optimizer_id not in _optimizers:
         raise InvalidOptimizerArgumentError(

@@ -28,14 +28,14 @@ def multi_tensor_lion(
     """Updates a group of parameters and their state in place.
 
     Args:
-        chunk_size: Not used: the work is divided evenly for any sizes.
-        noop_flag: Not used, as in DeepSpeed.
-        tensor_lists: Gradients, parameters, momenta.
-        lr: Learning rate.
-        beta1: Weight of the momentum in the direction.
-        beta2: Decay of the momentum.
-        step: The number of this update, from 1; without effect, since Lion has no bias correction.
-        weight_decay: Decoupled.
+        chunk_size: not used: the work is divided evenly for any sizes.
+        noop_flag: not used, as in DeepSpeed.
+        tensor_lists: gradients, parameters, momenta.
+        lr: learning rate.
+        beta1: weight of the momentum in the direction.
+        beta2: decay of the momentum.
+        step: the number of this update, from 1; without effect, since Lion has no bias correction.
+        weight_decay: decoupled.
     """
     grads, params, exp_avgs = (list(tensors) for tensors in tensor_lists)
     steps = list(torch.full((len(params),), float(step - 1)).unbind())

@@ -54,20 +54,20 @@ class CPULion(_Lion):
     torch without a compiler.
 
     Args:
-        model_params: Parameters on the host, parameter groups or named parameters; float32, bfloat16 or
+        model_params: parameters on the host, parameter groups or named parameters; float32, bfloat16 or
             float16, as their gradients.
-        lr: Learning rate.
-        betas: Weight of the momentum in the direction, and its decay; each in [0, 1).
-        weight_decay: Decoupled.
-        fp32_optimizer_states: Keeps state in float32; ``False``: in each parameter's dtype.
-        maximize: Maximizes the objective.
-        state_dtype: The state's dtype, instead of ``fp32_optimizer_states``.
-        master_weights: Keeps a float32 copy of each 16-bit parameter in the state, updates the copy, and
+        lr: learning rate.
+        betas: weight of the momentum in the direction, and its decay; each in [0, 1).
+        weight_decay: decoupled.
+        fp32_optimizer_states: keeps state in float32; ``False``: in each parameter's dtype.
+        maximize: maximizes the objective.
+        state_dtype: the state's dtype, instead of ``fp32_optimizer_states``.
+        master_weights: keeps a float32 copy of each 16-bit parameter in the state, updates the copy, and
             writes the parameter from it in the same pass.
 
     Raises:
-        InvalidOptimizerArgumentError: A setting is out of range or of the wrong kind.
-        UnsupportedParameterError: A parameter has another dtype or is not on the host.
+        InvalidOptimizerArgumentError: a setting is out of range or of the wrong kind.
+        UnsupportedParameterError: a parameter has another dtype or is not on the host.
     """
 
     elsewhere: ClassVar[str | None] = "FusedLion"
@@ -98,18 +98,18 @@ class FusedLion(FusedOptimizer, _Lion):
     parameter's.
 
     Args:
-        params: Parameters, parameter groups or named parameters; float32, bfloat16 or float16.
-        lr: Learning rate.
-        betas: Weight of the momentum in the direction, and its decay; each in [0, 1).
-        weight_decay: Decoupled.
-        set_grad_none: The default of :meth:`zero_grad`'s argument.
-        maximize: Maximizes the objective.
-        state_dtype: The state's dtype; ``None``: each parameter's.
-        master_weights: Keeps a float32 copy of each 16-bit parameter; see :class:`CPULion`.
+        params: parameters, parameter groups or named parameters; float32, bfloat16 or float16.
+        lr: learning rate.
+        betas: weight of the momentum in the direction, and its decay; each in [0, 1).
+        weight_decay: decoupled.
+        set_grad_none: the default of :meth:`zero_grad`'s argument.
+        maximize: maximizes the objective.
+        state_dtype: the state's dtype; ``None``: each parameter's.
+        master_weights: keeps a float32 copy of each 16-bit parameter; see :class:`CPULion`.
 
     Raises:
-        InvalidOptimizerArgumentError: A setting is out of range or of the wrong kind.
-        UnsupportedParameterError: A parameter has another dtype.
+        InvalidOptimizerArgumentError: a setting is out of range or of the wrong kind.
+        UnsupportedParameterError: a parameter has another dtype.
     """
 
     builders: ClassVar[Mapping[str, type[OpBuilder]]] = {
