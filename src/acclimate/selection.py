@@ -145,7 +145,7 @@ def _choose() -> Accelerator:
             return _active
         if _chooser is not None:
             raise SelectionInProgressError(
-                "get_accelerator() was called while the accelerator is being selected: a backend's module "
+                "get_accelerator() was called while the accelerator is being chosen: a backend's module "
                 "must not call it at import."
             )
         _chooser = threading.get_ident()
@@ -370,7 +370,7 @@ def _generic(records: Iterable[Backend]) -> Backend:
         import torch
 
         if device_type is None:
-            return "torch knows no further device in this process."
+            return "torch knows no device in this process besides those listed here."
         count = torch.accelerator.device_count()
         return None if count > 0 else f"torch knows {device_type}, but finds no device."
 

@@ -22,7 +22,8 @@ from acclimate.imports.fork_safe_lock import ForkSafeLock
 
 TORCH_GROUP = "torch.backends"
 """The entry points that torch loads at import."""
-AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKENDAUTOLOAD_VARIABLE"
+AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+"""The variable that keeps torch from loading them; "0" does."""
 
 _logger = logging.getLogger("acclimate")
 _lock = ForkSafeLock()
