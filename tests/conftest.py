@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,8 @@ from fresh_process import FreshProcesses
 from machine_trees import recorded as recorded
 from session_signals import take_signals
 from skip_summary import pytest_terminal_summary as pytest_terminal_summary
-from warm_python import WarmPython
+from warm_starts import warm_python as warm_python
+from warm_starts import warm_starts as warm_starts
 
 LONGEST_FILES = (
     "conformance/test_conformance.py",
@@ -29,6 +31,8 @@ LONGEST_FILES = (
 
 def pytest_configure() -> None:
     take_signals()
+    # Else each of the many processes that tests start would compile the sources anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,21 +47,3 @@ def fresh() -> Iterator[FreshProcesses]:
     processes = FreshProcesses()
     yield processes
     processes.close()
-
-
-@pytest.fixture(scope="session")
-def warm_python() -> Iterator[WarmPython]:
-    """Starts Pythons that have torch imported already."""
-    python = WarmPython("torch", "torch._dynamo")  # the latter comes with the first optimizer
-    yield python
-    python.close()
-
-
-@pytest.fixture
-def warm_starts(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every Python that the test starts has torch imported already; in slow tests each starts as it is."""
-    if request.node.get_closest_marker("slow"):
-        yield
-        return
-    with request.getfixturevalue("warm_python").in_place():
-        yield

@@ -130,10 +130,8 @@ class WarmPython:
     def __init__(self, *modules: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._address = str(Path(self._folder.name) / "server")
-        code = f"import sys; sys.path[0] = {str(Path(__file__).parent)!r}; import warm_python as it; "
-        code += "del sys.path[0]; it.serve(*sys.argv[1:])"
         self._server = subprocess.Popen(
-            [sys.executable, "-c", code, self._address, *modules],
+            [sys.executable, __file__, self._address, *modules],
             env={**os.environ, "PYTHONPATH": "", _AUTOLOAD: "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -297,8 +295,8 @@ def _become(request: dict[str, Any], streams: array.array[int]) -> None:
         code = _exit_code(end)
     except BaseException as error:
         frames = error.__traceback__
-        for _ in ("this function", "_run"):
-            frames = frames and frames.tb_next
+        while frames and frames.tb_frame.f_code.co_filename == __file__:
+            frames = frames.tb_next
         traceback.print_exception(type(error), error, frames)
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     _end(code)
@@ -313,8 +311,7 @@ def _run(command: list[str]) -> None:
     if option == "-c":
         sys.argv = ["-c", *rest[1:]]
         sys.path.insert(0, "")
-        sys.modules["__main__"] = main = types.ModuleType("__main__")
-        exec(compile(rest[0], "<string>", "exec"), vars(main))
+        _run_as_main(rest[0], "<string>")
     elif option == "-m":
         sys.argv = ["-m", *rest[1:]]
         sys.path.insert(0, os.getcwd())
@@ -324,7 +321,14 @@ def _run(command: list[str]) -> None:
     else:
         sys.argv = command
         sys.path.insert(0, str(Path(option).resolve().parent))
-        runpy.run_path(option, run_name="__main__")
+        _run_as_main(Path(option).read_text("utf-8"), option)
+
+
+def _run_as_main(source: str, file: str) -> None:
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    if file != "<string>":
+        main.__file__ = file
+    exec(compile(source, file, "exec"), vars(main))
 
 
 def _exit_code(end: SystemExit) -> int:
@@ -347,3 +351,11 @@ def _end(code: int) -> None:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code & 0xFF)
+
+
+if __name__ == "__main__":
+    # Under this name it is found once the program has another main module: what looks for the module of each
+    # frame, as some of torch does, would else go through all modules each time.
+    sys.modules["warm_python"] = sys.modules["__main__"]
+    del sys.path[0]
+    serve(*sys.argv[1:])
