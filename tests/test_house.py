@@ -26,8 +26,8 @@ from fresh_process import plain_environment
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "acclimate"
 
-HARDWARE_ROOMS = ("backends", "compat")
-"""Besides each op's own folder, the only place that may name a vendor's hardware."""
+HARDWARE_ROOMS = ("backends", "compat", "port")
+"""Besides each op's own folder, the only places that may name a vendor's hardware."""
 
 OF_ONE_OP = re.compile(r"ops/(?!build/|optimizers/\w+\.py)\w+/")
 """An op's own folder: not what builds them all, nor what the optimizers share."""

@@ -27,6 +27,7 @@ COMMANDS = {
     "run": ("start a script's ranks, here or on many hosts, bound to cores", "acclimate.launch.command"),
     "generate": ("generate text with a language model on this accelerator", "acclimate.inference.command"),
     "ops": ("list, build or remove the native ops of this accelerator", "acclimate.ops.command"),
+    "port": ("turn CUDA-only source into source for any accelerator", "acclimate.port.command"),
     "conformance": (
         "check that an accelerator keeps every promise of the interface",
         "acclimate.conformance.command",

@@ -282,3 +282,10 @@ class LaunchProtocolError(AcclimateError, ValueError):
 
 class ConformanceError(AcclimateError, RuntimeError):
     """An accelerator cannot be checked: it does not load, or what was asked for is no check."""
+
+
+# -- port ----------------------------------------------------------------------------------------
+
+
+class InvalidPortSettingsError(AcclimateError, ValueError):
+    """An option or a setting of ``acclimate port`` that is not known, or does not go with another."""

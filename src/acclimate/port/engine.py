@@ -1,0 +1,360 @@
+"""Ports the text of one file: finds, decides what goes together, and applies."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum
+
+import libcst as cst
+
+from acclimate.port.edits import Edit, clash, render
+from acclimate.port.placement import new_lines
+from acclimate.port.rules import BY_NAME, RULES
+from acclimate.port.rules.base import Finding, Outcome, Rule
+from acclimate.port.source import SourceFile
+from acclimate.port.tree import Span
+
+_INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
+HINTS = re.compile(
+    rb"cuda|nccl|\.pin_memory\(|device_ids|op_builder|\.to\(\s*" + _INDEX + rb"|device\s*=\s*" + _INDEX, re.I
+)
+"""A file without any of these has nothing to port; a quick test that needs no syntax tree."""
+
+_TORCH = re.compile(rb"torch|nccl|cuda|deepspeed", re.I)
+_IGNORE = re.compile(r"#\s*acclimate:\s*ignore(?:\[([^\]]*)\])?")
+
+
+class Status(Enum):
+    """What became of a place."""
+
+    CONVERTED = "converted"
+    UNSAFE = "unsafe"
+    """It would be converted with ``--unsafe``."""
+    LEFT = "left"
+    EXEMPT = "exempt"
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place in the report."""
+
+    code: str
+    rule: str
+    line: int
+    column: int
+    text: str
+    status: Status
+    safe: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ported:
+    """What became of one text."""
+
+    text: str
+    sites: tuple[Site, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to do.
+
+    Args:
+        target: ``acclimate`` or ``torch``.
+        unsafe: whether to apply edits that need judgement.
+        select: codes or names of rules; empty for all.
+        ignore: rules that are not applied and not reported.
+    """
+
+    target: str = "acclimate"
+    unsafe: bool = False
+    select: frozenset[str] = frozenset()
+    ignore: frozenset[str] = frozenset()
+
+    def has(self, rule: Rule) -> bool:
+        """Whether a rule is selected."""
+        names = {rule.code, rule.name, rule.code[:4]}
+        return (not self.select or bool(names & self.select)) and not names & self.ignore
+
+
+@dataclass
+class _Decision:
+    finding: Finding
+    status: Status
+    safe: bool
+    reason: str
+    hidden: bool = False
+    needs: list[int] = field(default_factory=list)
+
+
+def may_concern(source: bytes) -> bool:
+    """Whether a file can hold anything to port; a quick test of its bytes."""
+    return bool(HINTS.search(source)) and bool(_TORCH.search(source))
+
+
+def port_text(
+    text: str, settings: Settings, is_build_script: bool = False, is_package_init: bool = False
+) -> Ported:
+    """Ports one file's text.
+
+    Raises:
+        libcst.ParserSyntaxError: it is not Python 3.
+    """
+    if not may_concern(text.encode()):
+        return Ported(text)
+    file = SourceFile(text, settings.target, is_build_script, is_package_init)
+    findings = _find(file, settings)
+    decisions = _decide(file, findings, settings)
+    applied = [each for each in decisions if each.status is Status.CONVERTED]
+    edits = [edit for each in applied for edit in each.finding.edits]
+    shown = sorted((each for each in decisions if not each.hidden), key=lambda each: each.finding.place.start)
+    sites = tuple(_site(file, each) for each in shown)
+    if not edits:
+        return Ported(text, sites)
+    edits += _head(file, applied)
+    result = render(file.tree.bytes, edits).decode()
+    cst.parse_module(result)
+    return Ported(result, sites)
+
+
+# -- finding -----------------------------------------------------------------------------------------
+
+
+def _find(file: SourceFile, settings: Settings) -> list[Finding]:
+    by_type: dict[type, list[Rule]] = defaultdict(list)
+    for rule in RULES:
+        if settings.target in rule.targets:
+            for kind in rule.nodes:
+                by_type[kind].append(rule)
+    claimed: set[cst.CSTNode] = set()
+    findings: list[Finding] = []
+    for node in file.tree.nodes:
+        if type(node) not in by_type or node in claimed:
+            continue
+        for rule in by_type[type(node)]:
+            finding = rule.check(file, node)
+            if finding is None:
+                continue
+            for each in finding.claims:
+                claimed.add(each)
+                _claim_chain(each, claimed)
+            findings.append(_spared(file, finding))
+            break
+    return findings
+
+
+def _claim_chain(node: cst.CSTNode, claimed: set[cst.CSTNode]) -> None:
+    """A claimed chain of attributes holds its own beginning: ``torch.cuda`` of ``torch.cuda.Stream``."""
+    at = node
+    while isinstance(at, cst.Attribute):
+        if at.attr.value in ("is_cuda",):
+            return
+        at = at.value
+        if isinstance(at, (cst.Name, cst.Attribute)):
+            claimed.add(at)
+
+
+def _spared(file: SourceFile, finding: Finding) -> Finding:
+    """A finding that is none of ours, in a kernel or a build script."""
+    node = finding.node or (finding.claims[0] if finding.claims else None)
+    if finding.outcome is Outcome.EXEMPT or node is None:
+        return finding
+    reason = ""
+    if file.is_build_script or file.imports_build_tools:
+        reason = "a build script: it builds for one vendor's hardware"
+    elif file.in_extension_build(node):
+        reason = "it builds a native extension for one vendor's hardware"
+    elif file.in_kernel(node):
+        reason = "a kernel for one vendor's hardware"
+    if not reason:
+        return finding
+    return Finding(
+        finding.rule, finding.place, Outcome.EXEMPT, reason, claims=finding.claims, node=finding.node
+    )
+
+
+# -- deciding ----------------------------------------------------------------------------------------
+
+
+def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> list[_Decision]:
+    decisions = [_first(file, finding, settings) for finding in findings]
+    for index, decision in enumerate(decisions):
+        decision.needs = _needs(file, decisions, index)
+    _drop_clashes(decisions)
+    changed = True
+    while changed:
+        changed = False
+        for decision in decisions:
+            for need in decision.needs:
+                changed = _follow(file, decision, decisions[need]) or changed
+    for decision in decisions:
+        if decision.status is Status.CONVERTED and not decision.safe and not settings.unsafe:
+            decision.status = Status.UNSAFE
+    return decisions
+
+
+def _first(file: SourceFile, finding: Finding, settings: Settings) -> _Decision:
+    hidden = not settings.has(finding.rule)
+    if finding.outcome is Outcome.EXEMPT:
+        return _Decision(finding, Status.EXEMPT, True, finding.reason, hidden)
+    if finding.outcome is Outcome.LEFT:
+        return _Decision(finding, Status.LEFT, True, finding.reason, hidden or _is_ignored(file, finding))
+    if hidden or _is_ignored(file, finding):
+        return _Decision(finding, Status.LEFT, True, "it is ignored", hidden=True)
+    return _Decision(finding, Status.CONVERTED, finding.safe, finding.reason)
+
+
+def _is_ignored(file: SourceFile, finding: Finding) -> bool:
+    for line in {file.tree.line(finding.place.start), file.tree.line(max(finding.place.end - 1, 0))}:
+        found = _IGNORE.search(file.tree.line_text(line))
+        if found is None:
+            continue
+        if found[1] is None:
+            return True
+        names = {name.strip() for name in found[1].split(",")}
+        if names & {finding.rule.code, finding.rule.name}:
+            return True
+    return False
+
+
+def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int]:
+    """The decisions that one depends on."""
+    finding = decisions[index].finding
+    needs: list[int] = []
+    for body in _branches(file, finding):
+        for other, each in enumerate(decisions):
+            inside = body.start <= each.finding.place.start and each.finding.place.end <= body.end
+            if other != index and inside and each.finding.outcome is not Outcome.EXEMPT:
+                needs.append(other)
+                if each.finding.rule.name == "pin-memory":
+                    each.needs.append(index)
+    for place in finding.needs_applied_at:
+        holder = next(
+            (
+                other
+                for other, each in enumerate(decisions)
+                if other != index
+                and any(e.start <= place.start and place.end <= e.end for e in each.finding.edits)
+            ),
+            None,
+        )
+        if holder is None:
+            decisions[index].status = Status.LEFT
+            decisions[index].reason = "a use of it stays"
+        else:
+            needs.append(holder)
+    return [*decisions[index].needs, *needs]
+
+
+def _branches(file: SourceFile, finding: Finding) -> list[Span]:
+    """What runs only where a finding, as part of a test of the device, is true."""
+    node = finding.node
+    if node is None or finding.outcome is not Outcome.CONVERT:
+        return []
+    test_rules = ("device-comparison", "is-cuda")
+    is_question = finding.rule.name == "runtime-call" and "is_available" in file.tree.source(finding.place)
+    if finding.rule.name not in test_rules and not is_question:
+        return []
+    below = node
+    for around in file.tree.ancestors(node):
+        if isinstance(around, (cst.If, cst.IfExp)):
+            return [file.span(around.body)] if below is around.test else []
+        conjunction = isinstance(around, cst.BooleanOperation) and isinstance(around.operator, cst.And)
+        if not conjunction:
+            return []
+        below = around
+    return []
+
+
+def _follow(file: SourceFile, decision: _Decision, need: _Decision) -> bool:
+    """Makes a decision follow one that it depends on; whether it changed."""
+    if decision.status is not Status.CONVERTED:
+        return False
+    if need.status is Status.LEFT:
+        line = file.tree.line(need.finding.place.start)
+        decision.status = Status.LEFT
+        decision.reason = f"line {line}, which goes together with it, stays as it is"
+        return True
+    if decision.safe and not need.safe:
+        decision.safe = False
+        decision.reason = (
+            f"it goes together with line {file.tree.line(need.finding.place.start)}: {need.reason}"
+        )
+        return True
+    return False
+
+
+def _drop_clashes(decisions: list[_Decision]) -> None:
+    """Leaves what cannot be edited at the same time as something before it."""
+    kept: list[Edit] = []
+    for decision in sorted(decisions, key=lambda each: (each.finding.place.start, -each.finding.place.end)):
+        if decision.status is not Status.CONVERTED:
+            continue
+        near = [
+            e
+            for e in kept
+            if any(e.start <= new.end and new.start <= e.end for new in decision.finding.edits)
+        ]
+        if clash([*near, *decision.finding.edits]):
+            decision.status, decision.reason = Status.LEFT, "another edit is at the same place; run it again"
+        else:
+            kept += decision.finding.edits
+
+
+# -- applying ----------------------------------------------------------------------------------------
+
+
+def _head(file: SourceFile, applied: list[_Decision]) -> list[Edit]:
+    """The imports and the helper that the edits need."""
+    accelerator, helper, torch = f"{file.accelerator}()", f"{file.helper}()", f"{file.torch}."
+    texts = [
+        (decision.finding, part)
+        for decision in applied
+        for edit in decision.finding.edits
+        for part in edit.parts
+        if isinstance(part, str)
+    ]
+    uses_helper = settings_helper(file) and any(helper in part for _, part in texts)
+    imports: list[str] = []
+    if file.needs_import and any(accelerator in part for _, part in texts):
+        alias = "" if file.accelerator == "get_accelerator" else f" as {file.accelerator}"
+        imports.append(f"from acclimate import get_accelerator{alias}")
+    if file.needs_torch_import and (uses_helper or any(torch in part for _, part in texts)):
+        imports.append("import torch")
+    needs_helper = uses_helper and file.needs_helper
+    if not imports and not needs_helper:
+        return []
+    relevant = [finding for finding, part in texts if accelerator in part or helper in part or torch in part]
+    early = [f.place.start for f in relevant if f.node is not None and file.runs_at_import(f.node)]
+    return new_lines(file, min(early, default=len(file.tree.bytes)), imports, needs_helper)
+
+
+def settings_helper(file: SourceFile) -> bool:
+    """Whether the target uses the helper."""
+    return file.target.name == "torch"
+
+
+def _site(file: SourceFile, decision: _Decision) -> Site:
+    place = decision.finding.place
+    text = " ".join(file.tree.source(place).split())
+    rule = decision.finding.rule
+    return Site(
+        rule.code,
+        rule.name,
+        file.tree.line(place.start),
+        file.tree.column(place.start),
+        text if len(text) <= 80 else f"{text[:79]}…",
+        decision.status,
+        decision.safe,
+        decision.reason,
+    )
+
+
+def known_rules(names: Collection[str]) -> list[str]:
+    """The names among these that no rule has."""
+    families = {rule.code[:4] for rule in RULES}
+    return sorted(name for name in names if name not in BY_NAME and name not in families)

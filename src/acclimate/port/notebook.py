@@ -1,0 +1,100 @@
+"""Notebooks: the code cells as one source, so that names keep their meaning from cell to cell."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+_CELL = "# acclimate: cell {}\n"
+_CELL_LINE = re.compile(r"^# acclimate: cell (\d+)\n", re.MULTILINE)
+_MAGIC = re.compile(r"^([ \t]*)([%!?].*|.*\?)$", re.MULTILINE)
+_HIDDEN = re.compile(r"^([ \t]*)pass  # acclimate: magic (\d+)$", re.MULTILINE)
+
+
+class Notebook:
+    """The code of a notebook, and a way to write the rest of it as it was.
+
+    Args:
+        text: the file.
+
+    Raises:
+        ValueError: it is no notebook, or is not written as JSON usually is.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._data: Any = json.loads(text)
+        if not isinstance(self._data, dict) or not isinstance(self._data.get("cells"), list):
+            raise ValueError("it has no cells")
+        self._style = _style(text, self._data)
+        self._magics: list[str] = []
+        self._cells = [
+            cell
+            for cell in self._data["cells"]
+            if isinstance(cell, dict) and cell.get("cell_type") == "code" and "source" in cell
+        ]
+        self._has_list = [isinstance(cell["source"], list) for cell in self._cells]
+        self._ended = [_joined(cell).endswith("\n") for cell in self._cells]
+        self.source = "".join(
+            _CELL.format(number) + self._hidden(_joined(cell)) + ("" if self._ended[number] else "\n")
+            for number, cell in enumerate(self._cells)
+        )
+
+    def _hidden(self, source: str) -> str:
+        """A cell without what only a notebook understands."""
+        if source.lstrip().startswith("%%"):
+            self._magics.append(source.rstrip("\n"))
+            ended = "\n" if source.endswith("\n") else ""
+            return f"pass  # acclimate: magic {len(self._magics) - 1}{ended}"
+
+        def hide(found: re.Match[str]) -> str:
+            self._magics.append(found[2])
+            return f"{found[1]}pass  # acclimate: magic {len(self._magics) - 1}"
+
+        return _MAGIC.sub(hide, source)
+
+    def cell_of(self, line: int) -> tuple[int, int]:
+        """The cell that holds a line of the source, counted from 1, and the line in it."""
+        before = list(_CELL_LINE.finditer("".join(self.source.splitlines(keepends=True)[:line])))
+        if not before:
+            return 1, line
+        start = self.source[: before[-1].end()].count("\n")
+        return int(before[-1][1]) + 1, line - start
+
+    def with_source(self, source: str) -> str:
+        """The notebook with another source."""
+        parts = _CELL_LINE.split(source)
+        head, cells = parts[0], dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
+        for number, cell in enumerate(self._cells):
+            text = _HIDDEN.sub(lambda found: found[1] + self._magics[int(found[2])], cells[number])
+            if number == 0:
+                text = head + text
+            if not self._ended[number] and text.endswith("\n"):
+                text = text[:-1]
+            if text != _joined(cell):
+                cell["source"] = text.splitlines(keepends=True) if self._has_list[number] else text
+        return _dumped(self._data, self._style)
+
+
+_Style = tuple[int | str | None, bool, str]
+
+
+def _joined(cell: dict[str, Any]) -> str:
+    source = cell["source"]
+    return "".join(source) if isinstance(source, list) else str(source)
+
+
+def _style(text: str, data: Any) -> _Style:
+    """How a notebook was written: indentation, escapes, and its end."""
+    for indent in (1, 2, 4, None, "\t", 0):
+        for ascii_only in (False, True):
+            for end in ("\n", ""):
+                style = (indent, ascii_only, end)
+                if _dumped(data, style) == text:
+                    return style
+    raise ValueError("its JSON is not written as notebooks are, so the rest of it would change")
+
+
+def _dumped(data: Any, style: _Style) -> str:
+    indent, ascii_only, end = style
+    return json.dumps(data, indent=indent, ensure_ascii=ascii_only) + end

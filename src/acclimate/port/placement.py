@@ -1,0 +1,164 @@
+"""Where a new import, or the helper of ``--to torch``, goes in a file."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+
+import libcst as cst
+
+from acclimate.port.edits import Edit, insert
+from acclimate.port.rules.devices import HELPER
+from acclimate.port.source import SourceFile, dotted
+
+_FIRST_PARTY_GUESS = frozenset(sys.stdlib_module_names)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """An import statement that has a line of its own at the top level."""
+
+    node: cst.Import | cst.ImportFrom
+    first: int
+    last: int
+    module: str
+
+    @property
+    def is_from(self) -> bool:
+        return isinstance(self.node, cst.ImportFrom)
+
+    @property
+    def is_future(self) -> bool:
+        return self.module == "__future__"
+
+    @property
+    def is_standard(self) -> bool:
+        return self.module.partition(".")[0] in _FIRST_PARTY_GUESS
+
+
+def new_lines(file: SourceFile, first_use: int, imports: list[str], helper: bool) -> list[Edit]:
+    """Insertions of import statements and of the helper, before what uses them when the module is imported.
+
+    Args:
+        file: the file.
+        first_use: the offset of the first use that runs when the module is imported; its end where none does.
+        imports: whole statements.
+        helper: whether the helper is needed too.
+    """
+    lines = [line for line in _import_lines(file) if file.tree.line_starts[line.first - 1] < first_use]
+    newline = file.tree.newline
+    edits: list[Edit] = []
+    at_end = ""
+    for statement in imports:
+        place = _place_for(statement, lines)
+        if place is None:
+            at_end += statement + newline
+        else:
+            line, after, gap = place
+            offset = _line_start(file, line.last + 1 if after else line.first)
+            lead = newline if gap else ""
+            if offset == len(file.tree.bytes) and not file.tree.text.endswith(("\n", "\r")):
+                lead = newline + lead
+            edits.append(insert(offset, f"{lead}{statement}{newline}"))
+    if not helper and not at_end:
+        return edits
+    offset = _after_head(file, lines)
+    text = at_end
+    if helper:
+        body = HELPER.replace("torch.", f"{file.torch}.").replace("accelerator_type()", f"{file.helper}()")
+        body = body.replace("    ", file.tree.indent).replace("\n", newline)
+        text = f"{text}{newline}{newline}{body}" if lines or at_end else f"{text}{body}"
+        following = file.tree.bytes[offset:].lstrip(b"\r\n")
+        if following:
+            present = len(file.tree.bytes[offset:]) - len(following)
+            text += newline * max(0, 2 - present // len(newline))
+    elif (
+        lines == []
+        and file.tree.bytes[offset:].strip()
+        and file.tree.bytes[offset : offset + 1] not in b"\r\n"
+    ):
+        text += newline
+    edits.append(insert(offset, text))
+    return edits
+
+
+def _import_lines(file: SourceFile) -> list[_Line]:
+    """The imports that form the head of the module: those before its first definition."""
+    found: list[_Line] = []
+    for statement in file.tree.module.body:
+        if isinstance(statement, (cst.FunctionDef, cst.ClassDef)) and found:
+            break
+        if not isinstance(statement, cst.SimpleStatementLine):
+            continue
+        for node in statement.body:
+            if isinstance(node, (cst.Import, cst.ImportFrom)) and len(statement.body) == 1:
+                place = file.span(node)
+                first = file.tree.line(place.start)
+                last = file.tree.line(place.end - 1)
+                if isinstance(node, cst.ImportFrom):
+                    module = "." * len(node.relative) + dotted(node.module)
+                else:
+                    module = dotted(node.names[0].name)
+                found.append(_Line(node, first, last, module))
+    return found
+
+
+def _place_for(statement: str, lines: list[_Line]) -> tuple[_Line, bool, bool] | None:
+    """The line beside which a statement goes, whether after it, and whether a blank line comes between."""
+    is_from, module = statement.startswith("from "), statement.split()[1]
+    others = [line for line in lines if not line.is_future and not line.module.startswith(".")]
+    anchor = next((line for line in others if line.module.partition(".")[0] == "torch"), None)
+    third_party = [line for line in others if not line.is_standard]
+    if anchor is None:
+        anchor = third_party[0] if third_party else None
+    if anchor is None:
+        last = [line for line in lines if not line.module.startswith(".")]
+        return (last[-1], True, True) if last else None
+    group = _group(lines, anchor)
+    if is_from:
+        # `import x` comes before `from x import y` in the usual order, and names are sorted.
+        later = [line for line in group if line.is_from and line.module > module]
+        mixed = any(line.is_from and not following.is_from for line, following in pairwise(group))
+        if later and not mixed:
+            return later[0], False, False
+        return (anchor, True, False) if mixed else (group[-1], True, False)
+    plain = [line for line in group if not line.is_from]
+    earlier = [line for line in plain if line.module < module]
+    if earlier:
+        return earlier[-1], True, False
+    return group[0], False, False
+
+
+def _group(lines: list[_Line], anchor: _Line) -> list[_Line]:
+    """The lines without a gap around one."""
+    index = lines.index(anchor)
+    start = end = index
+    while start and lines[start - 1].last + 1 == lines[start].first and not lines[start - 1].is_future:
+        start -= 1
+    while end + 1 < len(lines) and lines[end].last + 1 == lines[end + 1].first:
+        end += 1
+    group = lines[start : end + 1]
+    return [line for line in group if not line.module.startswith(".")]
+
+
+def _line_start(file: SourceFile, line: int) -> int:
+    starts = file.tree.line_starts
+    return starts[line - 1] if line <= len(starts) else len(file.tree.bytes)
+
+
+def _after_head(file: SourceFile, lines: list[_Line]) -> int:
+    """The offset after the imports, or after the docstring where there are none."""
+    if lines:
+        return _line_start(file, max(line.last for line in lines) + 1)
+    for statement in file.tree.module.body:
+        is_text = (
+            isinstance(statement, cst.SimpleStatementLine)
+            and isinstance(statement.body[0], cst.Expr)
+            and isinstance(statement.body[0].value, (cst.SimpleString, cst.ConcatenatedString))
+        )
+        if is_text:
+            return _line_start(file, file.tree.line(file.span(statement).end - 1) + 1)
+        break
+    first = next(iter(file.tree.module.body), None)
+    return file.span(first).start if first is not None else len(file.tree.bytes)

@@ -1,0 +1,39 @@
+"""All rules, in the order in which they look at a place."""
+
+from __future__ import annotations
+
+from acclimate.port.rules import devices, distributed, imports, precision, runtime, tensors
+from acclimate.port.rules.base import Example, Finding, Outcome, Rule
+
+RULES: tuple[Rule, ...] = (
+    imports.CudaImport(),
+    runtime.CurrentDevice(),
+    runtime.DefaultGenerators(),
+    runtime.Graphs(),
+    runtime.Ranges(),
+    tensors.DefaultTensorType(),
+    tensors.TensorType(),
+    precision.MixedPrecision(),
+    runtime.RuntimeCall(),
+    runtime.RuntimeReference(),
+    imports.OtherUse(),
+    devices.AvailableChoice(),
+    devices.DeviceObject(),
+    devices.DeviceFormat(),
+    devices.DeviceComparison(),
+    devices.DeviceString(),
+    tensors.CudaMethod(),
+    tensors.IsCuda(),
+    tensors.PinMemory(),
+    distributed.CommunicationBackend(),
+    distributed.DeviceIds(),
+    distributed.VisibleDevices(),
+    distributed.ProfilerActivities(),
+    distributed.OpBuilders(),
+    devices.IntegerDevice(),
+)
+"""The first rule that finds something at a place has it."""
+
+BY_NAME: dict[str, Rule] = {key: rule for rule in RULES for key in (rule.code, rule.name)}
+
+__all__ = ["BY_NAME", "RULES", "Example", "Finding", "Outcome", "Rule"]

@@ -1,0 +1,150 @@
+"""What a rule is, and what it finds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+import libcst as cst
+
+from acclimate.port.edits import Edit, Part, replace
+from acclimate.port.source import SourceFile
+from acclimate.port.tree import Span
+
+
+class Outcome(Enum):
+    """What a rule says of a place."""
+
+    CONVERT = "convert"
+    LEFT = "left"
+    EXEMPT = "exempt"
+    """It looks like hardware-specific code, and is data or belongs to one vendor's kernels."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A snippet, and what each target makes of it; ``None``: left as it is."""
+
+    before: str
+    acclimate: str | None
+    torch: str | None
+
+
+@dataclass
+class Finding:
+    """One place of hardware-specific code."""
+
+    rule: Rule
+    place: Span
+    outcome: Outcome
+    reason: str = ""
+    """Why it is unsafe, or why it is left."""
+    safe: bool = True
+    edits: tuple[Edit, ...] = ()
+    claims: tuple[cst.CSTNode, ...] = ()
+    """Nodes that need no finding of their own."""
+    needs_applied_in: tuple[Span, ...] = ()
+    """Every finding in these places must be applied too."""
+    needs_applied_at: tuple[Span, ...] = ()
+    """Each of these places must be part of a finding that is applied."""
+    node: cst.CSTNode | None = None
+
+
+class Rule(ABC):
+    """Finds one kind of hardware-specific code, and says what it becomes."""
+
+    code: ClassVar[str]
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    explanation: ClassVar[str]
+    examples: ClassVar[tuple[Example, ...]]
+    nodes: ClassVar[tuple[type[cst.CSTNode], ...]]
+    targets: ClassVar[tuple[str, ...]] = ("acclimate", "torch")
+
+    @abstractmethod
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        """What this rule finds in a node."""
+
+    def convert(
+        self,
+        file: SourceFile,
+        node: cst.CSTNode,
+        *edits: Edit,
+        unsafe: str = "",
+        claims: tuple[cst.CSTNode, ...] = (),
+    ) -> Finding:
+        """A finding with edits; it is unsafe where there is a reason."""
+        return Finding(
+            self, file.span(node), Outcome.CONVERT, unsafe, not unsafe, edits, (node, *claims), node=node
+        )
+
+    def becomes(
+        self,
+        file: SourceFile,
+        node: cst.CSTNode,
+        *parts: Part,
+        unsafe: str = "",
+        claims: tuple[cst.CSTNode, ...] = (),
+    ) -> Finding:
+        """A finding that replaces the whole node."""
+        return self.convert(file, node, replace(file.span(node), *parts), unsafe=unsafe, claims=claims)
+
+    def left(
+        self, file: SourceFile, node: cst.CSTNode, reason: str, claims: tuple[cst.CSTNode, ...] = ()
+    ) -> Finding:
+        """A finding that stays as it is."""
+        return Finding(self, file.span(node), Outcome.LEFT, reason, claims=(node, *claims), node=node)
+
+    def exempt(
+        self, file: SourceFile, node: cst.CSTNode, reason: str, claims: tuple[cst.CSTNode, ...] = ()
+    ) -> Finding:
+        """A finding that is no fault."""
+        return Finding(self, file.span(node), Outcome.EXEMPT, reason, claims=(node, *claims), node=node)
+
+
+MODULE_PREFIX = "torch.cuda"
+_SUBMODULES = ("random", "memory", "streams", "graphs")
+
+
+def cuda_name(file: SourceFile, node: cst.CSTNode) -> str | None:
+    """The name below ``torch.cuda`` of a name or a chain of attributes; ``""`` for the module itself."""
+    if not isinstance(node, (cst.Name, cst.Attribute)):
+        return None
+    full = file.tree.qualified(node)
+    if full == MODULE_PREFIX:
+        return ""
+    if full is None or not full.startswith(f"{MODULE_PREFIX}."):
+        return None
+    name = full.removeprefix(f"{MODULE_PREFIX}.")
+    first, _, rest = name.partition(".")
+    return rest if rest and first in _SUBMODULES else name
+
+
+def is_read(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a name is used here, rather than bound, imported or only spelled."""
+    parent = file.tree.parent(node)
+    if isinstance(parent, cst.Attribute) and parent.attr is node:
+        return False
+    if isinstance(parent, (cst.ImportAlias, cst.AsName, cst.ImportFrom)):
+        return False
+    if (
+        isinstance(parent, (cst.Param, cst.FunctionDef, cst.ClassDef))
+        and getattr(parent, "name", None) is node
+    ):
+        return False
+    if isinstance(parent, cst.Arg) and parent.keyword is node:
+        return False
+    return not any(isinstance(around, (cst.Import, cst.ImportFrom)) for around in file.tree.ancestors(node))
+
+
+def is_assigned(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether something is assigned to a node."""
+    parent = file.tree.parent(node)
+    if isinstance(parent, cst.AnnAssign):
+        return parent.target is node
+    return (
+        isinstance(parent, (cst.AssignTarget, cst.AugAssign, cst.Del))
+        and getattr(parent, "target", node) is node
+    )

@@ -1,0 +1,483 @@
+"""Rules for names of devices."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from acclimate.port.edits import Part, insert, replace
+from acclimate.port.places import Place, Role, is_device_like, place_of
+from acclimate.port.rules.base import Example, Finding, Rule, cuda_name
+from acclimate.port.sinks import DEVICE_METHODS, Sink, sink_of
+from acclimate.port.source import SourceFile
+from acclimate.port.targets import AcclimateTarget
+from acclimate.port.tree import Span, called_name, keyword, positional, string_value
+from acclimate.port.values import Kind
+
+HELPER = '''\
+def accelerator_type() -> str:
+    """The type of the device to use: the accelerator's, or "cpu"."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if accelerator is None else accelerator.type
+'''
+_IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
+_WITH_HELPER = f"import torch\n\n\n{HELPER}\n\n"
+_DEVICE = re.compile(r"cuda(?::(\d+))?$")
+AT_IMPORT = "it asks for the device when the module is imported"
+_BRANCH = "on a CPU the answer changes with what the program does there"
+
+
+def _index(text: str) -> str | None:
+    found = _DEVICE.match(text)
+    return found[1] if found else None
+
+
+def _unsafe_at_import(file: SourceFile, node: cst.CSTNode) -> str:
+    # torch counts the devices for that, and later changes of CUDA_VISIBLE_DEVICES would have no effect.
+    return AT_IMPORT if file.target.name == "torch" and file.runs_at_import(node) else ""
+
+
+def _report(rule: Rule, file: SourceFile, node: cst.CSTNode, place: Place, *parts: Part) -> Finding | None:
+    if place.role is Role.DATA:
+        return rule.exempt(file, node, place.reason or "nothing shows that it is a device")
+    if place.role is Role.PATTERN:
+        return rule.left(file, node, "a pattern of `match` must be a literal; compare with `if`")
+    unsafe = place.reason if place.role is Role.LIKELY else _unsafe_at_import(file, node)
+    return rule.becomes(file, node, *parts, unsafe=unsafe)
+
+
+class DeviceString(Rule):
+    """``"cuda"`` and ``"cuda:0"`` where a device is meant."""
+
+    code = "ACC201"
+    name = "device-string"
+    summary = '`"cuda"` or `"cuda:0"` where a device is meant'
+    explanation = """\
+`"cuda"` becomes `get_accelerator().device_name()`, and `"cuda:1"` becomes `get_accelerator().device_name(1)`. On CUDA
+both have the same value as before.
+
+It is an edit where torch takes a device, where a variable, parameter, option or attribute is called a device, or where
+the value gets to such a place. Dictionary keys, messages, and arguments such as `impl="cuda"` are data, and stay.
+
+With `--to torch` a function of three lines is added to the file, since `torch.accelerator` has no name for the host."""
+    examples = (
+        Example(
+            'import torch\n\n\ndef f(n):\n    return torch.empty(n, device="cuda")\n',
+            f"{_IMPORT}\ndef f(n):\n    return torch.empty(n, device=get_accelerator().device_name())\n",
+            f"{_WITH_HELPER}def f(n):\n    return torch.empty(n, device=accelerator_type())\n",
+        ),
+        Example(
+            'import torch\n\n\ndef f(x):\n    return x.to("cuda:1")\n',
+            f"{_IMPORT}\ndef f(x):\n    return x.to(get_accelerator().device_name(1))\n",
+            f'{_WITH_HELPER}def f(x):\n    return x.to(f"{{accelerator_type()}}:1")\n',
+        ),
+        Example(
+            'import argparse\n\np = argparse.ArgumentParser()\np.add_argument("--device", default="cuda")\n',
+            "import argparse\n\nfrom acclimate import get_accelerator\n\np = argparse.ArgumentParser()\n"
+            'p.add_argument("--device", default=get_accelerator().device_name())\n',
+            "import argparse\n\nimport torch\n\n\n" + HELPER + "\n\n"
+            'p = argparse.ArgumentParser()\np.add_argument("--device", default=accelerator_type())\n',
+        ),
+        Example('state = {"cuda": 1}\nprint(state["cuda"])\n', None, None),
+        Example('model = build(impl="cuda")\n', None, None),
+    )
+    nodes = (cst.SimpleString,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        text = string_value(node)
+        if text is None:
+            return None
+        if text.startswith("torch.cuda."):
+            return self.exempt(
+                file, node, "a name in a string, such as the target of a mock, is not followed"
+            )
+        if not _DEVICE.match(text) or isinstance(file.tree.parent(node), (cst.Expr, cst.ConcatenatedString)):
+            return None
+        place = place_of(file, node)
+        if place.role is Role.COMPARED:
+            return None
+        index = _index(text)
+        parts = (file.target.device_type,) if index is None else file.device_at(index)
+        if index is not None and file.target.name == "torch" and file.in_fstring(node):
+            return self.left(file, node, "a string within an f-string cannot be written anew on every Python")
+        return _report(self, file, node, place, *parts)
+
+
+class AvailableChoice(Rule):
+    """``"cuda" if torch.cuda.is_available() else "cpu"``."""
+
+    code = "ACC202"
+    name = "available-choice"
+    summary = '`"cuda" if torch.cuda.is_available() else "cpu"`'
+    explanation = """\
+Which device there is, the accelerator knows: it is the CPU where there is nothing else. The whole choice becomes its
+name. A choice with another condition keeps it."""
+    examples = (
+        Example(
+            'import torch\n\n\ndef f():\n    return torch.device("cuda" if torch.cuda.is_available() else "cpu")\n',
+            f"{_IMPORT}\ndef f():\n    return torch.device(get_accelerator().device_name())\n",
+            f"{_WITH_HELPER}def f():\n    return torch.device(accelerator_type())\n",
+        ),
+        Example(
+            "import torch\n\n\ndef f(no_cuda):\n"
+            '    return "cuda:0" if torch.cuda.is_available() and not no_cuda else "cpu"\n',
+            f"{_IMPORT}\ndef f(no_cuda):\n"
+            '    return get_accelerator().device_name(0) if get_accelerator().is_available() and not no_cuda else "cpu"\n',
+            f"{_WITH_HELPER}def f(no_cuda):\n"
+            '    return f"{accelerator_type()}:0" if torch.accelerator.is_available() and not no_cuda else "cpu"\n',
+        ),
+    )
+    nodes = (cst.IfExp,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.IfExp) or not isinstance(node.test, cst.Call):
+            return None
+        if (
+            file.tree.qualified(node.test.func) != "torch.cuda.is_available"
+            or string_value(node.orelse) != "cpu"
+        ):
+            return None
+        if string_value(node.body) not in ("cuda", "cuda:0"):
+            return None
+        index = _index(string_value(node.body) or "")
+        if index is not None and (file.target.name == "torch"):
+            return None
+        parts = (file.target.device_type,) if index is None else file.device_at(index)
+        place = place_of(file, node)
+        unsafe = "" if place.role is Role.DEVICE else _unsafe_at_import(file, node)
+        unsafe = unsafe or _unsafe_at_import(file, node)
+        open_, close = ("(", ")") if node.lpar else ("", "")
+        claims = (node.body, node.orelse, node.test, node.test.func)
+        return self.becomes(file, node, open_, *parts, close, unsafe=unsafe, claims=claims)
+
+
+class DeviceFormat(Rule):
+    """``f"cuda:{i}"`` and the other ways to write it."""
+
+    code = "ACC203"
+    name = "device-format"
+    summary = 'a device\'s name made from a number: `f"cuda:{i}"`, `%`, `.format`, `+`'
+    explanation = '`get_accelerator().device_name(i)` is the name of device `i`; on a CPU it is `"cpu"`.'
+    examples = (
+        Example(
+            'import torch\n\n\ndef f(x, rank):\n    return x.to(f"cuda:{rank}")\n',
+            f"{_IMPORT}\ndef f(x, rank):\n    return x.to(get_accelerator().device_name(rank))\n",
+            f'{_WITH_HELPER}def f(x, rank):\n    return x.to(f"{{accelerator_type()}}:{{rank}}")\n',
+        ),
+        Example(
+            "import torch\n\n\ndef f(x, i):\n    return x.to('cuda:%d' % i), x.to('cuda:{}'.format(i)), x.to('cuda:' + str(i))\n",
+            f"{_IMPORT}\ndef f(x, i):\n    return x.to(get_accelerator().device_name(i)), "
+            "x.to(get_accelerator().device_name(i)), x.to(get_accelerator().device_name(i))\n",
+            f"{_WITH_HELPER}def f(x, i):\n    return x.to(accelerator_type() + ':%d' % i), "
+            "x.to(accelerator_type() + ':{}'.format(i)), x.to(accelerator_type() + ':' + str(i))\n",
+        ),
+    )
+    nodes = (cst.FormattedString, cst.BinaryOperation, cst.Call)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        found = self._parts(file, node)
+        if found is None:
+            return None
+        literal, index, torch_parts = found
+        if isinstance(file.tree.parent(node), cst.ConcatenatedString):
+            return None
+        place = place_of(file, node)
+        if place.role is Role.COMPARED:
+            place = Place(Role.LIKELY, "it is compared with a device's name")
+        if place.role is Role.DATA and "message" not in place.reason and "key" not in place.reason:
+            place = Place(Role.LIKELY, "only its form says that it is a device")
+        parts = file.device_at(index) if isinstance(file.target, AcclimateTarget) else torch_parts
+        finding = _report(self, file, node, place, *parts)
+        if finding is not None:
+            finding.claims = (*finding.claims, *literal)
+        return finding
+
+    def _parts(
+        self, file: SourceFile, node: cst.CSTNode
+    ) -> tuple[tuple[cst.CSTNode, ...], Span, tuple[Part, ...]] | None:
+        """The literal, the place of the number, and what torch alone writes."""
+        whole, tree = file.span(node), file.tree
+        helper = file.target.device_type
+        if isinstance(node, cst.FormattedString):
+            if len(node.parts) != 2 or not isinstance(node.parts[0], cst.FormattedStringText):
+                return None
+            text, shown = node.parts[0], node.parts[1]
+            if not isinstance(shown, cst.FormattedStringExpression) or text.value != "cuda:":
+                return None
+            if shown.format_spec is not None or shown.conversion or shown.equal is not None:
+                return None
+            place = tree.span(text)
+            rest = Span(place.start + len("cuda"), whole.end)
+            return (text,), tree.span(shown.expression), (
+                Span(whole.start, place.start), "{" + helper + "}", rest,
+            )  # fmt: skip
+        open_, close = self._parentheses(file, node)
+        number: cst.BaseExpression
+        if isinstance(node, cst.BinaryOperation):
+            left = string_value(node.left)
+            if isinstance(node.operator, cst.Modulo) and left in ("cuda:%d", "cuda:%s", "cuda:%i"):
+                number = node.right
+                if isinstance(number, cst.Tuple):
+                    if len(number.elements) != 1 or not isinstance(number.elements[0], cst.Element):
+                        return None
+                    number = number.elements[0].value
+            elif isinstance(node.operator, cst.Add) and left == "cuda:":
+                number = node.right
+                if isinstance(number, cst.Call) and called_name(number) == "str" and len(number.args) == 1:
+                    number = number.args[0].value
+            else:
+                return None
+            return (node.left,), tree.span(number), self._concatenated(file, node.left, whole, open_, close)
+        if (
+            isinstance(node, cst.Call)
+            and isinstance(node.func, cst.Attribute)
+            and called_name(node) == "format"
+        ):
+            if string_value(node.func.value) not in ("cuda:{}", "cuda:{0}", "cuda:{:d}"):
+                return None
+            if len(node.args) != 1 or node.args[0].keyword is not None or node.args[0].star:
+                return None
+            literal = node.func.value
+            number = node.args[0].value
+            return (literal,), tree.span(number), self._concatenated(file, literal, whole, open_, close)
+        return None
+
+    @staticmethod
+    def _parentheses(file: SourceFile, node: cst.CSTNode) -> tuple[str, str]:
+        parent = file.tree.parent(node)
+        bare = not isinstance(
+            parent, (cst.Arg, cst.AssignTarget, cst.Assign, cst.AnnAssign, cst.Return, cst.Element)
+        )
+        return ("(", ")") if bare else ("", "")
+
+    @staticmethod
+    def _concatenated(
+        file: SourceFile, literal: cst.CSTNode, whole: Span, open_: str, close: str
+    ) -> tuple[Part, ...]:
+        place = file.span(literal)
+        prefix = literal.prefix if isinstance(literal, cst.SimpleString) else ""
+        quote = literal.quote if isinstance(literal, cst.SimpleString) else '"'
+        start = place.start + len(prefix) + len(quote) + len("cuda")
+        text = f"{open_}{file.target.device_type} + {prefix}{quote}"
+        return (Span(whole.start, place.start), text, Span(start, whole.end), close)
+
+
+class DeviceComparison(Rule):
+    """``device.type == "cuda"``."""
+
+    code = "ACC204"
+    name = "device-comparison"
+    summary = '`device.type == "cuda"`, `"cuda" in device`, `device.startswith("cuda")`'
+    explanation = """\
+With acclimate the name of the accelerator takes the place of `"cuda"`. On a CPU such a branch is then taken, and what
+is in it works there too. torch alone cannot pin memory or wait for a device on a host, so `--to torch` asks whether the
+device is something other than `"cpu"`.
+
+The edit is unsafe, since the program may do on other devices what only made sense on CUDA. Better is to ask for the
+property that the branch is about, such as `get_accelerator().is_fp16_supported()`."""
+    examples = (
+        Example(
+            'import torch\n\n\ndef f(device):\n    return device.type == "cuda"\n',
+            f"{_IMPORT}\ndef f(device):\n    return device.type == get_accelerator().device_name()\n",
+            'import torch\n\n\ndef f(device):\n    return device.type != "cpu"\n',
+        ),
+        Example(
+            "import torch\n\n\ndef f(device):\n    return 'cuda' in device\n",
+            f"{_IMPORT}\ndef f(device):\n    return get_accelerator().device_name() in device\n",
+            "import torch\n\n\ndef f(device):\n    return 'cpu' not in device\n",
+        ),
+        Example('ok = "cuda" in rng_state\nfast = impl == "cuda"\n', None, None),
+    )
+    nodes = (cst.Comparison, cst.Call)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if isinstance(node, cst.Call):
+            return self._start(file, node)
+        if not isinstance(node, cst.Comparison):
+            return None
+        if len(node.comparisons) != 1:
+            return None
+        target = node.comparisons[0]
+        operator = target.operator
+        literals = [
+            each for each in (node.left, target.comparator) if _DEVICE.match(string_value(each) or "")
+        ]
+        if isinstance(operator, (cst.In, cst.NotIn)) and isinstance(
+            target.comparator, (cst.Tuple, cst.List, cst.Set)
+        ):
+            return self._members(file, node, target.comparator)
+        if len(literals) != 1:
+            return None
+        literal = literals[0]
+        other = target.comparator if literal is node.left else node.left
+        index = _index(string_value(literal) or "")
+        if not is_device_like(file, other):
+            return self.exempt(file, literal, "nothing shows that a device is compared")
+        if file.target.name == "acclimate":
+            parts = (file.target.device_type,) if index is None else file.device_at(index)
+            return self.convert(
+                file, node, replace(file.span(literal), *parts), unsafe=_BRANCH, claims=(literal,)
+            )
+        flipped = {cst.Equal: "!=", cst.NotEqual: "==", cst.In: "not in", cst.NotIn: "in"}.get(type(operator))
+        if flipped is None:
+            return self.left(file, node, "this comparison has no opposite", (literal,))
+        if index is not None:
+            parts = file.device_at(index)
+            return self.convert(
+                file, node, replace(file.span(literal), *parts), unsafe=_BRANCH, claims=(literal,)
+            )
+        quote = file.quote(literal)
+        left, right = file.span(node.left), file.span(target.comparator)
+        host = f"{quote}cpu{quote}"
+        edits = (
+            replace(file.span(literal), host),
+            replace(Span(left.end, right.start), f" {flipped} "),
+        )
+        return self.convert(file, node, *edits, unsafe=_BRANCH, claims=(literal,))
+
+    def _members(
+        self, file: SourceFile, node: cst.Comparison, holder: cst.Tuple | cst.List | cst.Set
+    ) -> Finding | None:
+        found = [each.value for each in holder.elements if string_value(each.value) == "cuda"]
+        if not found:
+            return None
+        if not is_device_like(file, node.left):
+            return self.exempt(file, found[0], "nothing shows that a device is compared", tuple(found))
+        edits = tuple(replace(file.span(each), file.target.device_type) for each in found)
+        return self.convert(file, node, *edits, unsafe=_BRANCH, claims=tuple(found))
+
+    def _start(self, file: SourceFile, call: cst.Call) -> Finding | None:
+        if (
+            called_name(call) != "startswith"
+            or not isinstance(call.func, cst.Attribute)
+            or len(call.args) != 1
+        ):
+            return None
+        literal = call.args[0].value
+        if string_value(literal) not in ("cuda", "cuda:"):
+            return None
+        if not is_device_like(file, call.func.value):
+            return self.exempt(file, literal, "nothing shows that a device is compared")
+        if string_value(literal) == "cuda:":
+            return self.left(file, call, "a host's name has no index", (literal,))
+        if file.target.name == "acclimate":
+            edit = replace(file.span(literal), file.target.device_type)
+            return self.convert(file, call, edit, unsafe=_BRANCH, claims=(literal,))
+        quote = file.quote(literal)
+        place = file.span(call)
+        edits = (
+            insert(place.start, "(not "),
+            replace(file.span(literal), f"{quote}cpu{quote}"),
+            insert(place.end, ")"),
+        )
+        return self.convert(file, call, *edits, unsafe=_BRANCH, claims=(literal,))
+
+
+class DeviceObject(Rule):
+    """``torch.device("cuda", i)``."""
+
+    code = "ACC205"
+    name = "device-object"
+    summary = '`torch.device("cuda", i)`'
+    explanation = "The number stays a number: `torch.device(get_accelerator().device_name(i))`."
+    examples = (
+        Example(
+            'import torch\n\n\ndef f(rank):\n    return torch.device("cuda", rank)\n',
+            f"{_IMPORT}\ndef f(rank):\n    return torch.device(get_accelerator().device_name(rank))\n",
+            f"{_WITH_HELPER}def f(rank):\n    return torch.device(accelerator_type(), rank)\n",
+        ),
+    )
+    nodes = (cst.Call,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call) or file.tree.qualified(node.func) != "torch.device":
+            return None
+        kind = keyword(node, "type")
+        arguments = positional(node)
+        first = arguments[0].value if arguments else kind.value if kind else None
+        number = keyword(node, "index") or (arguments[1] if len(arguments) == 2 else None)
+        if first is None or number is None or string_value(first) != "cuda" or len(node.args) != 2:
+            return None
+        unsafe = _unsafe_at_import(file, node)
+        if not isinstance(file.target, AcclimateTarget):
+            edit = replace(file.span(first), file.target.device_type)
+            return self.convert(file, node, edit, unsafe=unsafe, claims=(first,))
+        inside = Span(file.span(node.args[0]).start, file.span(node.args[-1]).end)
+        edit = replace(inside, *file.device_at(file.span(number.value)))
+        return self.convert(file, node, edit, unsafe=unsafe, claims=(first,))
+
+
+class IntegerDevice(Rule):
+    """``x.to(rank)``, where a number stands for a CUDA device."""
+
+    code = "ACC206"
+    name = "integer-device"
+    summary = "a number as a device: `x.to(rank)`, `device=rank`"
+    explanation = """\
+torch takes a number for a device of the accelerator, and raises on a machine without one. The number gets the device's
+name around it. It is safe where the code shows that the value is a number, and unsafe where only a name such as `rank`
+says so."""
+    examples = (
+        Example(
+            "import torch\n\n\ndef f(x):\n    return x.to(0)\n",
+            f"{_IMPORT}\ndef f(x):\n    return x.to(get_accelerator().device_name(0))\n",
+            f'{_WITH_HELPER}def f(x):\n    return x.to(f"{{accelerator_type()}}:0")\n',
+        ),
+        Example(
+            "import os\n\nimport torch\n\n\ndef f(x):\n"
+            '    rank = int(os.environ["LOCAL_RANK"])\n    return torch.ones_like(x, device=rank)\n',
+            "import os\n\nimport torch\nfrom acclimate import get_accelerator\n\n\ndef f(x):\n"
+            '    rank = int(os.environ["LOCAL_RANK"])\n'
+            "    return torch.ones_like(x, device=get_accelerator().device_name(rank))\n",
+            None,
+        ),
+    )
+    nodes = (cst.Call,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call):
+            return None
+        qualified = file.tree.qualified(node.func) or ""
+        device = keyword(node, "device")
+        arguments = positional(node)
+        is_method = isinstance(node.func, cst.Attribute) and called_name(node) in DEVICE_METHODS - {"cuda"}
+        if is_method and not qualified:
+            device = device or (arguments[0] if arguments else None)
+        elif qualified == "torch.device":
+            device = arguments[0] if len(arguments) == 1 and len(node.args) == 1 else None
+        elif not qualified.startswith("torch.") or qualified.startswith("torch.cuda."):
+            return None
+        if device is None or device.star:
+            return None
+        if not isinstance(
+            device.value, (cst.Integer, cst.Name, cst.Attribute, cst.BinaryOperation, cst.Subscript)
+        ):
+            return None
+        value = file.values.of(device.value)
+        if isinstance(device.value, cst.Name) and self._becomes_device(file, device.value):
+            return None
+        if value.kind is not Kind.NUMBER or (file.target.name == "torch" and file.in_fstring(node)):
+            return None
+        if (
+            isinstance(device.value, cst.Integer) is False
+            and not value.certain
+            and is_method
+            and "torch" not in file.names
+        ):
+            return None
+        place = file.span(device.value)
+        parts = file.device_at(device.value.value if isinstance(device.value, cst.Integer) else place)
+        unsafe = "" if value.certain else "only its name says that this is a number"
+        edit = replace(place, *parts)
+        return self.convert(file, device.value, edit, unsafe=unsafe or _unsafe_at_import(file, node))
+
+    @staticmethod
+    def _becomes_device(file: SourceFile, name: cst.Name) -> bool:
+        """Whether a name holds ``torch.cuda.current_device()`` that becomes a device's name."""
+        for assignment in file.tree.assignments(name):
+            holder = file.tree.parent(file.tree.parent(assignment.node) or assignment.node)
+            made = holder.value if isinstance(holder, cst.Assign) else None
+            if isinstance(made, cst.Call) and cuda_name(file, made.func) == "current_device":
+                return sink_of(file, made) is Sink.DEVICE
+        return False

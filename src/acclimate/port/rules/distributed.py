@@ -1,0 +1,245 @@
+"""Rules for communication between processes."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from acclimate.port.edits import insert, replace
+from acclimate.port.rules.base import Example, Finding, Rule
+from acclimate.port.rules.devices import AT_IMPORT, HELPER
+from acclimate.port.source import SourceFile
+from acclimate.port.tree import called_name, keyword, positional, string_value
+from acclimate.port.values import BACKEND_NAME, Kind
+
+_IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
+_WITH_HELPER = f"import torch\n\n\n{HELPER}\n\n"
+_TAKES_BACKEND_FIRST = {"init_process_group", "init_distributed", "is_backend_available"}
+_TAKES_BACKEND = {*_TAKES_BACKEND_FIRST, "new_group", "new_subgroups", "init_process_group_wrapper"}
+_OPTION = re.compile(r"backend$", re.IGNORECASE)
+
+
+class CommunicationBackend(Rule):
+    """``"nccl"``."""
+
+    code = "ACC501"
+    name = "communication-backend"
+    summary = '`"nccl"` where a communication backend is meant'
+    explanation = """\
+`"nccl"` becomes `get_accelerator().communication_backend_name()`: `"nccl"` on CUDA, `"gloo"` on a CPU. torch alone has
+`torch.distributed.get_default_backend_for_device`."""
+    examples = (
+        Example(
+            "import torch\n\n\ndef f():\n    torch.distributed.init_process_group(backend='nccl')\n",
+            f"{_IMPORT}\ndef f():\n"
+            "    torch.distributed.init_process_group(backend=get_accelerator().communication_backend_name())\n",
+            f"{_WITH_HELPER}def f():\n    torch.distributed.init_process_group("
+            "backend=torch.distributed.get_default_backend_for_device(accelerator_type()))\n",
+        ),
+    )
+    nodes = (cst.SimpleString,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        text = string_value(node)
+        if text is None or isinstance(file.tree.parent(node), (cst.Expr, cst.ConcatenatedString)):
+            return None
+        if text in ("cuda:nccl,cpu:gloo", "cpu:gloo,cuda:nccl"):
+            return self.left(
+                file, node, "it names a backend for each of two devices, which may be the same one"
+            )
+        if text != "nccl":
+            return None
+        found = self._role(file, node)
+        if found is None:
+            return self.left(file, node, "nothing shows that it is a backend of torch.distributed")
+        if found == "data":
+            return self.exempt(file, node, "it is a key of data or part of a message")
+        if file.target.name == "torch" and file.runs_at_import(node):
+            found = found or AT_IMPORT
+        return self.becomes(file, node, file.target.backend, unsafe=found)
+
+    def _role(self, file: SourceFile, node: cst.CSTNode) -> str | None:
+        """Why it is unsafe, ``""`` where it is safe, ``"data"``, or ``None`` where nothing is known."""
+        below, at = node, file.tree.parent(node)
+        while isinstance(at, (cst.IfExp, cst.BooleanOperation)) and not (
+            isinstance(at, cst.IfExp) and below is at.test
+        ):
+            below, at = at, file.tree.parent(at)
+        if isinstance(at, cst.Arg):
+            call = file.tree.parent(at)
+            return self._argument(call, at) if isinstance(call, cst.Call) else None
+        if isinstance(at, (cst.Comparison, cst.ComparisonTarget)):
+            return "on a CPU the answer changes with what the program does there"
+        if isinstance(at, cst.Param):
+            return "" if BACKEND_NAME.search(at.name.value) else None
+        if isinstance(at, (cst.Assign, cst.AnnAssign)):
+            targets = [each.target for each in at.targets] if isinstance(at, cst.Assign) else [at.target]
+            names = [file.tree.source(each) for each in targets]
+            return (
+                "" if any(re.search(r"backend(['\"]\])?$", name, re.IGNORECASE) for name in names) else None
+            )
+        if isinstance(at, cst.DictElement):
+            return "data" if at.key is node else None
+        return "data" if isinstance(at, cst.Index) else None
+
+    @staticmethod
+    def _argument(call: cst.Call, argument: cst.Arg) -> str | None:
+        name = called_name(call) or ""
+        if argument.keyword is not None:
+            word = argument.keyword.value
+            if _OPTION.search(word):
+                return ""
+            if word == "default" and name in ("add_argument", "option", "Option"):
+                options = [string_value(each.value) or "" for each in positional(call)]
+                return "" if any(_OPTION.search(option) for option in options) else None
+            return None
+        if name in ("print", "info", "debug", "warning", "error"):
+            return "data"
+        index = positional(call).index(argument) if argument in positional(call) else None
+        if name in _TAKES_BACKEND and (index == 0 or name not in _TAKES_BACKEND_FIRST):
+            return ""
+        first = string_value(call.args[0].value) if call.args else None
+        if name in ("get", "getattr", "DEFINE_string", "getenv") and index and _OPTION.search(first or ""):
+            return ""
+        return None
+
+
+class DeviceIds(Rule):
+    """``DistributedDataParallel(model, device_ids=[rank])``."""
+
+    code = "ACC502"
+    name = "device-ids"
+    summary = "`device_ids` of `DistributedDataParallel` and `barrier`"
+    explanation = """\
+On a CPU `device_ids` and `output_device` must be `None`. On CUDA they stay: they also make the wrapper move its inputs.
+`barrier` takes `device_ids` only with NCCL."""
+    examples = (
+        Example(
+            "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n\n"
+            "def f(model, rank):\n    return DDP(model, device_ids=[rank])\n",
+            "import torch\nfrom acclimate import get_accelerator\n"
+            "from torch.nn.parallel import DistributedDataParallel as DDP\n\n\ndef f(model, rank):\n"
+            '    return DDP(model, device_ids=[rank] if get_accelerator().device_name() != "cpu" else None)\n',
+            "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n\ndef f(model, rank):\n"
+            "    return DDP(model, device_ids=[rank] if torch.accelerator.is_available() else None)\n",
+        ),
+    )
+    nodes = (cst.Call,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call):
+            return None
+        name = file.tree.qualified(node.func) or called_name(node) or ""
+        if name.rpartition(".")[2] not in ("DistributedDataParallel", "DDP", "barrier"):
+            return None
+        given = [keyword(node, word) for word in ("device_ids", "output_device")]
+        values = [each.value for each in given if each is not None]
+        values = [each for each in values if file.values.of(each).kind is not Kind.NONE]
+        if not values or any(
+            isinstance(each, (cst.IfExp, cst.Lambda, cst.BooleanOperation)) for each in values
+        ):
+            return None
+        if file.is_guarded(node) and file.target.name == "torch":
+            return None
+        if isinstance(values[0], cst.List) and not values[0].elements:
+            return None
+        quote = file.quote(node)
+        host = f"{file.target.device_type} != {quote}cpu{quote}"
+        condition = host if file.target.name == "acclimate" else file.target.not_host
+        edits = [insert(file.span(each).end, f" if {condition} else None") for each in values]
+        finding = self.convert(file, values[0], *edits)
+        finding.claims = ()
+        return finding
+
+
+class VisibleDevices(Rule):
+    """``CUDA_VISIBLE_DEVICES``."""
+
+    code = "ACC503"
+    name = "visible-devices"
+    summary = "`CUDA_VISIBLE_DEVICES`"
+    explanation = """\
+Each vendor has a variable of its own, and it must be set before the vendor's library looks at it. No edit does that
+for a program in the middle of it. `acclimate run` sets the right variable for each rank, and
+`get_accelerator().set_visible_devices_envs(…)` does it in code."""
+    examples = (Example('import os\n\nos.environ["CUDA_VISIBLE_DEVICES"] = "0"\n', None, None),)
+    nodes = (cst.SimpleString,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if string_value(node) != "CUDA_VISIBLE_DEVICES":
+            return None
+        return self.left(
+            file, node, "each vendor has a variable of its own; `acclimate run` sets it for each rank"
+        )
+
+
+class ProfilerActivities(Rule):
+    """``ProfilerActivity.CUDA``."""
+
+    code = "ACC504"
+    name = "profiler-activities"
+    summary = "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`"
+    explanation = "`torch.profiler.supported_activities()` is what the profiler can watch on this machine."
+    examples = (
+        Example(
+            "import torch\nfrom torch.profiler import ProfilerActivity, profile\n\n"
+            "p = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])\n",
+            "import torch\nfrom torch.profiler import ProfilerActivity, profile\n\n"
+            "p = profile(activities=torch.profiler.supported_activities())\n",
+            "import torch\nfrom torch.profiler import ProfilerActivity, profile\n\n"
+            "p = profile(activities=torch.profiler.supported_activities())\n",
+        ),
+    )
+    nodes = (cst.List, cst.Attribute)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        names = ("torch.profiler.ProfilerActivity.CUDA", "torch.autograd.profiler.ProfilerActivity.CUDA")
+        if isinstance(node, cst.Attribute):
+            if file.tree.qualified(node) not in names:
+                return None
+            return self.left(
+                file, node, "an activity that only CUDA has; torch.profiler.supported_activities() has all"
+            )
+        if not isinstance(node, cst.List):
+            return None
+        told = {file.tree.qualified(each.value) for each in node.elements}
+        cuda = [each.value for each in node.elements if file.tree.qualified(each.value) in names]
+        if not cuda or told != {cuda and file.tree.qualified(cuda[0]), "torch.profiler.ProfilerActivity.CPU"}:
+            return None
+        text = f"{file.torch}.profiler.supported_activities()"
+        return self.becomes(
+            file, node, text, unsafe="a machine may support more activities", claims=tuple(cuda)
+        )
+
+
+class OpBuilders(Rule):
+    """``CPUAdamBuilder().load()``."""
+
+    code = "ACC601"
+    name = "op-builder"
+    summary = "DeepSpeed's op builders: `CPUAdamBuilder().load()`"
+    explanation = """\
+The accelerator knows its own builders: `get_accelerator().create_op_builder("CPUAdamBuilder")` gives one, or `None`
+where it has no such op. torch alone has no op builders."""
+    examples = (
+        Example(
+            "from deepspeed.ops.op_builder import CPUAdamBuilder\n\n\ndef f():\n    return CPUAdamBuilder().load()\n",
+            "from acclimate import get_accelerator\nfrom deepspeed.ops.op_builder import CPUAdamBuilder\n\n\n"
+            'def f():\n    return get_accelerator().create_op_builder("CPUAdamBuilder").load()\n',
+            None,
+        ),
+    )
+    nodes = (cst.Call,)
+    targets = ("acclimate",)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call) or node.args:
+            return None
+        name = file.tree.qualified(node.func) or ""
+        last = name.rpartition(".")[2]
+        if not name.startswith(("deepspeed.ops.op_builder.", "op_builder.")) or not last.endswith("Builder"):
+            return None
+        quote = file.quote(node)
+        text = f"{file.accelerator}().create_op_builder({quote}{last}{quote})"
+        return self.convert(file, node, replace(file.span(node), text), claims=(node.func,))

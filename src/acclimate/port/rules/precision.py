@@ -1,0 +1,122 @@
+"""Rules for mixed precision: ``torch.cuda.amp``."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from acclimate.port.edits import Edit, insert, replace
+from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_read
+from acclimate.port.rules.devices import AT_IMPORT, HELPER
+from acclimate.port.source import SourceFile
+from acclimate.port.targets import AcclimateTarget
+from acclimate.port.tree import Span, has_unpacking, positional
+
+_PLAIN = {
+    "amp.autocast": "autocast", "amp.autocast_mode.autocast": "autocast",
+    "amp.GradScaler": "GradScaler", "amp.grad_scaler.GradScaler": "GradScaler",
+    "amp.custom_fwd": "custom_fwd", "amp.custom_bwd": "custom_bwd",
+    "amp.autocast_mode.custom_fwd": "custom_fwd", "amp.autocast_mode.custom_bwd": "custom_bwd",
+}  # fmt: skip
+_ARGUMENTS = {"autocast": ("enabled", "dtype", "cache_enabled")}
+
+
+class MixedPrecision(Rule):
+    """``torch.cuda.amp``."""
+
+    code = "ACC401"
+    name = "mixed-precision"
+    summary = "`torch.cuda.amp`: `autocast`, `GradScaler`, `custom_fwd`, `custom_bwd`"
+    explanation = """\
+`get_accelerator().amp` has the same classes and decorators with the same arguments. torch alone takes the type of the
+device as the first argument of `torch.amp.autocast` and `torch.amp.GradScaler`.
+
+A decorator in a class runs when the module is imported, so the accelerator is chosen then: such an edit is unsafe."""
+    examples = (
+        Example(
+            "import torch\n\n\ndef f(x, enabled):\n    with torch.cuda.amp.autocast(enabled, dtype=torch.float16):\n"
+            "        return x @ x\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n\ndef f(x, enabled):\n"
+            "    with get_accelerator().amp.autocast(enabled, dtype=torch.float16):\n        return x @ x\n",
+            f"import torch\n\n\n{HELPER}\n\ndef f(x, enabled):\n"
+            "    with torch.amp.autocast(accelerator_type(), enabled=enabled, dtype=torch.float16):\n"
+            "        return x @ x\n",
+        ),
+        Example(
+            "import torch\nfrom torch.cuda.amp import GradScaler\n\n\ndef f():\n    return GradScaler(enabled=True)\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n\n"
+            "def f():\n    return get_accelerator().amp.GradScaler(enabled=True)\n",
+            f"import torch\n\n\n{HELPER}\n\ndef f():\n"
+            "    return torch.amp.GradScaler(accelerator_type(), enabled=True)\n",
+        ),
+        Example(
+            "import torch\n\n\nclass F(torch.autograd.Function):\n    @staticmethod\n    @torch.cuda.amp.custom_fwd\n"
+            "    def forward(ctx, x):\n        return x\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n\n"
+            "class F(torch.autograd.Function):\n    @staticmethod\n    @get_accelerator().amp.custom_fwd\n"
+            "    def forward(ctx, x):\n        return x\n",
+            f"import torch\n\n\n{HELPER}\n\nclass F(torch.autograd.Function):\n    @staticmethod\n"
+            "    @torch.amp.custom_fwd(device_type=accelerator_type())\n    def forward(ctx, x):\n        return x\n",
+        ),
+    )
+    nodes = (cst.Call, cst.Attribute, cst.Name)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        function = node.func if isinstance(node, cst.Call) else node
+        name = cuda_name(file, function)
+        if name is None or name.partition(".")[0] != "amp" or not is_read(file, function):
+            return None
+        parent = file.tree.parent(node)
+        is_part = isinstance(parent, cst.Attribute) or (isinstance(parent, cst.Call) and parent.func is node)
+        if is_part and not isinstance(node, cst.Call):
+            return None
+        if file.tree.in_annotation(node):
+            return None
+        plain = _PLAIN.get(name)
+        target = file.target
+        if plain is None:
+            return self.left(file, node, f"torch.cuda.{name} has no equal on every device", (function,))
+        unsafe = AT_IMPORT if file.runs_at_import(node) else ""
+        if isinstance(target, AcclimateTarget) and not target.of_deepspeed:
+            edit = replace(file.span(function), f"{target.accelerator}.amp.{plain}")
+            return self.convert(file, node, edit, unsafe=unsafe, claims=(function,))
+        if isinstance(node, cst.Call):
+            return self._call(file, node, plain, unsafe)
+        if plain.startswith("custom_") and isinstance(parent, cst.Decorator):
+            text = f"{file.torch}.amp.{plain}(device_type={target.device_type})"
+            return self.becomes(file, node, text, unsafe=unsafe)
+        if plain == "GradScaler" and not isinstance(file.tree.parent(parent or node), cst.ClassDef):
+            call = file.tree.parent(parent) if isinstance(parent, cst.Arg) else None
+            if (
+                isinstance(call, cst.Call)
+                and isinstance(call.func, cst.Name)
+                and call.func.value == "isinstance"
+            ):
+                return self.becomes(file, node, f"{file.torch}.amp.GradScaler")
+        return self.left(file, node, f"torch.amp.{plain} needs the type of the device where it is called")
+
+    def _call(self, file: SourceFile, node: cst.Call, plain: str, unsafe: str) -> Finding:
+        function = replace(file.span(node.func), f"{file.torch}.amp.{plain}")
+        if has_unpacking(node):
+            return self.left(file, node, "its arguments are not known", (node.func,))
+        word = "device_type=" if plain.startswith("custom_") else ""
+        text = f"{word}{file.target.device_type}"
+        edits: list[Edit] = [function]
+        names = _ARGUMENTS.get(plain, ())
+        arguments = positional(node)
+        if plain == "autocast":
+            if len(arguments) > len(names):
+                return self.left(file, node, "its arguments are not known", (node.func,))
+            edits += [
+                insert(file.span(each.value).start, f"{name}=")
+                for each, name in zip(arguments, names, strict=False)
+            ]
+        if not node.args:
+            rest = Span(file.span(node.func).end, file.span(node).end)
+            if file.tree.source(rest).replace(" ", "") != "()":
+                return self.left(file, node, "a comment stands in the call", (node.func,))
+            edits.append(replace(rest, f"({text})"))
+        elif word:
+            edits.append(insert(file.span(node.args[-1].value).end, f", {text}"))
+        else:
+            edits.insert(1, insert(file.span(node.args[0]).start, f"{text}, "))
+        return self.convert(file, node, *edits, unsafe=unsafe, claims=(node.func,))

@@ -1,0 +1,361 @@
+"""Rules for calls and names of ``torch.cuda``."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from acclimate.port.edits import Edit, Part, replace
+from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read
+from acclimate.port.sinks import Sink, sink_of
+from acclimate.port.source import SourceFile
+from acclimate.port.targets import GUARD_STATEMENT, GUARD_ZERO, AcclimateTarget, Missing, Spelling
+from acclimate.port.tree import Span, called_name, has_unpacking, positional
+
+_OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
+_TENSOR_SUFFIX = "Tensor"
+
+
+def has_own_rule(name: str) -> bool:
+    """Whether another rule is about a name of ``torch.cuda``."""
+    return name.split(".")[0] in _OWN_RULE or name.endswith(_TENSOR_SUFFIX)
+
+
+def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) -> tuple[Part, ...]:
+    """A call with what keeps it from raising on a host, where the target's function raises there."""
+    if spelling.guard is None or file.is_guarded(call):
+        return parts
+    condition = file.target.not_host
+    statement = file.tree.parent(call)
+    line = file.tree.parent(statement) if isinstance(statement, cst.Expr) else None
+    if isinstance(statement, cst.Expr):
+        block = file.tree.parent(line) if line is not None else None
+        alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
+        if alone and isinstance(block, (cst.IndentedBlock, cst.Module)):
+            start = file.tree.line_text(file.tree.line(file.span(call).start))
+            margin = start[: len(start) - len(start.lstrip())]
+            return (f"if {condition}:{file.tree.newline}{margin}{file.tree.indent}", *parts)
+        return (*parts, f" if {condition} else None")
+    if spelling.guard == GUARD_ZERO:
+        return ("(", *parts, f" if {condition} else 0)")
+    return ("(", *parts, f" if {condition} else None)") if spelling.guard == GUARD_STATEMENT else parts
+
+
+class RuntimeCall(Rule):
+    """Calls of ``torch.cuda``."""
+
+    code = "ACC101"
+    name = "runtime-call"
+    summary = "a call of `torch.cuda`"
+    explanation = """\
+Most functions of `torch.cuda` exist on every accelerator under the same name. `get_accelerator()` has them with the
+same arguments. torch alone has some in `torch.accelerator`, where a few have another name, and others in the module
+of the device. `torch.accelerator` raises on a machine without an accelerator, so with `--to torch` a call that is not
+yet inside a test of the device gets one.
+
+Functions that only NVIDIA's hardware has are left."""
+    examples = (
+        Example(
+            "import torch\n\ntorch.cuda.synchronize()\n",
+            "import torch\nfrom acclimate import get_accelerator\n\nget_accelerator().synchronize()\n",
+            "import torch\n\nif torch.accelerator.is_available():\n    torch.accelerator.synchronize()\n",
+        ),
+        Example(
+            "import torch\n\nif torch.cuda.is_available():\n    torch.cuda.set_device(0)\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n"
+            "if get_accelerator().is_available():\n    get_accelerator().set_device(0)\n",
+            "import torch\n\nif torch.accelerator.is_available():\n    torch.accelerator.set_device_index(0)\n",
+        ),
+        Example(
+            "import torch as th\n\npeak = th.cuda.max_memory_allocated(device=1)\n",
+            "import torch as th\nfrom acclimate import get_accelerator\n\n"
+            "peak = get_accelerator().max_memory_allocated(device_index=1)\n",
+            "import torch as th\n\n"
+            "peak = (th.accelerator.max_memory_allocated(1) if th.accelerator.is_available() else 0)\n",
+        ),
+        Example("import torch\n\ntorch.cuda.cudart().cudaProfilerStart()\n", None, None),
+    )
+    nodes = (cst.Call,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call):
+            return None
+        name = cuda_name(file, node.func)
+        if not name or has_own_rule(name):
+            return None
+        claims = (node.func,)
+        spelling = file.target.runtime(name)
+        if isinstance(spelling, Missing):
+            return self.left(file, node, spelling.reason, claims)
+        edits = self._keywords(file, node, spelling)
+        if edits is None:
+            return self.left(file, node, f"these arguments of torch.cuda.{name} are CUDA's own", claims)
+        function = file.span(node.func)
+        rest = Span(function.end, file.span(node).end)
+        before = Span(file.span(node).start, function.start)
+        kept: tuple[Part, ...] = (before,) if before.start != before.end else ()
+        whole = replace(file.span(node), *guarded(file, node, spelling, *kept, spelling.text, rest))
+        return self.convert(file, node, whole, *edits, claims=claims)
+
+    @staticmethod
+    def _keywords(file: SourceFile, call: cst.Call, spelling: Spelling) -> list[Edit] | None:
+        """Edits of the keywords' names; ``None`` where the target has no such argument."""
+        edits: list[Edit] = []
+        if spelling.keywords == () and call.args:
+            return None
+        for argument in call.args:
+            if argument.keyword is None:
+                continue
+            said = argument.keyword.value
+            if spelling.positional_only:
+                if said != "device" or has_unpacking(call) or len(call.args) > 1:
+                    return None
+                place = Span(file.span(argument.keyword).start, file.span(argument.value).start)
+                edits.append(replace(place))
+            elif spelling.keywords is not None and said not in spelling.keywords:
+                if said != "device" or "device_index" not in spelling.keywords:
+                    return None
+                edits.append(replace(file.span(argument.keyword), "device_index"))
+        return edits
+
+
+class CurrentDevice(Rule):
+    """``torch.cuda.current_device()``, which is a device here and a number there."""
+
+    code = "ACC102"
+    name = "current-device"
+    summary = "`torch.cuda.current_device()`, as a device or as a number"
+    explanation = """\
+`torch.cuda.current_device()` returns a number. Given to `device=`, `.to(…)` or `.cuda(…)`, torch takes the number for
+a CUDA device, so a ported program needs the device's name there. The rule follows the value inside its function: where
+each use is a device it becomes `current_device_name()`, and `current_device()` otherwise."""
+    examples = (
+        Example(
+            "import torch\n\n\ndef f(n):\n    return torch.empty(n, device=torch.cuda.current_device())\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n\n"
+            "def f(n):\n    return torch.empty(n, device=get_accelerator().current_device_name())\n",
+            "import torch\n\n\ndef accelerator_type() -> str:\n"
+            '    """The type of the device to use: the accelerator\'s, or "cpu"."""\n'
+            "    accelerator = torch.accelerator.current_accelerator(check_available=True)\n"
+            '    return "cpu" if accelerator is None else accelerator.type\n\n\n'
+            "def f(n):\n    return torch.empty(n, device=accelerator_type())\n",
+        ),
+        Example(
+            "import torch\n\n\ndef f(x):\n    where = torch.cuda.current_device()\n    return x.to(where)\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n\n"
+            "def f(x):\n    where = get_accelerator().current_device_name()\n    return x.to(where)\n",
+            None,
+        ),
+        Example(
+            'import torch\n\nprint(f"rank on {torch.cuda.current_device()}")\n',
+            "import torch\nfrom acclimate import get_accelerator\n\n"
+            'print(f"rank on {get_accelerator().current_device()}")\n',
+            "import torch\n\nprint("
+            'f"rank on {(torch.accelerator.current_device_index() if torch.accelerator.is_available() else 0)}")\n',
+        ),
+    )
+    nodes = (cst.Call,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call) or cuda_name(file, node.func) != "current_device":
+            return None
+        if sink_of(file, node) is Sink.DEVICE:
+            return self.becomes(file, node, file.target.current_device_name, claims=(node.func,))
+        spelling = file.target.runtime("current_device")
+        if isinstance(spelling, Missing):
+            return self.left(file, node, spelling.reason, (node.func,))
+        rest = Span(file.span(node.func).end, file.span(node).end)
+        return self.becomes(
+            file, node, *guarded(file, node, spelling, spelling.text, rest), claims=(node.func,)
+        )
+
+
+class RuntimeReference(Rule):
+    """Names of ``torch.cuda`` that are not called."""
+
+    code = "ACC103"
+    name = "runtime-reference"
+    summary = "a name of `torch.cuda` that is passed on, tested for or caught, and not called"
+    explanation = """\
+A function that is passed on (`callback=torch.cuda.empty_cache`), an exception that is caught, a class in `isinstance`.
+In an annotation, the class of torch that all devices share stands for that of CUDA.
+
+`getattr`, `hasattr` and `setattr` on `torch.cuda` are left, since only the name in them says whether another
+accelerator has it, and so is a name that the program replaces."""
+    examples = (
+        Example(
+            "import torch\n\ntry:\n    step()\nexcept torch.cuda.OutOfMemoryError:\n    pass\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n"
+            "try:\n    step()\nexcept get_accelerator().OutOfMemoryError:\n    pass\n",
+            "import torch\n\ntry:\n    step()\nexcept torch.OutOfMemoryError:\n    pass\n",
+        ),
+        Example(
+            "import torch\n\nafter_step(fn=torch.cuda.empty_cache)\n",
+            "import torch\nfrom acclimate import get_accelerator\n\nafter_step(fn=get_accelerator().empty_cache)\n",
+            "import torch\n\nafter_step(fn=torch.accelerator.empty_cache)\n",
+        ),
+        Example(
+            "import torch\n\n\ndef wait(stream: torch.cuda.Stream) -> None:\n    stream.synchronize()\n",
+            "import torch\n\n\ndef wait(stream: torch.Stream) -> None:\n    stream.synchronize()\n",
+            "import torch\n\n\ndef wait(stream: torch.Stream) -> None:\n    stream.synchronize()\n",
+        ),
+        Example('import torch\n\nok = hasattr(torch.cuda, "graph")\n', None, None),
+        Example("import torch\n\ntorch.cuda.is_available = lambda: False\n", None, None),
+    )
+    nodes = (cst.Attribute, cst.Name)
+
+    _SHARED = {  # noqa: RUF012 - a constant
+        "Stream": "Stream", "Event": "Event", "amp.GradScaler": "amp.GradScaler",
+        "amp.autocast": "amp.autocast", "OutOfMemoryError": "OutOfMemoryError",
+        "device": "device", "amp.grad_scaler.GradScaler": "amp.GradScaler",
+    }  # fmt: skip
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        name = cuda_name(file, node)
+        if name is None or not is_read(file, node):
+            return None
+        if is_assigned(file, node):
+            return self.left(file, node, "the program replaces this name of torch.cuda")
+        if file.tree.in_annotation(node):
+            return self._annotation(file, node, name)
+        if name == "":
+            return self._module(file, node)
+        parent = file.tree.parent(node)
+        if has_own_rule(name) and (name != "current_device" or isinstance(parent, cst.Call)):
+            return None
+        spelling = file.target.runtime(name)
+        if isinstance(spelling, Missing):
+            return self.left(file, node, spelling.reason)
+        return self.becomes(file, node, spelling.text)
+
+    def _annotation(self, file: SourceFile, node: cst.CSTNode, name: str) -> Finding | None:
+        if name in self._SHARED:
+            return self.becomes(file, node, f"{file.torch}.{self._SHARED[name]}")
+        if name.endswith(_TENSOR_SUFFIX):
+            return self.becomes(file, node, f"{file.torch}.Tensor")
+        return self.left(file, node, f"torch has no class that stands for torch.cuda.{name} on every device")
+
+    def _module(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        parent = file.tree.parent(node)
+        call = file.tree.parent(parent) if isinstance(parent, cst.Arg) else None
+        if isinstance(call, cst.Call):
+            name = called_name(call)
+            if name in ("getattr", "hasattr", "setattr", "object", "delattr"):
+                return self.left(file, node, f"`{name}` on torch.cuda: the name in it decides")
+        if isinstance(parent, cst.Attribute):
+            return None
+        target = file.target
+        if isinstance(target, AcclimateTarget) and not target.of_deepspeed:
+            text = f"{target.accelerator}.torch_module"
+        else:
+            text = f"{file.torch}.get_device_module({target.device_type})"
+        return self.becomes(
+            file, node, text, unsafe="other devices' modules have fewer names than torch.cuda"
+        )
+
+
+class DefaultGenerators(Rule):
+    """``torch.cuda.default_generators[i]``."""
+
+    code = "ACC104"
+    name = "default-generators"
+    summary = "`torch.cuda.default_generators[i]`"
+    explanation = "The generator of a device is `get_accelerator().default_generator(i)`."
+    examples = (
+        Example(
+            "import torch\n\ng = torch.cuda.default_generators[i]\n",
+            "import torch\nfrom acclimate import get_accelerator\n\ng = get_accelerator().default_generator(i)\n",
+            None,
+        ),
+    )
+    nodes = (cst.Subscript, cst.Attribute)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if isinstance(node, cst.Attribute):
+            if cuda_name(file, node) != "default_generators":
+                return None
+            return self.left(file, node, "only one generator at a time can be asked for on every accelerator")
+        if not isinstance(node, cst.Subscript) or cuda_name(file, node.value) != "default_generators":
+            return None
+        element = node.slice[0].slice
+        if not isinstance(element, cst.Index) or len(node.slice) != 1:
+            return None
+        if not isinstance(file.target, AcclimateTarget):
+            text = f"{file.torch}.get_device_module({file.target.device_type}).default_generators"
+            return self.convert(file, node, replace(file.span(node.value), text), claims=(node.value,))
+        inside = file.span(element.value)
+        return self.becomes(
+            file, node, f"{file.target.accelerator}.default_generator(", inside, ")", claims=(node.value,)
+        )
+
+
+class Graphs(Rule):
+    """CUDA graphs."""
+
+    code = "ACC105"
+    name = "graphs"
+    summary = "CUDA graphs: `torch.cuda.CUDAGraph()`, `with torch.cuda.graph(…)`"
+    explanation = """\
+`get_accelerator().create_graph()` gives CUDA's own graph on CUDA. Elsewhere it records the operators and runs them
+again. torch alone has no graph for every device in each of its releases from 2.10 on."""
+    examples = (
+        Example(
+            "import torch\n\ng = torch.cuda.CUDAGraph()\nwith torch.cuda.graph(g):\n    y = f(x)\ng.replay()\n",
+            "import torch\nfrom acclimate import get_accelerator\n\ng = get_accelerator().create_graph()\n"
+            "with get_accelerator().capture_to_graph(g):\n    y = f(x)\ng.replay()\n",
+            None,
+        ),
+    )
+    nodes = (cst.Call,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call):
+            return None
+        name = cuda_name(file, node.func)
+        if name not in ("CUDAGraph", "graph"):
+            return None
+        if not isinstance(file.target, AcclimateTarget):
+            return self.left(
+                file, node, "torch has no graph for every device; --to acclimate has", (node.func,)
+            )
+        known = {"CUDAGraph": set(), "graph": {"pool", "stream"}}[name]
+        said = {argument.keyword.value for argument in node.args if argument.keyword is not None}
+        limit = 3 if name == "graph" else 0
+        if has_unpacking(node) or said - known or len(positional(node)) > limit:
+            return self.left(file, node, f"these arguments of torch.cuda.{name} are CUDA's own", (node.func,))
+        new = "create_graph" if name == "CUDAGraph" else "capture_to_graph"
+        edit = replace(file.span(node.func), f"{file.target.accelerator}.{new}")
+        return self.convert(file, node, edit, claims=(node.func,))
+
+
+class Ranges(Rule):
+    """NVTX."""
+
+    code = "ACC106"
+    name = "nvtx"
+    summary = "marks for a profiler: `torch.cuda.nvtx`"
+    explanation = """\
+`get_accelerator()` marks ranges with what the vendor's profiler reads: NVTX on CUDA. torch alone has no such call for
+every device."""
+    examples = (
+        Example(
+            'import torch\n\ntorch.cuda.nvtx.range_push("step")\ntorch.cuda.nvtx.range_pop()\n',
+            "import torch\nfrom acclimate import get_accelerator\n\n"
+            'get_accelerator().range_push("step")\nget_accelerator().range_pop()\n',
+            None,
+        ),
+    )
+    nodes = (cst.Attribute, cst.Name)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        name = cuda_name(file, node)
+        if name is None or not name.startswith("nvtx") or not is_read(file, node):
+            return None
+        if isinstance(file.tree.parent(node), cst.Attribute) and name == "nvtx":
+            return None
+        if not isinstance(file.target, AcclimateTarget):
+            return self.left(file, node, "torch has no marks for every device's profiler; --to acclimate has")
+        if name in ("nvtx.range_push", "nvtx.range_pop"):
+            return self.becomes(file, node, f"{file.target.accelerator}.{name.removeprefix('nvtx.')}")
+        if name == "nvtx.range" and not file.target.of_deepspeed:
+            return self.becomes(file, node, f"{file.target.accelerator}.nvtx.range")
+        return self.left(file, node, f"torch.cuda.{name} is CUDA's own; no other accelerator has it")

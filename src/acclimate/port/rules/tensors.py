@@ -1,0 +1,358 @@
+"""Rules for methods and classes of tensors and modules."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from acclimate.port.edits import Part, insert, replace
+from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read
+from acclimate.port.rules.devices import AT_IMPORT, HELPER
+from acclimate.port.source import SourceFile
+from acclimate.port.targets import AcclimateTarget, Missing
+from acclimate.port.tree import Span, called_name, has_unpacking, keyword, positional, string_value
+from acclimate.port.values import DEVICE_NAME, Kind, methods
+
+_IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
+_WITH_HELPER = f"import torch\n\n\n{HELPER}\n\n"
+_OWN_OBJECTS = re.compile(
+    r"^(self|cls|args|opt|opts|options|cfg|config|conf|hparams|hps|FLAGS|params|flags)$"
+)
+_DTYPES = {
+    "FloatTensor": "float32", "HalfTensor": "float16", "DoubleTensor": "float64", "LongTensor": "int64",
+    "IntTensor": "int32", "ShortTensor": "int16", "ByteTensor": "uint8", "CharTensor": "int8",
+    "BoolTensor": "bool", "BFloat16Tensor": "bfloat16",
+}  # fmt: skip
+
+
+def _is_torch_object(file: SourceFile, node: cst.CSTNode) -> bool:
+    return file.values.of(node).kind in (Kind.TENSOR, Kind.MODULE) and file.values.of(node).certain
+
+
+class CudaMethod(Rule):
+    """``x.cuda()``."""
+
+    code = "ACC301"
+    name = "cuda-method"
+    summary = "`x.cuda()`, on tensors and modules"
+    explanation = """\
+`x.cuda()` becomes `x.to(get_accelerator().device_name())`. It is safe where the code shows that `x` is a tensor or a
+module, and unsafe elsewhere: an object with a method `cuda` of its own need not have a method `to`.
+
+A class that offers `cuda` to its users keeps it, and so do calls on its objects and on itself."""
+    examples = (
+        Example(
+            "import torch\n\n\ndef f(x: torch.Tensor):\n    return x.cuda()\n",
+            f"{_IMPORT}\ndef f(x: torch.Tensor):\n    return x.to(get_accelerator().device_name())\n",
+            f"{_WITH_HELPER}def f(x: torch.Tensor):\n    return x.to(accelerator_type())\n",
+        ),
+        Example(
+            "import torch\n\n\ndef f(model: torch.nn.Module, gpu: int):\n"
+            "    return model.cuda(gpu), torch.ones(1).cuda(non_blocking=True)\n",
+            f"{_IMPORT}\ndef f(model: torch.nn.Module, gpu: int):\n"
+            "    return model.to(get_accelerator().device_name(gpu)), "
+            "torch.ones(1).to(get_accelerator().device_name(), non_blocking=True)\n",
+            f"{_WITH_HELPER}def f(model: torch.nn.Module, gpu: int):\n"
+            '    return model.to(f"{accelerator_type()}:{gpu}"), '
+            "torch.ones(1).to(accelerator_type(), non_blocking=True)\n",
+        ),
+        Example(
+            "class Batch:\n    def cuda(self):\n        return self\n\n\nb = Batch().cuda()\n", None, None
+        ),
+    )
+    nodes = (cst.Call, cst.FunctionDef)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if isinstance(node, cst.FunctionDef):
+            return self._definition(file, node)
+        if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+            return None
+        if node.func.attr.value != "cuda":
+            return None
+        receiver = node.func.value
+        if file.tree.qualified(receiver) is not None:  # a function `cuda` of some module
+            return self.exempt(file, node, "it is a function of a module")
+        own = self._own_method(file, node, receiver)
+        if own:
+            return self.exempt(file, node, own)
+        if has_unpacking(node) or (node.args and any(each.comma is None for each in node.args)):
+            return self.left(file, node, "its arguments are not known")
+        unsafe = "" if _is_torch_object(file, receiver) else "it may be neither a tensor nor a module"
+        if file.target.name == "torch" and file.runs_at_import(node):
+            unsafe = unsafe or AT_IMPORT
+        return self._call(file, node, node.func, unsafe)
+
+    def _definition(self, file: SourceFile, node: cst.FunctionDef) -> Finding | None:
+        function = file.tree.parent(file.tree.parent(node) or node)
+        if node.name.value != "cuda" or not isinstance(function, cst.ClassDef):
+            return None
+        return self.exempt(file, node.name, "a method that the class offers to its users")
+
+    def _own_method(self, file: SourceFile, node: cst.Call, receiver: cst.CSTNode) -> str:
+        own = file.values.classes_with_own_cuda
+        around = [each for each in file.tree.ancestors(node) if isinstance(each, cst.ClassDef)]
+        is_self = isinstance(receiver, cst.Name) and receiver.value in ("self", "cls")
+        is_super = isinstance(receiver, cst.Call) and called_name(receiver) == "super"
+        has_own = bool(around) and (around[0].name.value in own or "cuda" in methods(around[0]))
+        if has_own and (is_self or is_super):
+            return "the class has a method `cuda` of its own"
+        made = receiver
+        if isinstance(receiver, cst.Name):
+            for assignment in file.tree.assignments(receiver):
+                holder = file.tree.parent(file.tree.parent(assignment.node) or assignment.node)
+                if isinstance(holder, cst.Assign):
+                    made = holder.value
+        if isinstance(made, cst.Call) and isinstance(made.func, cst.Name) and made.func.value in own:
+            return f"`{made.func.value}` has a method `cuda` of its own"
+        return ""
+
+    def _call(self, file: SourceFile, node: cst.Call, function: cst.Attribute, unsafe: str) -> Finding:
+        method = replace(file.span(function.attr), "to")
+        device = keyword(node, "device")
+        first = positional(node)[0] if positional(node) else device
+        if first is None:
+            inside = file.span(node.args[0]).start if node.args else file.span(node).end - 1
+            text = file.target.device_type + (", " if node.args else "")
+            if node.args:
+                return self.convert(
+                    file, node, method, insert(inside, text), unsafe=unsafe, claims=(function,)
+                )
+            open_paren = file.span(function).end
+            kept = file.tree.source(Span(open_paren, file.span(node).end))
+            inner = replace(Span(open_paren, file.span(node).end), kept[: kept.index("(") + 1] + text + ")")
+            if kept.strip() not in ("()",) and kept.replace(" ", "") != "()":
+                return self.left(file, node, "a comment stands in the call")
+            return self.convert(file, node, method, inner, unsafe=unsafe, claims=(function,))
+        value = first.value
+        place = file.span(value)
+        if cuda_name(file, getattr(value, "func", value)) == "current_device" and isinstance(value, cst.Call):
+            return self.convert(file, node, method, unsafe=unsafe, claims=(function,))
+        kind = file.values.of(value)
+        if kind.kind is Kind.NONE:
+            edit = replace(place, file.target.device_type)
+            return self.convert(file, node, method, edit, unsafe=unsafe, claims=(function,))
+        if kind.kind in (Kind.DEVICE, Kind.STRING):
+            reason = "" if kind.certain else "only its name says that this is a device"
+            return self.convert(file, node, method, unsafe=unsafe or reason, claims=(function,))
+        if isinstance(value, cst.IfExp) or (isinstance(value, cst.Name) and DEVICE_NAME.search(value.value)):
+            return self.convert(
+                file, node, method, unsafe=unsafe or "it may not be a device", claims=(function,)
+            )
+        known = kind.kind is Kind.NUMBER and kind.certain
+        reason = "" if known else "nothing shows that its argument is a number"
+        index = value.value if isinstance(value, cst.Integer) else place
+        if file.target.name == "torch" and not known:
+            # A name may hold None, which torch's form does not take.
+            reason = "nothing shows that its argument is a number and not None"
+        edit = replace(place, *file.device_at(index))
+        return self.convert(file, node, method, edit, unsafe=unsafe or reason, claims=(function, value))
+
+
+class IsCuda(Rule):
+    """``x.is_cuda``."""
+
+    code = "ACC302"
+    name = "is-cuda"
+    summary = "`x.is_cuda`"
+    explanation = """\
+`x.is_cuda` becomes `get_accelerator().on_accelerator(x)`; with `--to torch` it becomes a comparison of the device's
+type with `"cpu"`. It is safe where the code shows that `x` is a tensor. An attribute of `self` or of a program's
+options is the program's own, and stays."""
+    examples = (
+        Example(
+            "import torch\n\n\ndef f(x: torch.Tensor):\n    return x.is_cuda\n",
+            f"{_IMPORT}\ndef f(x: torch.Tensor):\n    return get_accelerator().on_accelerator(x)\n",
+            'import torch\n\n\ndef f(x: torch.Tensor):\n    return (x.device.type != "cpu")\n',
+        ),
+        Example("def f(args):\n    return args.is_cuda\n", None, None),
+    )
+    nodes = (cst.Attribute,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Attribute) or node.attr.value != "is_cuda":
+            return None
+        if file.tree.qualified(node) is not None:
+            return None
+        parent = file.tree.parent(node)
+        own = isinstance(node.value, cst.Name) and _OWN_OBJECTS.match(node.value.value)
+        if is_assigned(file, node) or own or (isinstance(parent, cst.Call) and parent.func is node):
+            return self.exempt(file, node, "an attribute that the program defines")
+        unsafe = "" if _is_torch_object(file, node.value) else "it may not be a tensor"
+        value = file.span(node.value)
+        if isinstance(file.target, AcclimateTarget):
+            parts: tuple[Part, ...] = (f"{file.target.accelerator}.on_accelerator(", value, ")")
+        else:
+            quote = file.quote(node)
+            unsafe = unsafe or "a tensor may also be on a device without memory, such as meta"
+            parts = ("(", value, f".device.type != {quote}cpu{quote})")
+        if node.lpar:
+            parts = ("(", *parts, ")")
+        return self.becomes(file, node, *parts, unsafe=unsafe)
+
+
+class PinMemory(Rule):
+    """``x.pin_memory()``."""
+
+    code = "ACC303"
+    name = "pin-memory"
+    summary = "`x.pin_memory()`"
+    explanation = """\
+`x.pin_memory()` raises on a machine without an accelerator. `get_accelerator().pin_memory(x)` gives `x` back there.
+With `--to torch` a test goes around it, where it is not in one already and `x` is a plain name. A branch on the device
+and the pinning inside it are changed together or not at all."""
+    examples = (
+        Example(
+            "import torch\n\n\ndef f(x: torch.Tensor):\n    return x.pin_memory()\n",
+            f"{_IMPORT}\ndef f(x: torch.Tensor):\n    return get_accelerator().pin_memory(x)\n",
+            "import torch\n\n\ndef f(x: torch.Tensor):\n"
+            "    return (x.pin_memory() if torch.accelerator.is_available() else x)\n",
+        ),
+        Example(
+            "import torch\n\n\ndef f(x: torch.Tensor, device):\n    if device.type == 'cuda':\n"
+            "        x = x.pin_memory()\n    return x.to(device)\n",
+            f"{_IMPORT}\ndef f(x: torch.Tensor, device):\n    if device.type == get_accelerator().device_name():\n"
+            "        x = get_accelerator().pin_memory(x)\n    return x.to(device)\n",
+            "import torch\n\n\ndef f(x: torch.Tensor, device):\n    if device.type != 'cpu':\n"
+            "        x = x.pin_memory()\n    return x.to(device)\n",
+        ),
+    )
+    nodes = (cst.Call,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+            return None
+        if node.func.attr.value != "pin_memory" or file.tree.qualified(node.func) is not None:
+            return None
+        receiver = node.func.value
+        around = next((each for each in file.tree.ancestors(node) if isinstance(each, cst.ClassDef)), None)
+        if isinstance(receiver, cst.Call) and called_name(receiver) in ("super", "get_accelerator"):
+            return None
+        if isinstance(receiver, cst.Name) and receiver.value == "self" and around is not None:
+            return None
+        if any(
+            isinstance(each, cst.FunctionDef) and each.name.value == "pin_memory"
+            for each in file.tree.ancestors(node)
+        ):
+            return None  # a batch's own method, whose caller decides
+        if node.args:
+            return None
+        unsafe = "" if file.values.of(receiver).kind is Kind.TENSOR else "it may not be a tensor"
+        value = file.span(receiver)
+        if isinstance(file.target, AcclimateTarget):
+            parts: tuple[Part, ...] = (f"{file.target.accelerator}.pin_memory(", value, ")")
+            return self.becomes(file, node, *parts, unsafe=unsafe)
+        already = any(isinstance(each, cst.IfExp) for each in file.tree.ancestors(node))
+        if file.is_guarded(node) or already or not isinstance(receiver, cst.Name):
+            return None
+        text = f" if {file.target.not_host} else {receiver.value})"
+        return self.becomes(file, node, "(", file.span(node), text, unsafe=unsafe)
+
+
+class TensorType(Rule):
+    """``torch.cuda.FloatTensor``."""
+
+    code = "ACC304"
+    name = "tensor-type"
+    summary = "old tensor classes: `torch.cuda.FloatTensor`"
+    explanation = """\
+`get_accelerator().FloatTensor` is the same class on CUDA, and makes tensors in the same ways elsewhere. torch alone has
+no such classes for every device: a call with a list becomes `torch.tensor`, a call with sizes becomes `torch.empty`,
+and other uses are left."""
+    examples = (
+        Example(
+            "import torch\n\n\ndef f(n):\n    return torch.cuda.FloatTensor([1.0]), torch.cuda.LongTensor(2, 3)\n",
+            f"{_IMPORT}\ndef f(n):\n    return get_accelerator().FloatTensor([1.0]), get_accelerator().LongTensor(2, 3)\n",
+            f"{_WITH_HELPER}def f(n):\n"
+            "    return torch.tensor([1.0], dtype=torch.float32, device=accelerator_type()), "
+            "torch.empty(2, 3, dtype=torch.int64, device=accelerator_type())\n",
+        ),
+        Example(
+            "import torch\n\nTensor = torch.cuda.FloatTensor if fast else torch.FloatTensor\n",
+            f"{_IMPORT}Tensor = get_accelerator().FloatTensor if fast else torch.FloatTensor\n",
+            None,
+        ),
+    )
+    nodes = (cst.Call, cst.Attribute, cst.Name)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        function = node.func if isinstance(node, cst.Call) else node
+        name = cuda_name(file, function)
+        if name not in _DTYPES or not is_read(file, function) or file.tree.in_annotation(node):
+            return None
+        claims = (function,)
+        if isinstance(file.target, AcclimateTarget):
+            spelling = file.target.runtime(name)
+            if not isinstance(spelling, Missing):
+                return self.convert(file, node, replace(file.span(function), spelling.text), claims=claims)
+        if not isinstance(node, cst.Call):
+            parent = file.tree.parent(node)
+            if isinstance(parent, cst.Call) and parent.func is node:
+                return None
+            return self.left(file, node, f"torch has no class like torch.cuda.{name} for every device")
+        return self._made(file, node, name, claims)
+
+    def _made(self, file: SourceFile, node: cst.Call, name: str, claims: tuple[cst.CSTNode, ...]) -> Finding:
+        kinds = {file.values.of(each.value).kind for each in node.args}
+        is_list = len(node.args) == 1 and isinstance(node.args[0].value, (cst.List, cst.Tuple, cst.ListComp))
+        plain = not has_unpacking(node) and all(each.keyword is None for each in node.args)
+        if not plain or not (is_list or (node.args and kinds == {Kind.NUMBER})):
+            return self.left(
+                file, node, f"torch.cuda.{name} takes sizes or data, and this may be either", claims
+            )
+        new = "tensor" if is_list else "empty"
+        end = file.span(node.args[-1].value).end
+        options = f", dtype={file.torch}.{_DTYPES[name]}, device={file.target.device_type}"
+        edits = (replace(file.span(node.func), f"{file.torch}.{new}"), insert(end, options))
+        unsafe = AT_IMPORT if file.target.name == "torch" and file.runs_at_import(node) else ""
+        return self.convert(file, node, *edits, unsafe=unsafe, claims=claims)
+
+
+class DefaultTensorType(Rule):
+    """``torch.set_default_tensor_type(torch.cuda.FloatTensor)``."""
+
+    code = "ACC305"
+    name = "default-tensor-type"
+    summary = "`torch.set_default_tensor_type(torch.cuda.FloatTensor)`"
+    explanation = """\
+torch's own replacement is used: `torch.set_default_device` and `torch.set_default_dtype`. It is unsafe, since a default
+device also concerns functions that the old call did not, such as `torch.randperm` in a data loader."""
+    examples = (
+        Example(
+            "import torch\n\n\ndef f():\n    torch.set_default_tensor_type(torch.cuda.HalfTensor)\n",
+            f"{_IMPORT}\ndef f():\n    torch.set_default_device(get_accelerator().device_name())\n"
+            "    torch.set_default_dtype(torch.float16)\n",
+            f"{_WITH_HELPER}def f():\n    torch.set_default_device(accelerator_type())\n"
+            "    torch.set_default_dtype(torch.float16)\n",
+        ),
+    )
+    nodes = (cst.Call,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call) or len(node.args) != 1:
+            return None
+        if file.tree.qualified(node.func) != "torch.set_default_tensor_type":
+            return None
+        value = node.args[0].value
+        name = cuda_name(file, value) or (string_value(value) or "").removeprefix("torch.cuda.")
+        if name not in _DTYPES:
+            return None
+        statement = file.tree.parent(node)
+        line = file.tree.parent(statement) if statement is not None else None
+        alone = (
+            isinstance(statement, cst.Expr)
+            and isinstance(line, cst.SimpleStatementLine)
+            and len(line.body) == 1
+        )
+        if not alone:
+            return self.left(file, node, "it needs two statements", (value,))
+        text = file.tree.line_text(file.tree.line(file.span(node).start))
+        margin = text[: len(text) - len(text.lstrip())]
+        return self.becomes(
+            file,
+            node,
+            f"{file.torch}.set_default_device({file.target.device_type}){file.tree.newline}{margin}"
+            f"{file.torch}.set_default_dtype({file.torch}.{_DTYPES[name]})",
+            unsafe="a default device also concerns functions that the old call did not",
+            claims=(value,),
+        )

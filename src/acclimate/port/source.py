@@ -1,0 +1,221 @@
+"""What the rules see of a file: its tree, what its values are, and how the target spells things."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import libcst as cst
+
+from acclimate.port.edits import Part
+from acclimate.port.targets import AcclimateTarget, Target, TorchTarget
+from acclimate.port.tree import Span, Tree, called_name, string_value, walk
+from acclimate.port.values import Values
+
+_BUILD_MODULES = ("torch.utils.cpp_extension", "setuptools", "distutils.core", "distutils")
+_KERNEL_MARKS = {"triton.jit", "triton.autotune", "numba.cuda.jit", "cutlass.cute.jit", "cutlass.cute.kernel"}
+_HOME_OF_ACCELERATOR = {
+    "acclimate.get_accelerator": False,
+    "deepspeed.accelerator.get_accelerator": True,
+    "deepspeed.get_accelerator": True,
+    "deepspeed.accelerator.real_accelerator.get_accelerator": True,
+}
+
+
+class SourceFile:
+    """A file as the rules see it.
+
+    Args:
+        text: its source.
+        target: the name of what it is ported to.
+        is_build_script: whether its name is that of a build script.
+        is_package_init: whether it is an ``__init__.py``, whose names others import.
+    """
+
+    def __init__(
+        self, text: str, target: str, is_build_script: bool = False, is_package_init: bool = False
+    ) -> None:
+        self.tree = Tree(text)
+        self.values = Values(self.tree)
+        self.is_build_script = is_build_script
+        self.is_package_init = is_package_init
+        self.torch = self._module_name("torch") or "torch"
+        self.needs_torch_import = self._module_name("torch") is None
+        self.accelerator, self.accelerator_is_deepspeed, self.needs_import = self._accelerator_name()
+        self.helper, self.needs_helper = self._helper_name()
+        self.target: Target = (
+            AcclimateTarget(self.torch, self.accelerator, self.accelerator_is_deepspeed)
+            if target == "acclimate"
+            else TorchTarget(self.torch, self.helper)
+        )
+
+    def _module_name(self, module: str) -> str | None:
+        for statement in self.module_imports:
+            if isinstance(statement, cst.Import):
+                for alias in statement.names:
+                    if dotted(alias.name) == module:
+                        return alias.evaluated_alias or module
+                    if alias.asname is None and dotted(alias.name).startswith(f"{module}."):
+                        return module
+        return None
+
+    def _accelerator_name(self) -> tuple[str, bool, bool]:
+        for statement in self.module_imports:
+            if isinstance(statement, cst.ImportFrom) and not isinstance(statement.names, cst.ImportStar):
+                home = dotted(statement.module) if statement.module is not None else ""
+                for alias in statement.names:
+                    known = _HOME_OF_ACCELERATOR.get(f"{home}.{dotted(alias.name)}")
+                    if known is not None and not statement.relative:
+                        return alias.evaluated_alias or "get_accelerator", known, False
+        name = "get_accelerator"
+        return ("current_accelerator" if name in self.names else name), False, True
+
+    def _helper_name(self) -> tuple[str, bool]:
+        name = "accelerator_type"
+        for node in self.tree.module.body:
+            if isinstance(node, cst.FunctionDef) and node.name.value == name:
+                if "current_accelerator" in self.tree.source(node):
+                    return name, False
+                return f"_{name}", f"def _{name}" not in self.tree.text
+        return (f"_{name}" if name in self.names else name), True
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Every identifier in the file."""
+        return self.tree.all_names()
+
+    @cached_property
+    def exported(self) -> set[str]:
+        """The names in ``__all__``."""
+        found: set[str] = set()
+        for node in self.tree.nodes:
+            if isinstance(node, cst.Assign) and any(
+                dotted(each.target) == "__all__" for each in node.targets
+            ):
+                found |= {string_value(each) or "" for each in walk(node.value)}
+        return found
+
+    @cached_property
+    def module_imports(self) -> list[cst.Import | cst.ImportFrom]:
+        """The import statements that the module itself runs, in order, also those in blocks."""
+        found: list[cst.Import | cst.ImportFrom] = []
+        for node in walk_outside_functions(self.tree.module):
+            if isinstance(node, (cst.Import, cst.ImportFrom)):
+                found.append(node)
+        return found
+
+    @cached_property
+    def imports_build_tools(self) -> bool:
+        """Whether the file builds native extensions."""
+        imported: set[str] = set()
+        for statement in self.module_imports:
+            if isinstance(statement, cst.Import):
+                imported |= {dotted(alias.name) for alias in statement.names}
+            elif statement.module is not None and not statement.relative:
+                imported.add(dotted(statement.module))
+        return any(name in _BUILD_MODULES[1:] for name in imported)
+
+    # -- where a node is -----------------------------------------------------------------------------
+
+    def in_kernel(self, node: cst.CSTNode) -> bool:
+        """Whether a node is part of a kernel written in Triton, CUTLASS or numba."""
+        for around in self.tree.ancestors(node):
+            if isinstance(around, cst.FunctionDef):
+                for decorator in around.decorators:
+                    called = decorator.decorator
+                    called = called.func if isinstance(called, cst.Call) else called
+                    if self.tree.qualified(called) in _KERNEL_MARKS:
+                        return True
+        return False
+
+    def in_extension_build(self, node: cst.CSTNode) -> bool:
+        """Whether a node is an argument of a call that builds native source."""
+        for around in self.tree.ancestors(node):
+            if isinstance(around, cst.Call):
+                name = self.tree.qualified(around.func) or ""
+                if name.startswith("torch.utils.cpp_extension.") or called_name(around) in (
+                    "CUDAExtension",
+                    "load_inline",
+                ):
+                    return True
+        return False
+
+    def runs_at_import(self, node: cst.CSTNode) -> bool:
+        """Whether a node is evaluated when the module is imported."""
+        return self.tree.function(node) is None
+
+    def is_guarded(self, node: cst.CSTNode) -> bool:
+        """Whether a node runs only where a test of the device is true."""
+        below = node
+        for around in self.tree.ancestors(node):
+            if isinstance(around, cst.If) and below is around.body and self.tests_device(around.test):
+                return True
+            if isinstance(around, cst.IfExp) and below is around.body and self.tests_device(around.test):
+                return True
+            if self._is_second_of_and(around, below):
+                return True
+            if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
+                return False
+            below = around
+        return False
+
+    def _is_second_of_and(self, around: cst.CSTNode, node: cst.CSTNode) -> bool:
+        if not isinstance(around, cst.BooleanOperation) or node is not around.right:
+            return False
+        return isinstance(around.operator, cst.And) and self.tests_device(around.left)
+
+    def tests_device(self, test: cst.CSTNode) -> bool:
+        """Whether a condition is true only where there is a device that is not the host."""
+        if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
+            return self.tests_device(test.left) or self.tests_device(test.right)
+        if isinstance(test, cst.Call):
+            name = self.tree.qualified(test.func)
+            return name in ("torch.cuda.is_available", "torch.accelerator.is_available")
+        if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
+            right = test.comparisons[0]
+            said = string_value(right.comparator) or string_value(test.left)
+            if said == "cuda":
+                return isinstance(right.operator, (cst.Equal, cst.In))
+            return said == "cpu" and isinstance(right.operator, (cst.NotEqual, cst.NotIn))
+        return isinstance(test, cst.Attribute) and test.attr.value == "is_cuda"
+
+    def quote(self, node: cst.CSTNode) -> str:
+        """The quote for a new string: the literal's own, or one that no string around it has."""
+        for around in (node, *self.tree.ancestors(node)):
+            if isinstance(around, cst.FormattedString):
+                return "'" if '"' in around.start else '"'
+        return node.quote[0] if isinstance(node, cst.SimpleString) else '"'
+
+    def in_fstring(self, node: cst.CSTNode) -> bool:
+        """Whether a node is part of an f-string."""
+        return any(isinstance(around, cst.FormattedString) for around in self.tree.ancestors(node))
+
+    def device_at(self, index: Span | str) -> tuple[Part, ...]:
+        """The expression for device number ``index``."""
+        if isinstance(index, Span) and isinstance(self.target, TorchTarget):
+            text = self.tree.source(index)
+            if any(letter in text for letter in "\"'{}\\\n#"):
+                return (f'({self.target.device_type} + ":" + str(', index, "))")
+        return self.target.device_at(index)
+
+    def span(self, node: cst.CSTNode) -> Span:
+        """The bytes of a node."""
+        return self.tree.span(node)
+
+
+def dotted(node: cst.CSTNode | None) -> str:
+    """The text of a name with dots."""
+    if isinstance(node, cst.Attribute):
+        return f"{dotted(node.value)}.{node.attr.value}"
+    return node.value if isinstance(node, cst.Name) else ""
+
+
+def walk_outside_functions(node: cst.CSTNode) -> list[cst.CSTNode]:
+    """A node and what it holds, without the bodies of functions and classes."""
+    found: list[cst.CSTNode] = []
+    waiting = [node]
+    while waiting:
+        at = waiting.pop()
+        found.append(at)
+        if not isinstance(at, (cst.FunctionDef, cst.ClassDef)):
+            waiting.extend(reversed(at.children))
+    return found

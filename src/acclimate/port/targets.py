@@ -1,0 +1,242 @@
+"""What hardware-specific code becomes: how each target spells a device, a call, a backend."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from acclimate.port.edits import Part
+
+GUARD_STATEMENT, GUARD_ZERO = "statement", "zero"
+"""What stands in for a call on a host, where torch.accelerator raises: nothing, or 0."""
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How a target writes one name of ``torch.cuda``."""
+
+    text: str
+    keywords: tuple[str, ...] | None = None
+    """The parameters' names by position; ``None``: the same as torch.cuda's."""
+    positional_only: bool = False
+    guard: str | None = None
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why a target cannot write it."""
+
+    reason: str
+
+
+class Target(ABC):
+    """One way to write code for any accelerator.
+
+    Args:
+        torch: the file's name for torch.
+    """
+
+    name: str
+
+    def __init__(self, torch: str) -> None:
+        self.torch = torch
+
+    @property
+    @abstractmethod
+    def device_type(self) -> str:
+        """The expression for ``"cuda"``."""
+
+    @property
+    @abstractmethod
+    def current_device_name(self) -> str:
+        """The expression for the current device, as a device."""
+
+    @property
+    @abstractmethod
+    def backend(self) -> str:
+        """The expression for ``"nccl"``."""
+
+    @property
+    @abstractmethod
+    def not_host(self) -> str:
+        """A condition that is true where devices are not the host."""
+
+    @abstractmethod
+    def device_at(self, *index: Part) -> tuple[Part, ...]:
+        """The expression for ``"cuda:<index>"``; the index is a number."""
+
+    @abstractmethod
+    def runtime(self, name: str) -> Spelling | Missing:
+        """How a name of ``torch.cuda`` is written; submodules such as ``amp`` have rules of their own."""
+
+
+# The names of torch.cuda that acclimate's interface has too; a test compares them with the interface.
+_SAME = {
+    *("is_available", "device_count", "is_initialized", "init", "synchronize", "set_device", "device"),
+    *("current_device", "get_device_name", "get_device_capability", "get_device_properties"),
+    *("Stream", "Event", "stream", "current_stream", "default_stream", "set_stream"),
+    *("empty_cache", "memory_allocated", "max_memory_allocated", "reset_max_memory_allocated"),
+    *("memory_reserved", "max_memory_reserved", "memory_cached", "max_memory_cached"),
+    *("reset_max_memory_cached", "reset_peak_memory_stats", "reset_accumulated_memory_stats"),
+    *("memory_stats", "memory_summary", "mem_get_info", "ipc_collect", "OutOfMemoryError"),
+    *("get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all"),
+    *("manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed"),
+    *("is_bf16_supported", "is_current_stream_capturing"),
+    *("BFloat16Tensor", "ByteTensor", "DoubleTensor", "FloatTensor", "HalfTensor", "IntTensor", "LongTensor"),
+}
+_DEVICE_INDEX = {
+    *("current_stream", "default_stream", "device", "get_rng_state", "set_device", "synchronize"),
+    *("memory_allocated", "max_memory_allocated", "reset_max_memory_allocated", "memory_reserved"),
+    *("max_memory_reserved", "memory_cached", "max_memory_cached", "reset_max_memory_cached"),
+    *("memory_stats", "reset_peak_memory_stats", "reset_accumulated_memory_stats"),
+}
+_KEYWORDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(_DEVICE_INDEX, ("device_index",)),
+    "set_rng_state": ("new_state", "device_index"),
+    "is_bf16_supported": (),
+}
+
+# What DeepSpeed 0.19's interface lacks of these.
+_NOT_IN_DEEPSPEED = {
+    *("is_initialized", "init", "get_device_name", "get_device_capability", "get_device_properties"),
+    *("get_rng_state_all", "set_rng_state_all", "seed", "seed_all", "set_stream", "mem_get_info"),
+    *("ipc_collect", "OutOfMemoryError", "memory_summary"),
+}
+
+
+class AcclimateTarget(Target):
+    """``get_accelerator()``, of acclimate or of DeepSpeed.
+
+    Args:
+        torch: the file's name for torch.
+        accelerator: the file's name for ``get_accelerator``.
+        of_deepspeed: whether that is DeepSpeed's.
+    """
+
+    name = "acclimate"
+
+    def __init__(self, torch: str, accelerator: str, of_deepspeed: bool) -> None:
+        super().__init__(torch)
+        self.accelerator = f"{accelerator}()"
+        self.of_deepspeed = of_deepspeed
+
+    @property
+    def device_type(self) -> str:
+        return f"{self.accelerator}.device_name()"
+
+    @property
+    def current_device_name(self) -> str:
+        return f"{self.accelerator}.current_device_name()"
+
+    @property
+    def backend(self) -> str:
+        return f"{self.accelerator}.communication_backend_name()"
+
+    @property
+    def not_host(self) -> str:
+        return f"not {self.accelerator}.is_synchronized_device()"
+
+    @property
+    def amp(self) -> str:
+        """The expression for ``torch.cuda.amp``."""
+        return f"{self.accelerator}.amp()" if self.of_deepspeed else f"{self.accelerator}.amp"
+
+    def device_at(self, *index: Part) -> tuple[Part, ...]:
+        return (f"{self.accelerator}.device_name(", *index, ")")
+
+    def runtime(self, name: str) -> Spelling | Missing:
+        if name not in _SAME:
+            return Missing(f"torch.cuda.{name} is CUDA's own; no other accelerator has it")
+        if self.of_deepspeed and name in _NOT_IN_DEEPSPEED:
+            return Missing(f"DeepSpeed's accelerator has no {name}; acclimate's has")
+        return Spelling(f"{self.accelerator}.{name}", keywords=_KEYWORDS.get(name))
+
+
+@cache
+def torch_calls() -> frozenset[tuple[str, str]]:
+    """Module and name of what every recorded release of torch has, from 2.10 on."""
+    text = resources.files("acclimate.port").joinpath("torch_calls.json").read_text(encoding="utf-8")
+    releases = [
+        {(module, name) for module, names in offered.items() for name in names}
+        for offered in json.loads(text).values()
+    ]
+    return frozenset(set.intersection(*releases))
+
+
+_RENAMED = {
+    "set_device": "set_device_index",
+    "current_device": "current_device_index",
+    "mem_get_info": "get_memory_info",
+}
+# torch.accelerator has a function of that name which returns something else.
+_OTHER_MEANING = {"get_device_capability", "memory_stats", "device_index", "current_stream", "set_stream"}
+_RETURN_NUMBERS = {
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+    *("current_device",),
+}
+_RETURN_NOTHING = {
+    *("synchronize", "set_device", "empty_cache", "reset_peak_memory_stats"),
+    *("reset_accumulated_memory_stats", "manual_seed", "manual_seed_all", "set_rng_state"),
+    *("set_rng_state_all", "init", "seed", "seed_all"),
+}
+# torch.cpu has these, so the device's module serves a host too.
+_HOST_HAS = {"Stream", "Event", "stream", "current_stream", "is_initialized"}
+
+
+class TorchTarget(Target):
+    """``torch.accelerator``, and the device's module where that has no equivalent.
+
+    Args:
+        torch: the file's name for torch.
+        helper: the name of a function in the file that tells the type of device.
+    """
+
+    name = "torch"
+
+    def __init__(self, torch: str, helper: str) -> None:
+        super().__init__(torch)
+        self.helper = f"{helper}()"
+
+    @property
+    def device_type(self) -> str:
+        return self.helper
+
+    @property
+    def current_device_name(self) -> str:
+        return self.helper
+
+    @property
+    def backend(self) -> str:
+        return f"{self.torch}.distributed.get_default_backend_for_device({self.helper})"
+
+    @property
+    def not_host(self) -> str:
+        return f"{self.torch}.accelerator.is_available()"
+
+    def device_at(self, *index: Part) -> tuple[Part, ...]:
+        if len(index) == 1 and isinstance(index[0], str) and index[0].isdigit():
+            return (f'f"{{{self.helper}}}:{index[0]}"',)
+        return (f'f"{{{self.helper}}}:{{', *index, '}"')
+
+    @property
+    def module(self) -> str:
+        """The expression for the device's module."""
+        return f"{self.torch}.get_device_module({self.helper})"
+
+    def runtime(self, name: str) -> Spelling | Missing:
+        guard = (
+            GUARD_STATEMENT if name in _RETURN_NOTHING else GUARD_ZERO if name in _RETURN_NUMBERS else None
+        )
+        here = _RENAMED.get(name, name)
+        if name == "OutOfMemoryError":
+            return Spelling(f"{self.torch}.OutOfMemoryError")
+        if name not in _OTHER_MEANING and ("torch.accelerator", here) in torch_calls():
+            return Spelling(f"{self.torch}.accelerator.{here}", positional_only=True, guard=guard)
+        if ("device module", name) in torch_calls():
+            return Spelling(f"{self.module}.{name}", guard=None if name in _HOST_HAS else guard)
+        if name in _SAME:
+            return Missing(f"torch has no {name} for every device; --to acclimate has")
+        return Missing(f"torch.cuda.{name} is CUDA's own; no other accelerator has it")

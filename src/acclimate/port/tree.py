@@ -1,0 +1,278 @@
+"""A parsed source file: its concrete syntax tree, where each node stands, and what each name means.
+
+Positions are offsets into the UTF-8 text, so an edit is a cut of bytes and all other bytes stay as they are.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, cast
+
+import libcst as cst
+from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper, ScopeProvider
+from libcst.metadata.scope_provider import Assignment, ImportAssignment, QualifiedNameSource, Scope
+
+Function = cst.FunctionDef | cst.Lambda
+
+
+@dataclass(frozen=True)
+class Span:
+    """A range of bytes."""
+
+    start: int
+    end: int
+
+
+class Tree:
+    """One file's syntax tree with positions, parents and scopes.
+
+    Args:
+        text: the source, without a byte-order mark.
+
+    Raises:
+        libcst.ParserSyntaxError: it is not Python 3.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.bytes = text.encode()
+        self.module = cst.parse_module(text)
+        # A tree that was just parsed shares no nodes, so the copy that would part them is not needed.
+        wrapper = MetadataWrapper(self.module, unsafe_skip_copy=True)
+        found = wrapper.resolve_many((ByteSpanPositionProvider, ScopeProvider))
+        self._spans: Mapping[cst.CSTNode, Any] = found[ByteSpanPositionProvider]
+        self._parents: dict[cst.CSTNode, cst.CSTNode] = {}
+        self.nodes: list[cst.CSTNode] = []
+        for node in walk(self.module):
+            self.nodes.append(node)
+            for below in held(node):
+                self._parents[below] = node
+        self._scopes = cast(Mapping[cst.CSTNode, Scope | None], found[ScopeProvider])
+        self.line_starts = [0]
+        for index, byte in enumerate(self.bytes):
+            if byte == 0x0A or (byte == 0x0D and self.bytes[index + 1 : index + 2] != b"\n"):
+                self.line_starts.append(index + 1)
+        self.newline = self.module.default_newline
+        self.indent = self.module.default_indent
+        self._qualified: dict[cst.CSTNode, str | None] = {}
+        self._imported = {"torch", "os"}
+        for node in self.nodes:
+            if isinstance(node, cst.ImportAlias):
+                self._imported.add((node.evaluated_alias or node.evaluated_name).partition(".")[0])
+
+    # -- places --------------------------------------------------------------------------------------
+
+    def span(self, node: cst.CSTNode) -> Span:
+        """The bytes of a node, with the parentheses around it."""
+        place = self._spans[node]
+        return Span(place.start, place.start + place.length)
+
+    def source(self, node: cst.CSTNode | Span) -> str:
+        """The text of a node."""
+        place = node if isinstance(node, Span) else self.span(node)
+        return self.bytes[place.start : place.end].decode()
+
+    def line(self, offset: int) -> int:
+        """The line of an offset, counted from 1."""
+        return bisect.bisect_right(self.line_starts, offset)
+
+    def column(self, offset: int) -> int:
+        """The column of an offset in characters, counted from 1."""
+        start = self.line_starts[self.line(offset) - 1]
+        return len(self.bytes[start:offset].decode()) + 1
+
+    def line_text(self, line: int) -> str:
+        """A line without its end."""
+        start = self.line_starts[line - 1]
+        end = self.line_starts[line] if line < len(self.line_starts) else len(self.bytes)
+        return self.bytes[start:end].decode().rstrip("\r\n")
+
+    # -- the tree ------------------------------------------------------------------------------------
+
+    def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
+        """The node that holds this one."""
+        return self._parents.get(node)
+
+    def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        """The nodes around one, from the nearest."""
+        at = self._parents.get(node)
+        while at is not None:
+            yield at
+            at = self._parents.get(at)
+
+    def statement(self, node: cst.CSTNode) -> cst.CSTNode:
+        """The small statement or block header that a node is part of."""
+        for around in (node, *self.ancestors(node)):
+            if isinstance(around, (cst.BaseSmallStatement, cst.BaseCompoundStatement)):
+                return around
+        return node
+
+    def function(self, node: cst.CSTNode) -> Function | None:
+        """The function in whose body a node is; decorators, defaults and annotations are outside."""
+        below = node
+        for around in self.ancestors(node):
+            if isinstance(around, cst.FunctionDef) and below is around.body:
+                return around
+            if isinstance(around, cst.Lambda) and below is around.body:
+                return around
+            below = around
+        return None
+
+    def in_annotation(self, node: cst.CSTNode) -> bool:
+        """Whether a node is part of a type annotation."""
+        return any(isinstance(around, cst.Annotation) for around in self.ancestors(node))
+
+    # -- names ---------------------------------------------------------------------------------------
+
+    def scope(self, node: cst.CSTNode) -> Scope | None:
+        """The scope that a node's names are looked up in."""
+        for around in (node, *self.ancestors(node)):
+            scope = self._scopes.get(around)
+            if scope is not None:
+                return scope
+        return None
+
+    def qualified(self, node: cst.CSTNode) -> str | None:
+        """The full dotted name behind a name or a chain of attributes, where an import gives it.
+
+        ``None`` for whatever else, such as a name that a branch binds to something else.
+        """
+        if node not in self._qualified:
+            self._qualified[node] = self._qualify(node)
+        return self._qualified[node]
+
+    def _qualify(self, node: cst.CSTNode) -> str | None:
+        attributes: list[str] = []
+        at = node
+        while isinstance(at, cst.Attribute):
+            attributes.append(at.attr.value)
+            at = at.value
+        if not isinstance(at, cst.Name):
+            return None
+        root = self._meaning(at)
+        return None if root is None else ".".join((root, *reversed(attributes)))
+
+    def _meaning(self, name: cst.Name) -> str | None:
+        meanings = self._meanings(name)
+        return meanings.pop() if len(meanings) == 1 else None
+
+    def may_be_cuda(self, name: cst.Name) -> bool:
+        """Whether a name is one of torch.cuda's only where some branch is taken."""
+        meanings = self._meanings(name)
+        return len(meanings) > 1 and any((each or "").startswith("torch.cuda") for each in meanings)
+
+    def _meanings(self, name: cst.Name) -> set[str | None]:
+        if name.value not in self._imported:
+            return set()
+        scope = self.scope(name)
+        if scope is None:
+            return set()
+        assignments = [
+            found for found in scope[name.value] if isinstance(found, Assignment | ImportAssignment)
+        ]
+        if not assignments:
+            # A notebook, or `from x import *`: torch is still torch.
+            return {name.value} if name.value in ("torch", "os") else set()
+        meanings: set[str | None] = set()
+        for assignment in assignments:
+            found = assignment.get_qualified_names_for(name.value)
+            meanings |= {each.name if each.source is QualifiedNameSource.IMPORT else None for each in found}
+        return meanings
+
+    def assignments(self, name: cst.Name) -> Sequence[Assignment]:
+        """Every place that binds a name, where the name is looked up."""
+        scope = self.scope(name)
+        return [] if scope is None else [a for a in scope[name.value] if isinstance(a, Assignment)]
+
+    def accesses(self, name: cst.Name) -> list[cst.CSTNode]:
+        """Every place that reads what a name holds."""
+        return [access.node for each in self.assignments(name) for access in each.references]
+
+    def is_bound_in_module(self, name: str) -> bool:
+        """Whether the module itself binds a name."""
+        scope = self._scopes.get(self.module)
+        return scope is not None and any(isinstance(a, Assignment) for a in scope.assignments[name])
+
+    def all_names(self) -> set[str]:
+        """Every identifier in the file."""
+        return {node.value for node in self.nodes if isinstance(node, cst.Name)}
+
+
+def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """A node and all below it, each before what it holds; not always in the order of the text.
+
+    libcst's own ``children`` visits each node anew, which takes longer than everything else here.
+    """
+    waiting = [node]
+    while waiting:
+        at = waiting.pop()
+        yield at
+        waiting.extend(held(at))
+
+
+def held(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """The nodes directly below one; white space is left out, as nothing here asks for it."""
+    for name in _fields(type(node)):
+        value = getattr(node, name)
+        if isinstance(value, cst.CSTNode):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            for each in value:
+                if isinstance(each, cst.CSTNode):
+                    yield each
+
+
+@cache
+def _fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
+    names = [each.name for each in fields(kind)]
+    return tuple(name for name in names if name not in _WHITE_SPACE and not name.startswith("whitespace"))
+
+
+_WHITE_SPACE = frozenset(
+    {
+        "leading_lines",
+        "lines_after_decorators",
+        "header",
+        "footer",
+        "trailing_whitespace",
+        "semicolon",
+        "comma",
+    }
+)
+
+
+def called_name(call: cst.Call) -> str | None:
+    """The last name of what is called: ``to`` for ``a.b.to(…)``."""
+    if isinstance(call.func, cst.Attribute):
+        return call.func.attr.value
+    return call.func.value if isinstance(call.func, cst.Name) else None
+
+
+def positional(call: cst.Call) -> list[cst.Arg]:
+    """The positional arguments of a call, up to the first ``*arguments``."""
+    found: list[cst.Arg] = []
+    for argument in call.args:
+        if argument.star or argument.keyword is not None:
+            break
+        found.append(argument)
+    return found
+
+
+def keyword(call: cst.Call, name: str) -> cst.Arg | None:
+    """A keyword argument of a call."""
+    return next((a for a in call.args if a.keyword is not None and a.keyword.value == name), None)
+
+
+def has_unpacking(call: cst.Call) -> bool:
+    """Whether a call has ``*arguments`` or ``**options``."""
+    return any(argument.star for argument in call.args)
+
+
+def string_value(node: cst.CSTNode | None) -> str | None:
+    """The text of a plain string literal."""
+    if not isinstance(node, cst.SimpleString) or node.prefix not in ("", "u", "r"):
+        return None
+    return cast(str, node.evaluated_value)
