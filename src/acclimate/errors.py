@@ -1,8 +1,8 @@
-"""Every error a user of acclimate can cause.
+"""The errors that a user of acclimate can cause.
 
-Each type is an :class:`AcclimateError` and also the built-in type that code written for the same
-situation already catches (``ValueError`` for a bad ``DS_ACCELERATOR``, as the specification shows;
-``RuntimeError`` for a device that does not exist, as torch raises).
+Each type is an :class:`AcclimateError` and also the built-in type that existing code catches in the same
+situation: ``ValueError`` for a bad ``DS_ACCELERATOR``, as in DeepSpeed's specification; ``RuntimeError`` for
+a device that does not exist, as in torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 def excerpt(text: str, longest: int = 100) -> str:
-    """A value as an error quotes it: on one line, without control characters, and cut where it is long."""
+    """Returns a value for a message: on one line, without control characters, cut if it is long."""
     shown = text[:longest]
     if not shown.isprintable():
         shown = shown.encode("unicode_escape", "surrogatepass").decode()
@@ -19,16 +19,16 @@ def excerpt(text: str, longest: int = 100) -> str:
 
 
 def some_of(names: Iterable[str], most: int = 3) -> str:
-    """Names as an error lists them: sorted, the first few of them, and how many there are besides."""
+    """Returns names for a message: sorted, the first few of them, and the number of the others."""
     listed = sorted(names)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more
 
 
 class AcclimateError(Exception):
-    """Base of all errors raised on purpose by acclimate.
+    """The base of all errors that acclimate raises on purpose.
 
-    The message is a sentence to a person: the wrong value, what was expected, what to do next.
+    The message contains the wrong value, the expected one, and what to do next.
     """
 
 
@@ -36,7 +36,7 @@ class AcclimateError(Exception):
 
 
 class UnknownAcceleratorError(AcclimateError, ValueError):
-    """A name that no accelerator here has, in ``DS_ACCELERATOR``, ``ACCLIMATE_ACCELERATOR`` or a call."""
+    """``DS_ACCELERATOR``, ``ACCLIMATE_ACCELERATOR`` or a call names an unknown accelerator."""
 
 
 class ConflictingChoiceError(AcclimateError, ValueError):
@@ -48,11 +48,11 @@ class AcceleratorUnavailableError(AcclimateError, ValueError):
 
 
 class SelectionInProgressError(AcclimateError, RuntimeError):
-    """A backend's module asked for the accelerator while it was being imported to become that."""
+    """A backend's module called ``get_accelerator()`` while it was being imported for the selection."""
 
 
 class InvalidBackendError(AcclimateError, TypeError):
-    """An object given as an accelerator, or a plug-in's record, is not of the required type."""
+    """An object given as an accelerator, or a plug-in's record, has the wrong type."""
 
 
 # -- the interface -------------------------------------------------------------------------------
@@ -67,11 +67,11 @@ class WorkingDirectoryError(AcclimateError, FileNotFoundError):
 
 
 class InvalidEnvironmentError(AcclimateError, ValueError):
-    """An environment variable set by a launcher holds something it cannot hold."""
+    """An environment variable has an invalid value."""
 
 
 class UnsupportedError(AcclimateError, NotImplementedError):
-    """This accelerator, or the torch it runs on, does not offer what was asked for."""
+    """This accelerator, or its torch, does not support the requested function."""
 
 
 class UnknownCompileBackendError(AcclimateError, ValueError):
@@ -79,25 +79,25 @@ class UnknownCompileBackendError(AcclimateError, ValueError):
 
 
 class GraphCaptureError(AcclimateError, RuntimeError):
-    """A captured graph would not replay to the right result, so it was refused."""
+    """A graph cannot be captured or replayed with correct results."""
 
 
 # -- the machine ---------------------------------------------------------------------------------
 
 
 class TopologyError(AcclimateError, ValueError):
-    """A list of processors, or a file of the kernel that describes them, says something it cannot say."""
+    """A list of processors, or a file of the kernel that describes them, is invalid."""
 
 
 # -- models and text generation ------------------------------------------------------------------
 
 
 class MissingExtraError(AcclimateError, ImportError):
-    """What was asked for needs a package that an optional extra brings."""
+    """A package of an optional extra is not installed."""
 
 
 class ModelNotFoundError(AcclimateError, FileNotFoundError):
-    """There is no model where one was asked for: no such folder, file or hub id, or nothing in it."""
+    """There is no such folder, file or hub id, or it holds no model."""
 
 
 class CorruptModelError(AcclimateError, ValueError):
@@ -109,7 +109,7 @@ class UnsupportedModelError(AcclimateError, ValueError):
 
 
 class RemoteCodeError(AcclimateError, PermissionError):
-    """A model brings Python code of its own, which runs only with ``trust_remote_code``."""
+    """A model needs its own Python code, which runs only with ``trust_remote_code``."""
 
 
 class PromptError(AcclimateError, ValueError):
@@ -117,19 +117,19 @@ class PromptError(AcclimateError, ValueError):
 
 
 class GenerationOptionError(AcclimateError, ValueError):
-    """An option of text generation holds a value it cannot hold."""
+    """An option of text generation has an invalid value."""
 
 
 class UnsupportedDtypeError(AcclimateError, ValueError):
-    """The accelerator does not compute in the dtype asked for."""
+    """The accelerator does not compute in the requested dtype."""
 
 
 class CacheWriteError(AcclimateError, OSError):
-    """The user's cache cannot be written: the disk is full, or the folder is not ours to write."""
+    """The user's cache cannot be written: the disk is full, or permission is denied."""
 
 
 class UntrustedCacheError(CacheWriteError, PermissionError):
-    """Other users could have put code into the cache, or could change what is in it."""
+    """Other users could have put code into the cache, or could change its content."""
 
 
 class DeviceMemoryError(AcclimateError, MemoryError):
@@ -140,52 +140,52 @@ class DeviceMemoryError(AcclimateError, MemoryError):
 
 
 class CompilerNotFoundError(AcclimateError, RuntimeError):
-    """No program here compiles the kind of source that an op has."""
+    """There is no compiler for an op's source."""
 
 
 class OpBuildError(AcclimateError, RuntimeError):
-    """An op's native source did not compile or link, or the library made from it does not load."""
+    """An op's native source does not compile or link, or its library does not load."""
 
 
 class OpLockTimeoutError(AcclimateError, TimeoutError):
-    """Another process has been building the same op for longer than this one was willing to wait."""
+    """Another process was still building the same op after the time limit."""
 
 
 class UnknownOpError(AcclimateError, ValueError):
-    """A name that no op of this accelerator has."""
+    """This accelerator has no op of that name."""
 
 
 # -- asynchronous I/O ----------------------------------------------------------------------------
 
 
 class AsyncIOError(AcclimateError, OSError):
-    """A read or a write that failed: ``errno``, ``filename`` and ``offset`` say how and where."""
+    """A read or write failed; ``errno``, ``filename`` and ``offset`` say how and where."""
 
     offset: int | None = None
-    """In the file, of the first byte that was not moved; None where it did not come to that."""
+    """The file offset of the first byte that was not moved; ``None`` if the transfer did not start."""
 
     errors: tuple[AsyncIOError, ...] = ()
-    """Where one call tells of several failed requests: all of them."""
+    """The errors of all failed requests that one call reports."""
 
 
 class AsyncIOFileNotFoundError(AsyncIOError, FileNotFoundError):
-    """There is no such file, or no such folder to make it in."""
+    """There is no such file, or no folder to create it in."""
 
 
 class AsyncIOPermissionError(AsyncIOError, PermissionError):
-    """The file is not ours to read or write."""
+    """Permission to read or write the file is denied."""
 
 
 class AsyncIOIsADirectoryError(AsyncIOError, IsADirectoryError):
-    """The name is a folder's."""
+    """The name is that of a folder."""
 
 
 class ShortFileError(AsyncIOError, EOFError):
-    """A file ended before the bytes that were asked for."""
+    """A file ended before the requested bytes."""
 
 
 class BufferTooSmallError(AsyncIOError, ValueError):
-    """The rest of a file does not fit into the tensor it is read to."""
+    """The rest of a file does not fit into the tensor."""
 
 
 class ClosedHandleError(AsyncIOError, ValueError):
@@ -197,22 +197,22 @@ class InvalidBufferError(AcclimateError, ValueError):
 
 
 class AsyncIOSettingError(AcclimateError, ValueError):
-    """A setting of an I/O handle, or an argument of a transfer, that it cannot have."""
+    """A setting of an I/O handle, or an argument of a transfer, is invalid."""
 
 
 class AsyncIOEngineError(AcclimateError, RuntimeError):
-    """``ACCLIMATE_AIO`` names what is not an I/O engine, or one that cannot be used on this machine."""
+    """``ACCLIMATE_AIO`` names no I/O engine, or one that cannot be used on this machine."""
 
 
 # -- optimizers ----------------------------------------------------------------------------------
 
 
 class InvalidOptimizerArgumentError(AcclimateError, ValueError):
-    """A setting of an optimizer, or an argument of its step, that it cannot have."""
+    """A setting of an optimizer, or an argument of its step, is invalid."""
 
 
 class UnsupportedParameterError(AcclimateError, TypeError):
-    """A parameter or gradient of a dtype, layout or device that an optimizer does not take."""
+    """A parameter or gradient has a dtype, layout or device that an optimizer does not support."""
 
 
 class InstructionSetError(AcclimateError, ValueError):
@@ -234,31 +234,31 @@ class InvalidRankError(AcclimateError, ValueError):
 
 
 class BindingError(AcclimateError, ValueError):
-    """Ranks cannot be bound to cores as asked: a bad core list, too few cores, a conflicting variable."""
+    """Ranks cannot be bound to cores: a bad core list, too few cores, or a conflicting variable."""
 
 
 class LaunchOptionError(AcclimateError, ValueError):
-    """An option of ``acclimate run`` holds what it cannot hold, or goes with no other that was given."""
+    """An option of ``acclimate run`` has an invalid value, or conflicts with another."""
 
 
 class ScriptNotFoundError(AcclimateError, FileNotFoundError):
-    """There is no script, module or program of the name that ranks were to run."""
+    """There is no script, module or program of the given name."""
 
 
 class RankStartError(AcclimateError, OSError):
-    """The system refused a process, a pipe or a log file that a rank needs; no rank is left running."""
+    """The system refused a process, a pipe or a log file for a rank; no rank is left running."""
 
 
 class HostfileError(AcclimateError, ValueError):
-    """A line of a hostfile cannot be understood, names a host again, or there is no host in it."""
+    """A line of a hostfile is invalid or repeats a host, or the file names no host."""
 
 
 class HostfileNotFoundError(AcclimateError, FileNotFoundError):
-    """There is no hostfile where one was asked for, or it cannot be read."""
+    """The hostfile does not exist or cannot be read."""
 
 
 class HostFilterError(AcclimateError, ValueError):
-    """``--include``, ``--exclude`` or a limit names a host or slot that is not there, or leaves none."""
+    """``--include``, ``--exclude`` or a limit names a missing host or slot, or leaves none."""
 
 
 class UnknownEngineError(AcclimateError, ValueError):
@@ -266,26 +266,26 @@ class UnknownEngineError(AcclimateError, ValueError):
 
 
 class EngineNotFoundError(AcclimateError, FileNotFoundError):
-    """The program of an engine for many hosts is not installed here."""
+    """The program of an engine for many hosts is not installed here, or does not answer."""
 
 
 class HostUnreachableError(AcclimateError, ConnectionError):
-    """A host cannot be reached, or cannot run an agent: nothing was started on any."""
+    """A host cannot be reached or cannot run an agent; nothing was started on any host."""
 
 
 class LaunchProtocolError(AcclimateError, ValueError):
-    """What the launcher and an agent tell each other cannot be understood."""
+    """A message between the launcher and an agent is invalid."""
 
 
 # -- conformance ---------------------------------------------------------------------------------
 
 
 class ConformanceError(AcclimateError, RuntimeError):
-    """An accelerator cannot be checked: it does not load, or what was asked for is no check."""
+    """An accelerator cannot be checked: it does not load, or there is no such check."""
 
 
 # -- port ----------------------------------------------------------------------------------------
 
 
 class InvalidPortSettingsError(AcclimateError, ValueError):
-    """An option or a setting of ``acclimate port`` that is not known, or does not go with another."""
+    """An option or a setting of ``acclimate port`` is unknown, or conflicts with another."""

@@ -29,7 +29,7 @@ __all__ = ["add_arguments", "run"]
 
 LOCALHOST = "localhost"
 BY_HAND_PORT = 29500
-"""torch's default port: where nodes are started by hand, all have to agree on one without asking."""
+"""torch's default port, which nodes that are started by hand use without communicating."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def plan_job(options: RunOptions, accelerator: Backend | None, environ: Mapping[str, str]) -> JobPlan:
-    """The job that the options ask for."""
+    """Returns the job that the options describe."""
     directory = _working_directory()
     settings = {
         each.name: getattr(options, each.name) for each in fields(JobPlan) if hasattr(options, each.name)
@@ -148,7 +148,7 @@ def _is_here(name: str) -> bool:
 
 
 def _runs_here(job: JobPlan, options: RunOptions) -> bool:
-    """Whether no engine is needed: nodes started by hand, or this host alone."""
+    """Whether no engine is needed: nodes are started by hand, or the job is on this host only."""
     if options.node_rank is not None:
         return True
     return options.launcher == AUTO and len(job.hosts) == 1 and _is_here(job.hosts[0].name)
@@ -229,7 +229,7 @@ def _run_elastic(job: JobPlan, options: RunOptions) -> Outcome:
 
 
 def elastic_nodes(options: RunOptions) -> tuple[int, int]:
-    """The least and the most hosts that take part."""
+    """Returns the smallest and the largest number of hosts."""
     if options.min_nodes is None and options.max_nodes is None:
         return (1, 1)
     least = options.min_nodes or 1

@@ -1,4 +1,4 @@
-"""Waits for descriptors and for times, and calls back."""
+"""A loop of callbacks for descriptors and times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 class EventLoop:
-    """What the parts of the launcher, of which none has a thread, wait on together."""
+    """The loop in which all parts of the launcher wait; none has a thread."""
 
     def __init__(self) -> None:
         # Not epoll: a guard, which is forked, would share it, and it refuses files, as standard input may be.
@@ -17,7 +17,7 @@ class EventLoop:
         self._timers: list[tuple[float, Callable[[], None]]] = []
 
     def watch(self, descriptor: int, react: Callable[[], None], events: int = selectors.EVENT_READ) -> None:
-        """Calls back whenever there is something to read."""
+        """Calls back whenever a descriptor is readable."""
         self._selector.register(descriptor, events, react)
 
     def forget(self, descriptor: int) -> None:
@@ -25,11 +25,11 @@ class EventLoop:
         self._selector.unregister(descriptor)
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
-        """Calls back once, so much later."""
+        """Calls back once, after a time."""
         self._timers.append((time.monotonic() + seconds, act))
 
     def wait(self, until: float) -> None:
-        """Waits for the next thing to happen, at most until a time of the monotonic clock; calls back."""
+        """Waits for the next event, at most until a time of the monotonic clock, and calls back."""
         next_at = min([until, *(at for at, _ in self._timers)])
         timeout_s = None if math.isinf(next_at) else max(0.0, next_at - time.monotonic())
         for key, _ in self._selector.select(timeout_s):
@@ -43,5 +43,5 @@ class EventLoop:
             act()
 
     def close(self) -> None:
-        """Watches nothing any more."""
+        """Stops watching all descriptors."""
         self._selector.close()

@@ -86,7 +86,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _option(group: str, *names: str, default: Any = None, **settings: Any) -> Any:
-    """A field that is an option.
+    """A field for an option.
 
     Args:
         group: its heading in the help.
@@ -109,12 +109,12 @@ def _flag(option: Callable[..., Any], *names: str, **settings: Any) -> Any:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command line says, checked."""
+    """The checked options of the command line."""
 
     command: tuple[str, ...] = ()
-    """The script, module or program with its arguments; empty where only the binding is to be drawn."""
+    """The script, module or program and its arguments; empty if only the binding is to be drawn."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What ``--env`` sets."""
+    """The variables of ``--env``."""
 
     num_accelerators: int | None = _ranks(
         "--num_accelerators",
@@ -231,12 +231,12 @@ class RunOptions:
 
     @property
     def bind_cores(self) -> bool:
-        """Whether each rank gets cores of its own."""
+        """Whether ranks are bound to cores."""
         return self.bind_cores_to_rank or self.core_list is not None or self.show_binding
 
     @property
     def is_elastic(self) -> bool:
-        """Whether ranks are to be started anew after a failure, or hosts may come and go."""
+        """Whether ranks restart after a failure, or hosts may join and leave."""
         return self.max_restarts > 0 or self.min_nodes is not None or self.max_nodes is not None
 
 
@@ -275,7 +275,7 @@ _OPTIONS = tuple(each for each in fields(RunOptions) if each.metadata)
 
 
 def read_options(args: argparse.Namespace, environ: Mapping[str, str]) -> RunOptions:
-    """The options as typed values.
+    """Returns the options as typed values.
 
     Raises:
         LaunchOptionError: one holds what it cannot hold, or two do not go together.
@@ -326,7 +326,7 @@ def _check_nodes(options: RunOptions) -> None:
 
 
 def _variables(assignments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """What ``--env`` sets."""
+    """The variables of ``--env``."""
     variables = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")

@@ -19,12 +19,12 @@ _LARGEST_INT = 1 << 63
 
 
 def encode(message: Mapping[str, object]) -> bytes:
-    """A message as a line."""
+    """Returns a message as a line."""
     return json.dumps(message).encode() + b"\n"
 
 
 def decode(line: bytes, kinds: Mapping[str, object]) -> Message:
-    """The parts of a message that are known, each of its kind.
+    """Returns the known fields of a message, each with its type checked.
 
     Args:
         line: what was received.
@@ -43,7 +43,7 @@ def decode(line: bytes, kinds: Mapping[str, object]) -> Message:
 
 
 def from_wire(kind: type[T], value: object) -> T:
-    """A value of this type from what JSON made of it.
+    """Converts a JSON value to this type.
 
     Args:
         kind: a dataclass, whose fields may be ``str``, ``bool``, ``int``, ``float``, ``X | None``,
@@ -94,7 +94,7 @@ def _hints(kind: type) -> dict[str, object]:
 
 
 class LineBuffer:
-    """Puts lines together from pieces, in time proportional to their length.
+    """Assembles lines from pieces, in linear time.
 
     Args:
         limit: the longest line in bytes.
@@ -105,7 +105,7 @@ class LineBuffer:
         self._rest = bytearray()
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The lines that this piece completes, without their ends.
+        """Returns the lines that this piece completes, without newlines.
 
         Raises:
             LaunchProtocolError: a line is longer than the limit.

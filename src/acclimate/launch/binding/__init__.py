@@ -1,1 +1,1 @@
-"""Which cores and memory nodes each rank gets, how it is bound to them, and the diagram of that."""
+"""Divides cores and memory nodes among ranks, binds ranks to them, and draws the diagram."""

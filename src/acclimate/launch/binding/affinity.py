@@ -64,7 +64,7 @@ def apply_binding(binding: RankBinding) -> str | None:
 
 
 def _set_policy(mode: int, nodes: Sequence[int]) -> None:
-    """Sets the memory policy of this process; raises OSError where the kernel refuses."""
+    """Sets the memory policy of this process; raises OSError if the kernel refuses."""
     if _LIBC is None or _CALL_NUMBER is None:
         raise OSError(errno.ENOSYS, f"not known how on {platform.machine()}")
     words = max(nodes) // _WORD_BITS + 1

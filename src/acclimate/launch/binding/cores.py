@@ -66,7 +66,7 @@ class RankBinding:
     preferred_memory_node: int | None
 
     def describe(self) -> str:
-        """Its processors and memory in a few words: ``processors 0-3, memory node 0``."""
+        """Returns its processors and memory as text: ``processors 0-3, memory node 0``."""
         words = f"processors {format_cpu_list(self.cpus)}"
         if self.preferred_memory_node is not None:
             return f"{words}, memory node {self.preferred_memory_node} preferred"
@@ -117,7 +117,7 @@ def bind_ranks(
 
 
 def check_environment(environ: Mapping[str, str]) -> None:
-    """Refuses variables by which OpenMP would undo the binding.
+    """Refuses variables with which OpenMP would override the binding.
 
     Raises:
         BindingError: ``KMP_AFFINITY`` or ``GOMP_CPU_AFFINITY`` is set and not empty.
@@ -176,7 +176,7 @@ def _too_few(topology: Topology, cores: Sequence[Core], ranks: int, core_list: s
 
 
 def _share(topology: Topology, cores: Sequence[Core], ranks: int) -> list[list[Core]]:
-    """The cores of each rank."""
+    """Returns the cores of each rank."""
     by_kind = _grouped(topology, [(core, (core.kind, 0)) for core in cores], ranks).share()
     if len({len(core.cpus) for core in cores}) == 1:
         return by_kind
@@ -189,7 +189,7 @@ def _share(topology: Topology, cores: Sequence[Core], ranks: int) -> list[list[C
 
 @dataclass(frozen=True)
 class _Sharing:
-    """Groups of nodes, and the cores of each node by class."""
+    """Groups of nodes, with the cores of each node by class."""
 
     groups: list[NodeGroup]
     cores: list[list[list[Core]]]
@@ -215,7 +215,7 @@ class _Sharing:
 
 
 def _grouped(topology: Topology, classed: Sequence[tuple[Core, tuple[str, int]]], ranks: int) -> _Sharing:
-    """Groups the nodes so that each rank gets its share of every class of cores."""
+    """Groups nodes so that each rank gets its share of every class of cores."""
     # By package, then by number, so that a kernel without memory nodes does not mix packages.
     classed = sorted(classed, key=lambda each: (each[0].package, each[0].cpus))
     # Classes of one kind follow each other, so that what they leave over is dealt evenly too.
@@ -238,7 +238,7 @@ def _grouped(topology: Topology, classed: Sequence[tuple[Core, tuple[str, int]]]
     ]
 
     def nearest(group: list[int], others: Iterable[int]) -> int:
-        """Of the same package as a node of the group, then near to all of them, then the lowest."""
+        """Returns the nearest node: of a package in the group, then by distance to the group, then by index."""
         in_group = {package for member in group for package in packages[nodes[member].index]}
 
         def remoteness(other: int) -> tuple[bool, int, int]:

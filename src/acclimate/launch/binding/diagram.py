@@ -102,7 +102,7 @@ def _size(size_bytes: int) -> str:
 
 @dataclass(frozen=True)
 class _Grid:
-    """The cores of a memory node, each further hardware thread right below that of its core."""
+    """Draws the cores of a memory node, with hardware threads of one core below each other."""
 
     topology: Topology
     rank_of: Mapping[int, int]

@@ -97,7 +97,7 @@ class GroupSearch:
         self._seen: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[int, int, int]]] = {}
 
     def most_groups(self, at_least: int) -> list[list[Counts]] | None:
-        """The groups found, by what their nodes have; ``None`` if there are fewer than ``at_least``."""
+        """Returns the groups, as their nodes' counts; ``None`` if there are fewer than ``at_least``."""
         self._most_groups = at_least - 1
         patterns: list[_Pattern] = []
         smallest: dict[int, int] = {}
@@ -122,7 +122,7 @@ class GroupSearch:
         ]
 
     def _patterns(self, size: int) -> Iterator[_Pattern]:
-        """Every group of that many nodes, as far as the steps suffice."""
+        """Yields every group of that many nodes, until the steps run out."""
 
         def choose(first: int, left: int, uses: tuple[tuple[int, int], ...]) -> Iterator[_Pattern]:
             self._steps += 1
@@ -140,12 +140,12 @@ class GroupSearch:
         return choose(0, size, ())
 
     def _limits(self, uses: Iterable[tuple[int, int]]) -> tuple[int, int]:
-        """The fewest and the most ranks that can share so many nodes of these types."""
+        """Returns the fewest and the most ranks that can share these numbers of nodes of each type."""
         scaled = (tuple(number * count for count in self._types[kind]) for kind, number in uses)
         return rank_limits(scaled, self._shares)
 
     def _bound(self, rest: tuple[int, ...]) -> int:
-        """No way to divide ``rest`` has more groups."""
+        """Returns an upper bound of the number of groups in ``rest``."""
         weight = sum(number * each for number, each in zip(rest, self._weights, strict=True))
         return min(self._ranks, int(weight + 1e-6))
 
@@ -155,7 +155,7 @@ class GroupSearch:
         self._explore(_State(self._available, (0,) * len(self._types)), patterns)
 
     def _explore(self, state: _State, patterns: list[_Pattern]) -> None:
-        """Tries all ways to go on from a state with these patterns."""
+        """Tries all ways to continue from a state with these patterns."""
         left = tuple(map(sum, zip(state.rest, state.last, strict=True)))
         if not any(left):
             self._offer(state.groups, state.fewest, state.most)
@@ -187,7 +187,7 @@ class GroupSearch:
             self._best = groups
 
     def _is_known(self, state: _State) -> bool:
-        """Whether a way here that was no worse in any respect was already followed."""
+        """Whether the search has already passed here with a path that is no worse in any respect."""
         ways = self._seen.setdefault((state.rest, state.last), [])
         new = len(state.groups), state.fewest, state.most
         if any(way[0] >= new[0] and way[1] <= new[1] and way[2] >= new[2] for way in ways):

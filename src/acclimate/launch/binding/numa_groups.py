@@ -34,7 +34,7 @@ _MOST_STATES = 256
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes, by position in what was given, that have cores for ``ranks`` ranks."""
+    """Nodes, as positions in the input, with cores for ``ranks`` ranks."""
 
     nodes: tuple[int, ...]
     ranks: int
@@ -42,7 +42,7 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class _Grouping:
-    """Groups of nodes, and the fewest and the most ranks that they can hold."""
+    """Groups of nodes, with the fewest and the most ranks that they can hold."""
 
     groups: tuple[tuple[Counts, ...], ...] = ()
     fewest: int = 0
@@ -88,7 +88,7 @@ def _most_groups(
 
 
 def _groupings(remaining: tuple[Counts, ...], shares: Counts, candidates: Candidates) -> list[_Grouping]:
-    """The ways to group all nodes that no other way is better than in every respect."""
+    """Returns the ways to group all nodes, without those that another way beats in every respect."""
 
     @cache
     def solve(remaining: tuple[Counts, ...]) -> list[_Grouping]:
@@ -109,7 +109,7 @@ def _groupings(remaining: tuple[Counts, ...], shares: Counts, candidates: Candid
 
 
 def _subsets(remaining: tuple[Counts, ...]) -> Iterator[tuple[tuple[Counts, ...], tuple[Counts, ...]]]:
-    """Every different group that the first node can be in, and what is left."""
+    """Yields every different group with the first node, and the remaining nodes."""
     others = sorted(set(remaining[1:]), reverse=True)
     for taken in product(*(range(remaining[1:].count(each) + 1) for each in others)):
         group, rest = [remaining[0]], list(remaining[1:])
@@ -121,7 +121,7 @@ def _subsets(remaining: tuple[Counts, ...]) -> Iterator[tuple[tuple[Counts, ...]
 
 
 def _prefixes(remaining: tuple[Counts, ...]) -> Iterator[tuple[tuple[Counts, ...], tuple[Counts, ...]]]:
-    """Every group of the first node and those that follow it."""
+    """Yields every group of the first node and later ones."""
     for end in range(1, len(remaining) + 1):
         yield remaining[:end], remaining[end:]
 
@@ -135,7 +135,7 @@ def _consecutive(groups: Iterable[tuple[Counts, ...]]) -> list[list[int]]:
 
 
 def _place(groups: Sequence[Sequence[Counts]], counts: Sequence[Counts], nearest: Nearest) -> list[list[int]]:
-    """Chooses nodes that have the cores a group asks for and lie near each other."""
+    """Chooses nodes that have a group's cores and are near each other."""
     free = set(range(len(counts)))
     placed: list[list[int]] = [[] for _ in groups]
     for index in sorted(range(len(groups)), key=lambda index: -len(groups[index])):

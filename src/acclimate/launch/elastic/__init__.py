@@ -1,1 +1,1 @@
-"""Jobs whose ranks restart after a failure and whose hosts may come and go, on torch's elastic agent."""
+"""Jobs whose ranks restart after a failure and whose hosts join and leave, on torch's elastic agent."""

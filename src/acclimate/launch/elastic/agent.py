@@ -55,14 +55,14 @@ _RUN_ID = "acclimate"
 _ROLE = "default"
 _MONITOR_INTERVAL_S = 0.1
 _KEEP_ALIVE_INTERVAL_S = 3
-"""A host that misses three of them counts as gone."""
+"""A host that misses three of these counts as lost."""
 _LAST_CALL_S = 5
-"""How long hosts that are enough wait for more."""
+"""How long enough hosts wait for further ones."""
 _STORE_TIMEOUT_S = 30
-"""How long to wait for the host where all meet; torch tries twice."""
+"""How long to wait for the host of the rendezvous; torch tries twice."""
 _PROBE_AFTER_S = 5.0
 _SILENCE_S = 15.0
-"""How long a rendezvous that accepts connections may say nothing."""
+"""How long a rendezvous that accepts connections may stay silent."""
 _LEAVE_S = 5.0
 """How long torch may take to leave the job after the ranks have ended because of a signal."""
 _LOOK_AGAIN_S = 1.0
@@ -115,7 +115,7 @@ class _Membership:
         self._place = f"{job.master_addr}:{job.master_port}"
         self._agent: _Agent | None = None
         self._outcome: Outcome | BaseException | None = None
-        """What the thread came to; ``None`` while it runs."""
+        """The thread's result; ``None`` while it runs."""
         self._ended, self._tell_end = os.pipe()
         self._thread = threading.Thread(target=self._run_and_tell, daemon=True)
 
@@ -129,7 +129,7 @@ class _Membership:
         """
         started = time.monotonic()
         accepted: list[float] = []
-        """When the rendezvous accepted a connection, once it has."""
+        """When the rendezvous first accepted a connection."""
         probe = threading.Thread(target=self._probe, args=[accepted], daemon=True)
         left_at: float | None = None
         self._thread.start()
@@ -172,7 +172,7 @@ class _Membership:
             atexit.register(_exit_at_once, exit_code)
 
     def _forward(self, number: int) -> Outcome | None:
-        """Sends a signal to the ranks; where there are none it is how this host's part ends."""
+        """Sends a signal to the ranks; without ranks, the signal ends this host's part."""
         if self._agent is not None and self._agent.forward(number):
             return None
         if number in NOTICES:
@@ -192,7 +192,7 @@ class _Membership:
             agent.resume()
 
     def _probe(self, accepted: list[float]) -> None:
-        """Finds out whether somebody accepts connections at the rendezvous."""
+        """Finds out whether the rendezvous accepts connections."""
         while self._outcome is None:
             with suppress(OSError), socket.create_connection(self._address(), timeout=_LOOK_AGAIN_S):
                 accepted.append(time.monotonic())
@@ -266,21 +266,21 @@ class _Membership:
 
 
 class _Agent(SimpleElasticAgent):
-    """torch's agent, with a supervisor of this host's ranks (:mod:`.worker`) in the place of its workers."""
+    """torch's agent, whose single worker is a supervisor of this host's ranks (:mod:`.worker`)."""
 
     def __init__(self, spec: WorkerSpec, job: JobPlan, environ: Mapping[str, str]) -> None:
         super().__init__(spec)
         self.job = job
         self.environ = environ
         self.outcome = Outcome(0)
-        """How the last worker ended."""
+        """The outcome of the last worker."""
         self.ended_by: int | None = None
         """The signal that ends this host's part."""
         self._changing = threading.RLock()
-        """Held while the worker is started or reaped: the main thread sends signals to it."""
+        """Held while the worker is started or reaped, since the main thread sends it signals."""
         self._worker: subprocess.Popen[bytes] | None = None
         self._answer: IO[bytes] | None = None
-        """Where the worker writes how its ranks ended."""
+        """The file to which the worker writes its outcome."""
 
     # -- what torch's agent asks for -----------------------------------------------------------------
 
@@ -347,11 +347,11 @@ class _Agent(SimpleElasticAgent):
     # -- the worker ----------------------------------------------------------------------------------
 
     def has_worker(self) -> bool:
-        """Whether ranks run."""
+        """Whether ranks are running."""
         return self._worker is not None and self._worker.poll() is None
 
     def forward(self, number: int) -> bool:
-        """Sends a signal to the ranks; returns whether there were any. Most end this host's part."""
+        """Sends a signal to the ranks, if any, and returns whether there were. Most end this host's part."""
         with self._changing:
             if number not in NOTICES:
                 self.ended_by = self.ended_by or number
@@ -379,7 +379,7 @@ class _Agent(SimpleElasticAgent):
                 self._worker.send_signal(signal.SIGCONT)
 
     def collect(self) -> Outcome:
-        """Reads how the worker ended, once it has; returns how the last one did."""
+        """Reads the worker's outcome, if it has ended; returns the outcome of the last one."""
         with self._changing:
             if self._worker is not None and self._answer is not None:
                 self._answer.seek(0)
@@ -393,7 +393,7 @@ class _Agent(SimpleElasticAgent):
             return self.outcome
 
     def _end_worker(self) -> None:
-        """Ends the ranks, which have their grace."""
+        """Ends the ranks, within their grace period."""
         worker = self._worker
         if worker is None:
             return
@@ -413,7 +413,7 @@ def _exit_at_once(exit_code: int) -> None:
 
 
 def _own_address(master_addr: str) -> str:
-    """The address of this host on the way to the master."""
+    """Returns this host's address towards the master."""
     with suppress(OSError):
         return address_towards(master_addr)
     return socket.gethostname()

@@ -21,7 +21,7 @@ REGROUPING = "the ranks were ended because the hosts of the job have changed."
 
 
 def main() -> int:
-    """Runs the ranks; returns 0 where it could tell how they ended."""
+    """Runs the ranks; returns 0 if it could report their outcome."""
     answers = int(sys.argv[1])
     os.set_inheritable(answers, False)
     line = b""
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def _reason_to_stop() -> str | None:
-    """Standard input has ended: the hosts have changed, or the agent is gone."""
+    """Returns a reason once standard input has ended: the hosts have changed, or the agent has exited."""
     return None if os.read(0, 1 << 16) else REGROUPING
 
 

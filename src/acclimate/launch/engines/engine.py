@@ -1,4 +1,4 @@
-"""What an engine is: a way to start ranks on many hosts."""
+"""The protocol of an engine, a way to start ranks on many hosts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankVariables:
-    """Where an engine that starts a process for each rank tells the process which one it is."""
+    """The variables in which an engine that starts one process per rank passes the rank's number."""
 
     rank: str
     local_rank: str
 
     def agent(self) -> list[str]:
-        """The command of an agent that runs this one rank."""
+        """Returns the command of an agent that runs this one rank."""
         names = ("--rank_variable", self.rank, "--local_rank_variable", self.local_rank)
         return own_python("acclimate.launch.remote.agent", *names)
 
@@ -32,17 +32,17 @@ class Engine(Protocol):
     """A way to start ranks on many hosts. Each is a class in a file of its own, listed in ``registry.py``."""
 
     name: ClassVar[str]
-    """What ``--launcher`` says."""
+    """The engine's name for ``--launcher``."""
     remedy: ClassVar[str]
-    """What to install where the program is missing."""
+    """What to install if the program is missing."""
     rank_variables: ClassVar[RankVariables | None] = None
-    """``None`` where it starts one agent on each host."""
+    """``None`` if it starts one agent on each host."""
     needs_allocation: ClassVar[bool] = False
-    """Whether ``auto`` takes it only inside an allocation of its own, and there before all others."""
+    """Whether ``auto`` uses it only inside its own allocation, where it precedes all others."""
 
     @abstractmethod
     def find(self, environ: Mapping[str, str]) -> str | None:
-        """Path of the engine's program; ``None`` where it is not installed."""
+        """Returns the path of the engine's program; ``None`` if it is not installed."""
 
     @abstractmethod
     def launch(self, job: JobPlan, program: str) -> Outcome:
@@ -58,11 +58,11 @@ class Engine(Protocol):
         """
 
     def is_allocated(self, environ: Mapping[str, str]) -> bool:
-        """Whether this process runs inside an allocation of the engine's, with several hosts."""
+        """Whether this process runs inside the engine's allocation of several hosts."""
         return False
 
     def hosts(self, environ: Mapping[str, str], slots: int) -> tuple[Host, ...]:
-        """The hosts of the allocation, for a job without a hostfile; none where the engine has no such thing.
+        """Returns the hosts of the allocation, for a job without a hostfile; none without allocations.
 
         Args:
             environ: of this process.

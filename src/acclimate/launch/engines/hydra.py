@@ -1,4 +1,4 @@
-"""Hydra, the starter that MPICH and Intel MPI share."""
+"""Hydra, the process manager of MPICH and Intel MPI."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class HydraEngine(MpiEngine):
 
     rank_variables = RankVariables("PMI_RANK", "MPI_LOCALRANKID")
     binds_nothing: ClassVar[tuple[str, ...]]
-    """Arguments that turn this MPI's own binding off."""
+    """Arguments that turn off this MPI's own binding."""
 
     def arguments(self, ranks: int, hostfile: str, names: Sequence[str]) -> list[str]:
-        """Where the ranks go, and which variables; without these Hydra passes on all of the environment."""
+        """Returns arguments for hosts and variables; by default Hydra exports the whole environment."""
         return ["-f", hostfile, "-n", str(ranks), "-genvlist", ",".join(names), *self.binds_nothing]
 
     def host_line(self, host: HostPlan) -> str:
-        """Its name, and how many ranks it takes before the next host's turn."""
+        """Returns the host's name and its number of consecutive ranks."""
         return f"{host.name}:{len(host.slots)}"

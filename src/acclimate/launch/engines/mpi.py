@@ -24,9 +24,9 @@ class MpiEngine(Engine):
     """One process for each rank, started by an MPI's own program."""
 
     programs: ClassVar[tuple[str, ...]]
-    """Names that its program may have."""
+    """The names of its program."""
     version_text: ClassVar[str]
-    """What its ``--version`` says, and that of no other MPI."""
+    """A text in its ``--version`` that no other MPI prints."""
     rank_variables: ClassVar[RankVariables]
 
     @abstractmethod
@@ -41,14 +41,14 @@ class MpiEngine(Engine):
 
     @abstractmethod
     def host_line(self, host: HostPlan) -> str:
-        """A host in the syntax of this MPI's hostfile."""
+        """Returns a line of this MPI's hostfile."""
 
     @abstractmethod
     def settings(self, ssh_options: str) -> dict[str, str]:
-        """Variables of this MPI that pass these options on to its ssh."""
+        """Returns the variables that pass these options to this MPI's ssh."""
 
     def find(self, environ: Mapping[str, str]) -> str | None:
-        """Path of this MPI's program; ``None`` where it is not installed."""
+        """Returns the path of this MPI's program; ``None`` if it is not installed."""
         from acclimate.launch.engines.programs import find_program
 
         return find_program(self.programs, self.version_text, environ)
@@ -82,18 +82,18 @@ class MpiEngine(Engine):
 
 
 def _ssh_options(job: JobPlan, connect_s: int) -> list[str]:
-    """For MPI's own ssh, so that it asks for no password and gives up on a silent host."""
+    """Returns options with which MPI's ssh asks for no password and gives up on a silent host."""
     port = common_port(job, "MPI")
     return [*ssh_options(connect_s), *([] if port is None else [f"-p{port}"])]
 
 
 def _in_slurm() -> bool:
-    """There MPI takes ``srun`` instead of ssh, and would pass ssh's options on to it."""
+    """Whether MPI uses ``srun`` instead of ssh; it would pass ssh's options to it."""
     return "SLURM_JOB_ID" in os.environ
 
 
 def _ssh_check(job: JobPlan) -> SshReachabilityCheck | None:
-    """None where MPI reaches hosts by other means than ssh, or ssh is not here to ask."""
+    """Returns a check of the hosts; ``None`` if MPI does not use ssh, or ssh is not installed."""
     from acclimate.launch.remote.engine_program import CHECK_AFTER_S
     from acclimate.launch.remote.ssh_check import SshReachabilityCheck
 

@@ -15,5 +15,5 @@ class Mpich(HydraEngine):
     binds_nothing = ("-bind-to", "none")
 
     def settings(self, ssh_options: str) -> dict[str, str]:
-        """Passes options on to its ssh."""
+        """Returns the variables that pass options to its ssh."""
         return {"HYDRA_LAUNCHER_EXTRA_ARGS": ssh_options}

@@ -19,12 +19,12 @@ class OpenMpi(MpiEngine):
     rank_variables = RankVariables("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 
     def arguments(self, ranks: int, hostfile: str, names: Sequence[str]) -> list[str]:
-        """Where the ranks go, bound to nothing, and which variables they get."""
+        """Returns arguments for the hosts and the variables, without binding."""
         where = ["--hostfile", hostfile, "-np", str(ranks), "--map-by", "slot", "--bind-to", "none"]
         return [*where, *(word for name in names for word in ("-x", name))]
 
     def host_line(self, host: HostPlan) -> str:
-        """Its name, and how many ranks it takes."""
+        """Returns the host's name and its number of ranks."""
         return f"{host.name} slots={len(host.slots)}"
 
     def settings(self, ssh_options: str) -> dict[str, str]:

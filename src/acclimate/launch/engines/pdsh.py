@@ -33,9 +33,9 @@ _HOST_ENDED = re.compile(rb"^pdsh@[^:]*: ([^:]+): \S+ exited with exit code (\d+
 
 
 _KEPT, _LONGEST_KEPT = 100, 2000
-"""How many lines of pdsh's are kept to say why a host ended, and how much of each."""
+"""How many lines of pdsh are kept to explain a host's end, and how much of each."""
 _LONGEST_LINE = 1 << 16
-"""A line longer than this is shown in pieces."""
+"""Longer lines are shown in pieces."""
 
 
 class Pdsh(Engine):
@@ -45,7 +45,7 @@ class Pdsh(Engine):
     remedy = "Install pdsh with its ssh module (Debian: pdsh)."
 
     def find(self, environ: Mapping[str, str]) -> str | None:
-        """Path of pdsh; ``None`` where it is not installed."""
+        """Returns the path of pdsh; ``None`` if it is not installed."""
         return shutil.which("pdsh", path=environ.get("PATH"))
 
     def launch(self, job: JobPlan, program: str) -> Outcome:
@@ -85,14 +85,14 @@ class Pdsh(Engine):
 
 
 class _Listener:
-    """Reads from pdsh's standard error which host's ssh ended, and with which words; shows the rest."""
+    """Finds in pdsh's standard error which host's ssh ended and its message; shows the rest."""
 
     def __init__(self) -> None:
         self._line = bytearray()
         self._words: deque[str] = deque(maxlen=_KEPT)
 
     def __call__(self, program: EngineProgram, data: bytes) -> None:
-        """Takes what pdsh wrote; nothing at the end."""
+        """Processes output of pdsh; empty at the end."""
         *whole, rest = data.split(b"\n")
         for end_of_line in whole:
             self._line += end_of_line
@@ -118,6 +118,6 @@ class _Listener:
             program.coordinator.lost(peer, said, was_reached=code != FAILED)
 
     def _about(self, host: str) -> str:
-        """What was said that names the host, else the last that was said at all."""
+        """Returns the lines that name the host, else the last lines."""
         naming = [words for words in self._words if host in words]
         return "; ".join(naming or list(self._words)[-1:])

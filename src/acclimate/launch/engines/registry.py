@@ -1,4 +1,4 @@
-"""The engines, and which one a job takes."""
+"""The engines, and the choice of one for a job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENGINES: tuple[Engine, ...] = (Ssh(), Pdsh(), OpenMpi(), Mpich(), IntelMpi(), Sl
 
 
 def engine_names() -> tuple[str, ...]:
-    """What ``--launcher`` takes."""
+    """Returns the values of ``--launcher``."""
     return (AUTO, *(engine.name for engine in ENGINES))
 
 

@@ -1,4 +1,4 @@
-"""One process for each rank, started by Slurm's ``srun``: inside an allocation, or making one."""
+"""One process for each rank, started by Slurm's ``srun``, inside an allocation or in a new one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Slurm(Engine):
     needs_allocation = True
 
     def find(self, environ: Mapping[str, str]) -> str | None:
-        """Path of srun; ``None`` where it is not installed."""
+        """Returns the path of srun; ``None`` if it is not installed."""
         return shutil.which("srun", path=environ.get("PATH"))
 
     def is_allocated(self, environ: Mapping[str, str]) -> bool:
@@ -41,7 +41,7 @@ class Slurm(Engine):
         return several and "SLURM_STEP_ID" not in environ
 
     def hosts(self, environ: Mapping[str, str], slots: int) -> tuple[Host, ...]:
-        """The hosts of the allocation that this process is in.
+        """Returns the hosts of this process's allocation.
 
         Args:
             environ: of this process.
@@ -113,7 +113,7 @@ class Slurm(Engine):
 
 
 def _each_nodes_tasks(text: str, nodes: int) -> list[int]:
-    """``2(x3),1`` as 2, 2, 2, 1; nothing where it is not about so many nodes."""
+    """Parses ``2(x3),1`` as 2, 2, 2, 1; returns nothing if the number of nodes differs."""
     counts: list[int] = []
     for count, times in _REPEATED.findall(text):
         if int(times or 1) > nodes - len(counts):

@@ -23,7 +23,7 @@ class Ssh(Engine):
     remedy = "Install OpenSSH's client (Debian: openssh-client)."
 
     def find(self, environ: Mapping[str, str]) -> str | None:
-        """Path of ssh's client; ``None`` where it is not installed."""
+        """Returns the path of ssh's client; ``None`` if it is not installed."""
         return find_ssh(environ)
 
     def launch(self, job: JobPlan, program: str) -> Outcome:

@@ -1,1 +1,1 @@
-"""How the ranks' output is tagged, shown and logged, at the pace of whoever reads it."""
+"""Tags, shows and logs the ranks' output, as fast as its reader reads."""

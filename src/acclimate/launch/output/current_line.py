@@ -1,10 +1,10 @@
-"""The unfinished line of a stream, as a terminal shows it: a carriage return begins it anew."""
+"""The unfinished line of a stream, as a terminal shows it: a carriage return restarts it."""
 
 from __future__ import annotations
 
 
 class CurrentLine:
-    """Takes a line piece by piece, each byte once; keeps only what is shown of it.
+    """Receives a line piece by piece, each byte once, and keeps only its visible part.
 
     Args:
         kept_bytes: how many bytes at its beginning to keep; ``None``: all.
@@ -14,13 +14,13 @@ class CurrentLine:
         self._kept_bytes = kept_bytes
         self._shown = bytearray()
         self._returned = False
-        """Whether a carriage return came last; what comes next replaces the line."""
+        """Whether the last byte was a carriage return, so that the next piece replaces the line."""
 
     def __len__(self) -> int:
         return len(self._shown)
 
     def feed(self, piece: bytes) -> None:
-        """Takes a piece without a newline in it."""
+        """Adds a piece without a newline."""
         body = piece.rstrip(b"\r")
         if body:
             _, returned, after = body.rpartition(b"\r")
@@ -32,11 +32,11 @@ class CurrentLine:
         self._returned |= len(body) < len(piece)
 
     def start(self, size: int) -> bytes:
-        """The first bytes of what is shown."""
+        """Returns the first visible bytes."""
         return bytes(self._shown[:size])
 
     def take(self) -> bytes:
-        """What is shown; a new line begins."""
+        """Returns the visible part and starts a new line."""
         shown = bytes(self._shown)
         self._shown.clear()
         self._returned = False

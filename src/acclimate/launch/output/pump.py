@@ -1,4 +1,4 @@
-"""Carries output from pipes to the launcher's own streams, at the pace of whoever reads those."""
+"""Moves output from pipes to the launcher's own streams, as fast as their reader reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STREAM_NAMES = {1: "output", 2: "error"}
 
 
 class OutputPump:
-    """Feeds views from pipes. Reads no pipe while the reader of the launcher's own stream is far behind.
+    """Feeds views from pipes. Stops reading pipes while the reader of the launcher's stream lags behind.
 
     Args:
         loop: waits on the pipes, and on a stream that is behind.
@@ -36,30 +36,30 @@ class OutputPump:
         self._failed: set[View] = set()
 
     def read_from(self, pipe: int, stream: int, react: Callable[[], None]) -> None:
-        """Calls back when there is something in a pipe and room for it on a stream."""
+        """Calls back when a pipe is readable and there is room on its stream."""
         view = self._views[stream]
         self._pipes[pipe] = view, react
         if view not in self._paused:
             self._loop.watch(pipe, react)
 
     def forget(self, pipe: int) -> None:
-        """A pipe is at its end."""
+        """Stops watching a pipe that has ended."""
         view, _ = self._pipes.pop(pipe)
         if view not in self._paused:
             self._loop.forget(pipe)
 
     def feed(self, stream: int, source: Source, data: bytes) -> None:
-        """Shows what a source wrote."""
+        """Shows output of a source."""
         self._views[stream].feed(source, data)
         self._settle(stream)
 
     def end(self, stream: int, source: Source) -> None:
-        """Shows what is left of a source that writes no more."""
+        """Shows the rest of a source that has ended."""
         self._views[stream].end(source)
         self._settle(stream)
 
     def flush(self) -> float | None:
-        """Shows what has been waiting long enough; returns in how many seconds to call again."""
+        """Shows output that has waited long enough; returns the seconds until the next call."""
         delays = [view.flush() for view in self._streams()]
         for stream in self._streams().values():
             self._settle(stream)
@@ -67,15 +67,15 @@ class OutputPump:
 
     @property
     def waiting(self) -> bool:
-        """Whether a reader has not taken everything yet."""
+        """Whether output is still waiting for a reader."""
         return any(view.writer.waiting for view in self._streams())
 
     def _streams(self) -> dict[View, int]:
-        """Each view with its stream; one that has both counts as output."""
+        """Yields each view with its stream; a view of both streams counts as output."""
         return {self._views[stream]: stream for stream in (2, 1)}
 
     def _settle(self, stream: int) -> None:
-        """After something was written: pauses and resumes pipes, waits for a reader that is behind."""
+        """Pauses or resumes pipes after a write, and waits for a reader that lags behind."""
         view = self._views[stream]
         writer = view.writer
         if writer.error is not None and view not in self._failed:
@@ -105,6 +105,6 @@ class OutputPump:
 
 
 def own_streams(make: Callable[[Writer], View]) -> dict[int, View]:
-    """A view for each of the launcher's streams 1 and 2; one for both where they are the same file."""
+    """Returns a view for each of the launcher's streams 1 and 2; one for both if they are the same file."""
     first = make(Writer(1))
     return {1: first, 2: first if os.path.sameopenfile(1, 2) else make(Writer(2))}

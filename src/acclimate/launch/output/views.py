@@ -16,12 +16,12 @@ from acclimate.launch.output.current_line import CurrentLine
 from acclimate.launch.output.writer import Writer
 
 _PARTIAL_DELAY_S = 0.2
-"""How long a line may stay unfinished before it is shown as far as it is."""
+"""How long a line may stay unfinished before its beginning is shown."""
 _REDRAW_DELAY_S = 0.05
 LONGEST_PARTIAL = 1 << 16
-"""Bytes of an unfinished line that are held back at most."""
+"""The most bytes of an unfinished line that are held back."""
 _ROW_BYTES = 1 << 12
-"""Bytes of an unfinished line of which one row of a terminal is made."""
+"""The most bytes of an unfinished line that are used for a terminal's row."""
 _TAG = re.compile(rb"\[rank \d+\] ")
 _NOT_A_COLOUR = re.compile(rb"\x1b\[[0-9;?]*[@-ln-~]")
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[@-~]")
@@ -36,25 +36,25 @@ class Source(NamedTuple):
 
 
 class View(ABC):
-    """What several sources write, on one stream."""
+    """Shows the output of several sources on one stream."""
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
 
     @abstractmethod
     def feed(self, source: Source, data: bytes) -> None:
-        """Takes what a source wrote."""
+        """Receives output of a source."""
 
     def end(self, source: Source) -> None:  # noqa: B027 - a view that keeps nothing has nothing to end
-        """Shows what is left of a source that writes no more."""
+        """Shows the rest of a source that has ended."""
 
     def flush(self) -> float | None:
-        """Shows what has been waiting long enough; in how many seconds to call again."""
+        """Shows output that has waited long enough; returns the seconds until the next call."""
         return None
 
 
 class Plain(View):
-    """Byte by byte what the only rank wrote."""
+    """Passes on the output of a single rank unchanged."""
 
     def feed(self, source: Source, data: bytes) -> None:
         """Passes it on."""
@@ -73,7 +73,7 @@ class TaggedLines(View):
         self._pending: dict[Source, bytearray] = {}
         self._due: dict[Source, float] = {}
         self._continued: Source | None = None
-        """The source whose unfinished line is the last thing that was written."""
+        """The source whose unfinished line was written last."""
 
     def feed(self, source: Source, data: bytes) -> None:
         """Shows the finished lines."""
@@ -139,9 +139,9 @@ class WholeLines(View):
         super().__init__(writer)
         self._pending: dict[Source, bytearray] = {}
         self._continued: Source | None = None
-        """The source whose unfinished line is the last thing that was written."""
+        """The source whose unfinished line was written last."""
         self._tags: dict[Source, bytes] = {}
-        """With which tag the unfinished line of a source began that was shown in part."""
+        """The tag of each source's unfinished line that has been shown in part."""
 
     def feed(self, source: Source, data: bytes) -> None:
         """Shows the finished lines."""
@@ -189,12 +189,12 @@ class TaggedTerminal(View):
         self._unfinished: dict[Source, CurrentLine] = {}
         self._finished: list[bytes] = []
         self._rows = 0
-        """How many unfinished lines are on the screen."""
+        """The number of unfinished lines on the screen."""
         self._changed_at: float | None = None
-        """When something changed that is not drawn yet."""
+        """When the first change since the last drawing happened."""
 
     def feed(self, source: Source, data: bytes) -> None:
-        """Takes it; :meth:`flush` draws."""
+        """Receives output, which :meth:`flush` draws."""
         # The row that changed last is the lowest, and the last to be left out where there is no room.
         current = self._unfinished.pop(source, CurrentLine())
         *lines, rest = data.split(b"\n")
@@ -211,7 +211,7 @@ class TaggedTerminal(View):
         self._changed_at = self._changed_at or time.monotonic()
 
     def end(self, source: Source) -> None:
-        """Lets the last state of an unfinished line scroll by."""
+        """Prints the last state of an unfinished line above the rows."""
         current = self._unfinished.pop(source, None)
         if current is not None:
             self._changed_at = time.monotonic() - _REDRAW_DELAY_S
@@ -220,7 +220,7 @@ class TaggedTerminal(View):
                 self._finished.append(_tagged(source, rest) + b"\n")
 
     def flush(self) -> float | None:
-        """Draws; unfinished lines at most 20 times a second, as most are finished a moment later."""
+        """Draws the changes; unfinished lines at most 20 times a second."""
         if self._changed_at is None:
             return None
         wait = self._changed_at + _REDRAW_DELAY_S - time.monotonic()
@@ -243,14 +243,14 @@ class TaggedTerminal(View):
 
 
 def _lines(begun: bytearray, data: bytes) -> list[bytes]:
-    """The lines of which the last ends with the data; what was begun is emptied."""
+    """Returns the complete lines, and empties the unfinished one."""
     lines = bytes(begun + data).split(b"\n")[:-1]
     begun.clear()
     return lines
 
 
 def _split_letter(text: bytes) -> tuple[bytes, bytes]:
-    """Splits off a last UTF-8 letter of which bytes are still to come."""
+    """Splits off an incomplete UTF-8 character at the end."""
     for length in range(1, 4):
         first = text[-length]
         if first >= 0xC0:  # the first byte says how many there are
@@ -267,7 +267,7 @@ def _tagged(source: Source, line: bytes) -> bytes:
 
 
 def _fitting(line: bytes, columns: int) -> bytes:
-    """A line that takes one row of the terminal: a longer one could not be erased again."""
+    """Cuts a line to one row of the terminal, since a longer one could not be erased."""
     if len(line) <= columns:  # there are at least as many bytes as letters
         return line
     shown, used, position = [], 0, 0

@@ -1,4 +1,4 @@
-"""Where the ranks' output goes: a stream that may be slow or gone, a log file, the last lines."""
+"""The destinations of output: a stream with a slow or closed reader, a log file, the last lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from acclimate.launch.plan.outcome import KEPT_LINES
 # A pipe that poll() calls writable takes this much at once without blocking (POSIX: at least 512).
 _PIPE_ROOM = getattr(select, "PIPE_BUF", 512)
 _LONGEST_KEPT = 2000
-"""Bytes of a line that are kept for the report on a failure."""
+"""The bytes of a line that are kept for the report of a failure."""
 
 
 class Writer:
@@ -24,13 +24,13 @@ class Writer:
     """
 
     FULL = 1 << 20
-    """From so many waiting bytes on, the ranks should wait too."""
+    """With this many waiting bytes, ranks are not read any more."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self.is_terminal = os.isatty(descriptor)
         self.error: OSError | None = None
-        """Set once nothing more can be written; later output is dropped."""
+        """Set once the stream cannot be written; later output is dropped."""
         self._waiting = bytearray()
         self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
         self._poll = select.poll()
@@ -38,11 +38,11 @@ class Writer:
 
     @property
     def waiting(self) -> int:
-        """How many bytes the reader has not taken yet."""
+        """The number of bytes that wait for the reader."""
         return len(self._waiting)
 
     def write(self, data: bytes | bytearray) -> None:
-        """Writes what the reader takes now, and keeps the rest for :meth:`drain`."""
+        """Writes as much as the reader accepts now, and keeps the rest for :meth:`drain`."""
         if self.error is None:
             self._waiting += data
             self.drain()
@@ -61,7 +61,7 @@ class Writer:
 
 
 class LogFile:
-    """A rank's own file. A full disk ends the log and not the job."""
+    """A rank's log file. A full disk ends the log but not the job."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,11 +72,11 @@ class LogFile:
 
     @property
     def descriptor(self) -> int:
-        """Its number, for forked processes to close."""
+        """Its number, so that forked processes can close it."""
         return self._descriptor
 
     def write(self, data: bytes) -> None:
-        """Appends; an error is kept in ``error`` and ends the log."""
+        """Appends data; an error is stored in ``error`` and ends the log."""
         while data and self.error is None:
             try:
                 data = data[os.write(self._descriptor, data) :]
@@ -84,19 +84,19 @@ class LogFile:
                 self.error = error
 
     def close(self) -> None:
-        """Ends the file."""
+        """Closes the file."""
         os.close(self._descriptor)
 
 
 class Tail:
-    """The last lines that a rank wrote, to both streams in the order in which they came."""
+    """The last lines of a rank's two streams, in order of arrival."""
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=KEPT_LINES)
         self._unfinished: dict[int, CurrentLine] = {}
 
     def feed(self, stream: int, data: bytes) -> None:
-        """Takes what was written to stream 1 or 2."""
+        """Receives output of stream 1 or 2."""
         current = self._unfinished.setdefault(stream, CurrentLine(_LONGEST_KEPT))
         first, *others = data.split(b"\n")
         current.feed(first)
@@ -105,7 +105,7 @@ class Tail:
             current.feed(piece)
 
     def lines(self) -> tuple[str, ...]:
-        """The last lines, the unfinished ones at the end."""
+        """Returns the last lines, unfinished ones at the end."""
         shown = (current.start(_LONGEST_KEPT) for current in self._unfinished.values())
         kept = [*self._lines, *(line for line in shown if line.strip())][-KEPT_LINES:]
         return tuple(line.decode(errors="backslashreplace") for line in kept)

@@ -1,1 +1,1 @@
-"""What a job runs: hosts, ranks, their environment, and how a job ended; nothing here starts a process."""
+"""Describes a job: hosts, ranks, their environment, and its outcome. Starts no process."""

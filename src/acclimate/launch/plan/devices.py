@@ -1,4 +1,4 @@
-"""The accelerator that ranks will use: which one it is, how many ranks a host runs, what they see of it."""
+"""The ranks' accelerator: its record, the number of ranks per host, and the devices that ranks see."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def find_accelerator() -> Backend | None:
 
 
 def _is_here(record: Backend) -> bool:
-    """Whether ranks can use an accelerator here; not one whose plug-in fails to tell what a launch needs."""
+    """Whether ranks can use an accelerator here; false if its plug-in fails."""
     if record.is_fallback:
         return True
     try:

@@ -15,12 +15,12 @@ SET_BY_LAUNCHER = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-"""What only the launcher sets."""
+"""The variables that only the launcher sets."""
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where a rank stands in its job."""
+    """A rank's place in its job."""
 
     rank: int
     local_rank: int
@@ -34,7 +34,7 @@ class RankPlace:
 def rank_environment(
     inherited: Mapping[str, str], place: RankPlace, *, threads: int, devices: Mapping[str, str]
 ) -> dict[str, str]:
-    """All variables of a rank.
+    """Returns all variables of a rank.
 
     Args:
         inherited: what it gets besides. ``OMP_NUM_THREADS`` and ``PYTHONUNBUFFERED`` in it are kept: who sets

@@ -1,4 +1,4 @@
-"""Which variables of the launcher's own its ranks on other hosts get: a list, and what the user adds."""
+"""Chooses the launcher's variables to export to ranks on other hosts: a list, and the user's additions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXPORTED = (
     "TOKENIZERS_PARALLELISM",
     "XDG_CACHE_HOME",
 )
-"""Always exported where they are set."""
+"""Variables that are always exported if set."""
 
 EXPORTED_PREFIXES = (
     "PYTHON",
@@ -49,14 +49,14 @@ EXPORTED_PREFIXES = (
     "LD_BIND_",
     "MALLOC_",
 )
-"""Settings of what ranks are made of, exported too; the accelerator's record names more."""
+"""Prefixes of exported settings of libraries; the accelerator's record adds more."""
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(^|_)(API_?)?KEY($|_)", re.IGNORECASE)
-"""What a variable that holds a secret is called; such a one is exported only when the user names it."""
+"""Names of variables with secrets, which are exported only if the user names them."""
 
 
 def exported_environment(environ: Mapping[str, str], prefixes: Iterable[str] = ()) -> dict[str, str]:
-    """The variables that ranks on other hosts get, besides those that the user names.
+    """Returns the exported variables, without those that the user names.
 
     Args:
         environ: the launcher's.

@@ -1,4 +1,4 @@
-"""Which hosts a job runs on, and which slots of each: the hostfile and what narrows it down."""
+"""Chooses the hosts and slots of a job: the hostfile, filters and limits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from acclimate.errors import HostfileError, HostfileNotFoundError, HostFilterError, excerpt
 
 MAX_RANKS_PER_HOST = 4096
-"""More than this is a slip of the keyboard, and would fill the memory before the system refuses it."""
+"""A larger number is a typing error, and would fill the memory before the system refuses it."""
 _MAX_RANKS = 1 << 20
 _MAX_BYTES = 16 << 20
-"""A hostfile of a million hosts is smaller."""
+"""More than the size of a hostfile with a million hosts."""
 _LARGEST_PORT = 65535
 _NAME = re.compile(r"[\w.][\w.-]{0,1023}")
-"""The system resolves no longer one, and every message about a host has its name."""
+"""The resolver's limit; each message about a host contains its name."""
 _EXAMPLE = "a line reads: host slots=N, host:port slots=N or [IPv6 address]:port slots=N"
 
 
@@ -26,40 +26,40 @@ class Host:
     """One line of a hostfile."""
 
     name: str
-    """As ssh is asked for it; an IPv6 address without its brackets."""
+    """The host's name for ssh; an IPv6 address has no brackets."""
     slots: int
-    """How many ranks it has room for."""
+    """The number of ranks that it can hold."""
     port: int | None = None
-    """ssh's port there, where the hostfile says one."""
+    """Its ssh port, if the hostfile gives one."""
 
     @property
     def label(self) -> str:
-        """The name as a hostfile or a filter has it: an IPv6 address in brackets."""
+        """Returns the name as in a hostfile or filter: an IPv6 address in brackets."""
         return f"[{self.name}]" if ":" in self.name else self.name
 
     def __str__(self) -> str:
-        """The line of a hostfile that means this host."""
+        """Returns the hostfile's line for this host."""
         port = "" if self.port is None else f":{self.port}"
         return f"{self.label}{port} slots={self.slots}"
 
 
 @dataclass(frozen=True)
 class HostPlan:
-    """What is used of one host."""
+    """One host's part of a job."""
 
     name: str
     slots: tuple[int, ...]
-    """Indices of its slots, ascending: those of the accelerator's devices."""
+    """The indices of its slots, ascending, which are those of the accelerator's devices."""
     port: int | None = None
 
     @property
     def label(self) -> str:
-        """The name as a hostfile or a filter has it: an IPv6 address in brackets."""
+        """Returns the name as in a hostfile or filter: an IPv6 address in brackets."""
         return f"[{self.name}]" if ":" in self.name else self.name
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """The hosts of a hostfile, in its order.
+    """Returns the hosts of a hostfile, in its order.
 
     Raises:
         HostfileNotFoundError: there is no such file, or it cannot be read.
@@ -83,7 +83,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 
 
 def parse_hostfile(text: str, source: str = "hostfile") -> tuple[Host, ...]:
-    """The hosts that the text of a hostfile names; ``source`` is what errors call it.
+    """Returns the hosts in a hostfile's text; errors call it ``source``.
 
     Raises:
         HostfileError: a line cannot be understood, a host comes twice, or there is none.
@@ -112,7 +112,7 @@ def parse_hostfile(text: str, source: str = "hostfile") -> tuple[Host, ...]:
 
 
 def _host(words: Sequence[str]) -> Host:
-    """One line's host; raises ValueError with what is wrong."""
+    """Returns a line's host; raises ValueError with the fault."""
     name, port = _address(words[0])
     slots: int | None = None
     for word in words[1:]:
@@ -132,7 +132,7 @@ def _host(words: Sequence[str]) -> Host:
 
 
 def _address(word: str) -> tuple[str, int | None]:
-    """Name and port of ``host``, ``host:port``, ``[address]`` or ``[address]:port``."""
+    """Returns name and port of ``host``, ``host:port``, ``[address]`` or ``[address]:port``."""
     if "@" in word:
         raise ValueError(
             f'"{excerpt(word)}" names a user; name the host alone and set User for it in ssh\'s '
@@ -170,7 +170,7 @@ def _port(text: str, word: str) -> int:
 
 
 def _number(text: str) -> int | None:
-    """A whole number in plain digits; ``None`` for everything else that int() would take, or refuse."""
+    """Returns a whole number in plain digits; ``None`` for any other text, even if int() accepts it."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 1000 else None
 
 
@@ -182,7 +182,7 @@ def choose_slots(
     num_nodes: int | None = None,
     num_accelerators: int | None = None,
 ) -> tuple[HostPlan, ...]:
-    """What is used of the hosts, in the hostfile's order.
+    """Returns the used hosts and slots, in the hostfile's order.
 
     Args:
         hosts: as :func:`read_hostfile` gives them.
@@ -243,7 +243,7 @@ def _without(slots: Iterable[int], unwanted: Iterable[int]) -> tuple[int, ...]:
 
 
 def _parse_filter(text: str, hosts: Sequence[Host], option: str) -> dict[str, tuple[int, ...]]:
-    """Slots of each host that a filter names."""
+    """Returns the slots of each host in a filter."""
     known = {host.name.lower(): host for host in hosts}
     named: dict[str, tuple[int, ...]] = {}
     for part in text.split("@"):
@@ -267,7 +267,7 @@ def _parse_filter(text: str, hosts: Sequence[Host], option: str) -> dict[str, tu
 
 
 def _filter_part(part: str, option: str) -> tuple[str, tuple[int, ...] | None]:
-    """Host and slots of ``host`` (no slots: all), ``host:0,2`` or ``[address]:0,2``."""
+    """Parses ``host`` (no slots: all), ``host:0,2`` or ``[address]:0,2``."""
     if part.startswith("["):
         name, closed, rest = part[1:].partition("]")
         malformed = not closed or bool(rest and not rest.startswith(":"))

@@ -18,48 +18,48 @@ from acclimate.topology import Topology, cpu_quota, read_topology
 
 @dataclass(frozen=True)
 class JobPlan:
-    """What runs where. The launcher makes it; whoever starts ranks on a host reads it."""
+    """The plan of a job, made by the launcher and read by all processes that start ranks."""
 
     hosts: tuple[HostPlan, ...]
     """In the order of node ranks."""
     command: tuple[str, ...]
-    """What each rank runs, the interpreter included."""
+    """The command of each rank, including the interpreter."""
     environment: Mapping[str, str]
-    """Variables of the launcher that are exported to the ranks; nothing else of its environment is."""
+    """The launcher's variables that are exported to ranks on other hosts."""
     directory: str
-    """Working directory of the ranks."""
+    """The ranks' working directory."""
     accelerator: str
-    """Name of the accelerator's record, whose visible-devices variable says which slot is whose."""
+    """The name of the accelerator's record, whose visible-devices variable assigns the slots."""
     master_addr: str | None = None
     """None: the address of the first host."""
     master_port: int | None = None
-    """None: one that is free on the first host."""
+    """None: a free port of the first host."""
     bind_cores: bool = False
     core_list: str | None = None
     use_hyperthreads: bool = False
     local_rank_arg: bool = False
     """Whether ``--local_rank=N`` is appended to the command."""
     grace_s: float = 5.0
-    """Between being asked to end and being killed."""
+    """The time between SIGTERM and SIGKILL."""
     log_dir: str | None = None
     quiet: bool = False
     log_level: str = "info"
     ssh_port: int | None = None
-    """For hosts whose line in the hostfile names none."""
+    """The ssh port of hosts without one in the hostfile."""
     launcher_args: tuple[str, ...] = ()
-    """Passed on to the engine's own program."""
+    """Arguments for the engine's program."""
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are in all."""
+        """The number of all ranks."""
         return sum(len(host.slots) for host in self.hosts)
 
     def rank_offset(self, node_rank: int) -> int:
-        """Rank of the first slot of a host."""
+        """Returns the rank of a host's first slot."""
         return sum(len(host.slots) for host in self.hosts[:node_rank])
 
     def node_of(self, rank: int) -> int:
-        """Node rank of the host that a rank runs on."""
+        """Returns the node rank of a rank's host."""
         for node_rank, host in enumerate(self.hosts):
             if rank < len(host.slots):
                 return node_rank
@@ -67,12 +67,12 @@ class JobPlan:
         raise IndexError(f"the job has only {self.world_size} ranks")
 
     def to_json(self) -> str:
-        """One line of JSON, from which :meth:`from_json` makes an equal plan."""
+        """Returns one line of JSON for :meth:`from_json`."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> JobPlan:
-        """The plan that :meth:`to_json` wrote.
+        """Returns the plan from :meth:`to_json`'s text.
 
         Raises:
             LaunchProtocolError: it is not one, or one of another release of acclimate.
@@ -87,22 +87,22 @@ class JobPlan:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What the supervisor starts."""
+    """The plan of one rank, for the supervisor."""
 
     rank: int
     local_rank: int
     command: tuple[str, ...]
     """Program and arguments; the program is looked up in the environment's ``PATH``."""
     environment: Mapping[str, str]
-    """All of it: nothing else is inherited."""
+    """The whole environment; nothing else is inherited."""
     binding: RankBinding | None = None
-    """Cores and memory nodes; ``None`` leaves the rank where the launcher may run."""
+    """Its cores and memory nodes; ``None``: as the launcher."""
     log_path: Path | None = None
-    """A file that the rank's output is appended to, besides being shown."""
+    """A file to which the rank's output is also appended."""
 
 
 def plan_ranks(job: JobPlan, node_rank: int, environ: Mapping[str, str]) -> tuple[RankPlan, ...]:
-    """The ranks of one host, by local rank.
+    """Returns the ranks of one host, by local rank.
 
     Args:
         job: with its master address and port.
@@ -150,7 +150,7 @@ def plan_ranks(job: JobPlan, node_rank: int, environ: Mapping[str, str]) -> tupl
 def bind_host(
     job: JobPlan, node_rank: int, topology: Topology, environ: Mapping[str, str]
 ) -> tuple[RankBinding, ...]:
-    """Which cores each rank of one host gets.
+    """Returns the binding of each rank of one host.
 
     Raises:
         BindingError: the cores cannot be shared as asked for, or a variable binds threads otherwise.
@@ -167,7 +167,7 @@ def _threads(job: JobPlan, binding: RankBinding) -> int:
 
 
 def _equal_share(topology: Topology, ranks: int) -> int:
-    """The cores of one rank where none are bound."""
+    """Returns the number of cores per rank without binding."""
     cores = len(topology.usable_cores())
     quota = cpu_quota()
     return max(1, (cores if quota is None else min(cores, int(quota))) // ranks)

@@ -1,4 +1,4 @@
-"""How a job ended, and the words that tell a person."""
+"""The outcome of a job and its report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 KEPT_LINES = 20
-"""How many of a failed rank's last lines are shown."""
+"""The number of a failed rank's last lines that are shown."""
 
 
 @dataclass(frozen=True)
@@ -16,16 +16,16 @@ class RankFailure:
     rank: int
     host: str
     pid: int | None
-    """``None`` where it did not come to be."""
+    """``None`` if it was not started."""
     code: int
-    """As in :mod:`subprocess`: its exit code, or minus the number of the signal that ended it."""
+    """Its exit code, or minus the number of the signal that killed it, as in :mod:`subprocess`."""
     last_lines: tuple[str, ...] = ()
-    """Of what it wrote to both streams, at most :data:`KEPT_LINES`; empty where a terminal has shown it."""
+    """At most :data:`KEPT_LINES` of both streams; empty if a terminal has shown them."""
     cause: str | None = None
-    """A sentence on what probably ended it."""
+    """A sentence on the probable cause."""
 
     def describe(self) -> str:
-        """Which rank, where, and how it ended, in one sentence; then the cause, where one is known."""
+        """Returns a sentence on the rank, its host and its end, and one on the cause, if known."""
         pid = f", pid {self.pid}" if self.pid is not None else ""
         if self.code < 0:
             how = f"was killed by {signal_name(-self.code)} (signal {-self.code})"
@@ -40,13 +40,13 @@ class Outcome:
     """How a job ended."""
 
     code: int
-    """0, the failed rank's own code, or minus the number of the signal that ended the job."""
+    """0, the failed rank's code, or minus the number of the signal that ended the job."""
     failed: RankFailure | None = None
     reason: str | None = None
     """Why it was ended where no rank failed by itself: a signal to the launcher, a lost host; a sentence."""
 
     def report(self) -> str:
-        """What a user is told at the end, newline included; empty where all went well."""
+        """Returns the report for the user, with a newline; empty after success."""
         lines = []
         if self.failed is not None:
             if self.failed.last_lines:
@@ -61,7 +61,7 @@ class Outcome:
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9; the number for one without a name, as realtime signals are."""
+    """Returns ``SIGKILL`` for 9, and the number for a signal without a name, such as realtime signals."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -69,5 +69,5 @@ def signal_name(number: int) -> str:
 
 
 def shell_code(code: int) -> int:
-    """The exit code that a shell reports: the process's own, or 128 + the signal's number."""
+    """Returns a shell's exit code: the process's own, or 128 + the signal's number."""
     return 128 - code if code < 0 else code

@@ -1,1 +1,1 @@
-"""The ranks of other hosts: the launcher's coordinator, the agents it talks to, and their protocol."""
+"""Ranks on other hosts: the launcher's coordinator, the agents, and their protocol."""

@@ -24,7 +24,7 @@ def own_addresses(hosts: list[str]) -> list[str]:
 
 
 def address_towards(host: str) -> str:
-    """The address of this machine with which it would connect to a host.
+    """Returns the address from which this machine would connect to a host.
 
     Raises:
         OSError: the host has no address, or there is no way to it.
@@ -44,7 +44,7 @@ def is_loopback(address: str) -> bool:
 
 
 def free_port() -> int:
-    """One that nobody listens on now, on any address of this host."""
+    """Returns a port that is free on all addresses of this host."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     with closing(
         socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6)

@@ -81,7 +81,7 @@ def _run_one_rank(rank_variable: str, local_rank_variable: str) -> int:
 
 
 def read_rank(environ: Mapping[str, str], variable: str) -> int:
-    """The number that the engine gave this process.
+    """Returns the rank that the engine gave this process.
 
     Raises:
         LaunchProtocolError: the variable is not set, or holds something else.
@@ -96,7 +96,7 @@ def read_rank(environ: Mapping[str, str], variable: str) -> int:
 
 
 def _address_of_this_end(connection: str) -> str | None:
-    """Of ``SSH_CONNECTION``: the client's address and port, then this host's."""
+    """Reads ``SSH_CONNECTION``: the client's address and port, then this host's."""
     parts = connection.split()
     return parts[2] if len(parts) == 4 else None
 

@@ -1,4 +1,4 @@
-"""How an agent finds the launcher where its engine passes no input on: it calls the launcher over TCP."""
+"""Connects an agent to the launcher over TCP, if the engine passes it no input."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LAUNCHER_VARIABLE = "ACCLIMATE_LAUNCHER"
 """A key, the launcher's addresses, best first, and its port: ``KEY@10.0.0.1,127.0.0.1:4242``."""
 _CONNECT_S = 5.0
 _ANSWER_S = 30.0
-"""How long the launcher may take to answer."""
+"""The time limit for the launcher's answer."""
 
 
 def call_launcher(where: str, name: str) -> SocketChannel:
-    """Connects to the first of the launcher's addresses where the launcher itself answers.
+    """Connects to the first of the launcher's addresses at which the launcher itself answers.
 
     Args:
         where: as :data:`LAUNCHER_VARIABLE` has it.
@@ -62,7 +62,7 @@ def call_launcher(where: str, name: str) -> SocketChannel:
 
 
 def _introduce(channel: SocketChannel, key: str, name: str) -> None:
-    """Says who calls, and makes sure that the launcher answers."""
+    """Identifies this agent, and checks that the launcher answers."""
     call = Call(name, new_nonce())
     channel.send({"call": asdict(call)})
     answer = _wait_for_answer(channel)

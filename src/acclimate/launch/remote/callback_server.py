@@ -21,9 +21,9 @@ from acclimate.launch.remote.protocol import FROM_HOST, LONGEST_FROM_HOST, Socke
 from acclimate.launch.wire import Message
 
 HELLO_S = 10.0
-"""How long a caller may take to prove that it has the key."""
+"""The time limit for a caller's proof that it has the key."""
 STRANGERS = 64
-"""How many callers that have not proved it yet are kept, besides one for each agent still awaited."""
+"""How many callers without a proof are kept, besides one for each missing agent."""
 _BACKLOG = 1024
 _ACCEPT_AGAIN_S = 1.0
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -36,7 +36,7 @@ class _Caller:
     call: Call | None = None
     answer: Answer | None = None
     is_known: bool = False
-    """Whether it has the key."""
+    """Whether it has proved that it has the key."""
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ class _Caller:
 
 
 class CallbackServer:
-    """Listens on all addresses of this machine, and tells agents that have the key from strangers.
+    """Listens on all addresses of this machine, and accepts agents that have the key.
 
     Args:
         loop: what waits for the callers.
@@ -79,7 +79,7 @@ class CallbackServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port it listens on."""
         return int(self._socket.getsockname()[1])
 
     @property
@@ -88,7 +88,7 @@ class CallbackServer:
         return bool(self._agents)
 
     def close(self) -> None:
-        """Closes the port and all connections; agents then end their ranks."""
+        """Closes the port and all connections, after which agents end their ranks."""
         self._close_port()
         for caller in list(self._agents):
             self._drop(caller)
@@ -168,7 +168,7 @@ class CallbackServer:
                 self._ended(caller.name, reason)
 
     def _proves_itself(self, caller: _Caller, message: Message) -> bool:
-        """Whether a message is the next of those with which an agent proves that it has the key."""
+        """Whether a message is the next one of an agent's proof."""
         if caller.call is None or caller.answer is None:
             call = message.get("call")
             if call is None or call.name not in self._awaited:
@@ -193,7 +193,7 @@ class CallbackServer:
 
 
 def _listen() -> socket.socket:
-    """On all addresses of this machine, and a free port."""
+    """Returns a socket on a free port of all addresses of this machine."""
     if socket.has_dualstack_ipv6():
         listening = socket.create_server(
             ("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True

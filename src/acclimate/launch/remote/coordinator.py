@@ -1,4 +1,4 @@
-"""Conducts a job on many hosts: waits for all to answer, starts them together, ends all when one fails."""
+"""Coordinates a job on many hosts: waits for all, starts them together, ends all when one fails."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from acclimate.launch.wire import Message
 
 # Python and its packages may come from a slow network file system that all hosts read at once.
 ANSWER_S = 120.0
-"""How long hosts that can be reached may take to answer."""
+"""The time limit for answers of hosts that can be reached."""
 _BRIEFLY_S = 2.0
 """How long to wait on when one host cannot be reached, to name all such at once; for the engine's program
 when nobody is left of a job that failed; and after a slow reader took what there was."""
 _SETTLE_S = 10.0
 """How long hosts may take to end after their grace, before the engine is killed."""
 _LOST = 1
-"""Exit code where a host was lost, as it tells none."""
+"""The exit code after the loss of a host."""
 
 
 @dataclass
 class Peer:
-    """A host's agent, or a slot, as the launcher sees it."""
+    """The launcher's view of a host's agent, or of a single rank's."""
 
     host: str
     channel: Channel | None = None
-    """None before it is connected and after it is gone."""
+    """None before it has connected and after it has gone."""
     ready: Ready | None = None
     refused: bool = False
     gone: bool = False
     failing: Outcome | None = None
-    """What it told when a rank failed, before all its ranks had ended."""
+    """Its report of a failed rank, before all its ranks had ended."""
     outcome: Outcome | None = None
 
     @property
     def decided(self) -> bool:
-        """Whether it is known if this one can do its part."""
+        """Whether it has accepted or refused its part."""
         return self.ready is not None or self.refused or self.gone
 
 
 @contextmanager
 def starting_programs() -> Iterator[None]:
-    """Says what it means when the system refuses the programs that reach the hosts.
+    """Turns a refusal of the system to start the hosts' programs into an error.
 
     Raises:
         RankStartError: instead of ``OSError``.
@@ -68,24 +68,24 @@ def starting_programs() -> Iterator[None]:
 
 
 class RemoteProcesses(Protocol):
-    """What an engine started, for the coordinator to wait on and to end."""
+    """The processes of an engine, which the coordinator waits for and ends."""
 
     def open(self, coordinator: Coordinator) -> None:
-        """Starts the engine's processes, and has the coordinator wait on what they say."""
+        """Starts the engine's processes and lets the coordinator receive their messages."""
         ...
 
     @property
     def running(self) -> bool:
-        """Whether a process of the engine's runs, or has left something to read."""
+        """Whether a process of the engine runs, or has unread output."""
         ...
 
     @property
     def waits_for_reader(self) -> bool:
-        """Whether the launcher holds output that its own reader did not take yet."""
+        """Whether output is still waiting for the launcher's reader."""
         ...
 
     def kill(self) -> None:
-        """Ends the engine's processes at once, and by that the connections to what they started."""
+        """Kills the engine's processes and thereby closes the connections to their agents."""
         ...
 
 
@@ -141,7 +141,7 @@ class Coordinator:
     # -- what an engine tells ------------------------------------------------------------------------
 
     def heard(self, peer: Peer, message: Message) -> bool:
-        """Acts on a peer's message; returns whether the peer still takes part."""
+        """Handles a peer's message; returns whether the peer still takes part."""
         if peer.gone:
             return False
         try:
@@ -170,7 +170,7 @@ class Coordinator:
             self._end_when_all_have_ended()
 
     def lost(self, peer: Peer, words: str, *, was_reached: bool = False) -> None:
-        """A peer cannot be heard any more.
+        """Handles a lost connection to a peer.
 
         Args:
             peer: who.
@@ -199,22 +199,22 @@ class Coordinator:
             self._allow_the_grace()
 
     def refuse(self, sentence: str) -> None:
-        """The job cannot begin; the other hosts have a little time left to say why they cannot either."""
+        """Refuses to start the job; the other hosts may add their reasons for a short time."""
         self._refusals.append(sentence)
         self._end_within(_BRIEFLY_S)
         self._end_when_all_are_decided()
 
     def engine_ended(self, how: str, seconds: float) -> None:
-        """The engine's own program is gone; who has not told how it ended has so many seconds left for it."""
+        """Handles the end of the engine's program; agents have some seconds left to report their outcome."""
         self._engines_end = how
         self._end_within(seconds)
 
     def explain(self, sentence: str) -> None:
-        """What may be why the job does not begin, should it not begin."""
+        """Records a possible reason, in case the job does not start."""
         self._explanations.append(sentence)
 
     def tell_all(self, **message: object) -> None:
-        """Says something to everybody who can still hear it."""
+        """Sends a message to all connected peers."""
         for peer in self.peers:
             if peer.channel is not None and peer.outcome is None:
                 peer.channel.send(message)
@@ -243,12 +243,12 @@ class Coordinator:
             self._deadline = 0.0
 
     def _end_when_all_have_ended(self) -> None:
-        """Nobody is left to tell anything: the engine's program has a little time to end by itself."""
+        """Gives the engine's program a short time to end, since all agents have gone."""
         if self.started and all(peer.outcome is not None or peer.gone for peer in self.peers):
             self._end_within(_SETTLE_S if self._blamed is None else _BRIEFLY_S)
 
     def _blame(self, peer: Peer) -> None:
-        """The first to end badly ends the job; what the others do after it only follows from it."""
+        """Ends the job at the first failure; later failures are its consequences."""
         if self._blamed is not None:
             return
         self._blamed = peer

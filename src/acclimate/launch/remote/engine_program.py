@@ -28,18 +28,18 @@ from acclimate.launch.remote.ssh_check import SshReachabilityCheck
 
 _READ_BYTES = 1 << 16
 _LAST_WORDS_S = 5.0
-"""How long agents may take to say how they ended, after the engine's program has."""
+"""How long after the engine's program agents may report their outcome."""
 CHECK_AFTER_S = 2.0
-"""After so long without all calls, ssh is asked which hosts can be reached."""
+"""After this time without all agents, ssh is used to find unreachable hosts."""
 _TERM_S = 3.0
-"""What MPI's programs need to end the processes they started elsewhere."""
+"""The time that MPI's programs need to end their processes on other hosts."""
 
 Command = Callable[[Mapping[str, str]], Sequence[str]]
-"""Makes the command of an engine's program, from the variables by which agents find the launcher."""
+"""Makes the command of an engine's program, given the variables with the launcher's address."""
 
 
 class MemoryFile:
-    """A file in memory for a program to read: nothing of it is left, also when this process is killed."""
+    """A file in memory for a program to read, of which nothing is left even after SIGKILL."""
 
     def __init__(self, text: str) -> None:
         self.descriptor = os.memfd_create("acclimate-hosts")
@@ -48,7 +48,7 @@ class MemoryFile:
 
     @property
     def path(self) -> str:
-        """Where the program, and what it starts, finds the file."""
+        """The path at which the program and its children find the file."""
         return f"/proc/self/fd/{self.descriptor}"
 
     def __enter__(self) -> MemoryFile:
@@ -59,7 +59,7 @@ class MemoryFile:
 
 
 class EngineProgram:
-    """The program, and the agents that it starts.
+    """The program and its agents.
 
     Args:
         job: what to run.
@@ -103,7 +103,7 @@ class EngineProgram:
         self._server: CallbackServer | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._open: set[int] = set()
-        """Descriptors that the program's end or its last words will be read from."""
+        """The descriptors to watch for the program's end and output."""
 
     def run(self) -> Outcome:
         """Runs the job to its end.
@@ -115,7 +115,7 @@ class EngineProgram:
         return self.coordinator.run(self)
 
     def open(self, coordinator: Coordinator) -> None:
-        """Starts the program, and listens for its agents."""
+        """Starts the program and listens for its agents."""
         sys.stdout.flush()
         sys.stderr.flush()
         self._server = CallbackServer(
@@ -160,18 +160,18 @@ class EngineProgram:
 
     @property
     def running(self) -> bool:
-        """Whether the program, an agent or the check of ssh still runs."""
+        """Whether the program, an agent or the ssh check still runs."""
         checking = self._ssh_check is not None and self._ssh_check.running
         has_agents = self._server is not None and self._server.has_agents
         return bool(self._open) or has_agents or checking
 
     @property
     def waits_for_reader(self) -> bool:
-        """Never: the program writes to the launcher's own streams by itself."""
+        """Returns false: the program writes directly to the launcher's streams."""
         return False
 
     def kill(self) -> None:
-        """Ends the program; agents whose connection has ended end their ranks."""
+        """Ends the program; agents end their ranks when their connection closes."""
         if self._server is not None:
             self._server.close()
         if self._ssh_check is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Call:
-    """What a caller says first."""
+    """A caller's first message."""
 
     name: str
     """A host's name in the hostfile, or the number of a rank."""
@@ -22,35 +22,35 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the launcher says to that."""
+    """The launcher's answer."""
 
     nonce: str
     proof: str
 
 
 def new_nonce() -> str:
-    """A text that nobody can have seen before."""
+    """Returns a random text that has never been used."""
     return secrets.token_hex(16)
 
 
 def answer_call(key: str, call: Call) -> Answer:
-    """The launcher's answer, which shows that it has the key."""
+    """Returns the launcher's answer, which proves that it has the key."""
     nonce = new_nonce()
     return Answer(nonce, _proof(key, "launcher", call, nonce))
 
 
 def proves_launcher(key: str, call: Call, answer: Answer) -> bool:
-    """Whether an answer is the launcher's."""
+    """Whether an answer comes from the launcher."""
     return _equal(answer.proof, _proof(key, "launcher", call, answer.nonce))
 
 
 def caller_proof(key: str, call: Call, answer: Answer) -> str:
-    """What the caller says last, which shows that it has the key."""
+    """Returns the caller's last message, which proves that it has the key."""
     return _proof(key, "caller", call, answer.nonce)
 
 
 def proves_caller(proof: str, key: str, call: Call, answer: Answer) -> bool:
-    """Whether this is the proof of a caller that has the key."""
+    """Whether this is the proof of a caller with the key."""
     return _equal(proof, caller_proof(key, call, answer))
 
 

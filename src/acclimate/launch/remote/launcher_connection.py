@@ -1,4 +1,4 @@
-"""This host's part in a job that a launcher elsewhere conducts: what agents and slots have in common."""
+"""Runs this host's part of a job for a launcher on another host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAUNCHER_LOST = "The connection to the launcher was lost."
 
 
 class LauncherConnection:
-    """The other side: gives one message after another, and finds out when it is gone."""
+    """The connection to the launcher: returns its messages, and detects its loss."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -31,11 +31,11 @@ class LauncherConnection:
         self._readable.register(channel.fileno(), select.POLLIN)
         self.lost = False
         self.lost_at: float | None = time.monotonic() + SILENCE_S
-        """When the launcher is taken for lost unless it says something before; ``None``: never."""
+        """When the launcher counts as lost without a further message; ``None``: never."""
         self._trouble = LAUNCHER_LOST
 
     def fileno(self) -> int:
-        """Readable when something has come."""
+        """Readable when a message has arrived."""
         return self._channel.fileno()
 
     def say(self, **message: object) -> None:
@@ -43,7 +43,7 @@ class LauncherConnection:
         self._channel.send(message)
 
     def listen(self) -> list[Message]:
-        """What has come by now; waits where nothing has, until the launcher is taken for lost."""
+        """Returns the messages so far; waits for one until the launcher counts as lost."""
         wait_s = None if self.lost_at is None else max(0.0, self.lost_at - time.monotonic())
         heard = bool(self._readable.poll(None if wait_s is None else wait_s * 1000))
         messages = self._receive() if heard else None
@@ -62,7 +62,7 @@ class LauncherConnection:
             return None
 
     def wait_for(self, key: str) -> Message | None:
-        """The next message that has this key; ``None`` where the job ends before it begins."""
+        """Returns the next message with this key; ``None`` if the job ends before it starts."""
         while not self.lost:
             messages = self.listen()
             if any("stop" in message or "signal" in message for message in messages):
@@ -73,16 +73,16 @@ class LauncherConnection:
         return None
 
     def wait_for_assignment(self) -> Assignment | None:
-        """What to run; ``None`` where the job ends before it begins."""
+        """Returns the assignment; ``None`` if the job ends before it starts."""
         message = self.wait_for("assignment")
         return None if message is None else message["assignment"]
 
     def tell_failure(self, failure: RankFailure) -> None:
-        """For the supervisor: says which rank failed before its end makes others fail elsewhere."""
+        """Reports a failed rank before ranks on other hosts fail because of it; for the supervisor."""
         self.say(failed=asdict(Outcome(failure.code, failure)))
 
     def reason_to_stop(self) -> str | None:
-        """For the supervisor: passes signals on, and says why the ranks have to end where they have to."""
+        """Forwards signals, and returns why the ranks must end, if so; for the supervisor."""
         for message in self.listen():
             if message.get("signal") in (*TERMINATING, *NOTICES):
                 os.kill(os.getpid(), message["signal"])  # which the supervisor passes on
@@ -97,7 +97,7 @@ def run_assigned_ranks(
     address: str | None,
     only_local_rank: int | None = None,
 ) -> int:
-    """Runs this host's part of a job, from saying that it can to saying how it ended.
+    """Runs this host's part of a job, from accepting it to reporting its outcome.
 
     Args:
         launcher: the other side.

@@ -27,54 +27,54 @@ from acclimate.launch.remote.handshake import Answer, Call
 from acclimate.launch.wire import LineBuffer, Message, decode, encode
 
 ALIVE_EVERY_S = 10.0
-"""How often the launcher says that it is still there."""
+"""The interval of the launcher's heartbeats."""
 SILENCE_S = 60.0
-"""After so long without a message from the launcher, an agent ends its ranks."""
+"""After this time without a message from the launcher, an agent ends its ranks."""
 _PROBE_AFTER_S, _PROBES = 5, 3
 LOST_AFTER_S = _PROBE_AFTER_S * _PROBES
-"""After so long without an answer of its kernel, the launcher counts a host as lost."""
+"""After this time without an answer of its kernel, the launcher counts a host as lost."""
 SEND_S = 30.0
-"""How long a send may take before the connection counts as broken."""
+"""The time limit for a send; after that the connection counts as broken."""
 _LOOK_AGAIN_MS = 1000
 _READ_BYTES = 1 << 16
 AGENT_IS_HERE = b"\x1eacclimate-agent "
-"""What an agent's first message over ssh begins with, before the launcher has told it a mark of its own."""
+"""The mark of an agent's first message over ssh, before it gets a mark from the launcher."""
 
 LONGEST_FROM_HOST = 1 << 20
-"""Bytes of a message from a host: a failed rank's last lines are most of it."""
+"""The most bytes of a message from a host, mainly a failed rank's last lines."""
 LONGEST_FROM_STRANGER = 1 << 12
-"""Bytes of a message from a side that has not proved yet who it is."""
+"""The most bytes of a message from a side that has not proved its identity."""
 LONGEST_FROM_LAUNCHER = 1 << 28
-"""Bytes of a message from the launcher: the plan has all exported variables in it."""
+"""The most bytes of a message from the launcher; the plan contains all exported variables."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What an agent has to run."""
+    """An agent's assignment."""
 
     job: JobPlan
     node_rank: int
-    """Which of the job's hosts the agent is on."""
+    """The node rank of the agent's host."""
     mark: str = ""
-    """What its messages over ssh have to begin with."""
+    """The mark with which its messages over ssh begin."""
 
     def __post_init__(self) -> None:
-        """Refuses a host that the job does not have."""
+        """Refuses a host that is not in the job."""
         if not 0 <= self.node_rank < len(self.job.hosts):
             raise LaunchProtocolError(f"The job has no host {self.node_rank}.")
 
 
 @dataclass(frozen=True)
 class Ready:
-    """An agent can do its part."""
+    """An agent's message that it is ready."""
 
     address: str | None
-    """By which other hosts reach this one, where that is known."""
+    """This host's address for other hosts, if known."""
     port: int
-    """One that is free there."""
+    """A free port on that host."""
 
     def __post_init__(self) -> None:
-        """Refuses what no agent of ours says, as ranks on all hosts would get it."""
+        """Refuses invalid values, since ranks on all hosts would get them."""
         if self.address is not None:
             try:
                 ipaddress.ip_address(self.address)
@@ -86,7 +86,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Start:
-    """All hosts are ready: where the ranks meet."""
+    """The launcher's message that all hosts are ready, with the master's address and port."""
 
     master_addr: str
     master_port: int
@@ -101,7 +101,7 @@ FROM_HOST = {
     "failed": Outcome,  # a rank failed, while others still run
     "outcome": Outcome,
 }
-"""The parts of a host's messages, and their types."""
+"""The fields of a host's messages, with their types."""
 FROM_LAUNCHER = {
     "answer": Answer,  # to a call
     "assignment": Assignment,
@@ -111,11 +111,11 @@ FROM_LAUNCHER = {
     "alive": bool,
     "pause": bool,  # no `alive` comes until the next message
 }
-"""The parts of the launcher's messages, and their types."""
+"""The fields of the launcher's messages, with their types."""
 
 
 def check_outcome(outcome: Outcome, job: JobPlan) -> None:
-    """Refuses an outcome that no rank of the job can have.
+    """Refuses an outcome that is impossible in the job.
 
     Raises:
         LaunchProtocolError: it names a rank, a signal or an exit code that does not exist.
@@ -129,18 +129,18 @@ def check_outcome(outcome: Outcome, job: JobPlan) -> None:
 
 
 class Channel(Protocol):
-    """A connection to the other side, of either kind."""
+    """A connection to the other side."""
 
     def fileno(self) -> int:
-        """Readable when there is something to receive."""
+        """Readable when bytes have arrived."""
         ...
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Sends a message; if the other side is gone, the next :meth:`receive` tells."""
+        """Sends a message; the next :meth:`receive` reports a lost connection."""
         ...
 
     def receive(self) -> list[Message] | None:
-        """The messages that have come, after waiting for more bytes; ``None`` when the other side is gone.
+        """Waits for bytes and returns the complete messages; ``None`` if the other side has gone.
 
         Raises:
             LaunchProtocolError: what came is no message.
@@ -168,11 +168,11 @@ class PipeChannel(Channel):
         self._lines = LineBuffer(LONGEST_FROM_LAUNCHER)
 
     def fileno(self) -> int:
-        """Readable when there is something to receive."""
+        """Readable when bytes have arrived."""
         return self._read_from
 
     def mark_with(self, mark: str) -> None:
-        """Begins each message from now on with this."""
+        """Sets the mark of all further messages."""
         self._mark = mark.encode()
 
     def send(self, message: Mapping[str, object]) -> None:
@@ -191,14 +191,14 @@ class PipeChannel(Channel):
                     unread, give_up = self._unread(), time.monotonic() + patience_s
 
     def _unread(self) -> int:
-        """How many bytes have come that were not received yet; 0 where that cannot be told."""
+        """Returns the number of unread bytes; 0 if unknown."""
         with suppress(OSError):
             count = fcntl.ioctl(self._read_from, termios.FIONREAD, b"\0" * 4)
             return int.from_bytes(count, sys.byteorder)
         return 0
 
     def receive(self) -> list[Message] | None:
-        """The launcher's messages that have come; ``None`` when the other side is gone.
+        """Returns the launcher's messages; ``None`` if the other side has gone.
 
         Raises:
             LaunchProtocolError: what came is no message.
@@ -208,7 +208,7 @@ class PipeChannel(Channel):
 
 
 class SocketChannel(Channel):
-    """Over TCP. The kernel finds out when the other host is gone, also while nothing is said.
+    """A TCP connection. The kernel detects the loss of the other host even without traffic.
 
     Args:
         connection: the socket.
@@ -232,20 +232,20 @@ class SocketChannel(Channel):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
     def fileno(self) -> int:
-        """Readable when there is something to receive."""
+        """Readable when bytes have arrived."""
         return self._connection.fileno()
 
     def trust(self, limit: int) -> None:
-        """Allows longer messages, once the other side has proved who it is."""
+        """Allows longer messages, once the other side has proved its identity."""
         self._lines.limit = limit
 
     @property
     def own_address(self) -> str:
-        """The address of this end, by which the other end's host can reach this one."""
+        """This end's address, at which the other host can reach it."""
         return str(self._connection.getsockname()[0])
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Sends a message. Gives up after 30 s, and ends the connection."""
+        """Sends a message. Gives up after 30 s and closes the connection."""
         try:
             self._connection.sendall(encode(message))
         except OSError:
@@ -253,7 +253,7 @@ class SocketChannel(Channel):
                 self._connection.shutdown(socket.SHUT_RDWR)
 
     def receive(self) -> list[Message] | None:
-        """The messages that have come; ``None`` when the other side is gone.
+        """Returns the messages; ``None`` if the other side has gone.
 
         Raises:
             LaunchProtocolError: what came is no message.
@@ -265,12 +265,12 @@ class SocketChannel(Channel):
         return [decode(line, self._kinds) for line in self._lines.feed(piece)] if piece else None
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the connection."""
         self._connection.close()
 
 
 class MessageDemux:
-    """Tells an agent's messages from what its ranks write to the same stream.
+    """Separates an agent's messages from its ranks' output in the same stream.
 
     Args:
         mark: what a message begins with.
@@ -279,12 +279,12 @@ class MessageDemux:
     def __init__(self, mark: bytes) -> None:
         self.mark = mark
         self._held = b""
-        """May be the beginning of a mark."""
+        """Bytes that may be the beginning of a mark."""
         self._line: bytearray | None = None
-        """A message that has begun."""
+        """An unfinished message."""
 
     def feed(self, data: bytes) -> tuple[bytes, list[Message]]:
-        """What the ranks wrote, and the agent's messages in between.
+        """Returns the ranks' output and the agent's messages, in order.
 
         Raises:
             LaunchProtocolError: what follows a mark is no message.
@@ -314,7 +314,7 @@ class MessageDemux:
         return bytes(written) + rest[: len(rest) - len(self._held)], messages
 
     def end(self) -> bytes:
-        """What was held back, when nothing more comes."""
+        """Returns the held-back bytes, at the end of the stream."""
         held = self._held if self._line is None else self.mark + bytes(self._line)
         self._held, self._line = b"", None
         return held

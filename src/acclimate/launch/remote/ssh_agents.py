@@ -1,4 +1,4 @@
-"""The agents that ssh starts, one on each host, and their connections."""
+"""Agents that ssh starts, one on each host, and their connections."""
 
 from __future__ import annotations
 
@@ -60,32 +60,32 @@ class SshAgents:
         return Coordinator(self._job, self.connections).run(self)
 
     def open(self, coordinator: Coordinator) -> None:
-        """Begins to connect to all hosts; each agent that answers is told its part."""
+        """Starts to connect to all hosts; each agent that answers gets its assignment."""
         self._coordinator = coordinator
         self._pump = OutputPump(coordinator.loop, own_streams(WholeLines), self._stream_failed)
         self._connect_next()
 
     @property
     def running(self) -> bool:
-        """Whether a connection is open or still to be made, or something is left to show."""
+        """Whether a connection is open or still to be made, or output is left."""
         if self._unconnected or self.waits_for_reader:
             return True
         return any(connection.open_streams for connection in self.connections)
 
     @property
     def waits_for_reader(self) -> bool:
-        """Whether the launcher holds output that its own reader did not take yet."""
+        """Whether output is still waiting for the launcher's reader."""
         return self._pump.waiting
 
     def kill(self) -> None:
-        """Ends all connections; an agent without one ends its ranks."""
+        """Closes all connections, after which agents end their ranks."""
         for connection in self.connections:
             if connection.process is not None:
                 with connection.process as process:  # closes its pipes
                     process.kill()
 
     def _connect_next(self) -> None:
-        """Connects to one host in each turn of the loop: thousands take a while, in which signals count."""
+        """Connects to one host per turn of the loop, so that signals are handled in between."""
         with starting_programs():
             self._connect(self._unconnected.popleft())
         if self._unconnected:
@@ -145,7 +145,7 @@ class SshAgents:
         self._pump.feed(2, Source("", 0), f"acclimate run: {why}\n".encode())
 
     def _hear(self, connection: SshConnection, data: bytes) -> bytes:
-        """Acts on the agent's messages; returns what its ranks wrote in between."""
+        """Handles the agent's messages; returns its ranks' output."""
         written = b""
         try:
             written, messages = connection.demux.feed(data)
@@ -162,7 +162,7 @@ class SshAgents:
         return written
 
     def _assign(self, connection: SshConnection) -> None:
-        """Only now: until its agent is there ssh reads nothing, and a long plan does not fit its pipe."""
+        """Sends the plan once the agent runs; before that ssh reads nothing, and its pipe is short."""
         connection.demux.mark = self._mark.encode()
         if connection.channel is not None:
             assignment = Assignment(self._job, connection.node_rank, self._mark)

@@ -1,4 +1,4 @@
-"""Finds out which hosts ssh cannot reach, for engines whose programs do not say so, or not in ssh's words."""
+"""Finds hosts that ssh cannot reach, for engines whose programs do not report them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _READ_BYTES = 1 << 16
 
 
 class SshReachabilityCheck:
-    """One ssh to each host when a job does not begin. What it finds explains, and decides nothing.
+    """One ssh to each host if a job does not start. Its findings only explain the failure.
 
     Args:
         hosts: names.
@@ -29,11 +29,11 @@ class SshReachabilityCheck:
 
     @property
     def running(self) -> bool:
-        """Whether an answer is still to come."""
+        """Whether an answer is still missing."""
         return bool(self._running)
 
     def begin(self, coordinator: Coordinator) -> None:
-        """Asks all hosts, once."""
+        """Starts the check of all hosts, once."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -64,7 +64,7 @@ class SshReachabilityCheck:
             coordinator.explain(f'host "{host}" cannot be reached: {words or "ssh did not say why"}')
 
     def end(self) -> None:
-        """Asks no longer."""
+        """Stops the check."""
         for process in self._running.values():
             with process:
                 process.kill()

@@ -14,13 +14,13 @@ from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.supervise.own_python import own_python
 
 CONNECT_S = 7
-"""How long a host may take to accept a connection."""
+"""The time limit for a host to accept a connection."""
 FAILED = 255
-"""ssh's exit code for its own failures; any other is the remote command's."""
+"""ssh's exit code for its own failures; others are those of the remote command."""
 
 
 def find_ssh(environ: Mapping[str, str]) -> str | None:
-    """Path of ssh's client; ``None`` where it is not installed."""
+    """Returns the path of ssh's client; ``None`` if it is not installed."""
     return shutil.which("ssh", path=environ.get("PATH"))
 
 
@@ -34,7 +34,7 @@ def ssh_options(connect_s: int = CONNECT_S) -> tuple[str, ...]:
 
 
 def common_port(job: JobPlan, engine: str) -> int | None:
-    """ssh's port on all hosts, for engines that take names and one port; ``None`` where nothing says which.
+    """Returns the ssh port of all hosts, for engines with a single port; ``None`` if none is given.
 
     Raises:
         LaunchOptionError: there are several ports, or an IPv6 address among the names.
@@ -53,14 +53,14 @@ def common_port(job: JobPlan, engine: str) -> int | None:
 
 
 def what_was_said(code: int, words: str) -> str:
-    """Why a host's ssh ended: in its own words where it failed, else in those of the remote command."""
+    """Returns why a host's ssh ended, in the words of ssh or of the remote command."""
     if code == FAILED:
         return words or "ssh did not say why"
     return f"exit code {code}: {words}" if words else f"exit code {code}"
 
 
 def agent_command(job: JobPlan, *arguments: str) -> str:
-    """What a login shell of whatever kind has to run on a host to become an agent."""
+    """Returns the command with which any login shell on a host becomes an agent."""
     words = own_python("acclimate.launch.remote.agent", *arguments)
     if "PYTHONPATH" in job.environment:  # an agent needs it before it has the plan
         words = ["env", f"PYTHONPATH={job.environment['PYTHONPATH']}", *words]

@@ -1,1 +1,1 @@
-"""The ranks of this host: started under guards, signalled, and ended together."""
+"""This host's ranks: started under guards, signalled, and ended together."""

@@ -23,28 +23,28 @@ from acclimate.launch.supervise import processes
 from acclimate.launch.supervise.guard_process import StandardStreams, run_standby
 
 _REAP_S = 10.0
-"""How long a guard whose connection has ended may take to exit."""
+"""The time limit for a guard to exit after its connection has closed."""
 
 
 @dataclass
 class Guard:
-    """A running guard, as the launcher sees it."""
+    """The launcher's view of a running guard."""
 
     standby_pid: int
     """The launcher's own child."""
     channel: socket.socket
     pid: int | None = None
-    """Of the guard itself; ``None`` until it has sent it."""
+    """The guard's pid; ``None`` until it has sent it."""
     _received: bytes = field(default=b"", repr=False)
 
     def send(self, command: str, number: int = 0) -> None:
-        """Sends a command; never waits, as a guard that is stopped does not read."""
+        """Sends a command without waiting, since a stopped guard does not read."""
         with suppress(OSError):  # it is gone, or far behind
             self.channel.send(f"{command} {number}\n".encode(), socket.MSG_DONTWAIT)
         self._continue()
 
     def receive(self) -> list[list[Any]] | None:
-        """Messages that have come: lists of a word and its values; ``None`` once the guard has ended."""
+        """Returns messages, each a list of a word and its values; ``None`` once the guard has ended."""
         try:
             data = self.channel.recv(1 << 16)
         except ConnectionError:
@@ -55,12 +55,12 @@ class Guard:
         return [json.loads(line) for line in lines]
 
     def kill(self) -> None:
-        """Kills the guard, its standby, and every process below them."""
+        """Kills the guard, its standby, and all their descendants."""
         for pid in (*processes.descendants(self.standby_pid), self.standby_pid):
             processes.send(pid, signal.SIGKILL)
 
     def reap(self) -> int:
-        """Ends the connection and waits for the process; returns its code, or minus the signal's number."""
+        """Closes the connection and waits for the process; returns its code, or minus the signal's number."""
         self.channel.close()
         give_up = time.monotonic() + _REAP_S
         with suppress(ChildProcessError):  # the program that supervises ignores SIGCHLD
@@ -74,7 +74,7 @@ class Guard:
         return 0
 
     def _continue(self) -> None:
-        """Somebody may have stopped the two with SIGSTOP."""
+        """Continues the two, which SIGSTOP may have stopped."""
         for pid in (self.standby_pid, self.pid):
             if pid is not None:
                 processes.send(pid, signal.SIGCONT)

@@ -31,44 +31,44 @@ from acclimate.launch.supervise import processes
 from acclimate.launch.supervise.signals import KEYBOARD, NOTICES, STOPPING, TERMINATING, restore_defaults
 
 KILL_PATIENCE_S = 5.0
-"""How long to wait for killed processes: one that hangs in a driver does not die."""
+"""How long to wait for killed processes; one that hangs in a driver does not exit."""
 _DEFER_S = 0.2
-"""How much later than the launcher a guard may hear of a signal."""
+"""How much later than the launcher a guard may receive a signal."""
 _LAUNCHER_DELAY_S = 10.0
-"""How much later than a guard the launcher may hear of a signal, on a machine that is busy."""
+"""How much later than a guard the launcher may receive a signal, on a busy machine."""
 _KILL_AGAIN_S = 0.05
 _CONTINUE_AFTER_S = 0.5
-"""How long a guard that somebody stopped stays so."""
+"""How long a stopped guard stays stopped."""
 _PID_BYTES = 8
 
 
 @dataclass(frozen=True)
 class StandardStreams:
-    """Descriptors that become the rank's standard streams."""
+    """The descriptors for the rank's standard streams."""
 
     stdin: int
     stdout: int
     stderr: int
 
     def close(self) -> None:
-        """In a process that does not use them."""
+        """Closes them in a process that does not use them."""
         for descriptor in {self.stdin, self.stdout, self.stderr} - {0, 1, 2}:
             os.close(descriptor)
 
 
 class _Channel:
-    """To the launcher."""
+    """The connection to the launcher."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
 
     def send(self, *words: Any) -> None:
-        """Sends a word and its values, if the launcher is still there."""
+        """Sends a word and its values, if the launcher is still connected."""
         with suppress(OSError):
             self.connection.sendall(json.dumps(words).encode() + b"\n")
 
     def refuse(self, error: OSError) -> None:
-        """The system refuses a process."""
+        """The system refused a process."""
         self.send(
             "unstartable",
             f"It was not started: {error.strerror}. The limits on processes and open files (ulimit -u, "
@@ -131,7 +131,7 @@ def run_standby(
 
 
 def _wait_for(guard: int) -> int:
-    """Waits for the end of the guard, and has it go on where somebody stops it; returns its wait status."""
+    """Waits for the guard's end, continuing it if it is stopped; returns its wait status."""
     while True:
         pid, status = os.waitpid(-1, os.WUNTRACED)
         if pid != guard:
@@ -152,7 +152,7 @@ def _received_pid(link: socket.socket) -> int | None:
 
 
 class _GuardProcess:
-    """What happens in the guard."""
+    """Runs in the guard."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class _GuardProcess:
         self.plan = plan
         self.channel = channel
         self.link = link
-        """The standby's end and the guard's."""
+        """The standby's end and the guard's end of a socket pair."""
         self.grace_s = grace_s
         self.shares_terminal = shares_terminal
         self.deadline: float | None = None
@@ -177,9 +177,9 @@ class _GuardProcess:
         self.from_group: dict[int, float] = {}
         """When a signal last came to the whole process group."""
         self.unclaimed: set[int] = set()
-        """Those of them of which the launcher has not told yet."""
+        """Those that the launcher has not reported yet."""
         self.deferred: list[tuple[int, float]] = []
-        """Signals that the launcher got, and when it said so, while it is not clear yet who sent them."""
+        """Signals that the launcher has reported, with their time, while their sender is unknown."""
         self._received = b""
         processes.name_process("rank-guard", f"rank-guard: rank {plan.rank}")
         processes.adopt_orphans()
@@ -210,7 +210,7 @@ class _GuardProcess:
         standby_end.close()
 
     def _handle_signals(self) -> int:
-        """Ignores what is meant for the launcher; returns a descriptor that is readable after SIGCHLD."""
+        """Ignores signals for the launcher; returns a descriptor that is readable after SIGCHLD."""
         for number in (*NOTICES, *STOPPING):
             signal.signal(number, signal.SIG_IGN)
         for number in TERMINATING:
@@ -250,7 +250,7 @@ class _GuardProcess:
             os._exit(126)
 
     def run(self) -> None:
-        """Until no process is left."""
+        """Runs until no process is left."""
         while not self._reap():
             delays = [
                 delay
@@ -281,7 +281,7 @@ class _GuardProcess:
                 self._end_leftovers()
 
     def _end_leftovers(self) -> None:
-        """Asks what the rank left running to end."""
+        """Asks the processes that the rank left behind to end."""
         if not self.shares_terminal:
             self._signal_group(signal.SIGTERM)
         for pid in processes.descendants(os.getpid()):
@@ -295,7 +295,7 @@ class _GuardProcess:
         self.deadline = deadline if self.deadline is None else min(self.deadline, deadline)
 
     def _signal_group(self, number: int) -> None:
-        """To the rank and what runs in its process group, as a terminal, mpirun or Slurm would."""
+        """Signals the rank's process group, like a terminal, mpirun or Slurm."""
         if self.shares_terminal:
             if not self.ended:
                 processes.send(self.rank, number)

@@ -11,12 +11,12 @@ from acclimate.topology.kernel_files import LIVE, read, under
 
 @dataclass(frozen=True)
 class KillCount:
-    """How many processes the kernel has killed for lack of memory so far; ``None`` where it does not say."""
+    """How many processes the kernel has killed for lack of memory so far; ``None`` if unknown."""
 
     group: int | None
     """In this process's control group and those below."""
     host: int | None
-    """On the whole host, other users' included."""
+    """On the whole host, including other users'."""
 
 
 def count_kills(root: Path = LIVE) -> KillCount:
@@ -40,7 +40,7 @@ def _counter(path: str) -> int | None:
 
 
 def explain_sigkill(before: KillCount, after: KillCount) -> str | None:
-    """A sentence on who sent a SIGKILL between two readings; ``None`` where the kernel gives no hint."""
+    """Returns a sentence on the sender of a SIGKILL between two readings; ``None`` if unknown."""
     for start, end, place in (
         (before.group, after.group, "of this control group"),
         (before.host, after.host, "on this host"),

@@ -1,4 +1,4 @@
-"""How a module of ours is started as a process of its own, in whatever folder that happens to be."""
+"""Starts one of our modules as a process, in any working directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel is asked about processes: who dies with whom, who adopts orphans, what they are called."""
+"""System calls for processes: parent-death signals, adoption of orphans, names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def adopt_orphans(adopt: bool = True) -> bool:
 
 
 def die_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when ``parent``, which forked it, ends; Linux only."""
+    """Makes the kernel kill this process when ``parent``, which forked it, ends; Linux only."""
     if _libc is None:
         return
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -78,7 +78,7 @@ def name_process(name: str, title: str) -> None:
 
 
 def children(parent: int) -> list[int]:
-    """Ids of a process's children, zombies too; empty without ``/proc``."""
+    """Returns the pids of a process's children, including zombies; empty without ``/proc``."""
     try:
         tasks = os.listdir(f"/proc/{parent}/task")
         found = []
@@ -106,7 +106,7 @@ def descendants(ancestor: int, without: Container[int] = ()) -> list[int]:
 
 
 def _parents() -> list[tuple[int, int]]:
-    """Every process with its parent; zombies too."""
+    """Returns every process with its parent, including zombies."""
     try:
         names = os.listdir("/proc")
     except OSError:
@@ -152,7 +152,7 @@ def kill_descendants(without: Container[int] = (), *, patience_s: float) -> dict
 
 
 def send(pid: int, number: int) -> bool:
-    """Sends a signal to a process; whether there was one that could be sent to."""
+    """Sends a signal to a process; returns whether that was possible."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -161,7 +161,7 @@ def send(pid: int, number: int) -> bool:
 
 
 def send_to_group(group: int, number: int) -> bool:
-    """Sends a signal to a process group; whether there was one that could be sent to."""
+    """Sends a signal to a process group; returns whether that was possible."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""One rank of this host: its guard, its output's last lines and log, and how it ended."""
+"""One rank of this host: its guard, its last lines and log, and its end."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class RankProcess:
     log: LogFile | None = None
     tail: Tail = field(default_factory=Tail)
     guard: Guard | None = None
-    """``None`` before the start, and after the last of the rank's processes is gone."""
+    """``None`` before the start, and after the end of the rank's last process."""
     pid: int | None = None
     code: int | None = None
     """Its exit code, or the negative number of a signal; ``None`` while it runs."""
     ended_at: float = 0.0
     """On the monotonic clock, which all processes of a host share."""
     trouble: str | None = None
-    """A sentence on what went wrong besides."""
+    """A sentence on a further failure."""
 
     @property
     def tag(self) -> str:
-        """The beginning of each of its lines."""
+        """The tag of its lines."""
         return f"[rank {self.plan.rank}] "
 
     def open_log(self) -> None:
@@ -67,7 +67,7 @@ class RankProcess:
         ignored: Collection[int],
         private: Iterable[int],
     ) -> dict[int, int]:
-        """Starts it; returns for each captured stream the descriptor to read it from.
+        """Starts the rank; returns the descriptor of each captured stream.
 
         Args:
             stdin: a descriptor.
@@ -105,14 +105,14 @@ class RankProcess:
         return {stream: reading for stream, (reading, _) in pipes.items()}
 
     def guard_was_lost(self, code: int) -> None:
-        """The guard ended before its work was done; the kernel has killed the rank with it."""
+        """Handles the early end of the guard, with which the kernel has killed the rank."""
         pid = self.guard.pid if self.guard is not None else None
         how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
         if self.code is None:
             self.trouble = f"Its guard process (pid {pid}) {how}, and the rank was killed with it."
 
     def reap_guard(self) -> bool:
-        """Reaps the guard, whose connection has ended; returns whether it ended as it should."""
+        """Reaps the guard, whose connection has closed; returns whether it exited normally."""
         if self.guard is None:
             return True
         code = self.guard.reap()
@@ -122,7 +122,7 @@ class RankProcess:
         return code == 0
 
     def failure(self, kills_before: KillCount) -> RankFailure:
-        """The report on its failure."""
+        """Returns the report of its failure."""
         code = self.code if self.code is not None else 1
         cause = self.trouble
         if cause is None and code == -signal.SIGKILL:

@@ -1,4 +1,4 @@
-"""Signals: which ones the launcher handles, and a descriptor that is readable when one has come."""
+"""The signals that the launcher handles, and a descriptor that is readable after one."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class SignalInbox:
         self._before: dict[int, Any] = {}
         self.ignored: frozenset[int] = frozenset()
         self.descriptor, self._writing = os.pipe()
-        """Readable when a signal came."""
+        """Readable after a signal."""
         for descriptor in (self.descriptor, self._writing):
             os.set_blocking(descriptor, False)
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """Both ends, for processes that must not keep them open."""
+        """Both ends, so that other processes can close them."""
         return self.descriptor, self._writing
 
     def __enter__(self) -> SignalInbox:
@@ -62,7 +62,7 @@ class SignalInbox:
         os.close(self._writing)
 
     def read(self) -> list[int]:
-        """The numbers of the signals that came since the last call, in their order."""
+        """Returns the signals since the last call, in order."""
         with suppress(BlockingIOError):
             # Other signals with a handler, such as SIGCHLD, are written to the descriptor too.
             return [number for number in os.read(self.descriptor, 512) if number in self._before]
@@ -86,4 +86,4 @@ def restore_defaults(ignored: Iterable[int]) -> None:
 
 
 def _keep(number: int, frame: FrameType | None) -> None:
-    """Python has written the number to the wake-up descriptor by now."""
+    """Does nothing: Python has already written the number to the wake-up descriptor."""

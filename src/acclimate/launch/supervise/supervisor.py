@@ -26,7 +26,7 @@ from acclimate.launch.supervise.rank_process import RankProcess
 from acclimate.launch.supervise.signals import KEYBOARD, NOTICES, TERMINATING, SignalInbox
 
 _GUARD_PATIENCE_S = 2 * KILL_PATIENCE_S
-"""How long a guard may take, after the grace, to kill its rank and to end."""
+"""How long after the grace period a guard may take to kill its rank and exit."""
 _CHUNK = 1 << 16
 
 _logger = logging.getLogger("acclimate")
@@ -37,9 +37,9 @@ class StopRequest:
     """Lets another process, such as the launcher on another host, end the ranks."""
 
     descriptor: int
-    """Readable, or at its end, when there is something to look at."""
+    """Readable, or closed, when ``read`` should be called."""
     read: Callable[[], str | None]
-    """Called then; returns a sentence on why the ranks have to end, or ``None`` to go on."""
+    """Called then; returns a sentence on why the ranks must end, or ``None`` to continue."""
     failing: Callable[[RankFailure], None] = lambda failure: None
     """Called at once with the first rank that failed. While the others still have their grace, ranks on other
     hosts may fail because this one is missing."""
@@ -87,7 +87,7 @@ def supervise(
 
 
 class _Supervisor:
-    """One run."""
+    """One run of the ranks."""
 
     def __init__(
         self,
@@ -109,9 +109,9 @@ class _Supervisor:
         self.loop = EventLoop()
         self.pump = OutputPump(self.loop, own_streams(partial(_view, tagged)), self._stream_failed)
         self.pipes: dict[int, tuple[RankProcess, int]] = {}
-        """By descriptor: of which rank's stream 1 or 2 it is the reading end."""
+        """The rank and stream (1 or 2) of each pipe, by descriptor."""
         self.failed: RankProcess | None = None
-        """The first that failed by itself."""
+        """The first rank that failed by itself."""
         self.ended_by: int | None = None
         """The signal that was passed on to end the job."""
         self.reason: str | None = None
@@ -119,9 +119,9 @@ class _Supervisor:
         self.ending = False
         self.abandons_output = False
         self.output_deadline: float | None = None
-        """After an interruption: when to stop waiting for a reader that does not read."""
+        """When to stop waiting for a silent reader, after an interruption."""
         self.guards_deadline: float | None = None
-        """When to kill guards that have not ended the job by then."""
+        """When to kill guards that are still running."""
         self.said: set[str] = set()
         self.kills_before = count_kills()
         self.children_before = frozenset(processes.children(os.getpid()))
@@ -163,13 +163,13 @@ class _Supervisor:
             self.loop.watch(self.stop.descriptor, self._take_request)
 
     def _captured(self) -> list[int]:
-        """The streams that the launcher reads; a rank writes to the others, terminals, by itself."""
+        """Returns the streams that the launcher reads; a rank writes directly to terminals."""
         if not self.shares_terminal:
             return [1, 2]
         return [stream for stream in (1, 2) if not os.isatty(stream) or self.ranks[0].log is not None]
 
     def _stdin_of(self, rank: RankProcess, nothing: int) -> int:
-        """The launcher's own for a single rank, and for the first of several unless it is a terminal."""
+        """Returns the launcher's stdin for a single rank, or for rank 0 unless it is a terminal."""
         if self.stop is not None or rank is not self.ranks[0]:
             return nothing
         return 0 if len(self.ranks) == 1 or not os.isatty(0) else nothing
@@ -198,7 +198,7 @@ class _Supervisor:
         return bool(self.pipes) or self.pump.waiting
 
     def _wait(self) -> None:
-        """Waits until something happens, and reacts to it."""
+        """Waits for the next event and handles it."""
         flush_s = self.pump.flush()
         times = [self.output_deadline, self.guards_deadline, self._request_due_at()]
         if flush_s is not None:
@@ -250,7 +250,7 @@ class _Supervisor:
         os.close(pipe)
 
     def _stream_failed(self, stream: int, error: OSError) -> None:
-        """One of the launcher's own streams cannot be written any more."""
+        """Handles a failure of one of the launcher's own streams."""
         name = STREAM_NAMES[stream]
         if not isinstance(error, BrokenPipeError):
             sentence = f"standard {name} cannot be written ({error.strerror}); the ranks go on."
@@ -261,7 +261,7 @@ class _Supervisor:
             self._end(signal.SIGTERM)
 
     def _note(self, level: int, sentence: str) -> None:
-        """Writes a sentence of the launcher's own to standard error, once."""
+        """Writes a note of the launcher to standard error, once."""
         wanted = _logger.isEnabledFor(level) and not (self.quiet and level < logging.ERROR)
         if wanted and sentence not in self.said:
             self.said.add(sentence)
@@ -308,7 +308,7 @@ class _Supervisor:
             rank.ended_at = time.monotonic()
 
     def _kill_unresponsive_guards(self) -> None:
-        """Kills guards that are long past the grace: stopped again and again, or frozen."""
+        """Kills guards that are long past the grace period, such as repeatedly stopped or frozen ones."""
         if self.guards_deadline is None or time.monotonic() < self.guards_deadline:
             return
         self.guards_deadline = None
@@ -388,7 +388,7 @@ class _Supervisor:
             self._end(signal.SIGTERM)
 
     def _kill_orphans(self) -> dict[int, int]:
-        """Kills what came to this process because a guard and its standby died; returns wait statuses."""
+        """Kills processes adopted after a guard and its standby died; returns their wait statuses."""
         guards = {rank.guard.standby_pid for rank in self.ranks if rank.guard is not None}
         return processes.kill_descendants(guards | self.children_before, patience_s=KILL_PATIENCE_S)
 
@@ -414,7 +414,7 @@ class _Supervisor:
 
 
 def code_of_ended_job(codes: Sequence[int], ended_by: int | None, *, forced: bool) -> int:
-    """The code of a job in which no rank failed by itself.
+    """Returns the code of a job in which no rank failed by itself.
 
     Args:
         codes: of its ranks, in the order in which they ended.
@@ -439,7 +439,7 @@ def _view(tagged: bool, writer: Writer) -> View:
 
 
 def _open_standard_streams() -> None:
-    """Opens those that are closed: a rank's pipe would take their numbers."""
+    """Opens closed standard streams, since a rank's pipe would get their numbers."""
     for stream in range(3):
         try:
             os.fstat(stream)
@@ -449,7 +449,7 @@ def _open_standard_streams() -> None:
 
 @contextmanager
 def _terminal_settings_kept(wanted: bool) -> Iterator[None]:
-    """Undoes what a rank that was killed did to the terminal, such as turning its echo off."""
+    """Restores the terminal's settings, which a killed rank may have changed, such as its echo."""
     terminal = next(filter(os.isatty, range(3)), None) if wanted else None
     if terminal is None:
         yield
