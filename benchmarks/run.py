@@ -20,7 +20,7 @@ import results
 from peers import deepspeed_python
 
 FOLDER = Path(__file__).parent
-ALL = ("core", "generate", "op_build", "ops", "aio", "sim", "launch", "launch_binding")
+ALL = ("core", "generate", "op_build", "ops", "aio", "sim", "comm", "launch", "launch_binding")
 """One at a time: each wants the machine for itself."""
 
 

@@ -1,0 +1,171 @@
+"""One rank of benchmarks/comm.py, in the Python that has the peers too: prints its figures as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+ELEMENTS = (640, 4096, 65_536, 1 << 20, 1 << 24)
+DTYPES = (torch.bfloat16, torch.float32)
+BURST_S = 0.0003
+MOST_BURSTS, FEWEST_BURSTS, LONGEST_S = 300, 9, 3.0
+
+
+def main() -> None:
+    what, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    if size == 2:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    import acclimate
+
+    acclimate.init_distributed("shm")
+    gloo = dist.new_group(backend="gloo")
+    figures = {"op": op, "backend": backend, "many": many, "ddp": ddp}[what](rank, size, gloo)
+    if rank == 0:
+        print("\n" + json.dumps(figures))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def interleaved(works: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Seconds a call of each, in bursts that take turns: the tenth part of the bursts was faster."""
+    counts, times = {}, {}
+    for name, work in works.items():
+        work()
+        dist.barrier()
+        start = time.perf_counter()
+        work()
+        each = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+        dist.all_reduce(each, dist.ReduceOp.MIN)  # all ranks have to call as often
+        counts[name] = max(1, min(50, int(BURST_S / each.item())))
+        times[name] = []
+    is_over = torch.zeros(1)
+    begin = time.perf_counter()
+    while not is_over:
+        for name, work in works.items():
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in range(counts[name]):
+                work()
+            times[name].append((time.perf_counter() - start) / counts[name])
+        is_late = time.perf_counter() - begin > LONGEST_S and len(times[name]) >= FEWEST_BURSTS
+        is_over.fill_(float(is_late or len(times[name]) == MOST_BURSTS))
+        dist.all_reduce(is_over, dist.ReduceOp.MAX)
+    return {name: sorted(bursts)[len(bursts) // 10] for name, bursts in times.items()}
+
+
+def op(rank: int, size: int, gloo: Any) -> list[dict[str, Any]]:
+    """Sums over ranks as a native operator: ours and DeepSpeed's."""
+    from acclimate import get_accelerator
+
+    ours = get_accelerator().create_op_builder("ShareMemCommBuilder").load()
+    ours.initialize(size, rank)
+    theirs = deepspeed_op(rank, size)
+    figures = []
+    for dtype in DTYPES:
+        for elements in ELEMENTS:
+            tensor = torch.zeros(elements, dtype=dtype)
+            works = {
+                "acclimate": lambda x=tensor: torch.ops.acclimate.inference_all_reduce_(x),
+                "DeepSpeed": lambda x=tensor: theirs(x),
+            }
+            figures.append(figure("all_reduce, native op", dtype, elements, interleaved(works)))
+    return figures
+
+
+def deepspeed_op(rank: int, size: int) -> Callable[[torch.Tensor], Any]:
+    os.environ["LOCAL_SIZE"] = str(size)
+    from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+
+    module = ShareMemCommBuilder().load(verbose=False)
+    module.initialize(size, rank)
+    return torch.ops.deepspeed.inference_all_reduce_
+
+
+def backend(rank: int, size: int, gloo: Any) -> list[dict[str, Any]]:
+    """torch.distributed's collectives: ours and gloo's."""
+    figures = []
+    for elements in ELEMENTS:
+        for name, work in collectives(elements, size).items():
+            works = {
+                "acclimate": lambda run=work: run(None),
+                "gloo": lambda run=work: run(gloo),
+            }
+            figures.append(figure(name, torch.bfloat16, elements, interleaved(works)))
+    return figures
+
+
+def collectives(elements: int, size: int) -> dict[str, Callable[[Any], Any]]:
+    part = torch.zeros(elements, dtype=torch.bfloat16)
+    whole = torch.zeros(elements * size, dtype=torch.bfloat16)
+    other = torch.zeros_like(whole)
+    return {
+        "all_reduce": lambda group: dist.all_reduce(part, group=group),
+        "all_gather": lambda group: dist.all_gather_into_tensor(whole, part, group=group),
+        "reduce_scatter": lambda group: dist.reduce_scatter_tensor(part, whole, group=group),
+        "broadcast": lambda group: dist.broadcast(part, 0, group=group),
+        "all_to_all": lambda group: dist.all_to_all_single(other, whole, group=group),
+    }
+
+
+def many(rank: int, size: int, gloo: Any) -> list[dict[str, Any]]:
+    """One element over more ranks than cores."""
+    from acclimate import get_accelerator
+
+    ours = get_accelerator().create_op_builder("ShareMemCommBuilder").load()
+    ours.initialize(size, rank)
+    tensor = torch.zeros(1)
+    works = {"acclimate": lambda: torch.ops.acclimate.inference_all_reduce_(tensor)}
+    return [figure(f"all_reduce, native op, {size} ranks", tensor.dtype, 1, interleaved(works))]
+
+
+def ddp(rank: int, size: int, gloo: Any) -> list[dict[str, Any]]:
+    """A training step of a 50 M-parameter model."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(12) for layer in (torch.nn.Linear(2048, 2048), torch.nn.ReLU())]
+    data = torch.randn(16, 2048, generator=torch.Generator().manual_seed(rank))
+    losses: dict[str, list[float]] = {}
+
+    def step_of(name: str, group: Any) -> Callable[[], Any]:
+        import copy
+
+        model: torch.nn.Module = copy.deepcopy(torch.nn.Sequential(*layers))
+        if name != "no communication":
+            model = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        losses[name] = []
+
+        def step() -> None:
+            optimizer.zero_grad()
+            loss = model(data).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses[name].append(loss.item())
+
+        return step
+
+    works = {
+        "acclimate": step_of("acclimate", None),
+        "gloo": step_of("gloo", gloo),
+        "no communication": step_of("no communication", None),
+    }
+    best = interleaved(works)
+    told = figure("DDP step of 50 M parameters", torch.float32, 50_356_224, best)
+    return [told | {"same losses": losses["acclimate"] == losses["gloo"]}]
+
+
+def figure(work: str, dtype: torch.dtype, elements: int, best: dict[str, float]) -> dict[str, Any]:
+    microseconds = {name: seconds * 1e6 for name, seconds in best.items()}
+    return {"work": work, "dtype": str(dtype)[6:], "elements": elements, "microseconds": microseconds}
+
+
+if __name__ == "__main__":
+    main()
