@@ -26,10 +26,15 @@ Does an accelerator keep every promise of the interface (`docs/interface.md`)? M
     acclimate conformance --accelerator NAME            another one
     acclimate conformance --accelerator module:Class    one that is not registered yet
     acclimate conformance --only memory --only random/seeds
-    acclimate conformance --json results.json --junit results.xml
+    acclimate conformance --report out.html --json results.json --junit results.xml
 
-The exit code is 0 where nothing failed, 1 where something did, 2 where the accelerator cannot be loaded or
-an argument is wrong.
+The exit code is 0 where nothing failed, 1 where something did, 2 where the accelerator cannot be loaded, an
+argument is wrong or a file cannot be written, 130 where the run was cut off by Ctrl-C or SIGTERM. What came
+out is shown in every case, and written to the files that can be written.
+
+`--report` writes one HTML file for a browser, without script and without network access: the counts by
+category, and for each failure what was observed, the calls of the interface that led to it, whose code answers
+for the call that went wrong, and the interface's own words. It also tells a run that was cut off.
 
 For a vendor's own continuous integration there is a plugin for pytest, which is there wherever acclimate is
 installed; each check is one test:
@@ -46,6 +51,8 @@ installed; each check is one test:
 - **not offered**: the device does not have it, and does not claim to. A device without streams, with memory
   that cannot be pinned or without Triton is not at fault; one that says it has them and has not, is. What is
   not offered does not count in the score.
+- What a device says about itself can only be refuted where it shows: `handles_memory_backpressure()` and
+  `resolves_data_dependency()` of a device that does its work at once cannot be told from the truth.
 - The score is passed / (passed + failed), rounded down.
 - Checks run in a process apart. One that crashes it, exits, or takes longer than its time-out fails with the
   signal, the exit code or the time; the next runs in a fresh one.
@@ -60,6 +67,10 @@ Rules that may surprise:
   large (96 MiB) and an eighth of that is allowed for what else the process does.
 - Where torch's allocator raises a plain `RuntimeError` when memory runs out, as on a host,
   `is_out_of_memory()` has to tell it from every other error.
+- A device says what it does not have in its class: `supports_streams`, `supports_graphs`,
+  `supports_collectives` ([extension.md](extension.md)). Graphs that it denies, it has to refuse.
+- Where a method takes a device, it takes an index, a name, a `torch.device`, and `None` for the current one.
+  Each is tried for every device, with another device current.
 - Devices that all have the same name for torch, as on a host, count as one.
 - Two ranks on one device are refused by many communication backends. With one device the collectives are
   tried between two processes all the same, and where that fails, in one.

@@ -1,10 +1,11 @@
-"""`acclimate conformance`: the report as tables for a person, as JSON and as JUnit XML for programs."""
+"""`acclimate conformance`: the report as tables, as a page, as JSON and as JUnit XML."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -12,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from acclimate.conformance.result import Report, Result, Tally
-from acclimate.conformance.runner import junit, session
+from acclimate.conformance.runner import html, junit, session
+from acclimate.conformance.runner.files import write_whole
 from acclimate.errors import ConformanceError
 
 
@@ -30,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a category or category/check; may be given more than once",
     )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the results as JSON")
+    parser.add_argument(
+        "--report", metavar="FILE", type=Path, help="also write the results as a page for a browser"
+    )
     parser.add_argument("--junit", metavar="FILE", type=Path, help="also write the results as JUnit XML")
 
 
@@ -41,14 +46,32 @@ def run(args: argparse.Namespace) -> int:
     with waiting.status("loading the accelerator") as status:
         report = session.run(args.accelerator, args.only, lambda check: status.update(check.id))
     console.print(render(report))
-    try:
-        if args.json is not None:
-            args.json.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
-        if args.junit is not None:
-            junit.write(report, args.junit)
-    except OSError as error:
-        raise ConformanceError(f"The results cannot be written: {error}") from error
+    _write(report, args)
+    if report.not_run:
+        raise KeyboardInterrupt  # what came out by then is shown
     return 1 if report.total.failed else 0
+
+
+def _write(report: Report, args: argparse.Namespace) -> None:
+    """Writes each file that was asked for, also where another cannot be written."""
+    writers: dict[str, tuple[Path | None, Callable[[Report, Path], None]]] = {
+        "--json": (args.json, _write_json),
+        "--junit": (args.junit, junit.write),
+        "--report": (args.report, html.write),
+    }
+    failures = []
+    for option, (path, write) in writers.items():
+        if path is not None:
+            try:
+                write(report, path)
+            except OSError as error:
+                failures.append(f"{option} {path}: {error.strerror or error}")
+    if failures:
+        raise ConformanceError(f"The results cannot be written: {'; '.join(failures)}")
+
+
+def _write_json(report: Report, path: Path) -> None:
+    write_whole(path, json.dumps(report.as_dict(), indent=2) + "\n")
 
 
 def render(report: Report) -> Group:
@@ -64,6 +87,9 @@ def render(report: Report) -> Group:
         found = [result for result in report.results if result.outcome == outcome]
         if found:
             parts += [Text(f"\n{title}", style=f"bold {style}"), *(_explained(result) for result in found)]
+    if report.not_run:
+        left = ", ".join(dict.fromkeys(check.category for check in report.not_run))
+        parts.append(Text(f"\ncut off: {len(report.not_run)} checks were not run, of {left}", "bold yellow"))
     noted = [result for result in report.with_outcome("passed") if result.reason]
     if noted:
         parts += [Text("\npassed, with a note", style="bold dim"), *(_line(result) for result in noted)]
@@ -104,6 +130,10 @@ def _explained(result: Result) -> Text:
     line = _line(result)
     if result.outcome == "failed":
         line.append(f"\n    promised: {result.promise}")
+        if result.calls:
+            line.append(f"\n    call: {result.calls[-1]}")
+        if result.changes:
+            line.append(f"\n    to change: {result.changes[0]}")
         for rule in result.rules[:3] if result.check.endswith("/signatures") else result.rules:
             line.append(f"\n    {rule}", "dim")
     return line

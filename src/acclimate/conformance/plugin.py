@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from acclimate.conformance.runner.session import Planned, Session
+    from acclimate.conformance.result import Planned
+    from acclimate.conformance.runner.session import Session
 
 _CHECKS = Path(__file__).with_name("runner") / "catalog.py"
 _session: pytest.StashKey[Session] = pytest.StashKey()

@@ -26,6 +26,12 @@ class Result:
     seconds: float
     detail: str = ""
     """A traceback, or the end of what a process that crashed wrote."""
+    calls: tuple[str, ...] = ()
+    """For one that failed, its latest calls of the interface; the last is the one that went wrong."""
+    place: str = ""
+    """For one that failed, the line of the check that saw it."""
+    changes: tuple[str, ...] = ()
+    """For one that failed, whose code answers for each name of the interface, the likeliest first."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +67,25 @@ class About:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """What is known of a check outside the worker."""
+
+    id: str
+    category: str
+    promise: str
+    rules: tuple[str, ...]
+    timeout_s: int
+
+
+@dataclass(frozen=True)
 class Report:
     """All results of one run."""
 
     about: About
     results: list[Result]
     seconds: float
+    not_run: list[Planned] = field(default_factory=list)
+    """What a run that was cut off did not come to."""
     tallies: list[Tally] = field(init=False)
     """By category, in the order of the run."""
 
@@ -92,6 +111,7 @@ class Report:
             "total": _scored(self.total),
             "categories": [_scored(tally) for tally in self.tallies],
             "results": [asdict(result) for result in self.results],
+            "not_run": [check.id for check in self.not_run],
         }
 
 

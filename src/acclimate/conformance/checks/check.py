@@ -16,6 +16,7 @@ from acclimate.conformance.checks.assertions import (
     exactly,
     refused,
 )
+from acclimate.conformance.checks.calls import Calls, place_of, where_to_mend
 from acclimate.conformance.checks.target import Subject
 from acclimate.conformance.result import Result
 from acclimate.errors import UnsupportedError
@@ -83,18 +84,21 @@ def examine(check: Check, subject: Subject) -> Result:
     """
     start = time.perf_counter()
     outcome: Literal["passed", "failed", "not offered"]
-    reason, detail = "", ""
+    reason, detail, place = "", "", ""
+    calls = Calls()
     try:
-        with subject.restored():
+        with subject.restored(), calls.recorded(subject.accelerator):
             _require_offered(check.category, subject)
             reason = check.function(subject) or ""
         outcome = "passed"
     except NotOfferedError as absent:
         outcome, reason = "not offered", str(absent)
     except BrokenPromiseError as broken:
-        outcome, reason = "failed", str(broken)
+        outcome, reason, place = "failed", str(broken), place_of(broken)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a vendor's code may raise anything
         outcome, reason, detail = "failed", describe(error, whole=True), traceback.format_exc()
+        place = place_of(error)
+    failed = outcome == "failed"
     return Result(
         check=check.id,
         category=check.category,
@@ -104,6 +108,11 @@ def examine(check: Check, subject: Subject) -> Result:
         rules=check.rules,
         seconds=time.perf_counter() - start,
         detail=detail,
+        calls=calls.told(check.observes) if failed else (),
+        place=place,
+        changes=where_to_mend(subject.accelerator, check.observes, calls.last(check.observes))
+        if failed
+        else (),
     )
 
 

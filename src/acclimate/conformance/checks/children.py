@@ -45,7 +45,7 @@ class Child:
             env={**variables, "PYTHONPATH": inherited_path()},
         )
 
-    def result(self, timeout_s: float = 60) -> Any:
+    def result(self, timeout_s: float = 150) -> Any:
         """What the task returned.
 
         Args:
@@ -88,7 +88,7 @@ def in_child(
     source: str,
     arguments: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
-    timeout_s: float = 60,
+    timeout_s: float = 150,
 ) -> Any:
     """Carries out one task in a child process; see :class:`Child`.
 

@@ -48,9 +48,10 @@ def require_refused(accelerator: Accelerator, methods: Methods) -> str | None:
     count = accelerator.device_count()
     if has_indices(accelerator):
         absent += [count, -1, f"{accelerator.device_type}:{count}"]
+    there = ", ".join(device_names(accelerator))
     for name, use in methods.items():
         for device in absent:
-            with refused(f"{name}({device!r}) with {count} devices", InvalidDeviceError):
+            with refused(f"{name}({device!r}), where devices are {there},", InvalidDeviceError):
                 use(device)
     if has_indices(accelerator):
         return None

@@ -21,7 +21,7 @@ from acclimate.conformance.checks.children import in_child
 from acclimate.conformance.checks.target import Subject, load
 from acclimate.conformance.processes import ending
 
-_FORK_TIMEOUT_S = 60
+_FORK_TIMEOUT_S = 120
 
 
 @check(
@@ -29,7 +29,7 @@ _FORK_TIMEOUT_S = 60
     "visible_devices_envs",
     "visible_devices_variable",
     "device_count",
-    timeout_s=120,
+    timeout_s=320,
 )
 def visible_devices(subject: Subject) -> str | None:
     """A child that is limited to some devices sees that many, from index 0 on, and computes on them."""
@@ -51,6 +51,18 @@ def visible_devices(subject: Subject) -> str | None:
             "set_visible_devices_envs() changes variables that visible_devices_envs() lacks",
         )
         raise NotOfferedError("no variable limits which devices a process sees")
+    for ids in ([last], [last, 0]):
+        told = dict.fromkeys(variables, "")
+        accelerator.set_visible_devices_envs(told, iter(ids))
+        for variable, value in told.items():
+            # A vendor may write devices in another way; and within a limit of its own, as other numbers.
+            plain = [word.strip() for word in value.split(",")]
+            require(
+                variable in os.environ
+                or not all(word.isdecimal() for word in plain)
+                or plain == list(map(str, ids)),
+                f"set_visible_devices_envs(…, {ids}) sets {variable} to {value!r}",
+            )
     strings = dict(os.environ)
     accelerator.set_visible_devices_envs(strings, [str(last)])
     require(strings == environment, "set_visible_devices_envs() treats 0 and '0' differently")
@@ -92,7 +104,7 @@ def exported_variables(subject: Subject) -> None:
     )
 
 
-@check("current_device", "device_count", "current_device_name", "set_device", timeout_s=120)
+@check("current_device", "device_count", "current_device_name", "set_device", timeout_s=320)
 def launched_rank(subject: Subject) -> None:
     """In a launched rank the current device is an index that exists, also before the rank has chosen one."""
     environment = {**os.environ, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2"}
@@ -115,12 +127,12 @@ def describe_rank(source: str) -> dict[str, Any]:
     return {"types": [type(value).__name__ for value in found], "current": found[0], "count": found[1]}
 
 
-@check("is_available", "device_count", "is_initialized", timeout_s=120)
+@check("is_available", "device_count", "is_initialized", timeout_s=320)
 def fork_after_selection(subject: Subject) -> None:
     """A process may fork after it has chosen its accelerator and counted devices; the child computes."""
     if not hasattr(os, "fork"):
         raise NotOfferedError("this system does not fork")
-    in_child(f"{__name__}:select_and_fork", subject.source, timeout_s=100)
+    in_child(f"{__name__}:select_and_fork", subject.source, timeout_s=250)
 
 
 def select_and_fork(source: str) -> None:

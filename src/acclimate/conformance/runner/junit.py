@@ -7,6 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from acclimate.conformance.result import Report, Result
+from acclimate.conformance.runner.files import write_whole
 
 # What XML 1.0 cannot hold; a vendor's message may hold anything.
 _UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -31,7 +32,8 @@ def write(report: Report, path: Path) -> None:
     suite.extend(_case(result) for result in report.results)
     root = ElementTree.Element("testsuites")
     root.append(suite)
-    ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+    document = ElementTree.tostring(root, encoding="unicode")
+    write_whole(path, f"<?xml version='1.0' encoding='utf-8'?>\n{document}")
 
 
 def _case(result: Result) -> ElementTree.Element:

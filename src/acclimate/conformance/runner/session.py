@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
 from typing import Any
 
 from acclimate.conformance.processes import tail
-from acclimate.conformance.result import About, Report, Result
+from acclimate.conformance.result import About, Planned, Report, Result
 from acclimate.conformance.runner.worker_process import WorkerDiedError, WorkerProcess
 from acclimate.errors import ConformanceError
 
 _START_TIMEOUT_S = 120
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What is known of a check outside the worker."""
-
-    id: str
-    category: str
-    promise: str
-    rules: tuple[str, ...]
-    timeout_s: int
 
 
 class Session:
@@ -83,7 +74,8 @@ class Session:
                 seconds=time.perf_counter() - start,
                 detail=tail(self._output, lines=40),
             )
-        return Result(**{**answer, "rules": tuple(answer["rules"])})
+        lists = {name: tuple(value) for name, value in answer.items() if isinstance(value, list)}
+        return Result(**{**answer, **lists})
 
     def close(self) -> None:
         """Ends the worker and all that it started."""
@@ -117,7 +109,7 @@ def run(
     progress: Callable[[Planned], None] | None = None,
     timeout_s: float | None = None,
 ) -> Report:
-    """Checks an accelerator.
+    """Checks an accelerator. A Ctrl-C or SIGTERM after the start ends the run with what came out by then.
 
     Args:
         source: see :class:`Session`.
@@ -130,12 +122,31 @@ def run(
     """
     start = time.perf_counter()
     with Session(source, timeout_s) as session:
-        results = []
-        for check in select(session.checks, only):
-            if progress is not None:
-                progress(check)
-            results.append(session.run(check))
-        return Report(session.about, results, time.perf_counter() - start)
+        results: list[Result] = []
+        planned = select(session.checks, only)
+        with suppress(KeyboardInterrupt), _terminated_as_interrupted():
+            for check in planned:
+                if progress is not None:
+                    progress(check)
+                results.append(session.run(check))
+        return Report(session.about, results, time.perf_counter() - start, planned[len(results) :])
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """A block in which SIGTERM raises what Ctrl-C raises; continuous integration ends a run so."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def select(checks: list[Planned], only: Sequence[str]) -> list[Planned]:

@@ -12,7 +12,7 @@ from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.communication.ranks import require_topic
 from acclimate.conformance.checks.target import Subject
 
-_TIMEOUT_S = 200
+_TIMEOUT_S = 330
 
 
 @check("communication_backend_name", "communication_backend")

@@ -26,7 +26,7 @@ from acclimate.conformance.checks.children import Child
 from acclimate.conformance.checks.target import Subject, load
 from acclimate.imports import describe
 
-_TIMEOUT_S = 90
+_TIMEOUT_S = 150
 _SLOW_RANK_S = 0.3
 # What a program can do without, told by backends that lack it with one of these types.
 _LACKING = (NotImplementedError, RuntimeError, ValueError)

@@ -80,9 +80,10 @@ def counts(subject: Subject) -> None:
     current = exactly(accelerator.current_device(), int, "current_device()")
     require(0 <= current < count, f"current_device() is {current} among {count} devices")
     if has_indices(accelerator):
+        beyond = None
         with suppress(Exception):  # each device refuses in its own way
             beyond = torch.ones(1, device=f"{accelerator.device_type}:{count}").device.index
-            require(beyond != count, f"device_count() is {count}, and torch makes a tensor on device {count}")
+        require(beyond != count, f"device_count() is {count}, and torch makes a tensor on device {count}")
 
 
 @check("set_device", "current_device", "current_device_name")

@@ -85,8 +85,16 @@ def states_of_all_devices(subject: Subject) -> None:
     """get_rng_state_all has one state per device, and restoring them repeats the numbers of all."""
     accelerator = subject.accelerator
     names = device_names(accelerator)
-    states = accelerator.get_rng_state_all()
+    for index in range(len(names)):  # each with a state of its own
+        with accelerator.device(index):
+            accelerator.manual_seed(_SEED + index)
+    states = exactly(accelerator.get_rng_state_all(), list, "get_rng_state_all()")
     require(len(states) == len(names), f"there are {len(states)} states for {len(names)} devices")
+    for index, name in enumerate(names):
+        require(
+            equal(states[index], accelerator.get_rng_state(index)),
+            f"entry {index} of get_rng_state_all() is not the state of {name}",
+        )
     first = [_draw(name) for name in names]
     accelerator.set_rng_state_all(states)
     for name, numbers in zip(names, first, strict=True):

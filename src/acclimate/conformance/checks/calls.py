@@ -1,0 +1,137 @@
+"""Which calls of the interface a check made, and where a vendor mends what one of them got wrong."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import traceback
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from acclimate.accelerator import CATEGORIES, Accelerator
+from acclimate.imports import describe
+
+_KEPT = 6
+_LONGEST = 120
+_HOME = Path(__file__).parent
+_METHODS = tuple(
+    name
+    for category in CATEGORIES
+    for name, member in vars(category).items()
+    if not name.startswith("_") and inspect.isfunction(member)
+)
+
+
+class Calls:
+    """The latest calls that a check made of an accelerator's methods, in the order of their ends."""
+
+    def __init__(self) -> None:
+        self._latest: deque[tuple[str, str]] = deque(maxlen=4 * _KEPT)
+        self._depth = 0
+
+    @contextmanager
+    def recorded(self, accelerator: Accelerator) -> Iterator[None]:
+        """A block in which calls of the accelerator's methods, but not those among them, are kept."""
+        wrapped = []
+        for name in _METHODS:
+            # An attribute of the object hides the class's method, and is taken away again.
+            if name not in getattr(accelerator, "__dict__", {name: None}):
+                with suppress(Exception):  # a class may forbid it; then less is told
+                    setattr(accelerator, name, self._keeping(name, getattr(accelerator, name)))
+                    wrapped.append(name)
+        try:
+            yield
+        finally:
+            for name in wrapped:
+                accelerator.__dict__.pop(name, None)
+
+    def told(self, observed: Collection[str]) -> tuple[str, ...]:
+        """The calls as text up to the last of an observed method, which is the one that was judged."""
+        calls = list(self._latest)
+        while calls and calls[-1][0] not in observed and any(name in observed for name, _ in calls):
+            calls.pop()
+        return tuple(text for _, text in calls[-_KEPT:])
+
+    def last(self, observed: Collection[str]) -> str:
+        """The name of the observed method that was called last."""
+        return next((name for name, _ in reversed(self._latest) if name in observed), "")
+
+    def _keeping(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            outcome = ""
+            try:
+                result = method(*args, **kwargs)
+                outcome = f"-> {_short(result)}" if self._depth == 1 else ""
+                return result
+            except BaseException as error:
+                outcome = f"raised {describe(error, whole=True)}"[:_LONGEST]
+                raise
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    given = [_short(value) for value in args]
+                    given += [f"{key}={_short(value)}" for key, value in kwargs.items()]
+                    self._latest.append((name, f"{name}({', '.join(given)}) {outcome}"))
+
+        return call
+
+
+def _short(value: object) -> str:
+    """A value for a person. Tensors by their kind, as showing their contents computes on the device."""
+    kind = type(value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"<{kind.__name__} {tuple(value.shape)} {value.dtype} on {getattr(value, 'device', '?')}>"
+    try:
+        if isinstance(value, (list, tuple)) and len(value) <= 8:
+            return ("[{}]" if isinstance(value, list) else "({})").format(", ".join(map(_short, value)))
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a vendor's object may not know how
+        text = f"<{kind.__name__}>"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def place_of(error: BaseException) -> str:
+    """The innermost line of a check that an error passed: file, number and text."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_relative_to(_HOME) and path.name not in {"assertions.py", "check.py", "calls.py"}:
+            return f"{path.relative_to(_HOME.parents[2])}:{frame.lineno}: {frame.line}"
+    return ""
+
+
+def where_to_mend(accelerator: Accelerator, names: tuple[str, ...], last: str) -> tuple[str, ...]:
+    """For each name of the interface, whose code answers for it; the one called last comes first."""
+    ordered = sorted(dict.fromkeys(names), key=lambda name: name != last)
+    return tuple(_owner(accelerator, name) for name in ordered)
+
+
+def _owner(accelerator: Accelerator, name: str) -> str:
+    for kind in type(accelerator).__mro__:
+        if name in vars(kind):
+            break
+    else:
+        return name
+    member = vars(kind)[name]
+    if kind not in CATEGORIES:
+        return f"{name}: {kind.__module__}:{kind.__qualname__} gives it{_line_of(member)}"
+    delegates = re.search(r"Delegates to: (.*?)(?:\n[A-Z]|\n\n|$)", inspect.getdoc(member) or "", re.DOTALL)
+    if delegates is None or not (callable(member) or isinstance(member, property)):
+        return f"{name}: acclimate's own; override it in {type(accelerator).__qualname__}"
+    to = re.sub(r":\w+:`([^`]*)`", r"\1", " ".join(delegates[1].split()))
+    to = to.replace("<device>", accelerator.device_type).replace("``", "")
+    return f"{name}: acclimate's own, over {to.rstrip('.')}; mend that, or override {name}"
+
+
+def _line_of(member: object) -> str:
+    function = member.fget if isinstance(member, property) else member
+    with suppress(TypeError, OSError):
+        if function is not None:
+            path, line = inspect.getsourcefile(function), inspect.getsourcelines(function)[1]  # type: ignore[arg-type]
+            return f", at {Path(path).name}:{line}" if path else ""
+    return ""
