@@ -33,8 +33,8 @@ argument is wrong or a file cannot be written, 130 where the run was cut off by 
 out is shown in every case, and written to the files that can be written.
 
 `--report` writes one HTML file for a browser, without script and without network access: the counts by
-category, and for each failure what was observed, the calls of the interface that led to it, whose code answers
-for the call that went wrong, and the interface's own words. It also tells a run that was cut off.
+category, and for each failure what was observed, the calls of the interface that led to it, whose code is to
+change, and the interface's own words. It also tells a run that was cut off.
 
 For a vendor's own continuous integration there is a plugin for pytest, which is there wherever acclimate is
 installed; each check is one test:
