@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from fake_vendors import machine as machine
 from fresh_process import FreshProcesses
@@ -27,6 +28,11 @@ LONGEST_FILES = (
     "build/test_builder.py",
     "launch/test_run_command.py",
 )
+
+
+# How long an example takes says nothing where other work shares the processors.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 
 def pytest_configure() -> None:

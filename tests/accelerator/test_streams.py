@@ -198,9 +198,11 @@ def test_an_event_recorded_again_counts_from_then(cpu: CPUAccelerator) -> None:
     start, end = cpu.Event(enable_timing=True), cpu.Event(enable_timing=True)
     start.record()
     time.sleep(0.02)
+    before = time.perf_counter()
     start.record()
     end.record()
-    assert start.elapsed_time(end) < 20
+    since_then_ms = (time.perf_counter() - before) * 1000  # long, where the machine is busy
+    assert start.elapsed_time(end) <= since_then_ms
 
 
 @pytest.mark.parametrize("timed", [(True, False), (False, True), (False, False)])

@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,31 +131,43 @@ def receive_for_ever(rank: int) -> None:
     dist.recv(torch.zeros(3), 1)
 
 
+def within_2_s(attempt: Callable[[], float]) -> bool:
+    """Whether something takes less than 2 s in one of a few attempts: the processors may be busy."""
+    return any(attempt() < 2 for _ in range(4))
+
+
 @pytest.mark.parametrize(("ranks", "elements"), [(2, 1), (4, 1 << 20)])
 def test_others_raise_within_2_s_when_a_rank_is_killed(ranks: int, elements: int) -> None:
-    with RankProcesses(ranks) as processes:
-        processes.start(reduce_for_ever, elements)
-        time.sleep(0.5)
-        pid = processes.processes[1].pid
-        processes.kill(1)
-        start = time.monotonic()
-        told = [processes.hear(rank) for rank in range(ranks) if rank != 1]
-        assert time.monotonic() - start < 2
-        for one in told:
-            assert f"Rank 1 (process {pid}) ended while rank" in one.error, one
-        again = processes.run(add, ranks=[0])[0]
-        assert "This group cannot be used any more" in again.error
+    def kill_one() -> float:
+        with RankProcesses(ranks) as processes:
+            processes.start(reduce_for_ever, elements)
+            time.sleep(0.5)
+            pid = processes.processes[1].pid
+            processes.kill(1)
+            start = time.monotonic()
+            told = [processes.hear(rank) for rank in range(ranks) if rank != 1]
+            took_s = time.monotonic() - start
+            for one in told:
+                assert f"Rank 1 (process {pid}) ended while rank" in one.error, one
+            again = processes.run(add, ranks=[0])[0]
+            assert "This group cannot be used any more" in again.error
+        return took_s
+
+    assert within_2_s(kill_one)
 
 
 @pytest.mark.parametrize("function", [reduce_in_background, receive_for_ever])
 def test_waits_for_background_work_and_messages_end_when_a_rank_is_killed(function: Any) -> None:
-    with RankProcesses(2) as processes:
-        processes.start(function, ranks=[0, 1] if function is reduce_in_background else [0])
-        time.sleep(0.5)
-        processes.kill(1)
-        start = time.monotonic()
-        assert "Rank 1 (process" in processes.hear(0).error
-        assert time.monotonic() - start < 2
+    def kill_one() -> float:
+        with RankProcesses(2) as processes:
+            processes.start(function, ranks=[0, 1] if function is reduce_in_background else [0])
+            time.sleep(0.5)
+            processes.kill(1)
+            start = time.monotonic()
+            assert "Rank 1 (process" in processes.hear(0).error
+            return time.monotonic() - start
+
+    assert within_2_s(kill_one)
 
 
 def leave(rank: int) -> None:
@@ -222,7 +234,9 @@ def test_nothing_stays_in_dev_shm_or_in_memory(end: str) -> None:
             if end == "SIGKILL of all":
                 processes.kill(0)
         pids = [process.pid for process in processes.processes]
-    assert segments() == before
+    # Other programs use the folder too.
+    theirs = ("acclimate", *map(str, pids))
+    assert [name for name in segments() - before if any(part in name for part in theirs)] == []
     # The memory has no name, so it goes with the last process that maps it.
     assert not [pid for pid in pids if Path(f"/proc/{pid}/maps").exists() and holders(pid)]
 

@@ -24,7 +24,7 @@ def test_events_measure_milliseconds() -> None:
     time.sleep(0.02)
     end.record()
     end.synchronize()
-    assert 19 < start.elapsed_time(end) < 2000
+    assert 19 < start.elapsed_time(end) < 10_000
     assert end.query()
 
 
