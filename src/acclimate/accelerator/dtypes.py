@@ -47,6 +47,22 @@ class TensorType:
         return f"TensorType({self.dtype}, {self.device_type!r})"
 
 
+def _tensor_class(name: str, dtype: torch.dtype) -> Any:
+    """A property with the class that makes tensors of a dtype."""
+
+    def get(self: DataTypes) -> Any:
+        return self._tensor_type(name, dtype)
+
+    made = str(dtype).removeprefix("torch.")
+    doc = f"""Makes {made} tensors on this accelerator, from sizes or from data; see :class:`TensorType`.
+
+        Delegates to: ``torch.<device>.{name}``, else :class:`TensorType`.
+        CPU: ``torch.{name}``.
+        CUDA: ``torch.cuda.{name}``.
+        """
+    return property(get, doc=doc)
+
+
 class DataTypes(Devices):
     """Data types of a device."""
 
@@ -135,72 +151,10 @@ class DataTypes(Devices):
         offered = getattr(self.torch_module, name, None)
         return offered if offered is not None else TensorType(dtype, self.device_type)
 
-    @property
-    def BFloat16Tensor(self) -> Any:
-        """Makes bfloat16 tensors on this accelerator, from sizes or from data; see :class:`TensorType`.
-
-        Delegates to: ``torch.<device>.BFloat16Tensor``, else :class:`TensorType`.
-        CPU: ``torch.BFloat16Tensor``.
-        CUDA: ``torch.cuda.BFloat16Tensor``.
-        """
-        return self._tensor_type("BFloat16Tensor", torch.bfloat16)
-
-    @property
-    def ByteTensor(self) -> Any:
-        """Makes uint8 tensors on this accelerator, from sizes or from data; see :class:`TensorType`.
-
-        Delegates to: ``torch.<device>.ByteTensor``, else :class:`TensorType`.
-        CPU: ``torch.ByteTensor``.
-        CUDA: ``torch.cuda.ByteTensor``.
-        """
-        return self._tensor_type("ByteTensor", torch.uint8)
-
-    @property
-    def DoubleTensor(self) -> Any:
-        """Makes float64 tensors on this accelerator, from sizes or from data; see :class:`TensorType`.
-
-        Delegates to: ``torch.<device>.DoubleTensor``, else :class:`TensorType`.
-        CPU: ``torch.DoubleTensor``.
-        CUDA: ``torch.cuda.DoubleTensor``.
-        """
-        return self._tensor_type("DoubleTensor", torch.float64)
-
-    @property
-    def FloatTensor(self) -> Any:
-        """Makes float32 tensors on this accelerator, from sizes or from data; see :class:`TensorType`.
-
-        Delegates to: ``torch.<device>.FloatTensor``, else :class:`TensorType`.
-        CPU: ``torch.FloatTensor``.
-        CUDA: ``torch.cuda.FloatTensor``.
-        """
-        return self._tensor_type("FloatTensor", torch.float32)
-
-    @property
-    def HalfTensor(self) -> Any:
-        """Makes float16 tensors on this accelerator, from sizes or from data; see :class:`TensorType`.
-
-        Delegates to: ``torch.<device>.HalfTensor``, else :class:`TensorType`.
-        CPU: ``torch.HalfTensor``.
-        CUDA: ``torch.cuda.HalfTensor``.
-        """
-        return self._tensor_type("HalfTensor", torch.float16)
-
-    @property
-    def IntTensor(self) -> Any:
-        """Makes int32 tensors on this accelerator, from sizes or from data; see :class:`TensorType`.
-
-        Delegates to: ``torch.<device>.IntTensor``, else :class:`TensorType`.
-        CPU: ``torch.IntTensor``.
-        CUDA: ``torch.cuda.IntTensor``.
-        """
-        return self._tensor_type("IntTensor", torch.int32)
-
-    @property
-    def LongTensor(self) -> Any:
-        """Makes int64 tensors on this accelerator, from sizes or from data; see :class:`TensorType`.
-
-        Delegates to: ``torch.<device>.LongTensor``, else :class:`TensorType`.
-        CPU: ``torch.LongTensor``.
-        CUDA: ``torch.cuda.LongTensor``.
-        """
-        return self._tensor_type("LongTensor", torch.int64)
+    BFloat16Tensor = _tensor_class("BFloat16Tensor", torch.bfloat16)
+    ByteTensor = _tensor_class("ByteTensor", torch.uint8)
+    DoubleTensor = _tensor_class("DoubleTensor", torch.float64)
+    FloatTensor = _tensor_class("FloatTensor", torch.float32)
+    HalfTensor = _tensor_class("HalfTensor", torch.float16)
+    IntTensor = _tensor_class("IntTensor", torch.int32)
+    LongTensor = _tensor_class("LongTensor", torch.int64)

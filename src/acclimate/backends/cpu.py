@@ -109,14 +109,6 @@ class CPUAccelerator(Accelerator):
         self._index(device_index)
         return process_memory.peak_resident_bytes()
 
-    def memory_reserved(self, device_index: DeviceLike = None) -> int:
-        self._index(device_index)
-        return process_memory.resident_bytes()
-
-    def max_memory_reserved(self, device_index: DeviceLike = None) -> int:
-        self._index(device_index)
-        return process_memory.peak_resident_bytes()
-
     def reset_peak_memory_stats(self, device_index: DeviceLike = None) -> None:
         self._index(device_index)
         process_memory.reset_peak()

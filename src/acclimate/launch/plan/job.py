@@ -58,14 +58,6 @@ class JobPlan:
         """Returns the rank of a host's first slot."""
         return sum(len(host.slots) for host in self.hosts[:node_rank])
 
-    def node_of(self, rank: int) -> int:
-        """Returns the node rank of a rank's host."""
-        for node_rank, host in enumerate(self.hosts):
-            if rank < len(host.slots):
-                return node_rank
-            rank -= len(host.slots)
-        raise IndexError(f"the job has only {self.world_size} ranks")
-
     def to_json(self) -> str:
         """Returns one line of JSON for :meth:`from_json`."""
         return json.dumps(asdict(self))
