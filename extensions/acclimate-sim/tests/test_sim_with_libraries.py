@@ -91,7 +91,7 @@ def test_own():
         str(tmp_path), accelerator=None,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "accelerator: sim, 1 of acclimate's emulated accelerator, float32, bfloat16, float16" in run.stdout
+    assert "accelerator: sim, 1 device of type sim, TRANSFORMERS_TEST_DEVICE=sim" in run.stdout
 
 
 @pytest.mark.slow

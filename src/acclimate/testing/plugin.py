@@ -61,7 +61,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def _describe(accelerator: Accelerator, told: dict[str, str]) -> str:
-    devices = f"{accelerator.device_count()} of {accelerator.get_device_name()}"
-    dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in accelerator.supported_dtypes())
-    variables = "".join(f", {name}={value}" for name, value in told.items())
-    return f"accelerator: {accelerator.name}, {devices}, {dtypes}{variables}"
+    # Only what needs no device context: a test may still fork.
+    count = accelerator.device_count()
+    devices = f"{count} device{'s' if count != 1 else ''} of type {accelerator.device_type}"
+    return ", ".join([f"accelerator: {accelerator.name}", devices, *(f"{n}={v}" for n, v in told.items())])
