@@ -45,10 +45,21 @@ def register(device_type: str) -> None:
 
 def run_as_it_is(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Callable[..., Any]:
     """The backend of ``torch.compile`` that the device has: no code is generated."""
+    if _has_checkpoints(graph):  # torch leaves it to AOTAutograd to draw the same random numbers again
+        from torch._dynamo.backends.registry import lookup_backend
+
+        compiled: Callable[..., Any] = lookup_backend("aot_eager")(graph, inputs)
+        return compiled
     return graph.forward
 
 
-def _run_boxed(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+def _has_checkpoints(graph: torch.fx.GraphModule) -> bool:
+    checkpoint = torch.ops.higher_order.tag_activation_checkpoint
+    graphs = (module for module in graph.modules() if isinstance(module, torch.fx.GraphModule))
+    return any(node.target is checkpoint for module in graphs for node in module.graph.nodes)
+
+
+def _run_boxed(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
     """The same for a graph of AOTAutograd's, which is called with one list of all arguments."""
 
     def run(arguments: list[Any]) -> Any:
@@ -58,19 +69,19 @@ def _run_boxed(graph: torch.fx.GraphModule) -> Callable[..., Any]:
     return run
 
 
-def _warn_and_run(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+def _warn_and_run(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
     _warn_once()
-    return graph.forward
+    return run_as_it_is(graph, inputs)
 
 
-def _refuse(graph: torch.fx.GraphModule) -> Any:
+def _refuse(graph: torch.fx.GraphModule, inputs: Any) -> Any:
     raise CodeGenerationError(
         "torch cannot compile ahead of time for the emulated accelerator: there is no code to generate for "
         "it. Export the program and run it as it is, or compile it on the host."
     )
 
 
-_INSTEAD: dict[str, Callable[[torch.fx.GraphModule], Any]] = {
+_INSTEAD: dict[str, Callable[[torch.fx.GraphModule, Any], Any]] = {
     "compile_fx": _warn_and_run,
     "compile_fx_inner": _run_boxed,
     "compile_fx_aot": _refuse,
@@ -79,14 +90,15 @@ _INSTEAD: dict[str, Callable[[torch.fx.GraphModule], Any]] = {
 
 
 def _unless_on_device(
-    device_type: str, compile_graph: Callable[..., Any], instead: Callable[[torch.fx.GraphModule], Any]
+    device_type: str, compile_graph: Callable[..., Any], instead: Callable[[torch.fx.GraphModule, Any], Any]
 ) -> Callable[..., Any]:
     @functools.wraps(compile_graph)
     def compile_unless_on_device(*args: Any, **options: Any) -> Any:
         given = (*args, *options.values())
         graph = next((value for value in given if isinstance(value, torch.fx.GraphModule)), None)
         if graph is not None and _is_on(device_type, graph, given):
-            return instead(graph)
+            inputs = next((value for value in given if isinstance(value, list | tuple)), [])
+            return instead(graph, inputs)
         return compile_graph(*args, **options)
 
     return compile_unless_on_device

@@ -17,6 +17,7 @@ from acclimate_sim import (
     collectives,
     compiling,
     float64_inside_torch,
+    lists_of_devices,
     safetensors_names,
     torch_module,
     untied_weights,
@@ -75,6 +76,7 @@ def make_device(
             rename_privateuse1_backend(device_type)
             torch._register_device_module(device_type, module)
             generate_methods_for_privateuse1_backend(for_storage=True)
+            lists_of_devices.register(device_type, module)
         collectives.register(communication_backend, device_type)
         compiling.register(device_type)
         safetensors_names.register(device_type)

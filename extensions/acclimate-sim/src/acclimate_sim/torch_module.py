@@ -93,9 +93,17 @@ class device(torch.accelerator.device_index):  # noqa: N801 - torch's name for i
         super().__init__(None if device is None else _index(device))
 
 
+_initialized = True  # asked by checkpoints, which save the state of random numbers where it is true
+
+_device_count: int | None = None
+
+
 def device_count() -> int:
     """How many devices there are."""
-    return int(torch.ops.sim.device_count())
+    global _device_count
+    if _device_count is None:  # kept, as dynamo can trace a number and not the operator
+        _device_count = int(torch.ops.sim.device_count())
+    return _device_count
 
 
 def is_available() -> bool:

@@ -132,6 +132,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fused_attention_backward(
     std::array<bool, 4> wanted, const Tensor& output, const Tensor& logsumexp, const Tensor&, const Tensor&,
     c10::SymInt, c10::SymInt, double dropout, bool is_causal, const Tensor&, const Tensor&,
     optional<double> scale) {
+  if (!grad_out.defined()) return {};
   const auto mask = bias.defined() ? optional<Tensor>(bias) : std::nullopt;
   const auto [of_query, of_key, of_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       grad_out, query, key, value, output, logsumexp, dropout, is_causal, mask, scale);

@@ -19,7 +19,8 @@ void configure(const Settings& chosen) {
 
 void check_index(int64_t index) {
   TORCH_CHECK(index >= 0 && index < g_settings.device_count, "sim: there is no device ", index,
-              "; devices that exist here: 0 to ", g_settings.device_count - 1);
+              ". The device index is out of range; devices that exist here: 0 to ",
+              g_settings.device_count - 1);
 }
 
 void check_dtype(c10::ScalarType dtype) {
