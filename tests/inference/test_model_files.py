@@ -146,7 +146,7 @@ def test_a_damaged_converted_model_is_made_again(
     damage(folder / name)
     assert converted_gguf(tiny_gguf, "float32") == folder
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    assert "making it again" in caplog.text
+    assert "converting it again" in caplog.text
 
 
 def test_a_converted_model_that_seems_whole_but_does_not_load_is_made_again_once(

@@ -35,7 +35,7 @@ def is_whole(folder: Path) -> bool:
         return False
     damage = _damage(folder)
     if damage is not None:
-        logger.warning("the converted model in %s is damaged (%s): making it again", folder, damage)
+        logger.warning("the converted model in %s is damaged (%s); converting it again", folder, damage)
     return damage is None
 
 
