@@ -124,7 +124,8 @@ def document() -> str:
     for check in checks():
         by_category.setdefault(check.category, []).append(check)
     parts = [INTRODUCTION, *(table(category, found) for category, found in by_category.items())]
-    rows = [*faults(FAULTS / "mutants.py", "CPU"), *faults(FAULTS / "sim_mutants.py", "sim")]
+    files = (("mutants.py", "CPU"), ("state_mutants.py", "CPU"), ("sim_mutants.py", "sim"))
+    rows = [row for name, accelerator in files for row in faults(FAULTS / name, accelerator)]
     return "\n".join([*parts, FAULTS_INTRODUCTION + "\n".join(rows)]) + "\n"
 
 

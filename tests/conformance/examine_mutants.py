@@ -5,13 +5,14 @@ python examine_mutants.py MODULE [PROFILE]
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import sys
 
 from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.check import Check, examine
-from acclimate.conformance.checks.target import Subject
+from acclimate.conformance.checks.target import load
 from acclimate.conformance.runner.catalog import checks
 from acclimate.selection import use_accelerator
 
@@ -21,14 +22,16 @@ def main(module: str, profile: str | None = None) -> None:
     table = importlib.import_module(module).CAUGHT_BY
     table = table if profile is None else table[profile]
     catalog = {check.id: check for check in checks()}
+    gc.collect()
+    gc.freeze()  # as the worker does: each check collects garbage
     found = [one(mutant, check, catalog[check]) for mutant, check in table.items()]
     sys.stdout.write(json.dumps(found))
 
 
 def one(accelerator_class: type[Accelerator], check: str, examined: Check) -> dict[str, str]:
     """What one check says of one accelerator."""
-    with use_accelerator(accelerator_class()) as accelerator:
-        subject = Subject(accelerator, f"{accelerator_class.__module__}:{accelerator_class.__qualname__}")
+    subject = load(f"{accelerator_class.__module__}:{accelerator_class.__qualname__}")
+    with use_accelerator(subject.accelerator):
         result = examine(examined, subject)
     return {
         "name": accelerator_class.__name__,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike
 from acclimate_sim.accelerator import SimAccelerator
-from acclimate_sim.profile import VISIBLE_DEVICES
 
 
 class SetDeviceForgotten(SimAccelerator):
@@ -103,9 +102,6 @@ class LimitIgnored(SimAccelerator):
 class LimitForgotten(SimAccelerator):
     """set_visible_devices_envs does nothing."""
 
-    # The class alone, which has no record here, does not know the variable.
-    visible_devices_variable = VISIBLE_DEVICES
-
     def set_visible_devices_envs(
         self, current_env: MutableMapping[str, str], local_accelerator_ids: Iterable[int | str]
     ) -> None:
@@ -160,6 +156,188 @@ class ClaimsFloat64(SimAccelerator):
         return True
 
 
+class OneDeviceTooFew(SimAccelerator):
+    """device_count is one less than there are."""
+
+    def device_count(self) -> int:
+        return super().device_count() - 1
+
+
+class NamesWithoutIndex(SimAccelerator):
+    """device_name gives the type alone for every device."""
+
+    def device_name(self, device_index: int | None = None) -> str:
+        return self.device_type
+
+
+class OneCurrentDeviceForAllThreads(SimAccelerator):
+    """current_device is what any thread has set."""
+
+    _set = 0
+
+    def set_device(self, device_index: DeviceLike) -> None:
+        super().set_device(device_index)
+        self._set = super().current_device()
+
+    def current_device(self) -> int:
+        return self._set
+
+
+class DeviceContextStaysAfterAnError(SimAccelerator):
+    """After an error within device(i) that device stays the current one."""
+
+    @contextmanager
+    def device(self, device_index: DeviceLike = None) -> Iterator[None]:
+        before = self.current_device()
+        if device_index is not None:
+            self.set_device(device_index)
+        yield
+        self.set_device(before)
+
+
+class CountsFromTheEnd(SimAccelerator):
+    """-1 is the last device."""
+
+    def _index(self, device: DeviceLike = None) -> int:
+        return super()._index(
+            device + self.device_count() if isinstance(device, int) and device < 0 else device
+        )
+
+
+class SynchronizeMoves(SimAccelerator):
+    """synchronize(i) makes that device the current one."""
+
+    def synchronize(self, device_index: DeviceLike = None) -> None:
+        if device_index is not None:
+            self.set_device(device_index)
+        super().synchronize()
+
+
+class HostTimersWithoutWaiting(SimAccelerator):
+    """It is not synchronous, and says that the host's clock measures its work."""
+
+    def use_host_timers(self) -> bool:
+        return True
+
+
+class SeedsTheHostToo(SimAccelerator):
+    """manual_seed seeds the host's generator as well."""
+
+    def manual_seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
+        super().manual_seed(seed)
+
+
+class InitialSeedOfTheFirst(SimAccelerator):
+    """initial_seed is that of the first device."""
+
+    def initial_seed(self) -> int:
+        return self.default_generator(0).initial_seed()
+
+
+class StatesOfTheFirst(SimAccelerator):
+    """get_rng_state_all has the state of the first device for each."""
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return [self.get_rng_state(0) for _ in range(self.device_count())]
+
+
+class StreamOfTheCurrentDevice(SimAccelerator):
+    """current_stream is that of the current device, whichever is named."""
+
+    def current_stream(self, device_index: DeviceLike = None) -> Any:
+        self._index(device_index)
+        return super().current_stream()
+
+
+class PeaksOfTheFirst(SimAccelerator):
+    """max_memory_reserved is that of the first device."""
+
+    def max_memory_reserved(self, device_index: DeviceLike = None) -> int:
+        self._index(device_index)
+        return super().max_memory_reserved(0)
+
+
+class ResetsTheCurrent(SimAccelerator):
+    """reset_peak_memory_stats resets the current device, whichever is named."""
+
+    def reset_peak_memory_stats(self, device_index: DeviceLike = None) -> None:
+        self._index(device_index)
+        super().reset_peak_memory_stats()
+
+
+class FreeMemoryOfTheFirst(SimAccelerator):
+    """available_memory is that of the first device."""
+
+    def available_memory(self, device_index: DeviceLike = None) -> int:
+        self._index(device_index)
+        return super().available_memory(0)
+
+
+class CacheKept(SimAccelerator):
+    """empty_cache does nothing."""
+
+    def empty_cache(self) -> None:
+        pass
+
+
+class StatisticsLost(SimAccelerator):
+    """It keeps no figures, and torch has them."""
+
+    def memory_stats(self, device_index: DeviceLike = None) -> dict[str, Any]:
+        self._index(device_index)
+        return {}
+
+    def memory_allocated(self, device_index: DeviceLike = None) -> int:
+        self._index(device_index)
+        return 0
+
+
+class OnTheFirstOnly(SimAccelerator):
+    """on_accelerator is true of the first device's tensors alone."""
+
+    def on_accelerator(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == torch.device(self.device_type, 0)
+
+
+class PinsNoStridedTensors(SimAccelerator):
+    """pin_memory gives strided tensors back as they are."""
+
+    def pin_memory(
+        self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
+    ) -> torch.Tensor:
+        if make_copy and not tensor.is_contiguous():
+            return tensor
+        return super().pin_memory(tensor, make_copy, match_shape)
+
+
+class CaptureStreamStays(SimAccelerator):
+    """After a capture on a stream that stream stays the current one."""
+
+    def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> Any:
+        self.set_stream(stream)
+        return super().capture_to_graph(graph)
+
+
+class MarksNothing(SimAccelerator):
+    """range_push and range_pop do nothing."""
+
+    def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> None:
+        pass
+
+    def range_pop(self, domain: str | None = None) -> None:
+        pass
+
+
+class OtherDevicesVisible(SimAccelerator):
+    """set_visible_devices_envs makes the first devices visible, as many as were named."""
+
+    def set_visible_devices_envs(
+        self, current_env: MutableMapping[str, str], local_accelerator_ids: Iterable[int | str]
+    ) -> None:
+        super().set_visible_devices_envs(current_env, range(len(list(local_accelerator_ids))))
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
         SetDeviceForgotten: "devices/set_device",
@@ -174,6 +352,27 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         ReplaysNothing: "graphs/replay_trains",
         LimitIgnored: "launching/visible_devices",
         LimitForgotten: "launching/visible_devices",
+        OneDeviceTooFew: "devices/counts",
+        NamesWithoutIndex: "devices/names",
+        OneCurrentDeviceForAllThreads: "devices/current_device_of_a_thread",
+        DeviceContextStaysAfterAnError: "devices/device_context",
+        CountsFromTheEnd: "devices/absent_devices",
+        SynchronizeMoves: "devices/synchronize",
+        HostTimersWithoutWaiting: "devices/synchronous_claim",
+        SeedsTheHostToo: "random/host_is_left_alone",
+        InitialSeedOfTheFirst: "random/current_device_is_meant",
+        StatesOfTheFirst: "random/states_of_all_devices",
+        StreamOfTheCurrentDevice: "streams/streams_by_device",
+        PeaksOfTheFirst: "memory/devices_are_counted_apart",
+        ResetsTheCurrent: "memory/resets_by_device",
+        FreeMemoryOfTheFirst: "memory/what_is_left_by_device",
+        CacheKept: "memory/reserved_follows_allocations",
+        StatisticsLost: "memory/allocation_shows",
+        OnTheFirstOnly: "pinning/places_are_told",
+        PinsNoStridedTensors: "pinning/any_tensor_is_pinned",
+        CaptureStreamStays: "graphs/capture_options",
+        MarksNothing: "runtime/profiler_marks",
+        OtherDevicesVisible: "launching/visible_devices",
     },
     "sync=check": {
         SynchronizeForgotten: "devices/synchronize",

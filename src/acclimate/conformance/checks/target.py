@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from acclimate.accelerator import Accelerator
+from acclimate.backends.record import Backend
 from acclimate.errors import InvalidBackendError
-from acclimate.selection import get_accelerator, load_by_name, set_accelerator
+from acclimate.selection import find_backends, get_accelerator, load_by_name, set_accelerator
 
 
 @dataclass(frozen=True)
@@ -64,4 +65,13 @@ def _from_class(target: str) -> Accelerator:
             f'--accelerator is "{target}", which gives a {type(found).__name__}; '
             "it has to be a subclass of acclimate.Accelerator."
         )
+    if found._record is None:
+        found._record = _record_of(type(found))
     return found
+
+
+def _record_of(kind: type[Accelerator]) -> Backend | None:
+    """The record that registers a class, or the nearest of its bases; it says what the class need not."""
+    records = {record.target: record for record in find_backends()[0]}
+    targets = (f"{base.__module__}:{base.__qualname__}" for base in kind.__mro__)
+    return next((records[target] for target in targets if target in records), None)

@@ -1,0 +1,306 @@
+"""More faults planted in the CPU accelerator: what errors leave behind, copies that are none, second cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator, DeviceLike, HostEvent, HostStream, MixedPrecision
+from acclimate.accelerator.recorded_graph import RecordedGraph
+from acclimate.backends.cpu import CPUAccelerator
+
+
+class NameOfNoRecord(CPUAccelerator):
+    """Its name is "CPU", which no record has."""
+
+    name = "CPU"
+
+
+class DeviceHoldsErrorsBack(CPUAccelerator):
+    """An error within device() does not come out of it."""
+
+    @contextmanager
+    def device(self, device_index: DeviceLike = None) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            pass
+
+
+class CapabilityBesideProperties(CPUAccelerator):
+    """get_device_capability is (9, 0), and the properties say 0 and 0."""
+
+    def get_device_capability(self, device: DeviceLike = None) -> tuple[int, int]:
+        self._index(device)
+        return 9, 0
+
+
+class StatesThatLive(CPUAccelerator):
+    """get_rng_state gives the same tensor each time, which changes with the next reading."""
+
+    _kept: torch.Tensor | None = None
+
+    def get_rng_state(self, device_index: DeviceLike = None) -> torch.Tensor:
+        state = super().get_rng_state(device_index)
+        if self._kept is None:
+            self._kept = state
+        return self._kept.copy_(state)
+
+
+class SeedsOf32Bits(CPUAccelerator):
+    """manual_seed drops all but 32 bits."""
+
+    def manual_seed(self, seed: int) -> None:
+        super().manual_seed(seed & 0xFFFFFFFF)
+
+
+class RestoresNoneOfAll(CPUAccelerator):
+    """set_rng_state_all does nothing."""
+
+    def set_rng_state_all(self, new_states: Sequence[torch.Tensor]) -> None:
+        pass
+
+
+class StreamStaysAfterAnError(CPUAccelerator):
+    """After an error within stream(s) the stream stays the current one."""
+
+    @contextmanager
+    def stream(self, stream: Any | None) -> Iterator[Any]:
+        before = self.current_stream()
+        self.set_stream(stream)
+        yield stream
+        self.set_stream(before)
+
+
+class OneStreamForAllThreads(CPUAccelerator):
+    """The current stream is one for all threads."""
+
+    _current: Any = None
+
+    def current_stream(self, device_index: DeviceLike = None) -> Any:
+        self._index(device_index)
+        return self._current or self.default_stream()
+
+    @contextmanager
+    def stream(self, stream: Any | None) -> Iterator[Any]:
+        before, self._current = self._current, stream or self._current
+        try:
+            yield stream
+        finally:
+            self._current = before
+
+
+class DefaultStreamIsTheCurrent(CPUAccelerator):
+    """default_stream is whatever stream is current."""
+
+    def default_stream(self, device_index: DeviceLike = None) -> Any:
+        return self.current_stream(device_index) if self._inside else super().default_stream(device_index)
+
+    _inside = False
+
+    def stream(self, stream: Any | None) -> AbstractContextManager[Any]:
+        type(self)._inside = True
+        return super().stream(stream)
+
+
+class _RecordedOnce(HostEvent):
+    def record(self, stream: HostStream | None = None) -> None:
+        if self._recorded_ns is None:
+            super().record(stream)
+
+
+class EventsRecordOnce(CPUAccelerator):
+    """An event that is recorded again keeps its first time."""
+
+    Event = _RecordedOnce
+
+
+class _Untimed(HostEvent):
+    def elapsed_time(self, end_event: HostEvent) -> float:
+        return ((end_event._recorded_ns or 0) - (self._recorded_ns or 0)) / 1e6
+
+
+class TimesWithoutTiming(CPUAccelerator):
+    """elapsed_time answers for events that were not recorded, or do not measure time."""
+
+    Event = _Untimed
+
+
+class ReservedIsTheTotal(CPUAccelerator):
+    """memory_reserved is the total memory."""
+
+    def memory_reserved(self, device_index: DeviceLike = None) -> int:
+        return self.total_memory(device_index)
+
+
+class SummaryOfNothing(CPUAccelerator):
+    """memory_summary says the same whatever is allocated."""
+
+    def memory_summary(self, device: DeviceLike = None, abbreviated: bool = False) -> str:
+        self._index(device)
+        return "memory: fine"
+
+
+class FreeAndTotalSwapped(CPUAccelerator):
+    """mem_get_info gives the total first."""
+
+    def mem_get_info(self, device: DeviceLike = None) -> tuple[int, int]:
+        free, total = super().mem_get_info(device)
+        return total, free
+
+
+class _KeepsOnAfterErrors(MixedPrecision):
+    @contextmanager
+    def autocast(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        block = super().autocast(*args, **kwargs)
+        block.__enter__()
+        yield
+        block.__exit__(None, None, None)
+
+
+class AutocastStaysAfterAnError(CPUAccelerator):
+    """After an error within autocast it stays on."""
+
+    amp = _KeepsOnAfterErrors("cpu")  # type: ignore[assignment]
+
+
+class _NoBackward(MixedPrecision):
+    @property
+    def custom_bwd(self) -> Any:
+        return lambda function: function
+
+
+class CustomBackwardForgotten(CPUAccelerator):
+    """amp.custom_bwd leaves the function as it is."""
+
+    amp = _NoBackward("cpu")  # type: ignore[assignment]
+
+
+class ListOfDtypesIsShared(CPUAccelerator):
+    """supported_dtypes gives the same list each time."""
+
+    _dtypes: list[torch.dtype] | None = None
+
+    def supported_dtypes(self) -> list[torch.dtype]:
+        self._dtypes = self._dtypes or super().supported_dtypes()
+        return self._dtypes
+
+
+class _SameNumbers(RecordedGraph):
+    _start: torch.Tensor | None = None
+
+    def replay(self) -> None:
+        self._start = torch.get_rng_state() if self._start is None else self._start
+        torch.set_rng_state(self._start)
+        super().replay()
+
+
+class ReplaysTheSameNumbers(CPUAccelerator):
+    """Each replay of a graph draws the numbers of the first."""
+
+    def create_graph(self) -> Any:
+        return _SameNumbers()
+
+
+class ReplaysTheLatestGraph(CPUAccelerator):
+    """replay_graph replays the graph that was made last."""
+
+    _latest: Any = None
+
+    def create_graph(self) -> Any:
+        self._latest = super().create_graph()
+        return self._latest
+
+    def replay_graph(self, graph: Any) -> None:
+        self._latest.replay()
+
+
+class CapturesIntoAnything(CPUAccelerator):
+    """capture_to_graph takes what is no graph."""
+
+    def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> Any:
+        return super().capture_to_graph(graph) if isinstance(graph, RecordedGraph) else nullcontext()
+
+
+class DeniesTheGraphsItHas(CPUAccelerator):
+    """supports_graphs is false, and create_graph makes one."""
+
+    supports_graphs = False
+
+    def create_graph(self) -> Any:
+        return RecordedGraph()
+
+
+class TemplateIsTheTensor(CPUAccelerator):
+    """pin_memory without a copy gives the tensor itself."""
+
+    def pin_memory(
+        self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
+    ) -> torch.Tensor:
+        return tensor if match_shape else tensor.reshape(-1)
+
+
+class PinsAsIfContiguous(CPUAccelerator):
+    """pin_memory reads a strided tensor's memory in order."""
+
+    def pin_memory(
+        self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
+    ) -> torch.Tensor:
+        if not make_copy or tensor.is_contiguous():
+            return super().pin_memory(tensor, make_copy, match_shape)
+        return torch.as_strided(tensor, tensor.shape, torch.empty(tensor.shape).stride())
+
+
+class CompilerWithoutItsPath(CPUAccelerator):
+    """op_compiler gives a name instead of a path."""
+
+    def op_compiler(self, suffix: str = ".cpp") -> list[str]:
+        return ["c++"] if suffix == ".cpp" else super().op_compiler(suffix)
+
+
+class RangesWithoutNames(CPUAccelerator):
+    """Every profiler range has the same name."""
+
+    def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> None:
+        super().range_push("range", domain, category)
+
+
+class OtherDefault(CPUAccelerator):
+    """memory_stats takes device 0 by default, and not the current one."""
+
+    def memory_stats(self, device_index: DeviceLike = 0) -> dict[str, Any]:
+        return super().memory_stats(device_index)
+
+
+CAUGHT_BY: dict[type[Accelerator], str] = {
+    NameOfNoRecord: "devices/names",
+    DeviceHoldsErrorsBack: "devices/device_context",
+    CapabilityBesideProperties: "devices/properties",
+    StatesThatLive: "random/states_are_copies",
+    SeedsOf32Bits: "random/seeds_of_every_size",
+    RestoresNoneOfAll: "random/states_of_all_devices",
+    StreamStaysAfterAnError: "streams/stream_context_ends",
+    OneStreamForAllThreads: "streams/current_stream_of_a_thread",
+    DefaultStreamIsTheCurrent: "streams/stream_context_ends",
+    EventsRecordOnce: "streams/event_times_add_up",
+    TimesWithoutTiming: "streams/events_without_timing",
+    ReservedIsTheTotal: "memory/reserved_follows_allocations",
+    SummaryOfNothing: "memory/summary",
+    FreeAndTotalSwapped: "memory/capacity_agrees",
+    AutocastStaysAfterAnError: "dtypes/autocast_ends",
+    CustomBackwardForgotten: "dtypes/custom_functions",
+    ListOfDtypesIsShared: "dtypes/tensor_classes_are_exact",
+    ReplaysTheSameNumbers: "graphs/replays_draw_new_numbers",
+    ReplaysTheLatestGraph: "graphs/graphs_are_independent",
+    CapturesIntoAnything: "graphs/what_is_no_graph_is_refused",
+    DeniesTheGraphsItHas: "graphs/replay_follows_inputs",
+    TemplateIsTheTensor: "pinning/templates",
+    PinsAsIfContiguous: "pinning/any_tensor_is_pinned",
+    CompilerWithoutItsPath: "ops/toolchain",
+    RangesWithoutNames: "runtime/profiler_marks",
+    OtherDefault: "memory/signatures",
+}
+"""Each fault, and the check that has to find it."""
