@@ -1,4 +1,4 @@
-"""More faults planted in the CPU accelerator: what errors leave behind, copies that are none, second cases."""
+"""More faults planted in the CPU accelerator: what errors leave behind, shared objects, second cases."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ class DeviceHoldsErrorsBack(CPUAccelerator):
 
     @contextmanager
     def device(self, device_index: DeviceLike = None) -> Iterator[None]:
-        try:
+        with suppress(Exception):
             yield
-        except Exception:
-            pass
 
 
 class CapabilityBesideProperties(CPUAccelerator):
