@@ -36,13 +36,7 @@ def test_the_version_is_the_packages(command: list[str]) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"acclimate {acclimate.__version__}\n", "")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(INSTALLED, id="installed"),
-        pytest.param(AS_MODULE, id="module", marks=pytest.mark.usefixtures("warm_starts")),
-    ],
-)
+@pytest.mark.parametrize("command", [INSTALLED, AS_MODULE], ids=["installed", "module"])
 def test_info_works_however_it_is_started(command: list[str]) -> None:
     ended = run(command, "info", "--json")
     assert ended.returncode == 0, ended.stderr

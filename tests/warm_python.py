@@ -162,13 +162,14 @@ class WarmPython:
 def serve(address: str, *modules: str) -> None:
     """Starts programs until standard input ends."""
     global _address
-    own_modules = set(sys.modules)
+    groups = []
     for module in modules:
+        before = set(sys.modules)
         importlib.import_module(module)
+        groups.append({name for name in set(sys.modules) - before if _package(name) not in STANDARD})
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-    imported = set(sys.modules) - own_modules
-    _Imported({name: sys.modules.pop(name) for name in imported if _package(name) not in STANDARD}).install()
+    _Imported([{name: sys.modules.pop(name) for name in group} for group in groups]).install()
     gc.collect()
     gc.freeze()  # else every program would copy the pages that its garbage collector marks
     _address = address
@@ -230,11 +231,12 @@ class _Imported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Gives a program what the server has imported when the program imports it.
 
     Args:
-        modules: by name.
+        groups: what came with each of the server's imports, by name.
     """
 
-    def __init__(self, modules: dict[str, types.ModuleType]) -> None:
-        self._modules = modules
+    def __init__(self, groups: list[dict[str, types.ModuleType]]) -> None:
+        self._groups = groups
+        self._modules = {name: module for group in groups for name, module in group.items()}
 
     def install(self) -> None:
         """Asks it first for what is not imported."""
@@ -257,12 +259,14 @@ class _Imported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         module.__spec__ = self._real_spec
-        package = _package(module.__name__)
-        for name, each in list(self._modules.items()):
-            if package in ("torch", _package(name)):  # torch has imported all the others
-                sys.modules.setdefault(name, each)
-                del self._modules[name]
-        if package == "torch" and module._is_device_backend_autoload_enabled():
+        name = module.__name__
+        package = _package(name)
+        (group,) = (group for group in self._groups if name in group)
+        for other in list(self._modules):
+            # torch imports all that came with it; any other package itself only, as far as it matters here.
+            if other in group if package == "torch" else _package(other) == package:
+                sys.modules.setdefault(other, self._modules.pop(other))
+        if name == "torch" and module._is_device_backend_autoload_enabled():
             module._import_device_backends()
 
 

@@ -676,7 +676,7 @@ def test_a_script_that_branches_on_a_value_is_refused() -> None:
 
 
 def test_a_refusal_says_what_to_keep_out() -> None:
-    with pytest.raises(GraphCaptureError, match=r"keep \.item\(\), \.tolist\(\), \.numpy\(\), print"):
+    with pytest.raises(GraphCaptureError, match=r"move \.item\(\), \.tolist\(\), \.numpy\(\), print"):
         capture(lambda x: x.tolist(), torch.ones(2))
 
 

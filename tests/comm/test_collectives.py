@@ -39,7 +39,7 @@ def run_case(rank: int, case: Case) -> str:
     return difference(case, rank, run(case, rank, _groups["shm", case.ranks]))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=cases(RANKS))
 def test_every_collective_of_every_dtype_and_layout_gives_what_plain_torch_gives(
     ranks: RankProcesses, case: Case
@@ -70,7 +70,7 @@ def run_both(rank: int, case: Case) -> str:
     return ""
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=cases(RANKS).filter(lambda case: case.dtype in GLOO_TAKES and case.op != "AVG"))
 def test_results_are_those_of_gloo(ranks: RankProcesses, case: Case) -> None:
     assert ranks.values(run_both, as_gloo_takes_it(case)) == [""] * RANKS

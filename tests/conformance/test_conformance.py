@@ -103,7 +103,7 @@ def test_a_failure_is_told_with_the_reason_and_the_rule_in_every_form(tmp_path: 
         "--accelerator", "mutants:TextualCurrentDevice", *only("devices/counts", "devices/set_device"),
         "--json", str(results), "--junit", str(suite),
     )  # fmt: skip
-    seen, rule = "current_device() is '0', of type str", "current_device: Index of the current device."
+    seen, rule = "current_device() is '0', of type str", "current_device: The index of the current device."
     assert run.returncode == 1
     assert seen in run.stdout
     assert rule in run.stdout
@@ -202,7 +202,7 @@ def test_the_plugin_adds_the_checks_to_a_projects_own_tests(tmp_path: Path) -> N
     assert "::devices/counts FAILED" in run.stdout
     assert "::devices/set_device SKIPPED (there is one device here)" in run.stdout
     assert "current_device() is '0', of type str" in run.stdout
-    assert "current_device: Index of the current device." in run.stdout
+    assert "current_device: The index of the current device." in run.stdout
     assert "Traceback" not in run.stdout
 
 
