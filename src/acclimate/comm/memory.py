@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 TOKEN_BYTES = 16
 
-LARGEST_SLOT = 128 * 1024
-"""Bytes of a rank's contribution to one round. The slots of two ranks, each there twice, and what is copied
-to and from them fit into a level 2 cache."""
+LARGEST_SLOT = 512 * 1024
+"""Bytes of a rank's contribution to one round. Smaller ones fit into more caches, but need more rounds, each
+of which can cost a time slice where other work runs on the cores."""
 SMALLEST_SLOT = 16 * 1024
 
 _LARGEST_RING = 256 * 1024

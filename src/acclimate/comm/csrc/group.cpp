@@ -62,7 +62,8 @@ Group::Group(unsigned char* memory, int rank, const std::vector<pid_t>& pids, Ge
       peers_(pids),
       timeout_(timeout),
       // Where ranks share cores, the one that is waited for may need this core: yield at once.
-      foreground_(has_spare_cores ? Patience{3000, microseconds(500)} : Patience{30, microseconds(3000)}),
+      // Else a yield costs a time slice where other work runs on the core, so spin for about 0.5 ms first.
+      foreground_(has_spare_cores ? Patience{20000, microseconds(500)} : Patience{30, microseconds(3000)}),
       // A thread in the background takes the core from the computation that it is meant to overlap with.
       background_(has_spare_cores ? Patience{300, microseconds(50)} : Patience{10, microseconds(100)}),
       forks_(fork_generation()),
