@@ -24,6 +24,7 @@ from acclimate.errors import (
     MissingExtraError,
     UnsupportedDtypeError,
     UnsupportedModelError,
+    excerpt,
     some_of,
 )
 from acclimate.inference.converted import MANIFEST, discard
@@ -97,7 +98,9 @@ def load_model(
     """
     start = time.perf_counter()
     if dtype not in ("auto", *DTYPES):
-        raise UnsupportedDtypeError(f"dtype must be one of auto, {', '.join(DTYPES)}; it is {dtype!r}")
+        raise UnsupportedDtypeError(
+            f"dtype must be one of auto, {', '.join(DTYPES)}; it is '{excerpt(dtype)}'"
+        )
     _require_transformers()
     accelerator = get_accelerator()
     chosen = choose_dtype(accelerator, dtype)
