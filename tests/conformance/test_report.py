@@ -101,7 +101,7 @@ def test_no_text_of_a_vendor_becomes_part_of_the_page(name: str) -> None:
 def test_a_failure_is_told_with_what_was_observed_the_call_and_where_to_change_it() -> None:
     page = html.page(REPORTS["some failed"])
     for text in (
-        "1 of 6 promises are not kept. 1 are not offered by the device.", "memory/peak",
+        "Promises not kept: 1 of 6. Not offered by the device: 1.", "memory/peak",
         "max_memory_allocated() -&gt;", "went wrong", "foo:Foo gives it", "checks/memory/figures.py:9",
         "Bytes that tensors occupy; see <code>memory_stats</code> and <code>None</code>.", "more characters",
     ):  # fmt: skip

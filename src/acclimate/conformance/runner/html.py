@@ -83,11 +83,11 @@ def _verdict(report: Report) -> tuple[str, str]:
     total, left = report.total, len(report.not_run)
     applicable = total.passed + total.failed
     found = (
-        f"{total.failed} of {applicable} promises are not kept."
+        f"Promises not kept: {total.failed} of {applicable}."
         if total.failed
         else f"Every promise that was looked at is kept: {applicable} of {applicable}."
     )
-    absent = f" {total.not_offered} are not offered by the device." if total.not_offered else ""
+    absent = f" Not offered by the device: {total.not_offered}." if total.not_offered else ""
     if left:
         planned = len(report.results) + left
         return (
