@@ -18,15 +18,24 @@ from warm_starts import warm_starts as warm_starts
 
 LONGEST_FILES = (
     "conformance/test_conformance.py",
-    "examples/test_train_gpt.py",
-    "conformance/test_mutants.py",
-    "optimizers/test_optimizer_ops.py",
-    "docs/test_guide.py",
-    "inference/test_model_files.py",
-    "inference/test_command.py",
-    "backends/test_stand_ins.py",
-    "build/test_builder.py",
+    "comm/test_collectives.py",
+    "tests/test_sim_folders.py",
     "launch/test_run_command.py",
+    "optimizers/test_optimizer_ops.py",
+    "tests/test_sim_operators.py",
+    "docs/test_guide.py",
+    "examples/test_train_gpt.py",
+    "comm/test_comm_failures.py",
+    "elastic/test_elastic.py",
+    "engines/test_mpi.py",
+    "engines/test_ssh.py",
+    "optimizers/test_optimizers.py",
+    "accelerator/test_other_devices.py",
+    "accelerator/test_graphs.py",
+    "tests/test_cli_failures.py",
+    "selection/test_detection.py",
+    "selection/test_broken_records.py",
+    "conformance/test_mutants.py",
 )
 
 
