@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,31 +131,43 @@ def receive_for_ever(rank: int) -> None:
     dist.recv(torch.zeros(3), 1)
 
 
+def within_2_s(attempt: Callable[[], float]) -> bool:
+    """Whether something takes less than 2 s in one of a few attempts: the processors may be busy."""
+    return any(attempt() < 2 for _ in range(4))
+
+
 @pytest.mark.parametrize(("ranks", "elements"), [(2, 1), (4, 1 << 20)])
 def test_others_raise_within_2_s_when_a_rank_is_killed(ranks: int, elements: int) -> None:
-    with RankProcesses(ranks) as processes:
-        processes.start(reduce_for_ever, elements)
-        time.sleep(0.5)
-        pid = processes.processes[1].pid
-        processes.kill(1)
-        start = time.monotonic()
-        told = [processes.hear(rank) for rank in range(ranks) if rank != 1]
-        assert time.monotonic() - start < 2
-        for one in told:
-            assert f"Rank 1 (process {pid}) ended while rank" in one.error, one
-        again = processes.run(add, ranks=[0])[0]
-        assert "This group cannot be used any more" in again.error
+    def kill_one() -> float:
+        with RankProcesses(ranks) as processes:
+            processes.start(reduce_for_ever, elements)
+            time.sleep(0.5)
+            pid = processes.processes[1].pid
+            processes.kill(1)
+            start = time.monotonic()
+            told = [processes.hear(rank) for rank in range(ranks) if rank != 1]
+            took_s = time.monotonic() - start
+            for one in told:
+                assert f"Rank 1 (process {pid}) ended while rank" in one.error, one
+            again = processes.run(add, ranks=[0])[0]
+            assert "This group cannot be used any more" in again.error
+        return took_s
+
+    assert within_2_s(kill_one)
 
 
 @pytest.mark.parametrize("function", [reduce_in_background, receive_for_ever])
 def test_waits_for_background_work_and_messages_end_when_a_rank_is_killed(function: Any) -> None:
-    with RankProcesses(2) as processes:
-        processes.start(function, ranks=[0, 1] if function is reduce_in_background else [0])
-        time.sleep(0.5)
-        processes.kill(1)
-        start = time.monotonic()
-        assert "Rank 1 (process" in processes.hear(0).error
-        assert time.monotonic() - start < 2
+    def kill_one() -> float:
+        with RankProcesses(2) as processes:
+            processes.start(function, ranks=[0, 1] if function is reduce_in_background else [0])
+            time.sleep(0.5)
+            processes.kill(1)
+            start = time.monotonic()
+            assert "Rank 1 (process" in processes.hear(0).error
+            return time.monotonic() - start
+
+    assert within_2_s(kill_one)
 
 
 def leave(rank: int) -> None:
@@ -176,9 +188,7 @@ def test_a_timeout_is_honoured_and_names_who_was_missing() -> None:
         for one in told:
             assert "gave up after 1 s: rank 1 (process" in one.error, one
             assert "did not take part in all_reduce(SUM) of 10 float32" in one.error
-            assert one.seconds < 10
-        # One that is late gives up together with the one that has waited.
-        assert max(one.seconds for one in told) > 0.9
+            assert 0.9 < one.seconds < 10
         late = processes.run(add, ranks=[1])[0]
         assert "gave up after 1 s" in late.error
 
@@ -201,15 +211,8 @@ def test_a_rank_that_waits_uses_no_processor_time() -> None:
 # -- what stays behind -------------------------------------------------------------------------------
 
 
-def segments() -> list[str]:
-    # Other programs come and go there.
-    return [name for name in os.listdir("/dev/shm") if "acclimate" in name]
-
-
-def files_in_dev_shm(rank: int) -> list[str]:
-    """What this rank has mapped or opened there."""
-    mapped = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line]
-    return [name for name in mapped if name.startswith("/dev/shm")]
+def segments() -> set[str]:
+    return set(os.listdir("/dev/shm"))
 
 
 def raise_something(rank: int) -> None:
@@ -218,9 +221,9 @@ def raise_something(rank: int) -> None:
 
 @pytest.mark.parametrize("end", ["normal", "exception", "SIGTERM", "SIGKILL of one", "SIGKILL of all"])
 def test_nothing_stays_in_dev_shm_or_in_memory(end: str) -> None:
+    before = segments()
     with RankProcesses(2) as processes:
         processes.values(add, 100_000)
-        assert processes.values(files_in_dev_shm) == [[], []]
         if end == "exception":
             processes.run(raise_something)
         elif end == "SIGTERM":
@@ -231,7 +234,9 @@ def test_nothing_stays_in_dev_shm_or_in_memory(end: str) -> None:
             if end == "SIGKILL of all":
                 processes.kill(0)
         pids = [process.pid for process in processes.processes]
-    assert segments() == []
+    # Other programs use the folder too.
+    theirs = ("acclimate", *map(str, pids))
+    assert [name for name in segments() - before if any(part in name for part in theirs)] == []
     # The memory has no name, so it goes with the last process that maps it.
     assert not [pid for pid in pids if Path(f"/proc/{pid}/maps").exists() and holders(pid)]
 
@@ -247,12 +252,13 @@ def shared_memory(rank: int) -> tuple[list[str], list[str]]:
 
 
 def test_the_memory_is_an_anonymous_file_that_no_rank_keeps_open() -> None:
+    before = segments()
     with RankProcesses(2) as processes:
         for mapped, opened in processes.values(shared_memory):
             assert len(mapped) == 1
             assert "/memfd:acclimate-comm" in mapped[0]
             assert opened == []
-        assert segments() == []
+        assert segments() == before
 
 
 def test_another_user_cannot_open_the_memory() -> None:
