@@ -56,6 +56,7 @@ __all__ = [
     "init",
     "initial_seed",
     "is_available",
+    "is_bf16_supported",
     "is_initialized",
     "manual_seed",
     "manual_seed_all",
@@ -216,6 +217,11 @@ class Properties:
     multi_processor_count: int = 1
     major: int = 0
     minor: int = 0
+
+
+def is_bf16_supported() -> bool:
+    """Whether it computes in bfloat16; torch's own devices have this function too."""
+    return torch.bfloat16 in get_amp_supported_dtype()
 
 
 def get_device_properties(device: int | str | torch.device | None = None) -> Properties:
