@@ -37,6 +37,7 @@ def stays(source: str) -> None:
         "cuda = 1",
         "x = self.is_cuda",
         "args.is_cuda = False",
+        'on_cuda = get_accelerator().device_name() == "cuda"',
     ],
 )
 def test_data_and_local_names_stay(line: str) -> None:
