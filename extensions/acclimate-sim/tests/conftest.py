@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # sim_process, also for the folders below
 sys.path.append(str(Path(__file__).parents[3] / "tests"))
 
-from warm_starts import warm_python as warm_python
+from warm_python import WarmPython
 from warm_starts import warm_starts as warm_starts
 
 ON_SIM = os.environ.get("ACCLIMATE_ACCELERATOR") == "sim"
@@ -19,6 +20,14 @@ ON_SIM = os.environ.get("ACCLIMATE_ACCELERATOR") == "sim"
 
 if not ON_SIM:
     collect_ignore = ["on_sim", "with_limits", "with_sync_check"]
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Starts Pythons that have torch imported already, and not torch._dynamo: sim acts on its import."""
+    python = WarmPython("torch")
+    yield python
+    python.close()
 
 
 @pytest.fixture(autouse=True)
