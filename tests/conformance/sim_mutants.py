@@ -311,6 +311,13 @@ class PinsNoStridedTensors(SimAccelerator):
         return super().pin_memory(tensor, make_copy, match_shape)
 
 
+class PinnedByTheirStart(SimAccelerator):
+    """is_pinned is false of a view that begins later than its memory."""
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return super().is_pinned(tensor) and tensor.storage_offset() == 0
+
+
 class CaptureStreamStays(SimAccelerator):
     """After a capture on a stream that stream stays the current one."""
 
@@ -370,6 +377,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         StatisticsLost: "memory/allocation_shows",
         OnTheFirstOnly: "pinning/places_are_told",
         PinsNoStridedTensors: "pinning/any_tensor_is_pinned",
+        PinnedByTheirStart: "pinning/told_truly",
         CaptureStreamStays: "graphs/capture_options",
         MarksNothing: "runtime/profiler_marks",
         OtherDevicesVisible: "launching/visible_devices",

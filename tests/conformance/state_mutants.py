@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike, HostEvent, HostStream, MixedPrecision
-from acclimate.accelerator.recorded_graph import RecordedGraph
+from acclimate.accelerator.recorded_graph import RecordedCapture, RecordedGraph
 from acclimate.backends.cpu import CPUAccelerator
+from acclimate.ops.aio.builder import AsyncIOBuilder
+from acclimate.ops.aio.handle import AsyncIOHandle
 
 
 class NameOfNoRecord(CPUAccelerator):
@@ -273,6 +277,154 @@ class OtherDefault(CPUAccelerator):
         return super().memory_stats(device_index)
 
 
+class SeedsToldInPart(CPUAccelerator):
+    """seed() returns the low 32 bits of the seed."""
+
+    def seed(self) -> int:
+        return super().seed() & 0xFFFFFFFF
+
+
+class _DefaultDtype(MixedPrecision):
+    def autocast(
+        self, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool | None = None
+    ) -> Any:
+        return super().autocast(enabled, None, cache_enabled)
+
+
+class AutocastToItsDefault(CPUAccelerator):
+    """autocast computes in its default dtype, whichever is asked for."""
+
+    @property
+    def amp(self) -> MixedPrecision:
+        return _DefaultDtype(self.device_type)
+
+
+class _StepsAlways(MixedPrecision):
+    @property
+    def GradScaler(self) -> Any:
+        class Scaler(MixedPrecision(self._device_type).GradScaler):
+            def _maybe_opt_step(self, optimizer: Any, state: Any, *args: Any, **options: Any) -> Any:
+                return optimizer.step(*args, **options)
+
+        return Scaler
+
+
+class ScalerStepsAlways(CPUAccelerator):
+    """amp.GradScaler also steps with infinite gradients."""
+
+    @property
+    def amp(self) -> MixedPrecision:
+        return _StepsAlways(self.device_type)
+
+
+class _Appends(RecordedCapture):
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        before = self._graph._calls or []
+        super().__exit__(kind, value, trace)
+        if kind is None:
+            self._graph._calls = [*before, *(self._graph._calls or [])]
+
+
+class SecondCaptureIsAppended(CPUAccelerator):
+    """A second capture into a graph comes after the first one's work."""
+
+    def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> Any:
+        return _Appends(graph)
+
+
+class _Keeps(RecordedCapture):
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        super().__exit__(kind, value, trace)
+        self._graph._calls = self._calls
+
+
+class FailedCaptureReplays(CPUAccelerator):
+    """A capture that failed leaves a graph of what ran before the error."""
+
+    def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> Any:
+        return _Keeps(graph)
+
+
+class ReadsAnyMemoryError(CPUAccelerator):
+    """is_out_of_memory takes every error whose message has a shared memory in it."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return super().is_out_of_memory(error) or "shared memory" in str(error)
+
+
+class PeakFallsToZero(CPUAccelerator):
+    """After a reset the peak is 0."""
+
+    def max_memory_allocated(self, device_index: DeviceLike = None) -> int:
+        return 0
+
+
+class RangesOfAllThreads(CPUAccelerator):
+    """range_pop closes the range that was opened last, in whichever thread."""
+
+    def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> None:
+        mark = torch.profiler.record_function(msg)
+        mark.__enter__()
+        _open_ranges.append(mark)
+
+    def range_pop(self, domain: str | None = None) -> None:
+        if _open_ranges:
+            _open_ranges.pop().__exit__(None, None, None)
+
+
+_open_ranges: list[Any] = []
+
+
+class _Truncating(AsyncIOHandle):
+    def sync_pwrite(self, buffer: Any, filename: Any, file_offset: int = 0) -> int:
+        if not file_offset:
+            Path(filename).write_bytes(b"")
+        return super().sync_pwrite(buffer, filename, file_offset)
+
+
+class _Silent(AsyncIOHandle):
+    def wait(self) -> int:
+        try:
+            return super().wait()
+        except OSError:
+            return 1
+
+
+class TruncatingIO(AsyncIOBuilder):
+    """Builds handles that cut a file off before they write its beginning."""
+
+    def module(self) -> Any:
+        return SimpleNamespace(**{**vars(super().module()), "aio_handle": _Truncating})
+
+
+class SilentIO(AsyncIOBuilder):
+    """Builds handles that keep errors to themselves."""
+
+    def module(self) -> Any:
+        return SimpleNamespace(**{**vars(super().module()), "aio_handle": _Silent})
+
+
+class WritesCutFilesOff(CPUAccelerator):
+    """Asynchronous I/O that writes the beginning of a file drops the rest of it."""
+
+    op_builders: ClassVar = {**CPUAccelerator.op_builders, "AsyncIOBuilder": f"{__name__}:TruncatingIO"}
+
+
+class WaitHidesErrors(CPUAccelerator):
+    """Requests of asynchronous I/O that fail are not told."""
+
+    op_builders: ClassVar = {**CPUAccelerator.op_builders, "AsyncIOBuilder": f"{__name__}:SilentIO"}
+
+
+class BuildsTorchsExtensionsOnly(CPUAccelerator):
+    """build_extension is torch's command, which cannot build op builders' extensions."""
+
+    def build_extension(self) -> type[Any]:
+        from torch.utils.cpp_extension import BuildExtension
+
+        return BuildExtension
+
+
 CAUGHT_BY: dict[type[Accelerator], str] = {
     NameOfNoRecord: "devices/names",
     DeviceHoldsErrorsBack: "devices/device_context",
@@ -300,5 +452,16 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     CompilerWithoutItsPath: "ops/toolchain",
     RangesWithoutNames: "runtime/profiler_marks",
     OtherDefault: "memory/signatures",
+    SeedsToldInPart: "random/fresh_seeds",
+    AutocastToItsDefault: "dtypes/autocast_to_the_dtype_asked_for",
+    ScalerStepsAlways: "dtypes/scaler_skips_infinite_gradients",
+    SecondCaptureIsAppended: "graphs/second_capture_replaces",
+    FailedCaptureReplays: "graphs/capture_ends_after_an_error",
+    ReadsAnyMemoryError: "memory/out_of_memory",
+    PeakFallsToZero: "memory/peak_reset",
+    RangesOfAllThreads: "runtime/ranges_of_threads",
+    WritesCutFilesOff: "ops/asynchronous_io_moves_bytes",
+    WaitHidesErrors: "ops/asynchronous_io_moves_bytes",
+    BuildsTorchsExtensionsOnly: "ops/ahead_of_time",
 }
 """Each fault, and the check that has to find it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import suppress
 from typing import Any
 
@@ -89,6 +90,57 @@ def autocast_by_default(subject: Subject) -> None:
         now in offered or (now in _REDUCED and is_host(accelerator)),
         f"within autocast() a product is {short(now)}, and supported are {', '.join(map(short, offered))}",
     )
+
+
+@check("amp")
+def autocast_to_the_dtype_asked_for(subject: Subject) -> None:
+    """autocast computes in the dtype asked for, or not in a reduced one: it takes no other in its place."""
+    accelerator = subject.accelerator
+    device, kind = accelerator.current_device_name(), accelerator.device_type
+    _reduced(accelerator)
+    for dtype in _REDUCED:
+        # One that the device lacks may be refused, or turned off with a warning, as torch's autocast does.
+        with suppress(RuntimeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with accelerator.amp.autocast(dtype=dtype):
+                told = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+                now = _product_dtype(device)
+            require(told == dtype, f"within autocast(dtype={short(dtype)}) torch says {short(told)}")
+            require(
+                now in (dtype, torch.float32),
+                f"within autocast(dtype={short(dtype)}) a product is {short(now)}",
+            )
+
+
+@check("amp")
+def scaler_skips_infinite_gradients(subject: Subject) -> None:
+    """GradScaler skips a step of which a gradient is infinite or no number, and lowers the scale."""
+    accelerator = subject.accelerator
+    device = accelerator.current_device_name()
+    for bad in (float("inf"), float("-inf"), float("nan")):
+        for unscaled in (False, True):  # by step(), or by the program, which clips gradients
+            weights = [torch.nn.Parameter(torch.ones(4, device=device)) for _ in range(2)]
+            optimizer = torch.optim.SGD(weights, lr=0.5)
+            scaler = accelerator.amp.GradScaler(init_scale=8.0, backoff_factor=0.5, growth_interval=100)
+            factors = torch.ones(4, device=device)
+            for turn, (last, wanted, scale) in enumerate(((1.0, 0.5, 8.0), (bad, 0.5, 4.0), (1.0, 0.0, 4.0))):
+                factors[-1] = last
+                optimizer.zero_grad()
+                loss = weights[0].sum() + (weights[1] * factors).sum()
+                scaler.scale(loss).backward()
+                if unscaled:
+                    scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+                for weight in weights:
+                    found = weight.detach().tolist()
+                    require(
+                        found == [wanted] * 4,
+                        f"after step {turn + 1}, of which the second has a gradient of {bad}, a weight is "
+                        f"{found} and not {wanted}",
+                    )
+                now = scaler.get_scale()
+                require(now == scale, f"after step {turn + 1} with a gradient of {bad} the scale is {now}")
 
 
 @check("amp")

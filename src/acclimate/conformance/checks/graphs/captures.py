@@ -147,10 +147,14 @@ def capture_ends_after_an_error(subject: Subject) -> None:
     """An error within a capture comes through and ends it, and the next capture works."""
     accelerator = subject.accelerator
     ones = torch.ones(4, device=accelerator.current_device_name())
+    failed = new_graph(accelerator)
     accelerator.synchronize()
-    with let_through("capture_to_graph()"), accelerator.capture_to_graph(new_graph(accelerator)):
+    with let_through("capture_to_graph()"), accelerator.capture_to_graph(failed):
         ones * 2
         raise DeliberateError
+    if isinstance(failed, RecordedGraph):  # a driver keeps what it got before the error
+        with refused("replaying a graph of which the capture failed", GraphCaptureError):
+            accelerator.replay_graph(failed)
     require(accelerator.is_current_stream_capturing() is False, "after an error within a capture it goes on")
     require(
         accelerator.current_stream() == accelerator.default_stream(),
@@ -163,6 +167,40 @@ def capture_ends_after_an_error(subject: Subject) -> None:
     accelerator.replay_graph(graph)
     accelerator.synchronize()
     require(equal(result, torch.full((4,), 6.0)), "a capture after one that failed gives a wrong result")
+
+
+@check("capture_to_graph", "create_graph", "replay_graph")
+def second_capture_replaces(subject: Subject) -> None:
+    """A second capture into a graph replaces the first; one that fails leaves the first as it was."""
+    accelerator = subject.accelerator
+    graph = new_graph(accelerator)
+    counts = torch.zeros(3, device=accelerator.current_device_name())
+    warm_up(accelerator, lambda: counts.add_(1))
+
+    def replayed() -> list[float]:
+        counts.zero_()
+        accelerator.replay_graph(graph)
+        accelerator.synchronize()
+        found: list[float] = counts.tolist()
+        return found
+
+    with accelerator.capture_to_graph(graph):
+        counts[0].add_(1)
+    require(replayed() == [1, 0, 0], f"a replay adds {replayed()} where 1, 0 and 0 were captured")
+    if not isinstance(graph, RecordedGraph):  # a driver's has to be reset first
+        graph.reset()
+    with accelerator.capture_to_graph(graph):
+        counts[1].add_(1)
+    require(replayed() == [0, 1, 0], f"after a second capture, of 0, 1 and 0, a replay adds {replayed()}")
+    if isinstance(graph, RecordedGraph):
+        with let_through("capture_to_graph()"), accelerator.capture_to_graph(graph):
+            counts[2].add_(1)
+            raise DeliberateError
+        require(replayed() == [0, 1, 0], f"after a third capture, which failed, a replay adds {replayed()}")
+    graph.reset()
+    with accelerator.capture_to_graph(graph):
+        counts[2].add_(1)
+    require(replayed() == [0, 0, 1], f"a capture after reset(), of 0, 0 and 1, adds {replayed()}")
 
 
 @check("capture_to_graph", "create_graph")

@@ -78,10 +78,14 @@ def out_of_memory(subject: Subject) -> str | None:
         f"is_out_of_memory() denies its own OutOfMemoryError: {described}",
     )
     require(told, f"more memory than there is raises {described}, which is no {kind.__name__}")
+    made = kind("out of memory")
+    require(accelerator.is_out_of_memory(made), f"is_out_of_memory() denies its own {made!r}")
     others: tuple[BaseException, ...] = (
         RuntimeError("The size of tensor a (3) must match"),
         RuntimeError("an illegal memory access was encountered"),
         RuntimeError("unsupported memory format option"),
+        RuntimeError("out of resource: shared memory, required: 300000, hardware limit: 101376"),
+        RuntimeError("Tensors must be in contiguous memory"),
         ValueError("no"),
         KeyboardInterrupt(),
     )

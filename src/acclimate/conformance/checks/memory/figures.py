@@ -107,10 +107,11 @@ def peak(subject: Subject) -> str | None:
     "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached", "max_memory_allocated"
 )
 def peak_reset(subject: Subject) -> None:
-    """Each way to reset the peaks brings them down to what is in use now."""
+    """Each way to reset the peaks brings them down to what is in use now, and no lower."""
     accelerator = subject.accelerator
     require_figures(accelerator)
     size = allocation_size(accelerator)
+    kept = fill(accelerator, size)
     resets: dict[str, Callable[[], None]] = {
         "reset_peak_memory_stats": accelerator.reset_peak_memory_stats,
         "reset_max_memory_allocated": accelerator.reset_max_memory_allocated,
@@ -123,10 +124,15 @@ def peak_reset(subject: Subject) -> None:
         settle(accelerator)
         accelerator.empty_cache()
         reset()
-        above = accelerator.max_memory_allocated() - accelerator.memory_allocated()
-        require(above <= SLACK, f"after {name}() the peak is {mib(above)} above what is allocated")
-        above = accelerator.max_memory_reserved() - accelerator.memory_reserved()
-        require(above <= SLACK, f"after {name}() the peak is {mib(above)} above what is reserved")
+        peaks = {
+            "allocated": (accelerator.max_memory_allocated(), accelerator.memory_allocated()),
+            "reserved": (accelerator.max_memory_reserved(), accelerator.memory_reserved()),
+        }
+        for what, (peak, present) in peaks.items():
+            above = peak - present
+            require(above <= SLACK, f"after {name}() the peak is {mib(above)} above what is {what}")
+            require(-above <= SLACK, f"after {name}() the peak is {mib(-above)} below what is {what}")
+    require(int(kept[-1]) == 7, "resetting the peaks changes a tensor")
 
 
 @check("memory_reserved", "memory_cached", "max_memory_reserved", "max_memory_cached", "max_memory_allocated")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ _SECTORS = 4096  # what offsets and lengths are a multiple of, as O_DIRECT may n
 
 @check("create_op_builder", "op_builders", timeout_s=600)
 def asynchronous_io_moves_bytes(subject: Subject) -> None:
-    """The op of asynchronous I/O moves every byte, also past the first blocks and beside other requests."""
+    """The op of asynchronous I/O moves every byte, leaves the rest of a file, and tells errors."""
     accelerator = subject.accelerator
     if "AsyncIOBuilder" not in accelerator.op_builders:
         raise NotOfferedError("it has no AsyncIOBuilder")
@@ -51,6 +52,7 @@ def asynchronous_io_moves_bytes(subject: Subject) -> None:
             module.aio_read(whole, path, _BLOCK, 8, False, True, False)
             _require_equal(whole, content.flip(0), "aio_read()")
         _check_offsets(handle, paths[-1], contents[-1].flip(0))
+        _check_errors(handle, folder, paths[0], contents[0].flip(0))
         _check_device(subject, handle, paths[1], contents[1])
 
 
@@ -59,11 +61,41 @@ def _check_offsets(handle: Any, path: str, content: torch.Tensor) -> None:
         part = torch.zeros(MIB // 2, dtype=torch.uint8)
         handle.sync_pread(part, path, offset)
         _require_equal(part, content[offset : offset + len(part)], f"sync_pread() at {offset}")
-    inserted = torch.full((_SECTORS,), 9, dtype=torch.uint8)
-    handle.sync_pwrite(inserted, path, MIB)
     expected = content.clone()
-    expected[MIB : MIB + _SECTORS] = 9
-    _require_bytes(path, expected, f"sync_pwrite() at {MIB}")
+    for number, offset in enumerate((MIB, 0, len(content) - _SECTORS)):  # the rest of the file stays
+        inserted = torch.full((_SECTORS,), 9 + number, dtype=torch.uint8)
+        expected[offset : offset + _SECTORS] = 9 + number
+        handle.sync_pwrite(inserted, path, offset)
+        _require_bytes(path, expected, f"sync_pwrite() of {_SECTORS} bytes at {offset}")
+        inserted.add_(100)
+        expected[offset : offset + _SECTORS] = 109 + number
+        handle.async_pwrite(inserted, path, offset)
+        handle.wait()
+        _require_bytes(path, expected, f"async_pwrite() of {_SECTORS} bytes at {offset}")
+
+
+def _check_errors(handle: Any, folder: str, path: str, content: torch.Tensor) -> None:
+    """Requests that cannot be carried out are told: by the request, or by wait()."""
+    absent = str(Path(folder) / "no such folder" / "file")
+    longer = torch.zeros(len(content) + _SECTORS, dtype=torch.uint8)
+    requests: dict[str, Callable[[], int]] = {
+        "async_pread() of a file that does not exist": lambda: handle.async_pread(longer, absent, 0),
+        "async_pread() past the end of a file": lambda: handle.async_pread(longer, path, 0),
+        "async_pwrite() to a folder that does not exist": lambda: handle.async_pwrite(longer, absent, 0),
+    }
+    if Path("/dev/full").is_char_device():  # takes a request, and fails when it is carried out
+        requests["async_pwrite() to a full device"] = lambda: handle.async_pwrite(longer, "/dev/full", 0)
+        requests["async_pread() of an empty device"] = lambda: handle.async_pread(longer, "/dev/null", 0)
+    for what, request in requests.items():
+        try:
+            told = (request() or 0) < 0 or handle.wait() < 0  # DeepSpeed's handle returns -1
+        except Exception:  # noqa: BLE001 - of which type, is each handle's own
+            told = True
+        require(told, f"{what} and wait() raise nothing")
+        back = torch.zeros_like(content)
+        handle.async_pread(back, path, 0)
+        handle.wait()
+        _require_equal(back, content, f"async_pread() after a request that failed, {what},")
 
 
 def _check_device(subject: Subject, handle: Any, path: str, content: torch.Tensor) -> None:

@@ -21,6 +21,7 @@ from acclimate.conformance.checks.assertions import (
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.target import Subject
 from acclimate.errors import CompilerNotFoundError
+from acclimate.imports import describe
 
 _SOURCE = """\
 #include <cstdint>
@@ -131,15 +132,40 @@ def toolchain(subject: Subject) -> None:
         require(twice(21) == 42, f"a function that was compiled gives {twice(21)} instead of 42")
 
 
-@check("build_extension")
+@check("build_extension", "op_builders")
 def ahead_of_time(subject: Subject) -> None:
-    """build_extension is a kind of the setuptools command that torch builds extensions with."""
+    """build_extension is a kind of torch's setuptools command, and builds what builder() of an op gives."""
+    from setuptools import Distribution
     from torch.utils.cpp_extension import BuildExtension
 
-    command = subject.accelerator.build_extension()
+    accelerator = subject.accelerator
+    command = accelerator.build_extension()
     require(
         isinstance(command, type) and issubclass(command, BuildExtension), f"build_extension() is {command!r}"
     )
+    for name in accelerator.op_builders:
+        builder = builder_of(accelerator, name)
+        if not (hasattr(builder, "builder") and builder.is_compatible(verbose=False)):
+            continue
+        extension = builder.builder()
+        if not hasattr(extension, "build_to"):
+            continue  # one of torch's
+        asked: list[Path] = []
+        extension.build_to = lambda path, asked=asked: asked.append(Path(path))  # quicker than a compiler
+        with tempfile.TemporaryDirectory() as folder:
+            building = command(Distribution({"name": "ahead", "ext_modules": [extension]}))
+            building.ensure_finalized()
+            building.build_lib, building.build_temp = folder, folder
+            building.inplace = False
+            try:
+                building.run()
+            except Exception as error:
+                raise BrokenPromiseError(
+                    f"build_extension() does not build what builder() of {name} gives: {describe(error)}"
+                ) from error
+        require(
+            len(asked) == 1, f"build_extension() does not call build_to() of what {name}'s builder() gives"
+        )
 
 
 def builder_of(accelerator: Accelerator, name: str) -> Any:

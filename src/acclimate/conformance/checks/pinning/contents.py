@@ -66,6 +66,13 @@ def told_truly(subject: Subject) -> None:
     require(len(set(real.values())) == 1, f"some ways to pin lock memory and some do not: {real}")
     if not real["pin_memory"]:
         raise NotOfferedError("nothing is locked: it copies from ordinary memory, and says so")
+    for what, tensor in pinned.items():
+        views = {
+            "the end": tensor[-3:], "one element": tensor[5], "every second element": tensor[1::2],
+            "a reshaped view": tensor.view(2, -1).t(), "a detached view": tensor.detach()[2:4],
+        }  # fmt: skip
+        for part, view in views.items():
+            require(accelerator.is_pinned(view), f"is_pinned() is False of {part} of what {what}() gives")
 
 
 @check("pin_memory", "pin_empty", "synchronize", timeout_s=90)

@@ -180,6 +180,8 @@ def fresh_seeds(subject: Subject) -> None:
             equal(_draw(name), numbers), f"the seed that seed_all() returned gives other numbers on {name}"
         )
     seed = accelerator.seed()
+    started = accelerator.initial_seed()
+    require(started == seed, f"seed() returned {seed}, initial_seed() is {started}")
     numbers = _draw(device)
     accelerator.manual_seed(seed)
     require(equal(_draw(device), numbers), "the seed that seed() returned gives other numbers")

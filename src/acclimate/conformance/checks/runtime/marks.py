@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ _TREE = {
 """Each range that is opened, and the range that it is opened in."""
 _MARKERS = ("nvtx", "mstx", "cnpx", "roctx", "itt", "profiler")
 """What torch's module of a device has where its vendor's own profiler shows the ranges."""
+_THREAD_PATIENCE_S = 30
 
 
 @check("range_push", "range_pop", "nvtx", "supports_nvtx_domain")
@@ -82,6 +84,52 @@ def _open_and_close(accelerator: Accelerator, domain: str | None) -> None:
     decorated()
     accelerator.range_pop()
     accelerator.range_push("acclimate after")
+    accelerator.range_pop()
+
+
+@check("range_push", "range_pop")
+def ranges_of_threads(subject: Subject) -> str | None:
+    """Each thread has ranges of its own: closing one does not close another thread's."""
+    accelerator = subject.accelerator
+    accelerator.range_pop()  # none is open
+    opened, done = threading.Event(), threading.Event()
+
+    def beside() -> None:
+        accelerator.range_pop()  # this thread has none open
+        accelerator.range_push("acclimate beside")
+        opened.set()
+        done.wait(_THREAD_PATIENCE_S)
+        accelerator.range_pop()
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        accelerator.range_push("acclimate outer")
+        thread = threading.Thread(target=beside)
+        thread.start()
+        opened.wait(_THREAD_PATIENCE_S)
+        _mark(accelerator, "acclimate within")
+        accelerator.range_pop()
+        _mark(accelerator, "acclimate after")
+        done.set()
+        thread.join()
+    spans = {
+        event.key: event.time_range
+        for event in profile.events() or ()
+        if event.key in _TREE or event.key == "acclimate within"
+    }
+    names = ("acclimate outer", "acclimate within", "acclimate after")
+    if not all(name in spans for name in names):
+        return "torch's profiler does not show the ranges; a profiler of the vendor may"
+    outer, within, after = (spans[name] for name in names)
+    require(within.end <= outer.end, "range_pop() in a thread without ranges closes another thread's range")
+    require(
+        outer.end <= after.start, "range_pop() leaves this thread's range open where another thread has one"
+    )
+    return None
+
+
+def _mark(accelerator: Accelerator, name: str) -> None:
+    accelerator.range_push(name)
+    torch.ones(4).sum()
     accelerator.range_pop()
 
 
