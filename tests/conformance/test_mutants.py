@@ -1,4 +1,4 @@
-"""Every planted fault is found by the check that is about it (mutants.py, sim_mutants.py)."""
+"""Every planted fault is found by the check that is about it (mutants.py, state_ and sim_mutants.py)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import mutants  # noqa: E402
+import state_mutants  # noqa: E402
 
 Examined: TypeAlias = Callable[..., dict[str, dict[str, Any]]]
 SIM_PROFILES = ("", "sync=check", "mps-like")
@@ -51,9 +52,11 @@ def require_found(result: dict[str, Any], fault: str | None) -> None:
     assert result["reason"], f"{result['check']} does not say what it saw"
 
 
-@pytest.mark.parametrize("mutant", mutants.CAUGHT_BY, ids=lambda mutant: mutant.__name__)
+@pytest.mark.parametrize(
+    "mutant", [*mutants.CAUGHT_BY, *state_mutants.CAUGHT_BY], ids=lambda mutant: mutant.__name__
+)
 def test_the_check_finds_the_fault_in_the_cpu(mutant: type, examined: Examined) -> None:
-    require_found(examined("mutants")[mutant.__name__], mutant.__doc__)
+    require_found(examined(mutant.__module__)[mutant.__name__], mutant.__doc__)
 
 
 @pytest.mark.parametrize("profile", SIM_PROFILES)
