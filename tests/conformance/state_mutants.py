@@ -425,6 +425,40 @@ class BuildsTorchsExtensionsOnly(CPUAccelerator):
         return BuildExtension
 
 
+class StreamSetForAllThreads(CPUAccelerator):
+    """set_stream sets the stream of all threads that have set none."""
+
+    _set: Any = None
+
+    def set_stream(self, stream: Any | None) -> None:
+        super().set_stream(stream)
+        self._set = stream or self._set
+
+    def current_stream(self, device_index: DeviceLike = None) -> Any:
+        own = super().current_stream(device_index)
+        return self._set if self._set is not None and own is self.default_stream() else own
+
+
+class LaunchedRankForgotten(CPUAccelerator):
+    """current_device is 0 in every rank."""
+
+    def current_device(self) -> int:
+        return 0
+
+
+class RemembersOnlyGivenSeeds(CPUAccelerator):
+    """initial_seed is the last one given to manual_seed."""
+
+    _given: int | None = None
+
+    def manual_seed(self, seed: int) -> None:
+        super().manual_seed(seed)
+        self._given = seed
+
+    def initial_seed(self) -> int:
+        return super().initial_seed() if self._given is None else self._given
+
+
 CAUGHT_BY: dict[type[Accelerator], str] = {
     NameOfNoRecord: "devices/names",
     DeviceHoldsErrorsBack: "devices/device_context",
@@ -463,5 +497,8 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     WritesCutFilesOff: "ops/asynchronous_io_moves_bytes",
     WaitHidesErrors: "ops/asynchronous_io_moves_bytes",
     BuildsTorchsExtensionsOnly: "ops/ahead_of_time",
+    StreamSetForAllThreads: "streams/current_stream_of_a_thread",
+    LaunchedRankForgotten: "launching/launched_rank",
+    RemembersOnlyGivenSeeds: "random/last_seed_is_told",
 }
 """Each fault, and the check that has to find it."""

@@ -14,6 +14,7 @@ from acclimate.conformance.checks.assertions import (
     NotOfferedError,
     device_names,
     exactly,
+    is_host,
     require,
 )
 from acclimate.conformance.checks.check import check
@@ -106,7 +107,7 @@ def exported_variables(subject: Subject) -> None:
 
 @check("current_device", "device_count", "current_device_name", "set_device", timeout_s=320)
 def launched_rank(subject: Subject) -> None:
-    """In a launched rank the current device is an index that exists, also before the rank has chosen one."""
+    """In a launched rank the current device exists before one is chosen; a host's is LOCAL_RANK."""
     environment = {**os.environ, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2"}
     told = in_child(f"{__name__}:describe_rank", subject.source, environment=environment)
     require(
@@ -116,6 +117,12 @@ def launched_rank(subject: Subject) -> None:
     require(
         0 <= told["current"] < told["count"], f"current_device() is {told['current']} among {told['count']}"
     )
+    if is_host(subject.accelerator):  # which has no devices of its own to choose from
+        require(
+            (told["current"], told["count"]) == (1, 2),
+            f"with LOCAL_RANK=1 and LOCAL_WORLD_SIZE=2 current_device() is {told['current']} and "
+            f"device_count() {told['count']}; the launcher says 1 and 2",
+        )
 
 
 def describe_rank(source: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import torch
@@ -105,7 +106,7 @@ def set_device(subject: Subject) -> None:
 
 @check("set_device", "device", "current_device")
 def current_device_of_a_thread(subject: Subject) -> None:
-    """The current device is one thread's: another thread that sets its own changes nothing here."""
+    """The current device is one thread's: setting it in one thread changes nothing in another, either way."""
     accelerator = subject.accelerator
     several_devices(accelerator)
     accelerator.set_device(0)
@@ -122,6 +123,24 @@ def current_device_of_a_thread(subject: Subject) -> None:
         require(here == 0, f"after another thread set device 1 the current device here is {here}")
     here = accelerator.current_device()
     require(here == 0, f"after another thread set device 1 the current device here is {here}")
+
+    def look() -> tuple[int, str]:
+        return accelerator.current_device(), str(torch.ones(1, device=accelerator.device_type).device)
+
+    with ThreadPoolExecutor(1) as other:
+        for chosen in (0, 1):  # by the other thread, which keeps it while this one chooses
+            other.submit(accelerator.set_device, chosen).result()
+            before = other.submit(look).result()
+            accelerator.set_device(1 - chosen)
+            after = other.submit(look).result()
+            require(
+                before == after,
+                f"set_device({1 - chosen}) in one thread moves another from device {before[0]}, tensors on "
+                f"{before[1]}, to device {after[0]}, tensors on {after[1]}",
+            )
+            require(
+                before[0] == chosen, f"after set_device({chosen}) in a thread {before[0]} is current in it"
+            )
 
 
 @check("device", "current_device")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import (
     DeliberateError,
     NotOfferedError,
+    in_thread,
     is_host,
     let_through,
     require,
@@ -68,6 +70,28 @@ def autocast_ends(subject: Subject) -> None:
 
         require(decorated() == dtype, f"a function under autocast's decorator gives {short(decorated())}")
         _require_off(device, kind, "after a function under autocast's decorator")
+
+
+@check("amp")
+def autocast_of_a_thread(subject: Subject) -> None:
+    """autocast is one thread's: it changes nothing in another, whether new or running, either way."""
+    accelerator = subject.accelerator
+    device, kind = accelerator.current_device_name(), accelerator.device_type
+    dtype = _reduced(accelerator)[0]
+    with ThreadPoolExecutor(1) as other, ExitStack() as theirs:
+        other.submit(_require_off, device, kind, "in a thread before autocast").result()
+        with accelerator.amp.autocast(dtype=dtype):
+            other.submit(_require_off, device, kind, "within autocast of another thread").result()
+            in_thread(lambda: _require_off(device, kind, "in a new thread, within autocast of another,"))
+        try:
+            other.submit(theirs.enter_context, accelerator.amp.autocast(dtype=dtype)).result()
+            _require_off(device, kind, "where another thread is within autocast")
+            now = other.submit(_product_dtype, device).result()
+            require(
+                now == dtype, f"within autocast(dtype={short(dtype)}) in a thread a product is {short(now)}"
+            )
+        finally:
+            other.submit(theirs.close).result()
 
 
 def _require_off(device: str, kind: str, when: str) -> None:

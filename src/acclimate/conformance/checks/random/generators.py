@@ -187,6 +187,41 @@ def fresh_seeds(subject: Subject) -> None:
     require(equal(_draw(device), numbers), "the seed that seed() returned gives other numbers")
 
 
+@check("manual_seed", "initial_seed", "seed", "default_generator")
+def last_seed_is_told(subject: Subject) -> None:
+    """initial_seed is the last seed, whoever gave it: manual_seed, seed, torch.manual_seed or a generator."""
+    accelerator = subject.accelerator
+    device = accelerator.current_device_name()
+    with offered_or_not("seeding with a fresh number"):
+        accelerator.seed()
+        accelerator.default_generator()
+
+    def by_generator() -> int:
+        accelerator.default_generator().manual_seed(_SEED + 3)
+        return _SEED + 3
+
+    def by_hand() -> int:
+        accelerator.manual_seed(_SEED + 1)
+        return _SEED + 1
+
+    def by_torch() -> int:
+        torch.manual_seed(_SEED + 2)
+        return _SEED + 2
+
+    ways = {"manual_seed": by_hand, "seed": accelerator.seed, "torch.manual_seed": by_torch,
+            "default_generator().manual_seed": by_generator}  # fmt: skip
+    for _ in range(2):  # each also after the last
+        for name, seeding in ways.items():
+            given = seeding()
+            numbers = _draw(device)
+            told = accelerator.initial_seed()
+            require(told == given, f"after {name} with {given} initial_seed() is {told}")
+            accelerator.manual_seed(told)
+            require(
+                equal(_draw(device), numbers), f"the seed {told} that {name} set does not repeat its numbers"
+            )
+
+
 @check("random")
 def torch_random(subject: Subject) -> None:
     """random() is torch's module of random number functions, and its fork_rng keeps this device's state."""

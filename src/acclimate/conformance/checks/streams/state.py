@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -67,6 +68,29 @@ def current_stream_of_a_thread(subject: Subject) -> None:
         require(chooses, "within stream(s) in another thread another stream is current")
         require(
             accelerator.current_stream() == mine, "another thread's stream(s) changes the one that is current"
+        )
+    before = accelerator.current_stream()
+    with ThreadPoolExecutor(1) as other:
+        theirs = other.submit(accelerator.current_stream).result()
+        try:
+            accelerator.set_stream(mine)
+            require(
+                other.submit(accelerator.current_stream).result() == theirs,
+                "set_stream(s) changes the current stream of another thread, which was running",
+            )
+            starts_at_default, _ = in_thread(look)
+            require(starts_at_default, "after set_stream(s) in one thread a new one starts on that stream")
+            own = accelerator.Stream()
+            other.submit(accelerator.set_stream, own).result()
+            require(
+                accelerator.current_stream() == mine,
+                "set_stream(s) in another thread changes the one that is current",
+            )
+        finally:
+            accelerator.set_stream(before)
+        require(
+            other.submit(accelerator.current_stream).result() == own,
+            "set_stream(s) changes the stream that another thread has set",
         )
 
 
