@@ -34,6 +34,12 @@ def collectives(subject: Subject) -> str | None:
 
 
 @check("communication_backend_name", timeout_s=_TIMEOUT_S)
+def exact_numbers(subject: Subject) -> str | None:
+    """Collectives keep every digit of large integers and of floating-point numbers."""
+    return require_topic(subject, "exact_numbers")
+
+
+@check("communication_backend_name", timeout_s=_TIMEOUT_S)
 def reductions(subject: Subject) -> str | None:
     """all_reduce adds, multiplies, and finds the smallest and largest as it is told; AVG may be lacking."""
     return require_topic(subject, "reductions")
