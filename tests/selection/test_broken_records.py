@@ -138,9 +138,7 @@ for value in (True, False, 0, 5, ""):
         path=machine.path,
     ).told
     for value in ("True", "False", "0", "5", "''"):
-        assert told[value].startswith(
-            f"looking for it failed: plug_in:RECORD: probe returned {value}, not None"
-        )
+        assert told[value].startswith(f"its probe failed: plug_in:RECORD: probe returned {value}, not None")
 
 
 @pytest.mark.parametrize("field", sorted(FUNCTIONS))

@@ -130,7 +130,7 @@ def test_a_driver_that_fails_when_asked_for_devices_is_a_reason(
     machine.write("torch_npu", f"def device_count():\n    {answer}\n")
     found = fresh.check(SELECT, path=machine.path).told
     assert found["name"] == "cpu"
-    assert dict(found["reasons"])["npu"].startswith("looking for it failed: ")
+    assert dict(found["reasons"])["npu"].startswith("its probe failed: ")
 
 
 def test_an_import_hook_that_fails_is_no_package(machine: FakeMachine, fresh: FreshProcesses) -> None:
@@ -194,7 +194,7 @@ def test_native_xpu_beside_cuda_devices_is_passed_over_with_the_reason_and_the_w
     found = fresh.check(machine.prelude + SELECT).told
     assert found["name"] == "cuda"
     assert any(
-        "cuda can be used too" in reason and "DS_ACCELERATOR=xpu" in reason
+        "cuda can be used, too" in reason and "DS_ACCELERATOR=xpu" in reason
         for reason in reasons(found, "xpu")
     )
 

@@ -257,13 +257,14 @@ class Memory(Devices):
         properties = self._offered("get_device_properties")
         found = properties(index) if properties is not None else None
         total = int(getattr(found, "total_memory", 0))
-        return max(0, total - self.memory_allocated(index)), total
+        held = max(self.memory_allocated(index), self.memory_reserved(index))
+        return max(0, total - held), total
 
     def mem_get_info(self, device: DeviceLike = None) -> tuple[int, int]:
         """``(free, total)`` bytes of a device, over all processes.
 
         Delegates to: ``torch.<device>.mem_get_info``, else ``torch.accelerator.get_memory_info``, else the
-            device's properties and :meth:`memory_allocated`.
+            device's properties and :meth:`memory_reserved`.
         CPU: available and total memory within this process's cgroups.
         CUDA: ``torch.cuda.mem_get_info``.
 

@@ -31,6 +31,7 @@ class _State:
     rank: int = -1
     gloo: Any = None
     """Where the ranks cannot share memory."""
+    store: Any = None
 
 
 _state = _State()
@@ -85,7 +86,8 @@ def initialize(size: int, rank: int) -> None:
     if not refusal:
         refusal = meeting.join(offers, torch.ops.acclimate.shm_comm_bytes, _open).refusal
     _state.gloo = gloo_instead(store, rank, size, _TIMEOUT, refusal) if refusal else None
-    _state.size, _state.rank = size, rank
+    # Rank 0 may be the first to get here: where it keeps the store, the others can still read it.
+    _state.size, _state.rank, _state.store = size, rank, store
 
 
 def get_rank() -> int:

@@ -146,6 +146,15 @@ def _streams(device_type: str) -> dict[str, Any]:
                 return super().__new__(cls, **identity)
             return super().__new__(cls, device=torch.device(device_type, index_of(device)), priority=priority)
 
+        # As in the vendors' modules: torch's own takes events of torch's class only, not of a subclass.
+        def record_event(self, event: torch.Event | None = None) -> torch.Event:
+            event = Event() if event is None else event
+            event.record(self)
+            return event
+
+        def wait_event(self, event: torch.Event) -> None:
+            event.wait(self)
+
     class Event(torch.Event):
         def __new__(cls, enable_timing: bool = False, *unused: bool, **also_unused: bool) -> Event:
             made = super().__new__(cls, torch.device(device_type), enable_timing=enable_timing)

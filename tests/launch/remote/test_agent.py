@@ -38,7 +38,7 @@ def test_an_agent_of_a_rank_that_its_engine_does_not_name_says_how_agents_are_st
     value: str | None,
 ) -> None:
     environment = {} if value is None else {"PMI_RANK": value}
-    with pytest.raises(LaunchProtocolError, match=r"PMI_RANK is .* Agents are started by `acclimate run"):
+    with pytest.raises(LaunchProtocolError, match=r"PMI_RANK is .* `acclimate run .*` starts agents"):
         read_rank(environment, "PMI_RANK")
 
 

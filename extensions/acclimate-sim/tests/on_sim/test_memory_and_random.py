@@ -21,6 +21,7 @@ def test_allocation_shows_and_is_given_back() -> None:
     assert acc.memory_allocated(1) == before
     assert acc.max_memory_allocated(1) - before >= 2 * (4 << 20)
     assert acc.memory_reserved(1) > acc.memory_allocated(1)
+    assert acc.available_memory(1) == acc.total_memory(1) - acc.memory_reserved(1)
     acc.empty_cache()
     assert acc.memory_reserved(1) == acc.memory_allocated(1)
     acc.reset_peak_memory_stats(1)
@@ -28,6 +29,7 @@ def test_allocation_shows_and_is_given_back() -> None:
 
 
 def test_a_full_device_raises_and_recovers() -> None:
+    acc.empty_cache()
     ooms = acc.memory_stats()["num_ooms"]
     with pytest.raises(torch.OutOfMemoryError, match="sim out of memory"):
         torch.empty(acc.available_memory() + 1, dtype=torch.uint8, device="sim")

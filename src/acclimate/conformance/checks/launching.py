@@ -61,7 +61,7 @@ def visible_devices(subject: Subject) -> str | None:
             require(
                 variable in os.environ
                 or not all(word.isdecimal() for word in plain)
-                or plain == list(map(str, ids)),
+                or sorted(plain) == sorted(map(str, ids)),  # Ascend's driver takes them in order only
                 f"set_visible_devices_envs(…, {ids}) sets {variable} to {value!r}",
             )
     strings = dict(os.environ)

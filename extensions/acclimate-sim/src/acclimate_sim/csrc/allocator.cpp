@@ -130,7 +130,7 @@ class Allocator final : public c10::DeviceAllocator {
     check_index(device);
     std::lock_guard<std::mutex> hold(g_pools[device].lock);
     const auto capacity = settings().capacity_bytes;
-    return {capacity - g_pools[device].stats.allocated_bytes[0].current, capacity};
+    return {capacity - g_pools[device].stats.reserved_bytes[0].current, capacity};
   }
 
  private:
