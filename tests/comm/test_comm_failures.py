@@ -188,7 +188,9 @@ def test_a_timeout_is_honoured_and_names_who_was_missing() -> None:
         for one in told:
             assert "gave up after 1 s: rank 1 (process" in one.error, one
             assert "did not take part in all_reduce(SUM) of 10 float32" in one.error
-            assert 0.5 < one.seconds < 10
+            assert one.seconds < 10
+        # The first to give up ends the wait of all, so only who began first waits for all of the time.
+        assert max(one.seconds for one in told) > 0.9
         late = processes.run(add, ranks=[1])[0]
         assert "gave up after 1 s" in late.error
 

@@ -36,16 +36,8 @@ _lock = threading.Lock()
 _loaded: list[Any] = []
 
 
-class ShmBackendBuilder(OpBuilder):
-    """Builds the backend itself. Not an op: ``torch.distributed`` calls it."""
-
-    name = "shm_backend"
-    # c10d has no stable ABI, so there is one library for each torch and Python.
-    stable_abi = False
-
-    def sources(self) -> list[str | Source]:
-        """The transport, and what makes a backend of it."""
-        return ["csrc/backend.cpp", "csrc/messages.cpp", *TRANSPORT]
+class TransportBuilder(OpBuilder):
+    """Builds a library that has the transport in it."""
 
     def include_paths(self) -> list[str]:
         """The folder of the headers."""
@@ -58,6 +50,18 @@ class ShmBackendBuilder(OpBuilder):
     def link_args(self) -> list[str]:
         """Threads, which older C libraries keep in a library of their own."""
         return ["-pthread"]
+
+
+class ShmBackendBuilder(TransportBuilder):
+    """Builds the backend itself. Not an op: ``torch.distributed`` calls it."""
+
+    name = "shm_backend"
+    # c10d has no stable ABI, so there is one library for each torch and Python.
+    stable_abi = False
+
+    def sources(self) -> list[str | Source]:
+        """The transport, and what makes a backend of it."""
+        return ["csrc/backend.cpp", "csrc/messages.cpp", *TRANSPORT]
 
     def define(self) -> None:
         """Nothing: it has no operator."""

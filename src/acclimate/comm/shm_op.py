@@ -5,12 +5,11 @@ from __future__ import annotations
 from types import ModuleType
 
 from acclimate.comm import shm_op_functions
-from acclimate.comm.native import CXX_FLAGS, TRANSPORT
-from acclimate.ops.build.builder import OpBuilder
+from acclimate.comm.native import TRANSPORT, TransportBuilder
 from acclimate.ops.build.recipe import Source
 
 
-class ShareMemCommBuilder(OpBuilder):
+class ShareMemCommBuilder(TransportBuilder):
     """``load()`` gives ``initialize(size, rank)`` and ``inference_all_reduce(tensor)``."""
 
     name = "shm_comm"
@@ -18,18 +17,6 @@ class ShareMemCommBuilder(OpBuilder):
     def sources(self) -> list[str | Source]:
         """The transport of the backend ``shm``, and the operator."""
         return ["csrc/op.cpp", *TRANSPORT]
-
-    def include_paths(self) -> list[str]:
-        """The folder of the headers."""
-        return ["csrc"]
-
-    def cxx_args(self) -> list[str]:
-        """Threads, and the same results on every instruction set."""
-        return list(CXX_FLAGS)
-
-    def link_args(self) -> list[str]:
-        """Threads, which older C libraries keep in a library of their own."""
-        return ["-pthread"]
 
     def incompatibility(self) -> str | None:
         """Any system but Linux, or no compiler."""

@@ -120,6 +120,16 @@ class ShmBackend::Turn {
 };
 
 struct ShmBackend::Outline {
+  // Options: any of c10d's, which all have a time-out and say whether the call is asynchronous.
+  template <class Options>
+  Outline(c10d::OpType type, const char* title, const Call& call, const Options& options, Tensors outputs)
+      : type(type),
+        title(title),
+        call(call),
+        timeout(options.timeout),
+        is_async(options.asyncOp),
+        outputs(std::move(outputs)) {}
+
   c10d::OpType type;
   const char* title;
   Call call;
@@ -197,11 +207,8 @@ void ShmBackend::all_reduce_one(Turn& turn, const at::Tensor& tensor, Op op) {
 }
 
 WorkPointer ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  const Outline outline{c10d::OpType::ALLREDUCE,
-                        "shm:all_reduce",
-                        call_of(Kind::kAllReduce, first(tensors), 0, number_of(options.reduceOp)),
-                        options.timeout,
-                        options.asyncOp,
+  const Outline outline{c10d::OpType::ALLREDUCE, "shm:all_reduce",
+                        call_of(Kind::kAllReduce, first(tensors), 0, number_of(options.reduceOp)), options,
                         tensors};
   return run(outline, [this, tensors, op = options.reduceOp](Turn& turn) {
     all_reduce_one(turn, only(tensors), op_of(op));
@@ -210,11 +217,8 @@ WorkPointer ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions
 
 WorkPointer ShmBackend::allreduce_coalesced(Tensors& tensors,
                                             const c10d::AllreduceCoalescedOptions& options) {
-  const Outline outline{c10d::OpType::ALLREDUCE_COALESCED,
-                        "shm:all_reduce",
-                        call_of(Kind::kAllReduce, first(tensors), 0, number_of(options.reduceOp)),
-                        options.timeout,
-                        options.asyncOp,
+  const Outline outline{c10d::OpType::ALLREDUCE_COALESCED, "shm:all_reduce",
+                        call_of(Kind::kAllReduce, first(tensors), 0, number_of(options.reduceOp)), options,
                         tensors};
   return run(outline, [this, tensors, op = options.reduceOp](Turn& turn) {
     for (const at::Tensor& tensor : tensors) all_reduce_one(turn, tensor, op_of(op));
@@ -223,11 +227,8 @@ WorkPointer ShmBackend::allreduce_coalesced(Tensors& tensors,
 
 WorkPointer ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const int root = static_cast<int>(options.rootRank);
-  const Outline outline{c10d::OpType::REDUCE,
-                        "shm:reduce",
-                        call_of(Kind::kReduce, first(tensors), root, number_of(options.reduceOp)),
-                        options.timeout,
-                        options.asyncOp,
+  const Outline outline{c10d::OpType::REDUCE, "shm:reduce",
+                        call_of(Kind::kReduce, first(tensors), root, number_of(options.reduceOp)), options,
                         tensors};
   return run(outline, [tensors, root, op = options.reduceOp](Turn& turn) {
     const at::Tensor& tensor = only(tensors);
@@ -263,12 +264,9 @@ void ShmBackend::scatter_sums(Turn& turn, const at::Tensor& output, const Tensor
 
 WorkPointer ShmBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                        const c10d::ReduceScatterOptions& options) {
-  const Outline outline{c10d::OpType::REDUCE_SCATTER,
-                        "shm:reduce_scatter",
+  const Outline outline{c10d::OpType::REDUCE_SCATTER, "shm:reduce_scatter",
                         call_of(Kind::kReduceScatter, first(outputs), 0, number_of(options.reduceOp)),
-                        options.timeout,
-                        options.asyncOp,
-                        outputs};
+                        options, outputs};
   return run(outline, [this, outputs, inputs, op = options.reduceOp](Turn& turn) {
     TORCH_CHECK(inputs.size() == 1, "reduce_scatter takes one list of inputs");
     scatter_sums(turn, only(outputs), inputs[0], op_of(op));
@@ -277,8 +275,11 @@ WorkPointer ShmBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& i
 
 namespace {
 
-Tensors rows_of(const at::Tensor& tensor, int parts) {
-  const at::Tensor line = tensor.reshape({parts, -1});
+// The part of an input for each rank, as many elements as the output has.
+Tensors rows_for(const at::Tensor& output, const at::Tensor& input, int parts) {
+  // An output without elements has inputs without elements, which have no rows.
+  if (output.numel() == 0) return Tensors(parts, output);
+  const at::Tensor line = flat(input).reshape({parts, -1});
   Tensors rows;
   for (int part = 0; part < parts; part++) rows.push_back(line.select(0, part));
   return rows;
@@ -291,27 +292,20 @@ WorkPointer ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& inp
   const Outline outline{c10d::OpType::_REDUCE_SCATTER_BASE,
                         "shm:_reduce_scatter_base",
                         call_of(Kind::kReduceScatter, output, 0, number_of(options.reduceOp)),
-                        options.timeout,
-                        options.asyncOp,
+                        options,
                         {output}};
   return run(outline, [this, output, input, op = options.reduceOp](Turn& turn) {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
     check_times(input, output, size_, "input", "output");
-    const at::Tensor all = flat(input);
-    // An output without elements has inputs without elements, which have no rows.
-    const Tensors inputs = output.numel() == 0 ? Tensors(size_, output) : rows_of(all, size_);
-    scatter_sums(turn, output, inputs, op_of(op));
+    scatter_sums(turn, output, rows_for(output, input, size_), op_of(op));
   });
 }
 
 WorkPointer ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                         const c10d::ReduceScatterOptions& options) {
-  const Outline outline{c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED,
-                        "shm:reduce_scatter",
+  const Outline outline{c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "shm:reduce_scatter",
                         call_of(Kind::kReduceScatter, first(outputs), 0, number_of(options.reduceOp)),
-                        options.timeout,
-                        options.asyncOp,
-                        outputs};
+                        options, outputs};
   return run(outline, [this, outputs, inputs, op = options.reduceOp](Turn& turn) {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
     TORCH_CHECK(outputs.size() == inputs.size(), "reduce_scatter takes an input for each output");
@@ -319,9 +313,7 @@ WorkPointer ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensor
       check_times(inputs[i], outputs[i], size_, "input", "output");
     }
     for (size_t i = 0; i < outputs.size(); i++) {
-      const at::Tensor all = flat(inputs[i]);
-      const Tensors rows = outputs[i].numel() == 0 ? Tensors(size_, outputs[i]) : rows_of(all, size_);
-      scatter_sums(turn, outputs[i], rows, op_of(op));
+      scatter_sums(turn, outputs[i], rows_for(outputs[i], inputs[i], size_), op_of(op));
     }
   });
 }
@@ -330,9 +322,8 @@ WorkPointer ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensor
 
 WorkPointer ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const int root = static_cast<int>(options.rootRank);
-  const Outline outline{
-      c10d::OpType::BROADCAST, "shm:broadcast", call_of(Kind::kBroadcast, first(tensors), root),
-      options.timeout,         options.asyncOp, tensors};
+  const Outline outline{c10d::OpType::BROADCAST, "shm:broadcast",
+                        call_of(Kind::kBroadcast, first(tensors), root), options, tensors};
   return run(outline, [tensors, root](Turn& turn) {
     const at::Tensor& tensor = only(tensors);
     Target target(tensor, turn.group.rank() == root);
@@ -360,7 +351,7 @@ void ShmBackend::gather_one(Turn& turn, const Tensors& outputs, const at::Tensor
 WorkPointer ShmBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                   const c10d::AllgatherOptions& options) {
   const Outline outline{c10d::OpType::ALLGATHER, "shm:all_gather", call_of(Kind::kAllGather, first(inputs)),
-                        options.timeout,         options.asyncOp,  outputs.empty() ? Tensors() : outputs[0]};
+                        options, outputs.empty() ? Tensors() : outputs[0]};
   return run(outline, [this, outputs, inputs](Turn& turn) {
     const at::Tensor& input = only(inputs);
     TORCH_CHECK(outputs.size() == 1, "all_gather takes one list of outputs");
@@ -373,8 +364,7 @@ WorkPointer ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
   const Outline outline{c10d::OpType::_ALLGATHER_BASE,
                         "shm:_all_gather_base",
                         call_of(Kind::kAllGather, input),
-                        options.timeout,
-                        options.asyncOp,
+                        options,
                         {output}};
   return run(outline, [this, output, input](Turn& turn) {
     check_times(output, input, size_, "output", "input");
@@ -391,12 +381,8 @@ WorkPointer ShmBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tenso
                                             const c10d::AllgatherOptions& options) {
   Tensors all;
   for (const Tensors& list : outputs) all.insert(all.end(), list.begin(), list.end());
-  const Outline outline{c10d::OpType::ALLGATHER_COALESCED,
-                        "shm:all_gather",
-                        call_of(Kind::kAllGather, first(inputs)),
-                        options.timeout,
-                        options.asyncOp,
-                        all};
+  const Outline outline{c10d::OpType::ALLGATHER_COALESCED, "shm:all_gather",
+                        call_of(Kind::kAllGather, first(inputs)), options, all};
   return run(outline, [this, outputs, inputs](Turn& turn) {
     check_count(outputs.size(), size_, "lists of outputs");
     for (const Tensors& list : outputs) {
@@ -412,12 +398,8 @@ WorkPointer ShmBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tenso
 
 WorkPointer ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                         const c10d::AllgatherOptions& options) {
-  const Outline outline{c10d::OpType::COALESCED,
-                        "shm:all_gather_into_tensor",
-                        call_of(Kind::kAllGather, first(inputs)),
-                        options.timeout,
-                        options.asyncOp,
-                        outputs};
+  const Outline outline{c10d::OpType::COALESCED, "shm:all_gather_into_tensor",
+                        call_of(Kind::kAllGather, first(inputs)), options, outputs};
   return run(outline, [this, outputs, inputs](Turn& turn) {
     TORCH_CHECK(outputs.size() == inputs.size(), "all_gather takes an output for each input");
     for (size_t i = 0; i < inputs.size(); i++) {
@@ -437,8 +419,8 @@ WorkPointer ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensor
 WorkPointer ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                const c10d::GatherOptions& options) {
   const int root = static_cast<int>(options.rootRank);
-  const Outline outline{c10d::OpType::GATHER, "shm:gather",    call_of(Kind::kGather, first(inputs), root),
-                        options.timeout,      options.asyncOp, outputs.empty() ? Tensors() : outputs[0]};
+  const Outline outline{c10d::OpType::GATHER, "shm:gather", call_of(Kind::kGather, first(inputs), root),
+                        options, outputs.empty() ? Tensors() : outputs[0]};
   return run(outline, [this, outputs, inputs, root](Turn& turn) {
     const at::Tensor& input = only(inputs);
     std::vector<Target> targets;
@@ -462,8 +444,8 @@ WorkPointer ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
 WorkPointer ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                 const c10d::ScatterOptions& options) {
   const int root = static_cast<int>(options.rootRank);
-  const Outline outline{c10d::OpType::SCATTER, "shm:scatter",   call_of(Kind::kScatter, first(outputs), root),
-                        options.timeout,       options.asyncOp, outputs};
+  const Outline outline{c10d::OpType::SCATTER, "shm:scatter", call_of(Kind::kScatter, first(outputs), root),
+                        options, outputs};
   return run(outline, [this, outputs, inputs, root](Turn& turn) {
     const at::Tensor& output = only(outputs);
     Tensors sources;
@@ -497,12 +479,7 @@ Call exchange_of(const at::Tensor& tensor) {
 WorkPointer ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                       std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
                                       const c10d::AllToAllOptions& options) {
-  const Outline outline{c10d::OpType::ALLTOALL_BASE,
-                        "shm:all_to_all",
-                        exchange_of(input),
-                        options.timeout,
-                        options.asyncOp,
-                        {output}};
+  const Outline outline{c10d::OpType::ALLTOALL_BASE, "shm:all_to_all", exchange_of(input), options, {output}};
   return run(outline, [this, output, input, output_splits, input_splits](Turn& turn) {
     TORCH_CHECK(output.scalar_type() == input.scalar_type(), "the output is of ", output.scalar_type(),
                 ", and the input of ", input.scalar_type());
@@ -526,8 +503,8 @@ WorkPointer ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
 }
 
 WorkPointer ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  const Outline outline{c10d::OpType::ALLTOALL, "shm:all_to_all", exchange_of(first(inputs)),
-                        options.timeout,        options.asyncOp,  outputs};
+  const Outline outline{c10d::OpType::ALLTOALL, "shm:all_to_all", exchange_of(first(inputs)), options,
+                        outputs};
   return run(outline, [this, outputs, inputs](Turn& turn) {
     check_count(inputs.size(), size_, "inputs");
     check_count(outputs.size(), size_, "outputs");
@@ -558,7 +535,7 @@ WorkPointer ShmBackend::barrier(const c10d::BarrierOptions& options) {
   Call call;
   call.kind = static_cast<uint8_t>(Kind::kBarrier);
   call.op = static_cast<uint8_t>(Op::kNone);
-  const Outline outline{c10d::OpType::BARRIER, "shm:barrier", call, options.timeout, options.asyncOp, {}};
+  const Outline outline{c10d::OpType::BARRIER, "shm:barrier", call, options, {}};
   return run(outline, [](Turn& turn) {
     turn.start();
     acclimate_comm::barrier(turn.group);
