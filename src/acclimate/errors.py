@@ -289,3 +289,10 @@ class ConformanceError(AcclimateError, RuntimeError):
 
 class InvalidPortSettingsError(AcclimateError, ValueError):
     """An option or a setting of ``acclimate port`` is unknown, or conflicts with another."""
+
+
+# -- parallel ------------------------------------------------------------------------------------
+
+
+class PlanError(AcclimateError, ValueError):
+    """A model cannot be split as asked, or cannot be shown to be right when it is split."""

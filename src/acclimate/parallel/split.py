@@ -1,0 +1,100 @@
+"""How one parameter lies on the ranks, and how a whole model does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["columns", "rows", "vocabulary", "experts", "replicated"]
+Source = Literal["user", "published", "structure"]
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """How one parameter or persistent buffer of the whole model lies on the ranks.
+
+    ``parts`` has for each rank the ``[start, stop)`` ranges along ``dim``; concatenated in this order they
+    are the rank's shard. Ranges of ranks overlap where ranks share key/value heads. A rank with ``()`` holds
+    nothing.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    dim: int
+    parts: tuple[Ranges, ...]
+
+    def shard_shape(self, rank: int) -> tuple[int, ...]:
+        """Returns the shape of a rank's shard; its ``dim`` is 0 for a rank that holds nothing."""
+        if not self.shape:
+            return self.shape
+        length = sum(stop - start for start, stop in self.parts[rank])
+        return (*self.shape[: self.dim], length, *self.shape[self.dim + 1 :])
+
+
+def shard(tensor: Tensor, split: Split, rank: int) -> Tensor:
+    """Returns a rank's part of a whole tensor: a view where it is one range, else a copy."""
+    if not split.shape:
+        return tensor
+    pieces = [tensor.narrow(split.dim, start, stop - start) for start, stop in split.parts[rank]]
+    if not pieces:
+        return tensor.narrow(split.dim, 0, 0)
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, split.dim)
+
+
+def ranges(indices: Sequence[int]) -> Ranges:
+    """Returns indices, in their order, as ``[start, stop)`` ranges."""
+    found: list[tuple[int, int]] = []
+    for index in indices:
+        if found and found[-1][1] == index:
+            found[-1] = (found[-1][0], index + 1)
+        else:
+            found.append((index, index + 1))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What ``apply_plan`` does to one module besides putting shards in place of its parameters."""
+
+    role: Literal["columns", "rows", "vocabulary", "head", "norm", "experts", "block"]
+    copies_input: bool = False
+    """The gradient of the input is summed over ranks."""
+    copies_output: bool = False
+    """The gradient of the output is summed over ranks."""
+    width: int = 0
+    """The whole number of columns, of the output of columns and the input of rows."""
+    expands: bool = False
+    """The output is padded with zeros to the whole width; rows select their own columns of such an input."""
+    parts: tuple[Ranges, ...] = ()
+    """Per rank, its columns of the whole width."""
+    attributes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Per attribute of the module (``config.x`` for one of its configuration), each rank's value."""
+    arguments: Mapping[str | int, tuple[int, tuple[Ranges, ...]]] = field(default_factory=dict)
+    """Per argument of ``forward``, the dimension and each rank's ranges along it."""
+    norm: Literal["rms", "layer", ""] = ""
+    """The formula of a normalization over all columns, whose statistics are summed over ranks."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is split over ``size`` ranks."""
+
+    size: int
+    splits: Mapping[str, Split]
+    """Every parameter and persistent buffer of the whole model, by its name."""
+    source: Mapping[str, Source]
+    """Per split module, what says that it is split."""
+    modules: Mapping[str, Change]
+    """Per changed module, the change."""
+    shared: Mapping[str, str] = field(default_factory=dict)
+    """Per name of a tied parameter, the name of the first parameter that it is tied to."""
+    partial: frozenset[str] = frozenset()
+    """Parameters of which each rank computes a part of the gradient only."""
+    whole: Mapping[str, str] = field(default_factory=dict)
+    """Per linear module that stays whole, the reason."""
