@@ -2,6 +2,218 @@
 
 from __future__ import annotations
 
-from acclimate.parallel.split import Change, Plan, Split, shard
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
-__all__ = ["Change", "Plan", "Split", "shard"]
+import torch
+from torch import Tensor, nn
+
+from acclimate.errors import PlanError
+from acclimate.parallel.experts import ExpertLayout
+from acclimate.parallel.fit import Layout, Region
+from acclimate.parallel.norms import formula_of
+from acclimate.parallel.split import Change, Kind, Plan, Ranges, Source, Split, ranges, shard
+from acclimate.parallel.structure import Structure, find_structure
+from acclimate.parallel.trace import Trace
+from acclimate.parallel.units import even_counts
+
+__all__ = ["Change", "Plan", "Split", "make_plan", "shard"]
+
+
+def make_plan(
+    model: nn.Module,
+    size: int,
+    user: Mapping[str, Any] | None = None,
+    *,
+    example: Callable[[nn.Module], Any] | None = None,
+) -> Plan:
+    """Returns how a model is split over ``size`` ranks; the model may be on the meta device.
+
+    Args:
+        model: the whole model.
+        size: the number of ranks.
+        user: what to split how, by patterns of module names; see ``docs/autotp.md``.
+        example: calls the model once, where it cannot be called with ``input_ids`` alone.
+
+    Raises:
+        PlanError: a module cannot be split as asked, or not be shown to be right.
+    """
+    return _Planner(model, size).plan(traced(model, example))
+
+
+def traced(model: nn.Module, example: Callable[[nn.Module], Any] | None) -> Trace:
+    """Runs the model's copy, in float32 if its code only works in that."""
+    try:
+        return Trace(model, example)
+    except PlanError:
+        return Trace(model, example, torch.float32)
+
+
+class _Planner:
+    def __init__(self, model: nn.Module, size: int) -> None:
+        self.model = model
+        self.size = size
+        self.splits: dict[str, Split] = {}
+        self.changes: dict[str, Change] = {}
+        self.source: dict[str, Source] = {}
+        self.partial: set[str] = set()
+        self.tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        persistent = set(model.state_dict(keep_vars=True))
+        self.tensors |= {n: b for n, b in model.named_buffers(remove_duplicate=False) if n in persistent}
+
+    def plan(self, trace: Trace) -> Plan:
+        structure = Structure() if self.size == 1 else find_structure(trace, self.size)
+        for region, layout in structure.regions:
+            self._split_region(trace, region, layout)
+        for name, experts in structure.experts.items():
+            self._split_experts(name, experts)
+        if self.size > 1:
+            self._split_vocabulary(trace)
+        shared = self._share()
+        for name, tensor in self.tensors.items():
+            if name not in self.splits:
+                parts = (((0, tensor.shape[0]) if tensor.dim() else (0, 1),),) * self.size
+                self.splits[name] = Split(name, tuple(tensor.shape), "replicated", 0, parts)
+        self.partial -= {name for name in self.partial if self.splits[name].kind != "replicated"}
+        return Plan(
+            self.size,
+            self.splits,
+            self.source,
+            self.changes,
+            shared,
+            frozenset(self.partial),
+            structure.whole,
+        )
+
+    # -- regions ---------------------------------------------------------------------------------
+
+    def _split_region(self, trace: Trace, region: Region, layout: Layout) -> None:
+        for name in region.sources:
+            columns = tuple(ranges(each) for each in layout.columns[name])
+            dim = trace.linears[name][0]
+            self._split(f"{name}.weight", "columns", dim, columns)
+            self._split(f"{name}.bias", "columns", 0, columns)
+            feeding = trace.sources[name]
+            inside = name not in trace.from_entry and bool(feeding) and feeding <= set(region.whole)
+            norm = next((n for n, of in region.norms.items() if of == name), None)
+            self.changes[name] = Change(
+                "columns",
+                copies_input=not inside,
+                width=self.tensors[f"{name}.weight"].shape[dim],
+                expands=tuple(layout.expands) if norm is None else (),
+                parts=columns,
+            )
+            if inside:
+                self.partial |= trace.uses[name]
+            if norm is not None:
+                self._split(f"{norm}.weight", "columns", 0, columns)
+                self._split(f"{norm}.bias", "columns", 0, columns)
+                formula = formula_of(trace.modules[norm])
+                self.changes[norm] = Change(
+                    "norm",
+                    width=self.changes[name].width,
+                    expands=tuple(layout.expands),
+                    parts=columns,
+                    norm=formula or "",
+                )
+                self.source[norm] = "structure"
+            self.source[name] = "structure"
+        rows = tuple(ranges(each) for each in layout.rows)
+        dim = trace.linears[region.sink][1]
+        self._split(f"{region.sink}.weight", "rows", dim, rows)
+        self._on_first_rank(f"{region.sink}.bias")
+        width = self.tensors[f"{region.sink}.weight"].shape[dim]
+        self.changes[region.sink] = Change("rows", width=width, expands=tuple(layout.expands), parts=rows)
+        self.source[region.sink] = "structure"
+        for name in region.whole:
+            known = self.changes.get(name, Change("whole"))
+            self.changes[name] = replace(known, copies_output=True)
+        self.partial |= trace.uses[region.sink]
+        for name, (dim, indices) in layout.parameters.items():
+            self._split(name, "columns", dim, tuple(ranges(each) for each in indices))
+        for (name, attribute), values in layout.attributes.items():
+            self._change_block(name, attributes={attribute: tuple(values)})
+        for key, (dim, indices) in layout.arguments.items():
+            self._change_block(region.block, arguments={key: (dim, tuple(ranges(each) for each in indices))})
+
+    def _change_block(
+        self,
+        name: str,
+        attributes: Mapping[str, tuple[int, ...]] | None = None,
+        arguments: Mapping[str | int, tuple[int, tuple[Ranges, ...]]] | None = None,
+    ) -> None:
+        known = self.changes.get(name, Change("block"))
+        self.changes[name] = replace(
+            known,
+            attributes={**known.attributes, **(attributes or {})},
+            arguments={**known.arguments, **(arguments or {})},
+        )
+
+    def _split_experts(self, name: str, experts: ExpertLayout) -> None:
+        for key, (dim, indices) in experts.parameters.items():
+            self._split(f"{name}.{key}", "experts", dim, tuple(ranges(each) for each in indices))
+        self.changes[name] = Change(
+            "experts", copies_input=True, attributes={k: tuple(v) for k, v in experts.attributes.items()}
+        )
+        self.source[name] = "structure"
+
+    # -- vocabulary ------------------------------------------------------------------------------
+
+    def _split_vocabulary(self, trace: Trace) -> None:
+        for name, role in [*((n, "vocabulary") for n in trace.vocabulary), (trace.head, "head")]:
+            if name is None:
+                continue
+            weight = self.tensors[f"{name}.weight"]
+            dim = 0 if role == "vocabulary" else trace.linears[name][0]
+            parts = self._even(weight.shape[dim])
+            self._split(f"{name}.weight", "vocabulary", dim, parts)
+            if role == "head":
+                self._split(f"{name}.bias", "vocabulary", 0, parts)
+            change = Change("vocabulary" if role == "vocabulary" else "head", role == "head",
+                            width=weight.shape[dim], parts=parts)  # fmt: skip
+            self.changes[name] = change
+            self.source[name] = "structure"
+
+    def _even(self, count: int) -> tuple[Ranges, ...]:
+        stops = list(
+            itertools.accumulate(even_counts(count, self.size, 16 if count >= 64 * self.size else 1))
+        )
+        return tuple(
+            ((start, stop),) if stop > start else () for start, stop in zip([0, *stops], stops, strict=False)
+        )
+
+    # -- tensors ---------------------------------------------------------------------------------
+
+    def _split(self, name: str, kind: Kind, dim: int, parts: tuple[Ranges, ...]) -> None:
+        if name in self.tensors:
+            self.splits[name] = Split(name, tuple(self.tensors[name].shape), kind, dim, parts)
+
+    def _on_first_rank(self, name: str) -> None:
+        """A summand of the sum over ranks is on one of them only."""
+        if name in self.tensors:
+            whole: Ranges = ((0, self.tensors[name].shape[0]),)
+            self._split(name, "rows", 0, (whole, *((),) * (self.size - 1)))
+
+    def _share(self) -> dict[str, str]:
+        """Gives tied parameters one split; returns the first name of each other name.
+
+        Raises:
+            PlanError: one parameter would have to be split in two ways.
+        """
+        first: dict[int, str] = {}
+        shared: dict[str, str] = {}
+        for name, tensor in self.tensors.items():
+            if first.setdefault(id(tensor), name) != name:
+                shared[name] = first[id(tensor)]
+        for name, other in shared.items():
+            one, two = self.splits.get(name), self.splits.get(other)
+            if one is None and two is None:
+                continue
+            if one is None or two is None or replace(one, name=other) != two:
+                raise PlanError(
+                    f"{name} is the same parameter as {other}, but the two would be split differently "
+                    f"({(one and one.kind) or 'replicated'} and {(two and two.kind) or 'replicated'})."
+                )
+        return shared

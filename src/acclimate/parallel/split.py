@@ -18,9 +18,9 @@ Ranges = tuple[tuple[int, int], ...]
 class Split:
     """How one parameter or persistent buffer of the whole model lies on the ranks.
 
-    ``parts`` has for each rank the ``[start, stop)`` ranges along ``dim``; concatenated in this order they
-    are the rank's shard. Ranges of ranks overlap where ranks share key/value heads. A rank with ``()`` holds
-    nothing.
+    ``parts`` has for each rank the ``[start, stop)`` ranges along ``dim``; concatenated in this order
+    they are the rank's shard. Ranges of ranks overlap where ranks share key/value heads. A rank with
+    ``()`` holds nothing.
     """
 
     name: str
@@ -62,22 +62,22 @@ def ranges(indices: Sequence[int]) -> Ranges:
 class Change:
     """What ``apply_plan`` does to one module besides putting shards in place of its parameters."""
 
-    role: Literal["columns", "rows", "vocabulary", "head", "norm", "experts", "block"]
+    role: Literal["columns", "rows", "vocabulary", "head", "norm", "experts", "block", "whole"]
     copies_input: bool = False
     """The gradient of the input is summed over ranks."""
     copies_output: bool = False
     """The gradient of the output is summed over ranks."""
     width: int = 0
     """The whole number of columns, of the output of columns and the input of rows."""
-    expands: bool = False
-    """The output is padded with zeros to the whole width; rows select their own columns of such an input."""
+    expands: tuple[bool, ...] = ()
+    """Per rank, whether columns are padded with zeros to the whole width, of which rows select theirs."""
     parts: tuple[Ranges, ...] = ()
     """Per rank, its columns of the whole width."""
     attributes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Per attribute of the module (``config.x`` for one of its configuration), each rank's value."""
     arguments: Mapping[str | int, tuple[int, tuple[Ranges, ...]]] = field(default_factory=dict)
     """Per argument of ``forward``, the dimension and each rank's ranges along it."""
-    norm: Literal["rms", "layer", ""] = ""
+    norm: Literal["rms", "rms+1", "layer", ""] = ""
     """The formula of a normalization over all columns, whose statistics are summed over ranks."""
 
 

@@ -1,0 +1,87 @@
+"""Applies a plan to a model, and puts a split model's weights together again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from acclimate.errors import PlanError
+from acclimate.parallel.collectives import ProcessRanks, Ranks
+from acclimate.parallel.layers import change_module, place_shard
+from acclimate.parallel.split import Plan, Split
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def ranks_of(group: dist.ProcessGroup | DeviceMesh | Ranks) -> Ranks:
+    """Returns the ranks of a process group or of a mesh with one dimension."""
+    if isinstance(group, dist.ProcessGroup):
+        return ProcessRanks(group)
+    if hasattr(group, "get_group"):
+        return ProcessRanks(group.get_group())
+    return group
+
+
+def apply_plan(model: nn.Module, plan: Plan, group: dist.ProcessGroup | DeviceMesh | Ranks) -> nn.Module:
+    """Splits a model in place, on the meta device or loaded; returns it.
+
+    Afterwards each parameter has its shard's shape, and the model's forward exchanges what has to be.
+
+    Raises:
+        PlanError: the plan is for another number of ranks or another model.
+    """
+    ranks = ranks_of(group)
+    if ranks.size != plan.size:
+        raise PlanError(f"The plan is for {plan.size} ranks, but the group has {ranks.size}.")
+    modules = dict(model.named_modules(remove_duplicate=False))
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    for name, tensor in tensors.items():
+        if name not in plan.splits or tuple(tensor.shape) != plan.splits[name].shape:
+            planned = plan.splits[name].shape if name in plan.splits else "no such parameter"
+            raise PlanError(f"{name} has the shape {tuple(tensor.shape)}; the plan has {planned}.")
+    if plan.size == 1:
+        return model
+    made: dict[int, nn.Parameter] = {}
+    for name, tensor in tensors.items():
+        owner, _, last = name.rpartition(".")
+        place_shard(modules[owner], last, plan.splits[name], ranks.rank, tensor, made)
+    for name, change in plan.modules.items():
+        change_module(modules[name], change, ranks)
+    return model
+
+
+def gather(
+    plan: Plan, model: nn.Module, group: dist.ProcessGroup | DeviceMesh | Ranks
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields each tensor of the whole model with its name, on every rank; tied ones once."""
+    ranks = ranks_of(group)
+    own = dict(model.state_dict(keep_vars=True))
+    example = next(iter(own.values()))
+    for name, split in plan.splits.items():
+        if name in plan.shared:
+            continue
+        if split.kind == "replicated":
+            yield name, own[name].detach()
+            continue
+        yield name, put_together(own.get(name), split, ranks, example)
+
+
+def put_together(part: Tensor | None, split: Split, ranks: Ranks, example: Tensor) -> Tensor:
+    """Returns the whole tensor of which ranks hold parts; of copies, the first rank's counts."""
+    taken: set[int] = set()
+    dtype = example.dtype if part is None else part.dtype
+    device = example.device if part is None else part.device
+    whole = torch.zeros(split.shape, dtype=dtype, device=device)
+    for rank, parts in enumerate(split.parts):
+        places = [place for start, stop in parts for place in range(start, stop)]
+        fresh = sorted({place: at for at, place in enumerate(places) if place not in taken}.values())
+        taken.update(places)
+        if rank == ranks.rank and part is not None and fresh:
+            chosen = part.detach().index_select(split.dim, torch.tensor(fresh, device=device))
+            whole.index_copy_(split.dim, torch.tensor([places[at] for at in fresh], device=device), chosen)
+    return ranks.all_reduce(whole)

@@ -1,0 +1,104 @@
+"""What ranks exchange inside a split model, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Ranks(Protocol):
+    """The ranks that a model is split over."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sums a contiguous tensor over the ranks, in place, and returns it."""
+        ...
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Returns each rank's tensor, all of one shape, stacked along a new first dimension."""
+        ...
+
+
+class ProcessRanks:
+    """The ranks of a process group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sums a contiguous tensor over the ranks, in place, and returns it."""
+        dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Returns each rank's tensor, all of one shape, stacked along a new first dimension."""
+        found = tensor.new_empty(self.size, *tensor.shape)
+        dist.all_gather_into_tensor(found.view(-1), tensor.contiguous().view(-1), group=self.group)
+        return found
+
+
+class _Copy(torch.autograd.Function):
+    """The same forward; the sum of the ranks' gradients backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.ranks.all_reduce(gradients[0].clone(memory_format=torch.contiguous_format)), None
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of the ranks' tensors forward; the same gradient backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, ranks: Ranks) -> Tensor:
+        return ranks.all_reduce(tensor.clone(memory_format=torch.contiguous_format))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+class _Gather(torch.autograd.Function):
+    """The ranks' columns one after the other forward; a rank's part of the gradient backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, ranks: Ranks, lengths: list[int]) -> Tensor:
+        ctx.start, ctx.length = sum(lengths[: ranks.rank]), lengths[ranks.rank]
+        longest = max(lengths)
+        padded = torch.nn.functional.pad(tensor, (0, longest - tensor.shape[-1]))
+        found = ranks.all_gather(padded.contiguous())
+        return torch.cat([each[..., :length] for each, length in zip(found, lengths, strict=True)], dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0].narrow(-1, ctx.start, ctx.length), None, None
+
+
+def copy_to_ranks(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """Returns a tensor that all ranks have whole, at the place from which each works on its own part."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return _Copy.apply(tensor, ranks)  # type: ignore[no-any-return, no-untyped-call]
+    return tensor
+
+
+def sum_over_ranks(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """Returns the sum of the ranks' tensors, which may take the place of the given one."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return _Sum.apply(tensor, ranks)  # type: ignore[no-any-return, no-untyped-call]
+    return ranks.all_reduce(tensor.contiguous())
+
+
+def gather_columns(tensor: Tensor, ranks: Ranks, lengths: list[int]) -> Tensor:
+    """Returns the ranks' columns one after the other."""
+    return _Gather.apply(tensor, ranks, lengths)  # type: ignore[no-any-return, no-untyped-call]

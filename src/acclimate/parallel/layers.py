@@ -1,0 +1,202 @@
+"""Changes the modules of a model so that it works with a rank's shards.
+
+Modules keep their class and their forward: hooks place the collectives around them, so that whatever a
+later step does with a linear module (another kernel, quantization, compilation) still applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from acclimate.parallel.collectives import Ranks, copy_to_ranks, gather_columns, sum_over_ranks
+from acclimate.parallel.norms import normalize
+from acclimate.parallel.split import Change, Ranges, Split
+from acclimate.parallel.trace import set_attribute
+
+
+def change_module(module: nn.Module, change: Change, ranks: Ranks) -> None:
+    """Changes one module; its parameters already are shards."""
+    for attribute, values in change.attributes.items():
+        set_attribute(module, attribute, values[ranks.rank])
+    if change.arguments:
+        _select_arguments(module, change.arguments, ranks.rank)
+    if change.role == "columns":
+        _resize(module, change)
+        _columns(module, change, ranks)
+    elif change.role == "rows":
+        _resize(module, change)
+        _rows(module, change, ranks)
+    elif change.role == "vocabulary":
+        _vocabulary(module, change, ranks)
+    elif change.role == "head":
+        _resize(module, change)
+        _head(module, change, ranks)
+    elif change.role == "norm":
+        _norm(module, change, ranks)
+    elif change.role == "experts":
+        _experts(module, ranks)
+    if change.copies_output:
+        module.register_forward_hook(lambda _, args, output: copy_to_ranks(output, ranks))
+
+
+def _resize(module: nn.Module, change: Change) -> None:
+    """Corrects the numbers of columns that linear modules have besides the shape of their weight."""
+    shape = module.weight.shape
+    if isinstance(module, nn.Linear):
+        module.out_features, module.in_features = shape[0], shape[1]  # type: ignore[index, assignment]
+    elif change.role != "rows":
+        for name, value in vars(module).items():
+            if type(value) is int and value == change.width:
+                setattr(module, name, shape[-1])  # type: ignore[index]
+
+
+def _own(parts: Ranges) -> Tensor:
+    return torch.tensor([place for start, stop in parts for place in range(start, stop)], dtype=torch.long)
+
+
+def _select_arguments(
+    module: nn.Module, arguments: Mapping[str | int, tuple[int, tuple[Ranges, ...]]], rank: int
+) -> None:
+    own = {key: (dim, _own(parts[rank])) for key, (dim, parts) in arguments.items()}
+
+    def select(
+        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        positional, named = list(args), dict(kwargs)
+        for key, (dim, indices) in own.items():
+            owner: Any = positional if isinstance(key, int) else named
+            value = owner[key] if isinstance(key, str) or key < len(positional) else None
+            if isinstance(value, Tensor):
+                owner[key] = value.index_select(dim, indices.to(value.device))
+        return tuple(positional), named
+
+    module.register_forward_pre_hook(select, with_kwargs=True)
+
+
+def _columns(module: nn.Module, change: Change, ranks: Ranks) -> None:
+    if change.copies_input:
+        module.register_forward_pre_hook(lambda _, args: (copy_to_ranks(args[0], ranks), *args[1:]))
+    if change.expands and change.expands[ranks.rank]:
+        _expand(module, change, ranks)
+
+
+def _expand(module: nn.Module, change: Change, ranks: Ranks) -> None:
+    own = _own(change.parts[ranks.rank])
+
+    def expand(_: nn.Module, args: Any, output: Tensor) -> Tensor:
+        whole = output.new_zeros(*output.shape[:-1], change.width)
+        return whole.index_copy(-1, own.to(output.device), output)
+
+    module.register_forward_hook(expand)
+
+
+def _rows(module: nn.Module, change: Change, ranks: Ranks) -> None:
+    if change.expands and change.expands[ranks.rank]:
+        own = _own(change.parts[ranks.rank])
+        module.register_forward_pre_hook(
+            lambda _, args: (args[0].index_select(-1, own.to(args[0].device)), *args[1:])
+        )
+    module.register_forward_hook(lambda _, args, output: sum_over_ranks(output, ranks))
+
+
+def _vocabulary(module: nn.Module, change: Change, ranks: Ranks) -> None:
+    parts = change.parts[ranks.rank]
+    start, stop = parts[0] if parts else (0, 0)
+    if isinstance(module, nn.Embedding):
+        module.num_embeddings = stop - start
+        if module.padding_idx is not None:
+            inside = start <= module.padding_idx < stop
+            module.padding_idx = module.padding_idx - start if inside else None
+
+    def localise(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        tokens = args[0] - start
+        outside = (tokens < 0) | (tokens >= stop - start)
+        module._acclimate_outside = outside
+        return (tokens.masked_fill(outside, 0), *args[1:])
+
+    def combine(_: nn.Module, args: Any, output: Tensor) -> Tensor:
+        outside: Any = module._acclimate_outside
+        return sum_over_ranks(output.masked_fill(outside[..., None], 0.0), ranks)
+
+    module.register_forward_pre_hook(localise)
+    module.register_forward_hook(combine)
+
+
+def _head(module: nn.Module, change: Change, ranks: Ranks) -> None:
+    lengths = [sum(stop - start for start, stop in parts) for parts in change.parts]
+    module.register_forward_pre_hook(lambda _, args: (copy_to_ranks(args[0], ranks), *args[1:]))
+    module.register_forward_hook(lambda _, args, output: gather_columns(output, ranks, lengths))
+
+
+def _norm(module: nn.Module, change: Change, ranks: Ranks) -> None:
+    """Normalizes a rank's columns by the statistics of all columns; of copies, one counts."""
+    taken = {place for parts in change.parts[: ranks.rank] for place in _own(parts).tolist()}
+    counted = torch.zeros(int(_own(change.parts[ranks.rank]).numel()))
+    for place, column in enumerate(_own(change.parts[ranks.rank]).tolist()):
+        if column not in taken:
+            counted[place] = 1.0
+            taken.add(column)
+    formula = change.norm or "rms"
+
+    def forward(inputs: Tensor) -> Tensor:
+        wide = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
+        own = wide * counted.to(wide)
+        sums = torch.stack([own.sum(-1), (own * wide).sum(-1)], dim=-1) / change.width
+        # Each rank uses the statistics, so each has a part of their gradient.
+        sums = copy_to_ranks(sum_over_ranks(sums, ranks), ranks)
+        return normalize(module, formula, inputs, sums[..., :1], sums[..., 1:])
+
+    module.forward = forward
+    if change.expands and change.expands[ranks.rank]:
+        _expand(module, change, ranks)
+
+
+def _experts(module: nn.Module, ranks: Ranks) -> None:
+    def copied(
+        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(
+            lambda each: copy_to_ranks(each, ranks) if isinstance(each, Tensor) else each, (args, kwargs)
+        )
+        return found
+
+    module.register_forward_pre_hook(copied, with_kwargs=True)
+    module.register_forward_hook(lambda _, args, output: sum_over_ranks(output, ranks))
+
+
+def place_shard(
+    module: nn.Module, name: str, split: Split, rank: int, whole: Tensor, made: dict[int, Any]
+) -> None:
+    """Puts a rank's shard in the place of a module's whole parameter; tied ones get the same."""
+    if split.kind == "replicated":
+        return
+    if id(whole) in made:
+        module._parameters[name] = made[id(whole)]
+        return
+    shape = split.shard_shape(rank)
+    if not split.parts[rank] and split.kind in ("rows", "experts") and len(split.shape) < 3:
+        # A summand that another rank adds.
+        del module._parameters[name]
+        if type(module).forward is nn.Linear.forward:
+            module.register_parameter(name, None)
+        else:
+            zeros = torch.zeros(
+                split.shape, dtype=whole.dtype, device="cpu" if whole.is_meta else whole.device
+            )
+            module.register_buffer(name, zeros, persistent=False)
+        return
+    from acclimate.parallel.split import shard
+
+    with torch.no_grad():
+        part = (
+            torch.empty(shape, dtype=whole.dtype, device="meta")
+            if whole.is_meta
+            else shard(whole, split, rank).clone()
+        )
+    made[id(whole)] = nn.Parameter(part, requires_grad=whole.requires_grad)
+    module._parameters[name] = made[id(whole)]

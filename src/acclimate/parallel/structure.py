@@ -1,0 +1,146 @@
+"""Finds what can be split in a model, from what flows where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from acclimate.parallel.experts import ExpertLayout, lay_out_experts
+from acclimate.parallel.fit import Layout, Region, lay_out
+from acclimate.parallel.norms import wide_norms
+from acclimate.parallel.trace import Trace
+from acclimate.parallel.units import Unit, find_units
+
+
+@dataclass
+class Structure:
+    """The regions and experts of a model with their layouts, and what stays whole and why."""
+
+    regions: list[tuple[Region, Layout]] = field(default_factory=list)
+    experts: dict[str, ExpertLayout] = field(default_factory=dict)
+    whole: dict[str, str] = field(default_factory=dict)
+
+
+def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> Structure:
+    """Returns what can be split over ``size`` ranks, without the modules that are to stay whole."""
+    found = Structure()
+    known: dict[object, tuple[list[Unit], dict[str, str], Layout | None]] = {}
+    columns: set[str] = set()
+    rows: set[str] = set()
+    for sink in reversed(trace.order):
+        if sink not in trace.linears or sink == trace.head or sink in trace.from_entry or sink in kept_whole:
+            continue
+        if sink in columns:
+            continue
+        feeding = sorted(s for s in trace.sources[sink] if s in trace.linears)
+        sources = [
+            s
+            for s in feeding
+            if trace.sinks[s] == {sink} and not {s} & (columns | rows) and s not in kept_whole and s != sink
+        ]
+        if not sources:
+            continue
+        whole = sorted(trace.sources[sink] - set(sources))
+        block = trace.called_by([sink, *sources])
+        if not block:
+            found.whole[sink] = "no module calls it together with the modules that feed it"
+            continue
+        region = Region(block, sink, sources, whole, parameters=sorted(trace.uses[sink]))
+        layout, reason = _lay_out(trace, region, size, known)
+        if layout is None:
+            for name in (sink, *sources):
+                found.whole.setdefault(name, reason)
+            continue
+        found.regions.append((region, layout))
+        columns.update(sources)
+        rows.add(sink)
+    for name in trace.experts:
+        if name in kept_whole or name not in trace.calls:
+            continue
+        experts = lay_out_experts(trace, name, size)
+        if experts is None:
+            found.whole[name] = "no way to split its experts gave the sum of the whole ones"
+        else:
+            found.experts[name] = experts
+    split = columns | rows
+    for name in trace.linears:
+        if name not in split and name != trace.head:
+            found.whole.setdefault(name, "what it feeds needs all of its output")
+    for name in split:
+        found.whole.pop(name, None)
+    return found
+
+
+def _lay_out(
+    trace: Trace,
+    region: Region,
+    size: int,
+    known: dict[object, tuple[list[Unit], dict[str, str], Layout | None]],
+) -> tuple[Layout | None, str]:
+    """Finds a region's units and layout, once for all blocks that are the same."""
+    block = trace.modules[region.block]
+    signature = _signature(trace, region, size)
+    inside = len(region.block) + 1
+    if signature in known:
+        units, norms, layout = known[signature]
+        region.units = [Unit(u.sink, {region.block + s: c for s, c in u.sources.items()}) for u in units]
+        region.norms = {f"{region.block}.{n}": f"{region.block}.{s}" for n, s in norms.items()}
+        if layout is not None:
+            layout = _moved(layout, lambda name: region.block + name)
+    else:
+        region.units = _units(trace, region)
+        if len(region.units) < 2:
+            region.norms = wide_norms(trace, region.block, region.sources)
+            if region.norms:
+                region.units = _units(trace, region)
+        layout = lay_out(trace, region, size) if len(region.units) > 1 else None
+        strip = len(region.block)
+        known[signature] = (
+            [Unit(u.sink, {s[strip:]: c for s, c in u.sources.items()}) for u in region.units],
+            {n[inside:]: s[inside:] for n, s in region.norms.items()},
+            _moved(layout, lambda name: name[strip:]) if layout is not None else None,
+        )
+    kind = type(block).__name__
+    if len(region.units) < 2:
+        return None, f"all columns between {', '.join(region.sources)} and it depend on each other in {kind}"
+    return layout, f"{kind} did not give the same when it saw a part of its columns"
+
+
+def _units(trace: Trace, region: Region) -> list[Unit]:
+    outputs = {region.leaf(s): trace.calls[s][0].output for s in region.sources}
+    sources = {region.leaf(s): s for s in region.sources}
+
+    def run(given: object) -> Tensor:
+        return trace.replay(region.block, given).seen[region.sink][0]  # type: ignore[arg-type]
+
+    units = find_units(run, outputs, trace.random)
+    return [Unit(u.sink, {sources[leaf]: c for leaf, c in u.sources.items()}) for u in units]
+
+
+def _signature(trace: Trace, region: Region, size: int) -> object:
+    """What blocks that work alike have in common: classes, shapes and settings, not the layer's number."""
+    strip = len(region.block)
+    parts: list[object] = [size, region.sink[strip:], tuple(s[strip:] for s in region.sources)]
+    for name, module in trace.modules.items():
+        if name == region.block or name.startswith(region.block + "."):
+            settings = tuple(
+                (key, value)
+                for key, value in sorted(vars(module).items())
+                if isinstance(value, bool | int | float | str) and key != "layer_idx" and key != "layer_id"
+            )
+            shapes = tuple((key, tuple(p.shape)) for key, p in module.named_parameters(recurse=False))
+            parts.append((name[strip:], type(module), settings, shapes))
+    return tuple(parts)
+
+
+def _moved(layout: Layout, rename: Callable[[str], str]) -> Layout:
+    return Layout(
+        {rename(s): c for s, c in layout.columns.items()},
+        layout.rows,
+        layout.expands,
+        {(rename(module), key): values for (module, key), values in layout.attributes.items()},
+        {rename(name): values for name, values in layout.parameters.items()},
+        layout.arguments,
+    )

@@ -1,0 +1,405 @@
+"""Runs a copy of a model without its weights, and records what flows from which linear module to which.
+
+Linear modules, the vocabulary's embedding and experts return random numbers of the right shape, so no
+weight is needed: normalizations, rotary embeddings, masks and attention itself really run. As each of
+those outputs is a new leaf of the autograd graph, the gradient of a linear module's input reaches the
+modules that feed it and no further.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.utils import _pytree as pytree
+
+from acclimate.errors import PlanError
+
+BATCH, LENGTH = 2, 5
+
+
+@dataclass
+class Call:
+    """One call of a module that is not really run."""
+
+    name: str
+    input: Tensor
+    """Its first argument, on the graph."""
+    output: Tensor
+    """A leaf."""
+
+
+@dataclass
+class Invocation:
+    """The arguments of one call of a module that is really run."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass
+class Replay:
+    """Outputs that stand-ins return while one block runs again, and the inputs that they see."""
+
+    outputs: Mapping[str, Tensor]
+    seen: dict[str, list[Tensor]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def weight_of(module: nn.Module) -> tuple[int, int] | None:
+    """Returns the dimensions of a linear module's weight that are its columns (outputs) and rows (inputs)."""
+    own = dict(module.named_parameters(recurse=False))
+    if "weight" not in own or own["weight"].dim() != 2 or not set(own) <= {"weight", "bias"}:
+        return None
+    if any(True for _ in module.children()) or isinstance(module, nn.Embedding):
+        return None
+    if type(module).forward is nn.Linear.forward:
+        return (0, 1)
+    return _tried_weight(module)
+
+
+def _tried_weight(module: nn.Module) -> tuple[int, int] | None:
+    """The same for a module with a forward of its own: a small copy is run and compared."""
+    whole = tuple(module.weight.shape)  # type: ignore[arg-type]
+    shape = (5, 7)
+    small = copy.copy(module)
+    small._parameters = dict(module._parameters)
+    small._forward_pre_hooks = type(small._forward_pre_hooks)()
+    small._forward_hooks = type(small._forward_hooks)()
+    weight = torch.rand(shape)
+    small._parameters["weight"] = nn.Parameter(weight)
+    for columns, rows in ((0, 1), (1, 0)):
+        inputs = torch.rand(2, 3, shape[rows])
+        expected = inputs @ (weight.T if rows == 1 else weight)
+        if module._parameters.get("bias") is not None:
+            bias = torch.rand(shape[columns])
+            small._parameters["bias"] = nn.Parameter(bias)
+            expected = expected + bias
+        for name, value in vars(module).items():
+            if isinstance(value, int) and not isinstance(value, bool) and value in whole:
+                small.__dict__[name] = shape[columns] if value == whole[columns] else shape[rows]
+        # Any code may stand in a forward; one that fails here is not linear.
+        with contextlib.suppress(Exception), torch.no_grad():
+            found = small(inputs)
+            is_same = isinstance(found, Tensor) and found.shape == expected.shape
+            if is_same and torch.allclose(found, expected):
+                return columns, rows
+    return None
+
+
+def expert_weights(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the weights of a module that holds many experts, by name; none for any other module."""
+    if isinstance(module, _ConvNd):
+        return {}
+    own = {n: p for n, p in module.named_parameters(recurse=False) if p.dim() == 3 and p.shape[0] > 1}
+    return own if len(own) > 1 and len({p.shape[0] for p in own.values()}) == 1 else {}
+
+
+def embeddings(model: nn.Module) -> tuple[list[str], str | None]:
+    """Returns the names of the vocabulary's embeddings, and of the output head."""
+    ends = []
+    for getter in ("get_input_embeddings", "get_output_embeddings"):
+        found = None
+        if hasattr(model, getter):
+            with contextlib.suppress(NotImplementedError, AttributeError):
+                found = getattr(model, getter)()
+        ends.append(found)
+    inputs, head = ends
+    shared = getattr(inputs, "weight", None)
+    first, last = [], None
+    for name, module in model.named_modules(remove_duplicate=False):
+        is_embedding = isinstance(module, nn.Embedding)
+        if is_embedding and (module is inputs or (shared is not None and module.weight is shared)):
+            first.append(name)
+        elif isinstance(head, nn.Module) and module is head and weight_of(module) is not None:
+            last = name
+    return first, last
+
+
+class Trace:
+    """One run of a model's copy; its blocks can be run again with other outputs of linear modules."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Callable[[nn.Module], Any] | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        self.dtype = dtype
+        meta = {
+            id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.is_floating_point())
+            for p in model.parameters()
+        }
+        # A generator makes the same random numbers on all ranks, which must find the same plan.
+        self.random = torch.Generator().manual_seed(0)
+        self.model = copy.deepcopy(model, dict(meta))
+        self.model.to(dtype).eval()
+        self.vocabulary, self.head = embeddings(self.model)
+        self.modules = dict(self.model.named_modules())
+        self.linears: dict[str, tuple[int, int]] = {}
+        self.experts: dict[str, dict[str, nn.Parameter]] = {}
+        self.calls: dict[str, list[Call]] = {}
+        self.order: list[str] = []
+        self.entries: list[Tensor] = []
+        self.blocks: dict[str, list[Invocation]] = {}
+        self.replaying: Replay | None = None
+        self._place_stand_ins()
+        self._fill()
+        self.outputs = self._run(example)
+        self._find_flows()
+
+    # -- preparing -------------------------------------------------------------------------------
+
+    def _place_stand_ins(self) -> None:
+        for name, module in self.modules.items():
+            if name in self.vocabulary or self._is_large_embedding(module):
+                module.forward = self._stand_in(name, module.weight.shape[-1], entry=True)
+            elif (dims := weight_of(module)) is not None:
+                self.linears[name] = dims
+                module.forward = self._stand_in(name, module.weight.shape[dims[0]])
+            elif weights := expert_weights(module):
+                self.experts[name] = weights
+                module.forward = self._stand_in(name, None)
+            elif name:
+                module.register_forward_pre_hook(self._recorder(name), with_kwargs=True)
+
+    @staticmethod
+    def _is_large_embedding(module: nn.Module) -> bool:
+        return isinstance(module, nn.Embedding) and module.weight.numel() > 1 << 24
+
+    def _stand_in(self, name: str, width: int | None, entry: bool = False) -> Callable[..., Tensor]:
+        def forward(*args: Any, **kwargs: Any) -> Tensor:
+            given = next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+            if self.replaying is not None:
+                return self._replayed(name, given)
+            if width is None:
+                self.blocks.setdefault(name, []).append(Invocation(args, dict(kwargs)))
+            shape = given.shape if width is None else (*given.shape[: None if entry else -1], width)
+            output = self.numbers(*shape).requires_grad_()
+            if name not in self.calls:
+                self.order.append(name)
+            self.calls.setdefault(name, []).append(Call(name, given, output))
+            if entry:
+                self.entries.append(output)
+            # A function, as code may change a module's output in place, which a leaf forbids.
+            return output * 1.0
+
+        return forward
+
+    def _replayed(self, name: str, given: Tensor) -> Tensor:
+        replay = self.replaying
+        if replay is None:
+            raise PlanError(f"{name} was called outside of a run.")
+        number = replay.counts.get(name, 0)
+        replay.counts[name] = number + 1
+        replay.seen.setdefault(name, []).append(given)
+        if name in replay.outputs:
+            return replay.outputs[name] * 1.0
+        return self.calls[name][number].output.detach().clone()
+
+    def _recorder(self, name: str) -> Callable[..., None]:
+        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self.replaying is None:
+                self.blocks.setdefault(name, []).append(Invocation(args, dict(kwargs)))
+
+        return record
+
+    def numbers(self, *shape: int) -> Tensor:
+        """Returns positive random numbers, as ReLU would hide what flows through it else."""
+        return torch.rand(shape, generator=self.random, dtype=self.dtype) + 0.1
+
+    def _fill(self) -> None:
+        """Gives random values to what is really run, where it has none."""
+        kept = {id(p) for name in (*self.linears, *self.experts) for p in self.modules[name].parameters()}
+        stubs = [m for n, m in self.modules.items() if n in self.vocabulary or self._is_large_embedding(m)]
+        kept |= {id(p) for module in stubs for p in module.parameters()}
+        filled: dict[int, nn.Parameter] = {}
+        for module in self.modules.values():
+            for name, p in module._parameters.items():
+                if p is not None and id(p) not in kept:
+                    if id(p) not in filled:
+                        floating = p.is_floating_point()
+                        new = self.numbers(*p.shape) if floating else torch.zeros_like(p, device="cpu")
+                        filled[id(p)] = nn.Parameter(new, floating)
+                    module._parameters[name] = filled[id(p)]
+            for name, b in module._buffers.items():
+                if b is not None and b.is_meta:
+                    if b.is_floating_point():
+                        module._buffers[name] = self.numbers(*b.shape).to(b.dtype)
+                    elif b.dtype == torch.bool:
+                        module._buffers[name] = torch.ones(b.shape, dtype=b.dtype)
+                    else:
+                        module._buffers[name] = torch.zeros(b.shape, dtype=b.dtype)
+                elif b is not None:
+                    module._buffers[name] = b.cpu()
+        # Parameters kept by their name: modules hold new objects now.
+        self.parameters = {n: p for n, p in self.model.named_parameters() if not p.is_meta}
+
+    # -- running ---------------------------------------------------------------------------------
+
+    def _run(self, example: Callable[[nn.Module], Any] | None) -> list[Tensor]:
+        try:
+            # Tensors that the model makes have no device of their own choice on a meta model's copy.
+            with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.enable_grad():
+                torch.manual_seed(0)
+                found = example(self.model) if example is not None else self._call()
+        except Exception as error:
+            raise PlanError(
+                f"{type(self.model).__name__} could not be run to see what flows where: "
+                f"{type(error).__name__}: {error}. Give a call that works: "
+                "make_plan(..., example=lambda model: model(...))."
+            ) from error
+        leaves = pytree.tree_leaves(dict(found) if isinstance(found, Mapping) else found)
+        return [each for each in leaves if isinstance(each, Tensor) and each.requires_grad]
+
+    def _call(self) -> Any:
+        """Calls the model with made-up inputs of the kinds that its ``forward`` names."""
+        names = inspect.signature(self.model.forward).parameters
+        config = getattr(self.model, "config", None)
+        tokens = torch.arange(BATCH * LENGTH).view(BATCH, LENGTH) + 3
+        if config is None:
+            return self.model(tokens)
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        tokens = tokens % max(1, min(getattr(text, "vocab_size", 16) or 16, 1 << 20))
+        given: dict[str, Any] = {}
+        if "input_features" in names:
+            positions = getattr(config, "max_source_positions", 10)
+            given["input_features"] = self._entry(BATCH, getattr(config, "num_mel_bins", 80), 2 * positions)
+        elif "pixel_values" in names and "input_ids" not in names:
+            size = getattr(config, "image_size", 32)
+            height, width = size if isinstance(size, list | tuple) else (size, size)
+            given["pixel_values"] = self._entry(BATCH, getattr(config, "num_channels", 3), height, width)
+        elif "input_ids" in names:
+            given["input_ids"] = tokens
+        if "decoder_input_ids" in names:
+            given["decoder_input_ids"] = tokens
+        if "use_cache" in names or any(p.kind is p.VAR_KEYWORD for p in names.values()):
+            given["use_cache"] = False
+        return self.model(**given)
+
+    def _entry(self, *shape: int) -> Tensor:
+        self.entries.append(self.numbers(*shape).requires_grad_())
+        return self.entries[-1]
+
+    # -- flows -----------------------------------------------------------------------------------
+
+    def _find_flows(self) -> None:
+        """Finds which outputs and parameters each stand-in's input depends on."""
+        leaves: list[Tensor] = []
+        names: list[str] = []
+        for name, calls in self.calls.items():
+            for call in calls:
+                leaves.append(call.output)
+                names.append(name)
+        entries = {id(each) for each in self.entries}
+        for each in self.entries:
+            if all(each is not leaf for leaf in leaves):
+                leaves.append(each)
+                names.append("")
+        parameters = list(self.parameters)
+        everything = [*leaves, *self.parameters.values()]
+        self.sources: dict[str, set[str]] = {}
+        self.from_entry: set[str] = set()
+        self.uses: dict[str, set[str]] = {}
+        self.sinks: dict[str, set[str]] = {name: set() for name in self.calls}
+
+        def follow(target: str, tensors: list[Tensor]) -> None:
+            self.sources.setdefault(target, set())
+            self.uses.setdefault(target, set())
+            for tensor in tensors:
+                if not (tensor.requires_grad and tensor.is_floating_point()):
+                    continue
+                found = torch.autograd.grad(
+                    tensor, everything, self.numbers(*tensor.shape).to(tensor.dtype),
+                    retain_graph=True, allow_unused=True,
+                )  # fmt: skip
+                for place, gradient in enumerate(found):
+                    if gradient is None or not gradient.any():
+                        continue
+                    if place >= len(leaves):
+                        self.uses[target].add(parameters[place - len(leaves)])
+                    elif id(leaves[place]) in entries:
+                        self.from_entry.add(target)
+                    else:
+                        self.sources[target].add(names[place])
+                        self.sinks[names[place]].add(target)
+
+        for name, calls in self.calls.items():
+            follow(name, [call.input for call in calls])
+        follow("", self.outputs)
+
+    def called_by(self, names: list[str]) -> str:
+        """Returns the smallest really run module that contains all of some modules."""
+        paths = [name.split(".")[:-1] for name in names]
+        common = []
+        for parts in zip(*paths, strict=False):
+            if len(set(parts)) > 1:
+                break
+            common.append(parts[0])
+        # Lists of modules are not called.
+        while common and ".".join(common) not in self.blocks:
+            common.pop()
+        return ".".join(common)
+
+    def replay(
+        self, block: str, outputs: Mapping[str, Tensor], arguments: Callable[..., Any] | None = None
+    ) -> Replay:
+        """Runs one block again with other outputs of some linear modules."""
+        first = self.blocks[block][0]
+        plain = detached((first.args, first.kwargs))
+        args, kwargs = arguments(*plain) if arguments is not None else plain
+        self.replaying = Replay(outputs)
+        passed = [name for name in outputs if name not in self.calls]
+        for name in passed:
+            self.modules[name].forward = self._passing(outputs[name])
+        try:
+            with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                self.modules[block](*args, **kwargs)
+            return self.replaying
+        finally:
+            self.replaying = None
+            for name in passed:
+                del self.modules[name].forward  # the class's own
+
+    @staticmethod
+    def _passing(output: Tensor) -> Callable[..., Tensor]:
+        return lambda *args, **kwargs: output * 1.0
+
+    @contextlib.contextmanager
+    def changed(self, values: Mapping[tuple[str, str], Any]) -> Iterator[None]:
+        """Sets attributes of modules (``config.x`` in a copy of the configuration), and puts them back."""
+        undo: list[Callable[[], None]] = []
+        try:
+            for (name, attribute), value in values.items():
+                undo.append(set_attribute(self.modules[name], attribute, value))
+            yield
+        finally:
+            for each in reversed(undo):
+                each()
+
+
+def detached(values: Any) -> Any:
+    """Returns nested values with all tensors cut off from the graph."""
+    return pytree.tree_map(lambda each: each.detach() if isinstance(each, Tensor) else each, values)
+
+
+def set_attribute(module: nn.Module, attribute: str, value: Any) -> Callable[[], None]:
+    """Sets an attribute of a module, or of a copy of its configuration; returns what undoes it."""
+    owner, _, last = attribute.rpartition(".")
+    if not owner:
+        before = getattr(module, attribute)
+        setattr(module, attribute, value)
+        return lambda: setattr(module, attribute, before)
+    whole = getattr(module, owner)
+    own = copy.copy(whole)
+    setattr(own, last, value)
+    setattr(module, owner, own)
+    return lambda: setattr(module, owner, whole)
