@@ -19,69 +19,68 @@ FAULTS = Path(__file__).parents[1] / "tests" / "conformance"
 INTRODUCTION = """\
 # Conformance
 
-Does an accelerator keep every promise of the interface (`docs/interface.md`)? Made from the checks by
-`python docs/make_conformance.py`; a test holds it up to date.
+The conformance suite checks whether an accelerator keeps every promise of the [interface](interface.md).
+`python docs/make_conformance.py` generates this page from the checks; a test keeps it up to date.
 
     acclimate conformance                               the accelerator of this machine
     acclimate conformance --accelerator NAME            another one
-    acclimate conformance --accelerator module:Class    one that is not registered yet
+    acclimate conformance --accelerator module:Class    one that is not registered
     acclimate conformance --only memory --only random/seeds
     acclimate conformance --report out.html --json results.json --junit results.xml
 
-The exit code is 0 where nothing failed, 1 where something did, 2 where the accelerator cannot be loaded, an
-argument is wrong or a file cannot be written, 130 where the run was cut off by Ctrl-C or SIGTERM. What came
-out is shown in every case, and written to the files that can be written.
+The exit code is 0 if no check failed, 1 if one did, 2 if the accelerator cannot be loaded, an argument is
+wrong or a file cannot be written, and 130 if Ctrl-C or SIGTERM interrupted the run. The results so far are
+always shown, and written to all files that can be written.
 
-`--report` writes one HTML file for a browser, without script and without network access: the counts by
-category, and for each failure what was observed, the calls of the interface that led to it, whose code is to
-change, and the interface's own words. It also tells a run that was cut off.
+`--report` writes one HTML file that needs no script and no network. It shows the counts by category and, for
+each failure, what was observed, the calls of the interface that led to it, whose code has to change, and what
+the interface says. It also shows which checks an interrupted run did not reach.
 
-For a vendor's own continuous integration there is a plugin for pytest, which is there wherever acclimate is
-installed; each check is one test:
+For a vendor's continuous integration, acclimate installs a plugin for pytest. Each check is one test:
 
     pytest --acclimate-accelerator NAME       the project's own tests and the checks
-    pytest --pyargs acclimate.conformance     the checks alone, of the accelerator that selection gives
+    pytest --pyargs acclimate.conformance     only the checks, of the accelerator that acclimate selects
 
 ## How it judges
 
-- Checks observe: they allocate and look whether the figures move, save a state and draw again, change an
-  input and replay. Whether an attribute exists proves nothing.
-- **passed**: what was seen agrees with the interface. A note says what could not be seen.
-- **failed**: it does not. The reason says what was seen, followed by the interface's own words.
-- **not offered**: the device does not have it, and does not claim to. A device without streams, with memory
-  that cannot be pinned or without Triton is not at fault; one that says it has them and has not, is. What is
-  not offered does not count in the score.
-- What a device says about itself can only be refuted where it shows: `handles_memory_backpressure()` and
-  `resolves_data_dependency()` of a device that does its work at once cannot be told from the truth.
+- Checks observe behaviour: they allocate and see whether the figures change, save a state and draw again,
+  change an input and replay. An attribute that exists proves nothing.
+- **passed**: the device does what the interface says. A note says what could not be observed.
+- **failed**: it does not. The reason says what was observed, followed by what the interface says.
+- **not offered**: the device lacks the feature, and does not claim to have it. A device without streams,
+  pinned memory or Triton is not at fault; one that claims a feature that it lacks is. Features that are not
+  offered do not count in the score.
+- A false claim is only found if it has an effect: if a device does its work at once, checks cannot tell
+  whether `handles_memory_backpressure()` and `resolves_data_dependency()` are true.
 - The score is passed / (passed + failed), rounded down.
-- Checks run in a process apart. One that crashes it, exits, or takes longer than its time-out fails with the
-  signal, the exit code or the time; the next runs in a fresh one.
+- Checks run in a separate process. A check fails if it crashes that process, exits, or exceeds its time
+  limit; the next check runs in a new process.
 
 Rules that may surprise:
 
-- A dtype that is left out of `supported_dtypes()` need not be refused. bfloat16 and float16 count as
-  supported where the hardware has them, and may be emulated all the same: the results then have to be right,
-  and the check says so. float64 counts as supported wherever it computes, so leaving it out while it computes
-  right is a fault.
+- A device need not refuse a dtype that `supported_dtypes()` leaves out. bfloat16 and float16 are supported if
+  the hardware has them; a device may emulate them, and the results must then be right. float64 is supported
+  if it computes at all, so it is a fault to leave it out if it computes right.
 - A host has no allocator to ask, and its figures are those of the whole process. Allocations are therefore
-  large (96 MiB) and an eighth of that is allowed for what else the process does.
-- Where torch's allocator raises a plain `RuntimeError` when memory runs out, as on a host,
-  `is_out_of_memory()` has to tell it from every other error.
-- A device says what it does not have in its class: `supports_streams`, `supports_graphs`,
-  `supports_collectives` ([extension.md](extension.md)). Graphs that it denies, it has to refuse.
-- Where a method takes a device, it takes an index, a name, a `torch.device`, and `None` for the current one.
-  Each is tried for every device, with another device current.
-- Devices that all have the same name for torch, as on a host, count as one.
-- Two ranks on one device are refused by many communication backends. With one device the collectives are
-  tried between two processes all the same, and where that fails, in one.
+  large (96 MiB), with a tolerance of an eighth for whatever else the process does.
+- If torch's allocator raises a plain `RuntimeError` when memory runs out, as on a host, `is_out_of_memory()`
+  must distinguish it from every other error.
+- A device's class says which features it lacks: `supports_streams`, `supports_graphs`,
+  `supports_collectives` ([extension.md](extension.md)). If `supports_graphs` is false, `create_graph()` must
+  raise.
+- A method that takes a device takes an index, a name, a `torch.device`, and `None` for the current device.
+  Each is tried for every device, while another device is current.
+- Devices that have the same name in torch, as on a host, count as one.
+- Many communication backends refuse two ranks on one device. With one device, the collectives are tried
+  between two processes anyway, and if that fails, in one.
 
 ## The checks
 """
 FAULTS_INTRODUCTION = """\
 ## Planted faults
 
-Accelerators with one fault each (`tests/conformance/`), and the check that has to find it; a test holds that
-it does. The CPU and the emulated accelerator without faults have no failure.
+Each accelerator in `tests/conformance/` has one fault, and a test proves that the check named here finds it.
+The CPU and the emulated accelerator without faults pass all checks.
 
 | accelerator | fault | found by |
 |---|---|---|
@@ -100,7 +99,7 @@ def table(category: str, found: list[Check]) -> str:
 
 
 def code(text: str) -> str:
-    """As Markdown's code."""
+    """Text as Markdown code."""
     return f"`{text}`"
 
 

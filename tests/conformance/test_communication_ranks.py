@@ -34,7 +34,7 @@ def test_a_rank_that_waits_ends_at_its_time_limit_and_names_the_call(tmp_path: P
 
 
 def test_topics_that_a_rank_did_not_reach_are_broken_and_say_where_it_ended() -> None:
-    names = [topic.__name__.removeprefix("_") for topic in TOPICS]
+    names = [topic.__name__ for topic in TOPICS]
     whole = {name: {"broken": [], "lacking": []} for name in names}
     ended = {name: whole[name] for name in names[:4]}
     ended[names[4]] = {"broken": [f"it ended at {names[4]}: it waited"], "lacking": []}
@@ -42,7 +42,7 @@ def test_topics_that_a_rank_did_not_reach_are_broken_and_say_where_it_ended() ->
     assert [name for name in names if joined[name]["broken"]] == names[4:]
     for name in names[5:]:
         assert joined[name]["broken"] == [
-            f"the ranks did not come to it: rank 1: it ended at {names[4]}: it waited"
+            f"the ranks did not reach it: rank 1: it ended at {names[4]}: it waited"
         ]
 
 

@@ -134,7 +134,7 @@ def test_a_failure_is_told_with_the_reason_and_the_rule_in_every_form(tmp_path: 
     [
         (["--accelerator", "cqu"], 'did you mean "cpu"'),
         (["--accelerator", "mutants:NoSuch"], "mutants:NoSuch"),
-        (["--accelerator", "mutants:IdleAdamBuilder"], "has to be a subclass of acclimate.Accelerator"),
+        (["--accelerator", "mutants:IdleAdamBuilder"], "must be a subclass of acclimate.Accelerator"),
         (["--accelerator", "cpu", "--only", "memmory"], 'no check or category "memmory"'),
         (
             ["--accelerator", "cpu", *only("devices/counts"), "--json", "/no/such/folder/f"],

@@ -107,7 +107,7 @@ def test_a_failure_is_told_with_what_was_observed_the_call_and_where_to_change_i
     ):  # fmt: skip
         assert text in page
     assert "What has to change" not in html.page(REPORTS["all passed"])
-    assert "The run was cut off: 5 of 7 checks were made." in html.page(REPORTS["cut off"])
+    assert "The run was interrupted: 5 of 7 checks were run." in html.page(REPORTS["cut off"])
 
 
 # -- in a browser ------------------------------------------------------------------------------------
@@ -269,9 +269,9 @@ class Waiting(CPUAccelerator):
     run.send_signal(signal_number)
     out, errors = run.communicate(timeout=60)
     assert run.returncode == 130, errors
-    assert "cut off: 1 checks were not run, of memory" in out
+    assert "interrupted: 1 checks not run, in memory" in out
     assert "Traceback" not in errors
     found = json.loads(results.read_text())
     assert [each["check"] for each in found["results"]] == ["devices/counts", "memory/statistics"]
     assert found["not_run"] == ["memory/accumulated_statistics"]
-    assert "The run was cut off: 2 of 3 checks were made." in page.read_text()
+    assert "The run was interrupted: 2 of 3 checks were run." in page.read_text()

@@ -1,5 +1,5 @@
-"""Does an accelerator keep every promise of the interface? `acclimate conformance`, and a pytest plugin.
+"""Checks whether an accelerator keeps the promises of the interface, as a command and as a pytest plugin.
 
-Checks observe what a device does: they allocate, draw, queue, capture and compare, and ask no attribute what
-it could look at. One module holds the checks of one category; ``docs/conformance.md`` lists them.
+Checks observe what a device does: they allocate memory, draw random numbers, queue work and compare results.
+An attribute that exists proves nothing. ``docs/conformance.md`` lists the checks.
 """

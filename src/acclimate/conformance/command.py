@@ -25,22 +25,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         default="",
         help='name of the accelerator, or "module:Class" of one that is not registered; '
-        "default: the one that this process would use",
+        "default: the one that acclimate selects",
     )
     parser.add_argument(
         "--only", metavar="CHECK", action="append", default=[],
-        help="a category or category/check; may be given more than once",
+        help="a category or category/check; may be repeated",
     )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the results as JSON")
-    parser.add_argument(
-        "--report", metavar="FILE", type=Path, help="also write the results as a page for a browser"
-    )
+    parser.add_argument("--report", metavar="FILE", type=Path, help="also write the results as an HTML page")
     parser.add_argument("--junit", metavar="FILE", type=Path, help="also write the results as JUnit XML")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Checks the accelerator and shows the report; returns 1 where a check failed, else 0."""
-    # What a vendor's messages say is shown as it is, brackets and colons included.
+    """Checks the accelerator and shows the report; returns 1 if a check failed, else 0."""
+    # Vendors' messages are shown as they are, brackets and colons included.
     console = Console(soft_wrap=not sys.stdout.isatty(), markup=False, emoji=False)
     waiting = Console(stderr=True, markup=False, emoji=False)
     with waiting.status("loading the accelerator") as status:
@@ -48,12 +46,12 @@ def run(args: argparse.Namespace) -> int:
     console.print(render(report))
     _write(report, args)
     if report.not_run:
-        raise KeyboardInterrupt  # what came out by then is shown
+        raise KeyboardInterrupt  # after showing the results so far
     return 1 if report.total.failed else 0
 
 
 def _write(report: Report, args: argparse.Namespace) -> None:
-    """Writes each file that was asked for, also where another cannot be written."""
+    """Writes each requested file, even if another cannot be written."""
     writers: dict[str, tuple[Path | None, Callable[[Report, Path], None]]] = {
         "--json": (args.json, _write_json),
         "--junit": (args.junit, junit.write),
@@ -89,7 +87,7 @@ def render(report: Report) -> Group:
             parts += [Text(f"\n{title}", style=f"bold {style}"), *(_explained(result) for result in found)]
     if report.not_run:
         left = ", ".join(dict.fromkeys(check.category for check in report.not_run))
-        parts.append(Text(f"\ncut off: {len(report.not_run)} checks were not run, of {left}", "bold yellow"))
+        parts.append(Text(f"\ninterrupted: {len(report.not_run)} checks not run, in {left}", "bold yellow"))
     noted = [result for result in report.with_outcome("passed") if result.reason]
     if noted:
         parts += [Text("\npassed, with a note", style="bold dim"), *(_line(result) for result in noted)]
@@ -126,7 +124,7 @@ def _line(result: Result) -> Text:
 
 
 def _explained(result: Result) -> Text:
-    """A result with its reason, and for a failure with what was promised and the interface's words."""
+    """A result with its reason; for a failure also the promise and the interface's documentation."""
     line = _line(result)
     if result.outcome == "failed":
         line.append(f"\n    promised: {result.promise}")

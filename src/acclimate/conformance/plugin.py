@@ -1,7 +1,7 @@
 """The checks as tests of pytest, for a vendor's own continuous integration.
 
-    pytest --acclimate-accelerator NAME       the checks besides the project's own tests
-    pytest --pyargs acclimate.conformance     the checks alone, of the accelerator that selection gives
+    pytest --acclimate-accelerator NAME       the project's own tests and the checks
+    pytest --pyargs acclimate.conformance     only the checks, of the accelerator that acclimate selects
 
 pytest loads this module in every project that has acclimate installed, so it imports next to nothing.
 """
@@ -23,7 +23,7 @@ _session: pytest.StashKey[Session] = pytest.StashKey()
 
 
 class FailedCheckError(Exception):
-    """A check failed; the message is all there is to say."""
+    """A check failed; the message says everything."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,19 +33,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--acclimate-accelerator",
         metavar="NAME",
         default="",
-        help='also check this accelerator: its name, or "module:Class" where it is not registered',
+        help='also check this accelerator: its name, or "module:Class" if it is not registered',
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Has the checks collected where an accelerator is named."""
+    """Collects the checks if an accelerator is named."""
     asked_for = {str(_CHECKS), str(Path(__file__).parent), "acclimate.conformance"} & set(config.args)
     if config.getoption("--acclimate-accelerator") and not asked_for:
         config.args.append(str(_CHECKS))
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collects the checks where their module is among the files to collect."""
+    """Collects the checks if their module is among the files to collect."""
     return CheckFile.from_parent(parent, path=file_path) if file_path == _CHECKS else None
 
 
@@ -82,7 +82,7 @@ class CheckItem(pytest.Item):
         self._check = check
 
     def runtest(self) -> None:
-        """Carries it out; what is not offered is skipped with the reason."""
+        """Runs the check; skips it, with the reason, if the device does not offer the feature."""
         result = self._session.run(self._check)
         if result.outcome == "not offered":
             pytest.skip(result.reason)
@@ -92,7 +92,7 @@ class CheckItem(pytest.Item):
             )
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str | Any:
-        """What the check says, without the frames of this plugin."""
+        """The check's message, without the frames of this plugin."""
         return (
             str(excinfo.value)
             if isinstance(excinfo.value, FailedCheckError)
@@ -100,5 +100,5 @@ class CheckItem(pytest.Item):
         )
 
     def reportinfo(self) -> tuple[Path, None, str]:
-        """Where it is listed."""
+        """The file and name under which pytest lists the check."""
         return self.path, None, self.name

@@ -1,4 +1,4 @@
-"""Small things about processes that both the worker and a check's children need; imports no torch."""
+"""Functions about processes that the worker and the checks' children share; imports no torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import IO, TextIO
 
 
 def own_channel() -> TextIO:
-    """Standard output for this program alone: what others print from now on goes to standard error."""
+    """Returns standard output; whatever else prints from now on goes to standard error."""
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return channel
 
 
 def ending(returncode: int) -> str:
-    """How a process ended, to follow "a process …"."""
+    """How a process ended, as the end of a sentence that begins with "a process"."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     try:
@@ -26,7 +26,7 @@ def ending(returncode: int) -> str:
 
 
 def tail(file: IO[bytes], lines: int) -> str:
-    """The last lines that were written to a file."""
+    """The last lines of a file."""
     file.seek(0, os.SEEK_END)
     file.seek(max(0, file.tell() - 8192))
     return "\n".join(file.read().decode(errors="replace").strip().splitlines()[-lines:])

@@ -1,4 +1,4 @@
-"""What came of the checks, as data: nothing here imports torch, so that a report outlives any device."""
+"""The results of the checks, as data. Imports no torch, so a report survives whatever a device does."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ Outcome: TypeAlias = Literal["passed", "failed", "not offered"]
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one check."""
+    """The result of one check."""
 
     check: str
     """``category/name``."""
     category: str
     promise: str
-    """What was looked at, as a sentence."""
+    """What was checked, as a sentence."""
     outcome: Outcome
     reason: str
-    """Why it failed or is not offered; for one that passed, a note or nothing."""
+    """Why it failed or is not offered; if it passed, a note or nothing."""
     rules: tuple[str, ...]
-    """What the interface says: a name and the first sentence of its documentation, each."""
+    """What the interface says: each entry is a name and the first sentence of its documentation."""
     seconds: float
     detail: str = ""
-    """A traceback, or the end of what a process that crashed wrote."""
+    """A traceback, or the last output of a process that crashed."""
     calls: tuple[str, ...] = ()
-    """For one that failed, its latest calls of the interface; the last is the one that went wrong."""
+    """If it failed, its latest calls of the interface; the last one went wrong."""
     place: str = ""
-    """For one that failed, the line of the check that saw it."""
+    """If it failed, the line of the check that noticed."""
     changes: tuple[str, ...] = ()
-    """For one that failed, whose code answers for each name of the interface, the likeliest first."""
+    """If it failed, whose code implements each name of the interface, the likeliest first."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """How many checks of one category came out how."""
+    """How many checks of one category passed, failed, or are not offered."""
 
     category: str
     passed: int
@@ -45,7 +45,7 @@ class Tally:
 
     @property
     def score(self) -> float | None:
-        """The share of the checks that apply which passed, 0 to 1; ``None`` where none applies."""
+        """The share that passed of those that passed or failed, 0 to 1; ``None`` if there are none."""
         applicable = self.passed + self.failed
         return self.passed / applicable if applicable else None
 
@@ -59,7 +59,7 @@ class About:
     implementation: str
     """Its class, as ``module:Class``."""
     devices: tuple[str, ...]
-    """Each device as torch takes it, and as its vendor calls it."""
+    """Each device's name in torch, and its vendor's name."""
     acclimate: str
     torch: str
     python: str
@@ -68,7 +68,7 @@ class About:
 
 @dataclass(frozen=True)
 class Planned:
-    """What is known of a check outside the worker."""
+    """A check as it is known outside the worker."""
 
     id: str
     category: str
@@ -85,7 +85,7 @@ class Report:
     results: list[Result]
     seconds: float
     not_run: list[Planned] = field(default_factory=list)
-    """What a run that was cut off did not come to."""
+    """The checks that an interrupted run did not reach."""
     tallies: list[Tally] = field(init=False)
     """By category, in the order of the run."""
 
@@ -100,7 +100,7 @@ class Report:
         return _tally("all", self.results)
 
     def with_outcome(self, outcome: Outcome) -> list[Result]:
-        """The results that came out so."""
+        """The results with this outcome."""
         return [result for result in self.results if result.outcome == outcome]
 
     def as_dict(self) -> dict[str, Any]:

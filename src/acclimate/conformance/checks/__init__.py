@@ -1,1 +1,1 @@
-"""The checks, one module a category, and what they observe with."""
+"""The checks, one package for each category, and the functions that they share."""

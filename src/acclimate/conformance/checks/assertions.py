@@ -1,4 +1,4 @@
-"""What checks observe with: requirements, refusals, comparisons, and work that takes a while."""
+"""What checks share: requirements, refusals, comparisons, and work that takes a while."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from acclimate.accelerator import Accelerator
+from acclimate.accelerator import Accelerator, HostStream
 from acclimate.errors import UnsupportedError
 from acclimate.imports import describe
 
@@ -23,31 +23,31 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 4e-3, torch.float16: 1e-2, tor
 
 
 class BrokenPromiseError(Exception):
-    """A promise was not kept; the message says what was seen."""
+    """A promise was not kept; the message says what was observed."""
 
 
 class NotOfferedError(Exception):
-    """The device does not have what the promise is about, and does not claim to; the message says what."""
+    """The device lacks the promised feature and does not claim to have it; the message says which."""
 
 
 def require(condition: bool, seen: str) -> None:
-    """Fails the check unless ``condition`` holds; ``seen`` says what was seen instead."""
+    """Fails the check unless ``condition`` holds; ``seen`` says what was observed instead."""
     if not condition:
         raise BrokenPromiseError(seen)
 
 
 def exactly(value: object, kind: type[_T], what: str) -> _T:
-    """``value``, which has to be of exactly that type, as a ``bool`` is no size and a ``str`` no index."""
+    """``value``, which must be of exactly that type: a ``bool`` is not a size, a ``str`` not an index."""
     if type(value) is not kind:
         raise BrokenPromiseError(
-            f"{what} is {value!r}, of type {type(value).__name__}, and not of {kind.__name__}"
+            f"{what} is {value!r}, of type {type(value).__name__} and not {kind.__name__}"
         )
     return value
 
 
 @contextmanager
 def refused(what: str, *kinds: type[BaseException]) -> Iterator[None]:
-    """A block that has to raise one of ``kinds``."""
+    """A block that must raise one of ``kinds``."""
     names = " or ".join(kind.__name__ for kind in kinds)
     try:
         yield
@@ -55,13 +55,13 @@ def refused(what: str, *kinds: type[BaseException]) -> Iterator[None]:
         return
     except Exception as error:
         raised = describe(error, whole=True)
-        raise BrokenPromiseError(f"{what} raises {raised}, which is no {names}") from error
-    raise BrokenPromiseError(f"{what} is accepted; it has to raise {names}")
+        raise BrokenPromiseError(f"{what} raises {raised} and not {names}") from error
+    raise BrokenPromiseError(f"{what} is accepted; it must raise {names}")
 
 
 @contextmanager
 def offered_or_not(what: str) -> Iterator[None]:
-    """A block in which the interface's own "unsupported" means that the device does not offer ``what``."""
+    """A block in which an ``UnsupportedError`` means that the device does not offer ``what``."""
     try:
         yield
     except UnsupportedError as error:
@@ -69,12 +69,12 @@ def offered_or_not(what: str) -> Iterator[None]:
 
 
 def equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether two tensors, on whatever devices, hold the same numbers."""
+    """Whether two tensors, on any devices, hold the same numbers."""
     return torch.equal(actual.detach().cpu(), expected.detach().cpu())
 
 
 def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, relative to the largest expected element; infinite for what is no number."""
+    """The largest difference, relative to the largest expected element; infinite if one is not finite."""
     found, wanted = actual.detach().cpu().double(), expected.detach().cpu().double()
     if found.shape != wanted.shape:
         raise BrokenPromiseError(f"the shape is {tuple(found.shape)} instead of {tuple(wanted.shape)}")
@@ -84,7 +84,7 @@ def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def require_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, what: str) -> None:
-    """Fails the check where a result is further from ``expected`` than computing in ``dtype`` explains."""
+    """Fails the check if a result is further from ``expected`` than the precision of ``dtype`` explains."""
     apart, allowed = distance(actual, expected), TOLERANCE[dtype]
     require(apart <= allowed, f"{what} in {short(dtype)} is off by {apart:.1e}; {allowed:.0e} is allowed")
 
@@ -95,33 +95,40 @@ def short(dtype: torch.dtype) -> str:
 
 
 def is_host(accelerator: Accelerator) -> bool:
-    """Whether its device is the host, whose tensors are ordinary ones."""
+    """Whether its device is the host."""
     return torch.zeros(1).device.type == accelerator.device_type
 
 
 def device_names(accelerator: Accelerator) -> list[str]:
-    """The devices that are different to torch, by index; on a host all indices are one."""
+    """The devices that torch tells apart, by index; on a host all indices mean one device."""
     indices = range(accelerator.device_count())
     return list(dict.fromkeys(accelerator.device_name(index) for index in indices))
 
 
 def several_devices(accelerator: Accelerator) -> list[str]:
-    """The devices, of which there have to be two or more for the check to see anything."""
+    """The devices; ends the check if there is only one."""
     names = device_names(accelerator)
     if len(names) < 2:
         raise NotOfferedError("there is one device here")
     return names
 
 
+def with_streams(accelerator: Accelerator) -> Accelerator:
+    """The accelerator; ends the check if it has no streams."""
+    if issubclass(accelerator.Stream, HostStream):
+        raise NotOfferedError("it has no streams: its work is done in the order of the calls")
+    return accelerator
+
+
 def in_thread(function: Callable[[], _T]) -> _T:
-    """What a function returns in a thread of its own; raises what it raises."""
+    """Calls a function in a new thread; returns or raises what it does."""
     returned: list[_T] = []
     raised: list[Exception] = []
 
     def run() -> None:
         try:
             returned.append(function())
-        except Exception as error:  # noqa: BLE001 - raised again in the thread that called
+        except Exception as error:  # noqa: BLE001 - raised again in the calling thread
             raised.append(error)
 
     thread = threading.Thread(target=run)
@@ -133,24 +140,24 @@ def in_thread(function: Callable[[], _T]) -> _T:
 
 
 class DeliberateError(Exception):
-    """Raised within a block to see what the block leaves behind."""
+    """Raised within a block, to see what state the block leaves."""
 
 
 @contextmanager
 def let_through(what: str) -> Iterator[None]:
-    """A block out of which :class:`DeliberateError` has to come: nothing inside may hold it back."""
+    """A block from which :class:`DeliberateError` must come out: nothing inside may suppress it."""
     try:
         yield
     except DeliberateError:
         return
-    raise BrokenPromiseError(f"{what} holds back an error that is raised within it")
+    raise BrokenPromiseError(f"{what} suppresses an error that is raised within it")
 
 
 class Work:
-    """Matrix products one after the other, enough of them to keep a device busy for a while.
+    """A sequence of matrix products, long enough to keep a device busy for a while.
 
     Args:
-        accelerator: that computes.
+        accelerator: the accelerator that computes.
         at_least_ms: how long it should take, in milliseconds of the host's clock.
     """
 
@@ -161,7 +168,7 @@ class Work:
         self._repeats = 4
         self.queue()  # the first product sets up libraries
         accelerator.synchronize()
-        # The shorter of two: the host may have been busy with something else during one of them.
+        # The shorter of two: the host may have been busy during one of them.
         while min(self._seconds(accelerator), self._seconds(accelerator)) < at_least_ms / 1000:
             self._repeats *= 2
             if self._repeats >= 2**14:
@@ -174,7 +181,7 @@ class Work:
         return time.perf_counter() - start
 
     def queue(self) -> torch.Tensor:
-        """Queues the work on the current stream; the result is a matrix of which the diagonal is 1."""
+        """Queues the work on the current stream; the result is the identity matrix."""
         result = self._matrix
         for _ in range(self._repeats):
             result = result @ self._matrix

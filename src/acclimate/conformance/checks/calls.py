@@ -1,4 +1,4 @@
-"""Which calls of the interface a check made, and where a vendor mends what one of them got wrong."""
+"""Which calls of the interface a check made, and where a vendor can fix the one that went wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _METHODS = tuple(
 
 
 class Calls:
-    """The latest calls that a check made of an accelerator's methods, in the order of their ends."""
+    """The latest calls that a check made of an accelerator's methods, in the order in which they ended."""
 
     def __init__(self) -> None:
         self._latest: deque[tuple[str, str]] = deque(maxlen=4 * _KEPT)
@@ -35,12 +35,12 @@ class Calls:
 
     @contextmanager
     def recorded(self, accelerator: Accelerator) -> Iterator[None]:
-        """A block in which calls of the accelerator's methods, but not those among them, are kept."""
+        """A block that records calls of the accelerator's methods, but not calls within these."""
         wrapped = []
         for name in _METHODS:
-            # An attribute of the object hides the class's method, and is taken away again.
+            # An attribute of the object hides the class's method; it is removed afterwards.
             if name not in getattr(accelerator, "__dict__", {name: None}):
-                with suppress(Exception):  # a class may forbid it; then less is told
+                with suppress(Exception):  # a class may forbid it; the report then says less
                     setattr(accelerator, name, self._keeping(name, getattr(accelerator, name)))
                     wrapped.append(name)
         try:
@@ -50,7 +50,7 @@ class Calls:
                 accelerator.__dict__.pop(name, None)
 
     def told(self, observed: Collection[str]) -> tuple[str, ...]:
-        """The calls as text up to the last of an observed method, which is the one that was judged."""
+        """The calls as text, up to the last of an observed method, which is the one that was judged."""
         calls = list(self._latest)
         while calls and calls[-1][0] not in observed and any(name in observed for name, _ in calls):
             calls.pop()
@@ -83,7 +83,7 @@ class Calls:
 
 
 def _short(value: object) -> str:
-    """A value for a person. Tensors by their kind, as showing their contents computes on the device."""
+    """A value as text; a tensor by shape and dtype, since showing its contents computes on the device."""
     kind = type(value)
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"<{kind.__name__} {tuple(value.shape)} {value.dtype} on {getattr(value, 'device', '?')}>"
@@ -91,13 +91,13 @@ def _short(value: object) -> str:
         if isinstance(value, (list, tuple)) and len(value) <= 8:
             return ("[{}]" if isinstance(value, list) else "({})").format(", ".join(map(_short, value)))
         text = repr(value)
-    except Exception:  # noqa: BLE001 - a vendor's object may not know how
+    except Exception:  # noqa: BLE001 - a vendor's object may have a faulty __repr__
         text = f"<{kind.__name__}>"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def place_of(error: BaseException) -> str:
-    """The innermost line of a check that an error passed: file, number and text."""
+    """The innermost line of a check in an error's traceback: file, number and text."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if path.is_relative_to(_HOME) and path.name not in {"assertions.py", "check.py", "calls.py"}:
@@ -106,7 +106,7 @@ def place_of(error: BaseException) -> str:
 
 
 def where_to_mend(accelerator: Accelerator, names: tuple[str, ...], last: str) -> tuple[str, ...]:
-    """For each name of the interface, whose code answers for it; the one called last comes first."""
+    """For each name of the interface, whose code implements it; the one called last comes first."""
     ordered = sorted(dict.fromkeys(names), key=lambda name: name != last)
     return tuple(_owner(accelerator, name) for name in ordered)
 
@@ -119,13 +119,13 @@ def _owner(accelerator: Accelerator, name: str) -> str:
         return name
     member = vars(kind)[name]
     if kind not in CATEGORIES:
-        return f"{name}: {kind.__module__}:{kind.__qualname__} gives it{_line_of(member)}"
+        return f"{name}: implemented by {kind.__module__}:{kind.__qualname__}{_line_of(member)}"
     delegates = re.search(r"Delegates to: (.*?)(?:\n[A-Z]|\n\n|$)", inspect.getdoc(member) or "", re.DOTALL)
     if delegates is None or not (callable(member) or isinstance(member, property)):
-        return f"{name}: acclimate's own; override it in {type(accelerator).__qualname__}"
+        return f"{name}: acclimate's default; override it in {type(accelerator).__qualname__}"
     to = re.sub(r":\w+:`([^`]*)`", r"\1", " ".join(delegates[1].split()))
     to = to.replace("<device>", accelerator.device_type).replace("``", "")
-    return f"{name}: acclimate's own, over {to.rstrip('.')}; mend that, or override {name}"
+    return f"{name}: acclimate's default, which calls {to.rstrip('.')}; fix that, or override {name}"
 
 
 def _line_of(member: object) -> str:

@@ -1,4 +1,4 @@
-"""What a check is, and what came of one."""
+"""What a check is, and how one is run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from acclimate.errors import UnsupportedError
 from acclimate.imports import describe
 
 Observation = Callable[[Subject], "str | None"]
-"""Looks at an accelerator; returns a note for the reader, or raises :class:`BrokenPromiseError` or
+"""Observes an accelerator; returns a note for the reader, or raises :class:`BrokenPromiseError` or
 :class:`NotOfferedError`."""
 
 _HOME = f"{__package__}."
@@ -31,7 +31,7 @@ _HOME = f"{__package__}."
 
 @dataclass(frozen=True)
 class Check:
-    """One promise of the interface, and how to see whether it is kept."""
+    """One promise of the interface, and the function that checks it."""
 
     category: str
     """The package or module of this folder that it is in."""
@@ -51,12 +51,12 @@ class Check:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """What the interface's documentation says under each name that is observed."""
+        """What the interface's documentation says about each observed name."""
         return tuple(_rule(name) for name in self.observes)
 
 
 def check(*observes: str, timeout_s: int = 60) -> Callable[[Observation], Check]:
-    """Makes a check of a function whose docstring is the promise.
+    """Makes a check from a function whose docstring is the promise.
 
     Args:
         observes: the names of the interface that make the promise.
@@ -77,10 +77,9 @@ def check(*observes: str, timeout_s: int = 60) -> Callable[[Observation], Check]
 
 
 def examine(check: Check, subject: Subject) -> Result:
-    """Carries out one check in this process.
+    """Runs one check in this process.
 
-    Whatever a vendor's code raises counts as a failure with that reason, an attempt to end the process
-    included.
+    Whatever a vendor's code raises is a failure with that reason, even ``SystemExit``.
     """
     start = time.perf_counter()
     outcome: Literal["passed", "failed", "not offered"]
@@ -120,7 +119,7 @@ _OFFERS = {
     "graphs": ("supports_graphs", "it says that it has no graphs"),
     "communication": ("supports_collectives", "it says that it has no collectives"),
 }
-"""By category, the flag with which an accelerator says that it has nothing of it."""
+"""By category, the flag with which an accelerator says that it lacks the whole category."""
 
 
 def _require_offered(category: str, subject: Subject) -> None:

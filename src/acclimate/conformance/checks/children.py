@@ -1,4 +1,4 @@
-"""Child processes, for what only a fresh process can show: selection, a fork, several ranks.
+"""Child processes, for what only a new process can show: selection, a fork, several ranks.
 
 Run as a module, this file is such a child.
 """
@@ -19,13 +19,13 @@ from acclimate.conformance.processes import ending, inherited_path, own_channel,
 
 
 class Child:
-    """A task under way in a process of its own.
+    """A task that runs in its own process.
 
     Args:
-        task: ``"module:function"``; it is called with what is loaded from ``source`` and ``arguments``.
-        source: what :func:`acclimate.conformance.checks.target.load` takes.
-        arguments: of types that JSON has.
-        environment: of the process; this one's where ``None``.
+        task: ``"module:function"``, called with ``source`` and ``arguments``.
+        source: the argument of :func:`acclimate.conformance.checks.target.load`.
+        arguments: values that JSON can express.
+        environment: of the process; this process's if ``None``.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Child:
         )
 
     def result(self, timeout_s: float = 150) -> Any:
-        """What the task returned.
+        """Waits for the task and returns its result.
 
         Args:
             timeout_s: seconds to wait.
@@ -90,7 +90,7 @@ def in_child(
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 150,
 ) -> Any:
-    """Carries out one task in a child process; see :class:`Child`.
+    """Runs one task in a child process; see :class:`Child`.
 
     Raises:
         BrokenPromiseError: as :meth:`Child.result`.
@@ -101,7 +101,7 @@ def in_child(
 def _main(task: str, source: str, arguments: str) -> None:
     channel = own_channel()
     try:
-        # Loading is left to the task: what happens between loading and first use is what some look at.
+        # The task loads the accelerator itself: some check what happens between loading and first use.
         module, _, name = task.partition(":")
         result = getattr(importlib.import_module(module), name)(source, **json.loads(arguments))
         answer = {"result": result}

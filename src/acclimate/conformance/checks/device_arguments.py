@@ -1,4 +1,4 @@
-"""How methods take a device: by index, by name, as a ``torch.device``, or ``None`` for the current one."""
+"""Whether methods accept a device as an index, a name, a ``torch.device``, or ``None``."""
 
 from __future__ import annotations
 
@@ -16,18 +16,27 @@ Methods = Mapping[str, Callable[[DeviceLike], object]]
 
 
 def has_indices(accelerator: Accelerator) -> bool:
-    """Whether torch tells the devices apart; the host is one device to it."""
+    """Whether torch tells the devices apart; the host is one device."""
     return torch.empty(1, device=accelerator.device_type).device.index is not None
 
 
 def ways_to_name(accelerator: Accelerator, index: int) -> Iterator[DeviceLike]:
-    """All that means one device: its index, its name, and torch's object."""
+    """Every way to name one device: its index, its name, and torch's object."""
     name = device_names(accelerator)[index]
     yield from (index, name, torch.device(name))
 
 
-def require_taken(accelerator: Accelerator, methods: Methods) -> None:
-    """Fails the check where a method does not take one of the ways to name a device that is there."""
+def require_device_arguments(accelerator: Accelerator, methods: Methods) -> str | None:
+    """Fails the check if a method refuses a device that exists, or accepts one that does not.
+
+    Returns:
+        A note if torch does not tell the devices apart, so that any index means the same device.
+    """
+    _require_accepted(accelerator, methods)
+    return _require_refused(accelerator, methods)
+
+
+def _require_accepted(accelerator: Accelerator, methods: Methods) -> None:
     kind = accelerator.device_type
     ways: list[DeviceLike] = [None, kind, torch.device(kind)]
     for index in range(len(device_names(accelerator))):
@@ -42,8 +51,7 @@ def require_taken(accelerator: Accelerator, methods: Methods) -> None:
                 ) from error
 
 
-def require_refused(accelerator: Accelerator, methods: Methods) -> str | None:
-    """Fails the check where a method takes a device that is not there; a note where indices mean nothing."""
+def _require_refused(accelerator: Accelerator, methods: Methods) -> str | None:
     absent: list[DeviceLike] = ["meta", torch.device("meta"), "no such device"]
     count = accelerator.device_count()
     if has_indices(accelerator):
@@ -51,8 +59,8 @@ def require_refused(accelerator: Accelerator, methods: Methods) -> str | None:
     there = ", ".join(device_names(accelerator))
     for name, use in methods.items():
         for device in absent:
-            with refused(f"{name}({device!r}), where devices are {there},", InvalidDeviceError):
+            with refused(f"{name}({device!r}), with the devices {there},", InvalidDeviceError):
                 use(device)
     if has_indices(accelerator):
         return None
-    return "its devices have no names of their own, so every index is one of them"
+    return "its devices have no names of their own, so every index is valid"

@@ -1,4 +1,4 @@
-"""Checks of what a launcher relies on: visible devices, launched ranks, a fork after selection."""
+"""Checks of what the launcher relies on: visible devices, launched ranks, a fork after selection."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FORK_TIMEOUT_S = 120
     timeout_s=320,
 )
 def visible_devices(subject: Subject) -> str | None:
-    """A child that is limited to some devices sees that many, from index 0 on, and computes on them."""
+    """A process that is limited to some devices sees that many, from index 0 on, and computes on them."""
     accelerator = subject.accelerator
     variables = exactly(accelerator.visible_devices_envs(), list, "visible_devices_envs()")
     declared = accelerator.visible_devices_variable
@@ -49,14 +49,14 @@ def visible_devices(subject: Subject) -> str | None:
     if not variables:
         require(
             environment == ours,
-            "set_visible_devices_envs() changes variables that visible_devices_envs() lacks",
+            "set_visible_devices_envs() changes variables that visible_devices_envs() does not list",
         )
         raise NotOfferedError("no variable limits which devices a process sees")
     for ids in ([last], [last, 0]):
         told = dict.fromkeys(variables, "")
         accelerator.set_visible_devices_envs(told, iter(ids))
         for variable, value in told.items():
-            # A vendor may write devices in another way; and within a limit of its own, as other numbers.
+            # A vendor may write devices in another form, or renumber them within a limit that is already set.
             plain = [word.strip() for word in value.split(",")]
             require(
                 variable in os.environ
@@ -70,7 +70,7 @@ def visible_devices(subject: Subject) -> str | None:
     seen = in_child(f"{__name__}:count_devices", subject.source, environment=environment)
     require(seen == 1, f"with {_assignments(environment, variables)} a child sees {seen} devices")
     if last == 0:
-        return "with one device here, that a child is limited cannot be seen"
+        return "with only one device here, a limit cannot be observed"
     accelerator.set_visible_devices_envs(environment, [last, 0])
     seen = in_child(f"{__name__}:count_devices", subject.source, environment=environment)
     require(seen == 2, f"with {_assignments(environment, variables)} a child sees {seen} devices")
@@ -78,7 +78,7 @@ def visible_devices(subject: Subject) -> str | None:
 
 
 def count_devices(source: str) -> int:
-    """How many devices there are, each of which is computed on."""
+    """Computes on each device; returns how many there are."""
     accelerator = load(source).accelerator
     for name in device_names(accelerator):
         require(float(torch.ones(4, device=name).sum()) == 4.0, f"a sum on {name} is wrong")
@@ -87,12 +87,13 @@ def count_devices(source: str) -> int:
 
 @check("export_envs", "exported_variable_prefixes")
 def exported_variables(subject: Subject) -> None:
-    """The variables that ranks on other hosts need are told as a list of beginnings of names."""
+    """export_envs lists prefixes of the variables that ranks on other hosts need."""
     accelerator = subject.accelerator
     prefixes = exactly(accelerator.export_envs(), list, "export_envs()")
     for prefix in prefixes:
         require(
-            bool(exactly(prefix, str, "an entry of export_envs()")), 'export_envs() has "", which means all'
+            bool(exactly(prefix, str, "an entry of export_envs()")),
+            'export_envs() has "", which matches all',
         )
     declared = tuple(accelerator.exported_variable_prefixes)
     require(
@@ -101,18 +102,18 @@ def exported_variables(subject: Subject) -> None:
     prefixes.append("changed")
     require(
         "changed" not in accelerator.export_envs(),
-        "changing the list that export_envs() gives changes the next",
+        "changing the list that export_envs() returned changes the next one",
     )
 
 
 @check("current_device", "device_count", "current_device_name", "set_device", timeout_s=320)
 def launched_rank(subject: Subject) -> None:
-    """In a launched rank the current device exists before one is chosen; a host's is LOCAL_RANK."""
+    """In a launched rank the current device exists before one is set; on a host it is LOCAL_RANK."""
     environment = {**os.environ, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2"}
     told = in_child(f"{__name__}:describe_rank", subject.source, environment=environment)
     require(
         told["types"] == ["int", "int", "str"],
-        f"current_device(), device_count() and the name are {told['types']}",
+        f"current_device(), device_count() and current_device_name() are of the types {told['types']}",
     )
     require(
         0 <= told["current"] < told["count"], f"current_device() is {told['current']} among {told['count']}"
@@ -126,7 +127,7 @@ def launched_rank(subject: Subject) -> None:
 
 
 def describe_rank(source: str) -> dict[str, Any]:
-    """What the accelerator says of itself in this process, after its device was chosen as programs do."""
+    """What the accelerator says of its device; then sets one, as programs do."""
     accelerator = load(source).accelerator
     found = (accelerator.current_device(), accelerator.device_count(), accelerator.current_device_name())
     torch.ones(1, device=found[2])
@@ -136,14 +137,14 @@ def describe_rank(source: str) -> dict[str, Any]:
 
 @check("is_available", "device_count", "is_initialized", timeout_s=320)
 def fork_after_selection(subject: Subject) -> None:
-    """A process may fork after it has chosen its accelerator and counted devices; the child computes."""
+    """A process can fork after it has selected its accelerator and counted devices; the child computes."""
     if not hasattr(os, "fork"):
         raise NotOfferedError("this system does not fork")
     in_child(f"{__name__}:select_and_fork", subject.source, timeout_s=250)
 
 
 def select_and_fork(source: str) -> None:
-    """Selects, asks what selection may be asked for, forks, and computes in the forked process."""
+    """Selects an accelerator, counts its devices, forks, and computes in the forked process."""
     accelerator = load(source).accelerator
     accelerator.is_available()
     accelerator.device_count()
@@ -161,7 +162,7 @@ def select_and_fork(source: str) -> None:
             f"a process that was forked after selection did not finish within {_FORK_TIMEOUT_S} s"
         )
     require(
-        code == 0, f"a process that was forked after selection {ending(code)}: {said or 'without a word'}"
+        code == 0, f"a process that was forked after selection {ending(code)}: {said or 'it wrote nothing'}"
     )
 
 

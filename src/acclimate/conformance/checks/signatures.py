@@ -1,4 +1,4 @@
-"""Checks of signatures, one a category: what code passes to the interface, every accelerator takes."""
+"""Checks of signatures, one for each category: every accelerator takes the interface's arguments."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _signature_check(category: type[Devices]) -> Check:
 
 
 def incompatibility(stated: inspect.Signature, found: inspect.Signature) -> str | None:
-    """Why a call that the interface allows would fail or mean something else; ``None`` where none would."""
+    """Why a call that the interface allows would fail or mean something else; ``None`` if none would."""
     ours, theirs = list(stated.parameters.values()), list(found.parameters.values())
     names = [parameter.name for parameter in theirs]
     takes_all = any(parameter.kind is _Kind.VAR_KEYWORD for parameter in theirs) and any(

@@ -16,15 +16,15 @@ from acclimate.selection import find_backends, get_accelerator, load_by_name, se
 
 @dataclass(frozen=True)
 class Subject:
-    """An accelerator under examination."""
+    """The accelerator that is checked."""
 
     accelerator: Accelerator
     source: str
-    """What :func:`load` makes it from in a child process."""
+    """The argument with which :func:`load` gets the same one in a child process."""
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """A block after which the current device is what it was, and nothing is queued or kept by it."""
+        """A block that restores the current device at its end, frees memory, and waits for queued work."""
         accelerator = self.accelerator
         device = accelerator.current_device()
         try:
@@ -40,8 +40,8 @@ def load(source: str) -> Subject:
     """Loads an accelerator and makes it this process's.
 
     Args:
-        source: the name of a record, or ``"module:Class"`` for an accelerator that no record names yet; the
-            one that selection gives where empty.
+        source: the name of a registered accelerator, ``"module:Class"`` for another one, or empty for the
+            one that acclimate selects.
 
     Raises:
         UnknownAcceleratorError: no accelerator has that name.
@@ -62,8 +62,8 @@ def _from_class(target: str) -> Accelerator:
         raise InvalidBackendError(f'--accelerator is "{target}", which cannot be loaded: {error}') from error
     if not isinstance(found, Accelerator):
         raise InvalidBackendError(
-            f'--accelerator is "{target}", which gives a {type(found).__name__}; '
-            "it has to be a subclass of acclimate.Accelerator."
+            f'--accelerator is "{target}", which is a {type(found).__name__}; '
+            "it must be a subclass of acclimate.Accelerator."
         )
     if found._record is None:
         found._record = _record_of(type(found))
@@ -71,7 +71,7 @@ def _from_class(target: str) -> Accelerator:
 
 
 def _record_of(kind: type[Accelerator]) -> Backend | None:
-    """The record that registers a class, or the nearest of its bases; it says what the class need not."""
+    """The record that registers a class or its nearest base; it holds what the class does not say."""
     records = {record.target: record for record in find_backends()[0]}
     targets = (f"{base.__module__}:{base.__qualname__}" for base in kind.__mro__)
     return next((records[target] for target in targets if target in records), None)

@@ -1,1 +1,1 @@
-"""Runs the checks in a worker process that may crash or hang, and collects what came of each."""
+"""Runs the checks in a worker process that may crash or hang, and collects the results."""

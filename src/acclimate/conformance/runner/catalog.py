@@ -10,26 +10,10 @@ from acclimate.conformance.checks.check import Check
 from acclimate.conformance.checks.signatures import signature_checks
 
 _CATEGORIES: dict[str, tuple[str, ...]] = {
-    "devices": (
-        "current",
-        "waiting",
-    ),
-    "random": (
-        "generators",
-        "devices",
-        "states",
-    ),
-    "streams": (
-        "order",
-        "state",
-        "waiting",
-    ),
-    "memory": (
-        "figures",
-        "agreement",
-        "capacity",
-        "devices",
-    ),
+    "devices": ("current", "waiting"),
+    "random": ("generators", "devices", "states"),
+    "streams": ("order", "state", "waiting"),
+    "memory": ("figures", "agreement", "capacity", "devices"),
     "dtypes": ("arithmetic", "shapes", "mixed"),
     "graphs": ("replays", "captures"),
     "pinning": ("contents", "shapes"),
@@ -54,9 +38,10 @@ def checks() -> list[Check]:
     signatures = {check.category: check for check in signature_checks()}
     found: list[Check] = []
     for module in MODULES:
-        for check in vars(module).values():
-            if isinstance(check, Check):
-                if check.category in signatures:
-                    found.append(signatures.pop(check.category))
-                found.append(check)
+        for value in vars(module).values():
+            for check in value if isinstance(value, tuple) else (value,):
+                if isinstance(check, Check):
+                    if check.category in signatures:
+                        found.append(signatures.pop(check.category))
+                    found.append(check)
     return found

@@ -1,4 +1,4 @@
-"""Writes a report's file as a whole: a reader sees the old content or the new, never a part."""
+"""Writes a report's file atomically: a reader sees the old content or the new, never a part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def write_whole(path: Path, content: str) -> None:
     """Replaces a file's content.
 
     Raises:
-        OSError: it cannot be written; what was there before is still there.
+        OSError: it cannot be written; the old content is still there.
     """
     if path.exists() and not path.is_file():  # a device or a pipe, which cannot be replaced
         path.write_text(content, encoding="utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""A report as one HTML file: no script, nothing from the network, light or dark as the reader's system is."""
+"""A report as one HTML file: no script, nothing from the network, light or dark like the reader's system."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from acclimate.conformance.runner.files import write_whole
 
 _CLASSES = {"passed": "passed", "failed": "failed", "not offered": "absent", "not run": "not-run"}
 """By outcome, the class of the style sheet."""
-# Control characters, lone surrogates, and marks that turn the direction of the text after them.
+# Control characters, lone surrogates, and marks that change the direction of the text after them.
 _UNSHOWABLE = re.compile(
     "[^\t\n\r\x20-\x7e\xa0-\u061b\u061d-\u200d\u2010-\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd"
     "\U00010000-\U0010ffff]"
@@ -85,20 +85,20 @@ def _verdict(report: Report) -> tuple[str, str]:
     found = (
         f"Promises not kept: {total.failed} of {applicable}."
         if total.failed
-        else f"Every promise that was looked at is kept: {applicable} of {applicable}."
+        else f"Every promise that was checked is kept: {applicable} of {applicable}."
     )
     absent = f" Not offered by the device: {total.not_offered}." if total.not_offered else ""
     if left:
         planned = len(report.results) + left
         return (
             "failed" if total.failed else "not-run",
-            f"The run was cut off: {len(report.results)} of {planned} checks were made. {found}{absent}",
+            f"The run was interrupted: {len(report.results)} of {planned} checks were run. {found}{absent}",
         )
     return "failed" if total.failed else "passed", found + absent
 
 
 def _all_tallies(report: Report) -> list[Tally]:
-    """By category in the order of the run, those that it did not come to included."""
+    """By category in the order of the run, including those that it did not reach."""
     reached = {tally.category for tally in report.tallies}
     rest = dict.fromkeys(check.category for check in report.not_run if check.category not in reached)
     return [*report.tallies, *(Tally(category, 0, 0, 0) for category in rest)]
@@ -171,17 +171,17 @@ def _fault(result: Result) -> str:
         *before, wrong = result.calls
         items = [f"<li><code>{_text(call)}</code></li>" for call in before]
         items.append(f'<li class="wrong"><code>{_text(wrong)}</code><span>← went wrong</span></li>')
-        parts.append(f'<h4>Calls of the interface up to it</h4><ol class="calls">{"".join(items)}</ol>')
+        parts.append(f'<h4>Calls of the interface that led to it</h4><ol class="calls">{"".join(items)}</ol>')
     if result.changes:
         likeliest, *others = result.changes
         parts.append(f"<h4>Where to change it</h4><p>{_named(likeliest)}</p>")
         if others:
             rest = "".join(f"<li>{_named(change)}</li>" for change in others)
             parts.append(
-                f'<details><summary>Others that take part</summary><div><ul class="plain">{rest}</ul></div>'
+                f'<details><summary>Others involved</summary><div><ul class="plain">{rest}</ul></div>'
                 "</details>"
             )
-    parts.append(f"<h4>In the interface&rsquo;s words</h4>{_rules(result.rules)}")
+    parts.append(f"<h4>What the interface says</h4>{_rules(result.rules)}")
     if result.place:
         parts.append(f"<h4>Seen by</h4><p><code>{_text(result.place)}</code></p>")
     if result.detail:
@@ -241,13 +241,13 @@ def _named(text: str) -> str:
 
 
 def _marked(text: str) -> str:
-    """A docstring's words: what it marks as code is code."""
+    """The text of a docstring, with its code marked as code."""
     plain = re.sub(r":\w+:`~?([^`]*)`", r"``\1``", text)
     return re.sub(r"``(.+?)``", r"<code>\1</code>", _text(plain))
 
 
 def _text(text: str) -> str:
-    """Anything, a vendor's messages too, as text of the document."""
+    """Any text, including a vendor's messages, escaped for the document."""
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}… ({len(text) - _LONGEST} more characters)"
     return html.escape(_UNSHOWABLE.sub("\N{REPLACEMENT CHARACTER}", text), quote=True)

@@ -1,4 +1,4 @@
-"""A report as JUnit XML, which continuous-integration systems show test by test."""
+"""A report as JUnit XML, which continuous-integration systems show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs checks in a worker process, and goes on after one that crashes it or does not end."""
+"""Runs checks in a worker process, and continues after one that crashes it or hangs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _START_TIMEOUT_S = 120
 
 
 class Session:
-    """The checks of one accelerator, carried out one at a time; a context manager.
+    """Runs the checks of one accelerator, one at a time; a context manager.
 
-    This process imports neither torch nor the accelerator, so nothing that they do can end it.
+    This process imports neither torch nor the accelerator, so they cannot crash it.
 
     Args:
-        source: which accelerator: the name of a record, ``"module:Class"``, or empty for the one that
-            selection gives.
-        timeout_s: replaces the time-out of every check, in seconds.
+        source: the name of a registered accelerator, ``"module:Class"``, or empty for the one that
+            acclimate selects.
+        timeout_s: replaces the time limit of every check, in seconds.
 
     Raises:
         ConformanceError: the accelerator cannot be loaded.
@@ -51,10 +51,9 @@ class Session:
         self.close()
 
     def run(self, check: Planned) -> Result:
-        """Carries out one check.
+        """Runs one check.
 
-        A check that ends its process fails with the signal or exit code, and one that takes longer than its
-        time-out fails with that; the next then runs in a fresh worker.
+        A check fails if it ends its process or exceeds its time limit; the next runs in a new worker.
         """
         timeout_s = check.timeout_s if self._timeout_s is None else self._timeout_s
         start = time.perf_counter()
@@ -78,13 +77,13 @@ class Session:
         return Result(**{**answer, **lists})
 
     def close(self) -> None:
-        """Ends the worker and all that it started."""
+        """Ends the worker and all processes that it started."""
         if self._worker is not None:
             self._worker.close()
         self._output.close()
 
     def _start(self) -> tuple[WorkerProcess, dict[str, Any]]:
-        """A worker that has loaded the accelerator, and what it says of it."""
+        """A worker that has loaded the accelerator, and its description of it."""
         worker = WorkerProcess(self._source, self._output)
         try:
             told = worker.answer(_START_TIMEOUT_S)
@@ -109,11 +108,11 @@ def run(
     progress: Callable[[Planned], None] | None = None,
     timeout_s: float | None = None,
 ) -> Report:
-    """Checks an accelerator. A Ctrl-C or SIGTERM after the start ends the run with what came out by then.
+    """Checks an accelerator. Ctrl-C or SIGTERM ends the run with the results so far.
 
     Args:
         source: see :class:`Session`.
-        only: categories or ids of the checks to run; all where empty.
+        only: categories or ids of the checks to run; all if empty.
         progress: called before each check.
         timeout_s: see :class:`Session`.
 
@@ -134,7 +133,7 @@ def run(
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """A block in which SIGTERM raises what Ctrl-C raises; continuous integration ends a run so."""
+    """A block in which SIGTERM acts like Ctrl-C; continuous integration ends a run with SIGTERM."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -150,7 +149,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 def select(checks: list[Planned], only: Sequence[str]) -> list[Planned]:
-    """The checks that ``only`` names, by category or id; all where it is empty.
+    """The checks that ``only`` names, by category or id; all if it is empty.
 
     Raises:
         ConformanceError: a name is no category and no check.

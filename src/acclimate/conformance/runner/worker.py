@@ -1,6 +1,6 @@
-"""The process that carries out checks, one after another, so that a crash ends it and not the report.
+"""The process that runs checks one after another, so that a crash ends it and not the report.
 
-It reads the names of checks from standard input, a line each, and answers with a line of JSON each.
+It reads the names of checks from standard input, one per line, and answers each with a line of JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(source: str) -> int:
     except AcclimateError as error:
         tell({"unusable": str(error)})
         return 2
-    # Checks collect garbage, to see what is freed; what was imported by now is none, and there is much of it.
+    # Checks collect garbage, to see what is freed; freezing spares them the many objects imported so far.
     gc.collect()
     gc.freeze()
     known = [{"id": c.id, "category": c.category, "promise": c.promise, "rules": c.rules,

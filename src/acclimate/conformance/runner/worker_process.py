@@ -1,4 +1,4 @@
-"""The worker process as its parent sees it: questions, answers, and how it ended."""
+"""Talks to the worker process: asks for checks, reads answers, and tells how the process ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WorkerProcess:
 
     Args:
         source: which accelerator it loads.
-        output: a file that gets what it and what it runs writes.
+        output: a file that receives what it and its children write.
     """
 
     def __init__(self, source: str, output: IO[bytes]) -> None:
@@ -46,11 +46,11 @@ class WorkerProcess:
         """Sends a line and waits for the answer.
 
         Raises:
-            WorkerDiedError: there was none; the process has then ended.
+            WorkerDiedError: there was none, and the process has ended.
         """
         stdin = self._process.stdin
         if stdin is not None:
-            with suppress(BrokenPipeError):  # told by the answer that does not come
+            with suppress(BrokenPipeError):  # then there is no answer either
                 stdin.write(question.encode() + b"\n")
                 stdin.flush()
         return self.answer(timeout_s)
@@ -59,13 +59,13 @@ class WorkerProcess:
         """Waits for the next answer.
 
         Raises:
-            WorkerDiedError: there was none; the process has then ended.
+            WorkerDiedError: there was none, and the process has ended.
         """
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._unread:
             chunk = self._read(max(0.0, deadline - time.monotonic()))
             if chunk is None:
-                self._process.send_signal(signal.SIGABRT)  # on which it writes where it was
+                self._process.send_signal(signal.SIGABRT)  # makes it write where it was
                 self._end()
                 raise WorkerDiedError(f"it did not finish within {timeout_s:g} s")
             if not chunk:
@@ -76,12 +76,12 @@ class WorkerProcess:
         return answer
 
     def close(self) -> None:
-        """Ends the process and all that it started."""
+        """Ends the process and all processes that it started."""
         self._process.kill()
         self._end()
 
     def _read(self, timeout_s: float) -> bytes | None:
-        """What the process wrote; nothing where it ended, ``None`` where it took too long."""
+        """What the process wrote; nothing if it ended, ``None`` if it took too long."""
         stdout = self._process.stdout
         if stdout is None:
             return b""
@@ -90,7 +90,7 @@ class WorkerProcess:
             return os.read(stdout.fileno(), 65536) if selector.select(timeout_s) else None
 
     def _end(self) -> str:
-        """Waits for the end, forces it where it does not come, and tells how it came."""
+        """Waits for the process to end, kills it if it does not, and says how it ended."""
         process = self._process
         try:
             process.wait(_REAPING_S)
@@ -106,7 +106,7 @@ class WorkerProcess:
 
 
 def end_group(group: int) -> None:
-    """Ends the processes of a group, and waits for their end: a killed process goes on for a moment."""
+    """Kills the processes of a group and waits until they have ended, which takes a moment."""
     deadline = time.monotonic() + _REAPING_S
     with suppress(ProcessLookupError, PermissionError):  # there is none
         os.killpg(group, signal.SIGKILL)
@@ -116,7 +116,7 @@ def end_group(group: int) -> None:
 
 
 def _runs(group: int) -> bool:
-    """Whether a process of a group is alive; one that ended and that nobody has waited for is not."""
+    """Whether a process of a group is alive; a zombie is not."""
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, PermissionError, psutil.Error):
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:

@@ -1,4 +1,4 @@
-"""Two processes that communicate with the accelerator's backend, and tell what they saw by topic."""
+"""Two processes that communicate with the accelerator's backend, and report what they saw by topic."""
 
 from __future__ import annotations
 
@@ -35,42 +35,36 @@ _ENDED = "it ended at"
 
 
 def require_topic(subject: Subject, topic: str) -> str | None:
-    """Fails the check where a process saw something wrong in a topic; a note of what the backend lacks."""
+    """Fails the check if a process saw a fault in a topic; returns a note of what the backend lacks."""
     if not distributed.is_available():
         raise NotOfferedError("this torch is built without torch.distributed")
-    told, refusal = _told(subject)
-    if refusal:
-        raise NotOfferedError(refusal)
+    told = _outcome(subject)
+    if isinstance(told, Exception):
+        raise told
     broken, lacking = told[topic]["broken"], told[topic]["lacking"]
     require(not broken, "; ".join(broken[:3]))
     return f"its backend lacks {', '.join(lacking)}" if lacking else None
 
 
 @functools.lru_cache(maxsize=1)
-def _outcome(subject: Subject) -> tuple[_Told, str, str]:
-    """What the processes told; why it is not offered; how they failed."""
+def _outcome(subject: Subject) -> _Told | BrokenPromiseError | NotOfferedError:
+    """What the processes saw, or the error with which each topic ends."""
     try:
-        return _on_ranks(subject, 2), "", ""
+        return _on_ranks(subject, 2)
     except BrokenPromiseError as broken:
         if len(device_names(subject.accelerator)) > 1 or is_host(subject.accelerator):
-            return {}, "", str(broken)
+            return broken
         why = str(broken)
     # Many backends refuse two ranks on one device; one rank shows at least that the backend is there.
     try:
         _on_ranks(subject, 1)
     except BrokenPromiseError as broken:
-        return {}, "", str(broken)
-    return {}, f"there is one device here, which two ranks cannot share: {why}", ""
-
-
-def _told(subject: Subject) -> tuple[_Told, str]:
-    told, refusal, failure = _outcome(subject)
-    require(not failure, failure)
-    return told, refusal
+        return broken
+    return NotOfferedError(f"there is one device here, which two ranks cannot share: {why}")
 
 
 def _on_ranks(subject: Subject, count: int) -> _Told:
-    """Runs :func:`rank` in so many processes, and joins what they tell."""
+    """Runs :func:`rank` in ``count`` processes, and joins what they report."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = []
         for number in range(count):
@@ -90,7 +84,7 @@ def _on_ranks(subject: Subject, count: int) -> _Told:
 
 
 def _result(process: Child, folder: Path, number: int) -> _Told:
-    """What one rank told, also where it ended before its last topic."""
+    """What one rank reported, even if it ended before its last topic."""
     try:
         told: _Told = process.result(_TIMEOUT_S)
     except BrokenPromiseError:
@@ -102,10 +96,10 @@ def _result(process: Child, folder: Path, number: int) -> _Told:
 
 
 def _joined(results: list[_Told]) -> _Told:
-    """By topic, what the ranks told together; a topic that one of them did not reach is broken."""
+    """By topic, what the ranks reported together; a topic that one of them did not reach is broken."""
     joined: _Told = {}
     before = ""
-    for topic in (function.__name__.removeprefix("_") for function in TOPICS):
+    for topic in (function.__name__ for function in TOPICS):
         broken = [
             f"rank {number}: {text}"
             for number, result in enumerate(results)
@@ -113,7 +107,7 @@ def _joined(results: list[_Told]) -> _Told:
         ]
         before = next((text for text in broken if _ENDED in text), before)
         if not broken and not all(topic in result for result in results):
-            broken = [f"the ranks did not come to it: {before}"]
+            broken = [f"the ranks did not reach it: {before}"]
         joined[topic] = {"broken": broken, "lacking": results[0].get(topic, _NOTHING)["lacking"]}
     return joined
 
@@ -123,7 +117,7 @@ def _saved(folder: Path, number: int) -> Path:
 
 
 def rank(source: str, number: int, count: int, folder: str) -> _Told:
-    """What one of the processes does."""
+    """The program of one of the processes."""
     accelerator = load(source).accelerator
     accelerator.set_device(number % len(device_names(accelerator)))
     distributed.init_process_group(
@@ -136,7 +130,7 @@ def rank(source: str, number: int, count: int, folder: str) -> _Told:
     told: _Told = {}
     try:
         for topic in TOPICS:
-            name = topic.__name__.removeprefix("_")
+            name = topic.__name__
             here = Observer(accelerator, number, count, Path(folder))
 
             def give_up(why: str, name: str = name, here: Observer = here) -> None:

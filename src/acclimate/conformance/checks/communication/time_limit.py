@@ -1,4 +1,4 @@
-"""Ends a rank that waits for ever, and says in which call."""
+"""Ends a rank that hangs, and says in which call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def limited(seconds: float, file: str, give_up: Callable[[str], None]) -> Iterator[None]:
-    """A block that may take so long; after that its process ends.
+    """A block that ends its process if it takes too long.
 
     Args:
         seconds: how long the block may take.

@@ -1,4 +1,4 @@
-"""What each of several communicating processes does, by topic, and what it sees."""
+"""What each of several communicating processes does and observes, one function for each topic."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from acclimate.conformance.checks.assertions import is_host, short
 from acclimate.imports import describe
 
 _SLOW_RANK_S = 0.3
-# What a program can do without, told by backends that lack it with one of these types.
+# What a backend raises for a collective that it lacks and that programs can do without.
 _LACKING = (NotImplementedError, RuntimeError, ValueError)
 _LARGE = 1_300_001
 
 
 class Observer:
-    """One rank: what it communicates, and what it saw.
+    """One rank: what it communicates, and what it observed.
 
     Nothing is raised between collectives, as the other rank would then wait for this one.
     """
@@ -43,7 +43,7 @@ class Observer:
         return torch.full((length,), float(value), device=self.accelerator.current_device_name())
 
     def same(self, found: torch.Tensor, expected: torch.Tensor | Sequence[float], what: str) -> None:
-        """Notes a result that is not the expected one."""
+        """Notes a result that differs from the expected one."""
         # Integers as integers: float64 has 53 bits.
         dtype = torch.float64 if found.is_floating_point() else torch.int64
         actual = found.detach().cpu().to(dtype)
@@ -62,14 +62,15 @@ class Observer:
             self.broken.append(seen)
 
     def optional(self, name: str, collective: Callable[[], None]) -> None:
-        """A collective that a backend may lack, which all ranks then learn at once."""
+        """Runs a collective that a backend may lack; all ranks then notice at once."""
         try:
             collective()
         except _LACKING as error:
             self.lacking.append(f"{name} ({describe(error, whole=True)})")
 
 
-def _every_dtype(here: Observer) -> None:
+def collectives(here: Observer) -> None:
+    """Two processes reduce, broadcast and gather tensors of every dtype on their devices."""
     for dtype in (torch.float32, *here.accelerator.supported_dtypes(), torch.int64):
         of = f"of {short(dtype)}"
         total = float(sum(r + 1 for r in here.ranks))
@@ -91,7 +92,8 @@ def _every_dtype(here: Observer) -> None:
     distributed.barrier()
 
 
-def _exact_numbers(here: Observer) -> None:
+def exact_numbers(here: Observer) -> None:
+    """Collectives keep every digit of large integers and of floating-point numbers."""
     operations = distributed.ReduceOp
     large: dict[torch.dtype, float] = {
         torch.int32: 2**24 + 1,
@@ -118,7 +120,8 @@ def _exact_numbers(here: Observer) -> None:
             here.same(gathered[r], rows[r], f"part {r} of an all_gather {of}")
 
 
-def _reductions(here: Observer) -> None:
+def reductions(here: Observer) -> None:
+    """all_reduce computes the sum, product, minimum and maximum; a backend may lack AVG."""
     operations = distributed.ReduceOp
     values = [[2.0 + r, 5.0 - r, -3.0 * (r + 1), 4.0] for r in here.ranks]
     columns = list(zip(*values, strict=True))
@@ -145,7 +148,8 @@ def _reductions(here: Observer) -> None:
     here.optional("AVG", average)
 
 
-def _any_shape(here: Observer) -> None:
+def tensors_of_any_shape(here: Observer) -> None:
+    """Collectives are right for megabytes, slices, batches and scalars; transposed tensors may be refused."""
     total = sum(r + 1 for r in here.ranks)
     ramp = torch.arange(_LARGE, dtype=torch.float32) % 1000
     large = (ramp * (here.number + 1)).to(here.accelerator.current_device_name())
@@ -170,9 +174,7 @@ def _any_shape(here: Observer) -> None:
     around[3:7] = total
     here.same(part, around, "all_reduce of a part of a tensor")
 
-    def transposed() -> (
-        None
-    ):  # dense, if not in order; of tensors with gaps torch's own backends do not take care
+    def transposed() -> None:  # dense, though not in order; torch's own backends ignore gaps in tensors
         numbers = torch.arange(24.0)
         whole = (numbers * (here.number + 1)).to(here.accelerator.current_device_name())
         distributed.all_reduce(whole.view(4, 6).t())
@@ -193,7 +195,8 @@ def _any_shape(here: Observer) -> None:
     here.optional("all_gather of a transposed matrix", gathered_transposed)
 
 
-def _roots(here: Observer) -> None:
+def roots(here: Observer) -> None:
+    """Any rank can be the root of a broadcast, and of a reduce, gather or scatter if the backend has them."""
     total = float(sum(r + 1 for r in here.ranks))
     for root in here.ranks:
         sent = here.tensor(here.number + 5, here.number)
@@ -222,7 +225,8 @@ def _roots(here: Observer) -> None:
             here.optional(collective.__name__, collective)
 
 
-def _groups(here: Observer) -> None:
+def groups(here: Observer) -> None:
+    """Groups of some of the ranks, and several groups of all ranks, do not interfere."""
     everyone = distributed.new_group(list(here.ranks))
     alone = [distributed.new_group([r]) for r in here.ranks]
     own = alone[here.number]
@@ -248,7 +252,8 @@ def _groups(here: Observer) -> None:
     here.same(reduced, [total], "all_reduce after another group was destroyed")
 
 
-def _barrier(here: Observer) -> None:
+def barrier(here: Observer) -> None:
+    """No process leaves a barrier before every process has reached it."""
     for slow in here.ranks:
         arrived = here.folder / f"rank {slow} reached the barrier"
         if here.number == slow:
@@ -260,7 +265,8 @@ def _barrier(here: Observer) -> None:
     distributed.barrier()
 
 
-def _asynchronous(here: Observer) -> None:
+def asynchronous_collectives(here: Observer) -> None:
+    """Several collectives can run at once; each is complete when its wait() returns, in any order."""
     total = float(sum(r + 1 for r in here.ranks))
     tensors = [here.full(1000 * (n + 1), (here.number + 1) * (n + 1)) for n in range(4)]
     works = [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -275,7 +281,7 @@ def _asynchronous(here: Observer) -> None:
     here.accelerator.synchronize()
     for n, tensor in enumerate(tensors):
         wanted = torch.full((1000 * (n + 1),), total * (n + 1))
-        here.same(tensor, wanted, f"all_reduce {n + 1} of several under way")
+        here.same(tensor, wanted, f"all_reduce {n + 1} of several in flight")
     here.same(sent, [3.0], "broadcast with async_op")
     here.same(torch.cat(gathered), [r + 1.0 for r in here.ranks], "all_gather with async_op")
     here.holds(all(w.is_completed() for w in works if w is not None), "work is not complete after its wait()")
@@ -283,7 +289,8 @@ def _asynchronous(here: Observer) -> None:
     here.holds(plain is None, "a collective without async_op returns work to wait for")
 
 
-def _point_to_point(here: Observer) -> None:
+def point_to_point(here: Observer) -> None:
+    """Messages between two ranks arrive complete and in order, if the backend has send and recv."""
     if here.count < 2 or here.number > 1:
         return
     other = 1 - here.number
@@ -336,7 +343,8 @@ def _point_to_point(here: Observer) -> None:
     here.optional("batch_isend_irecv", at_once)
 
 
-def _optional(here: Observer) -> None:
+def other_collectives(here: Observer) -> None:
+    """all_gather_into_tensor, reduce_scatter and all_to_all are right if the backend has them."""
     ranks, number, count = here.ranks, here.number, here.count
 
     def all_gather_into_tensor() -> None:
@@ -379,7 +387,9 @@ def _optional(here: Observer) -> None:
         here.optional(collective.__name__, collective)
 
 
-def _objects(here: Observer) -> None:
+def objects(here: Observer) -> None:
+    """Python objects are broadcast and gathered unchanged."""
+
     def broadcast() -> None:
         for root in here.ranks:
             things: list[Any] = [{"rank": here.number, "text": "é" * 300}, here.number]
@@ -398,7 +408,7 @@ def _objects(here: Observer) -> None:
 
 
 TOPICS: tuple[Callable[[Observer], None], ...] = (
-    _every_dtype, _exact_numbers, _reductions, _any_shape, _roots, _groups, _barrier, _asynchronous,
-    _point_to_point, _optional, _objects,
+    collectives, exact_numbers, reductions, tensors_of_any_shape, roots, groups, barrier,
+    asynchronous_collectives, point_to_point, other_collectives, objects,
 )  # fmt: skip
-"""In the order in which the ranks look at them."""
+"""In the order in which the ranks run them."""

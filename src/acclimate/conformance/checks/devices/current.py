@@ -22,8 +22,7 @@ from acclimate.conformance.checks.assertions import (
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.device_arguments import (
     has_indices,
-    require_refused,
-    require_taken,
+    require_device_arguments,
     ways_to_name,
 )
 from acclimate.conformance.checks.target import Subject
@@ -32,12 +31,12 @@ from acclimate.selection import detect_all
 
 @check("device_name", "current_device_name", "device_type", "name", "torch_module")
 def names(subject: Subject) -> None:
-    """torch makes tensors on every device by the name that the accelerator gives it."""
+    """torch can use every device by the name that the accelerator gives it."""
     accelerator = subject.accelerator
     called = exactly(accelerator.name, str, "name")
     kind = exactly(accelerator.device_type, str, "device_type")
     records = {candidate.name for candidate in detect_all()}
-    require(called == kind or called in records, f"name is {called!r}, which no accelerator's record has")
+    require(called == kind or called in records, f"name is {called!r}, which is no registered accelerator")
     for unnamed in (accelerator.device_name(), accelerator.device_name(None)):
         require(unnamed == kind, f"device_name() is {unnamed!r}, not {kind!r}")
     current = accelerator.current_device()
@@ -57,8 +56,7 @@ def names(subject: Subject) -> None:
     unnamed_place = torch.ones(1, device=kind).device
     current_place = torch.ones(1, device=here).device
     require(unnamed_place == current_place, f"{kind!r} means {unnamed_place}, the current {current_place}")
-    module = getattr(torch, kind, None)
-    offered = accelerator.torch_module
+    module, offered = getattr(torch, kind, None), accelerator.torch_module
     require(
         module is None or offered is module, f"torch_module is {offered!r} and torch.{kind} is {module!r}"
     )
@@ -70,13 +68,13 @@ def _device(kind: str, index: int | None) -> torch.device:
 
 @check("device_count", "is_available", "current_device")
 def counts(subject: Subject) -> None:
-    """There is at least one device, the current one is an index among them, and there are no more."""
+    """There is at least one device, the current one is an index among them, and no device is left out."""
     accelerator = subject.accelerator
     count = exactly(accelerator.device_count(), int, "device_count()")
     require(count >= 1, f"device_count() is {count}")
     require(
         exactly(accelerator.is_available(), bool, "is_available()"),
-        f"it is not available with {count} devices",
+        f"is_available() is False, and device_count() {count}",
     )
     current = exactly(accelerator.current_device(), int, "current_device()")
     require(0 <= current < count, f"current_device() is {current} among {count} devices")
@@ -84,12 +82,12 @@ def counts(subject: Subject) -> None:
         beyond = None
         with suppress(Exception):  # each device refuses in its own way
             beyond = torch.ones(1, device=f"{accelerator.device_type}:{count}").device.index
-        require(beyond != count, f"device_count() is {count}, and torch makes a tensor on device {count}")
+        require(beyond != count, f"device_count() is {count}, but torch makes a tensor on device {count}")
 
 
 @check("set_device", "current_device", "current_device_name")
 def set_device(subject: Subject) -> None:
-    """set_device moves the current device, and with it where tensors are made."""
+    """set_device changes the current device, and torch then makes tensors there."""
     accelerator = subject.accelerator
     for index, name in enumerate(several_devices(accelerator)):
         for device in (*ways_to_name(accelerator, index), accelerator.device_type, None):
@@ -106,7 +104,7 @@ def set_device(subject: Subject) -> None:
 
 @check("set_device", "device", "current_device")
 def current_device_of_a_thread(subject: Subject) -> None:
-    """The current device is one thread's: setting it in one thread changes nothing in another, either way."""
+    """Each thread has its own current device: setting it in one thread changes nothing in another."""
     accelerator = subject.accelerator
     several_devices(accelerator)
     accelerator.set_device(0)
@@ -117,7 +115,7 @@ def current_device_of_a_thread(subject: Subject) -> None:
 
     with accelerator.device(0):
         told, place = in_thread(choose_the_next)
-        require(told == 1, f"a thread that sets device 1 is told that {told} is current")
+        require(told == 1, f"in a thread that sets device 1, current_device() is {told}")
         require(place == accelerator.device_name(1), f"a thread that sets device 1 makes tensors on {place}")
         here = accelerator.current_device()
         require(here == 0, f"after another thread set device 1 the current device here is {here}")
@@ -139,18 +137,18 @@ def current_device_of_a_thread(subject: Subject) -> None:
                 f"{before[1]}, to device {after[0]}, tensors on {after[1]}",
             )
             require(
-                before[0] == chosen, f"after set_device({chosen}) in a thread {before[0]} is current in it"
+                before[0] == chosen, f"after set_device({chosen}) in a thread, {before[0]} is current there"
             )
 
 
 @check("device", "current_device")
 def device_context(subject: Subject) -> None:
-    """Within device(i) that device is current, and after it the one from before, also after an error."""
+    """Within device(i) that device is current, and afterwards the previous one, even after an error."""
     accelerator = subject.accelerator
     count = len(device_names(accelerator))
     for before in range(count):
         accelerator.set_device(before)
-        before_this = accelerator.current_device()  # a host keeps the one that its launcher gave it
+        before_this = accelerator.current_device()  # a host keeps the one that its launcher set
         with accelerator.device(None), accelerator.device():
             _require_current(accelerator, before_this, "device(None)")
         for index in range(count):
@@ -170,7 +168,7 @@ def device_context(subject: Subject) -> None:
 
 def _require_current(accelerator: Accelerator, expected: int, where: str) -> None:
     current = accelerator.current_device()
-    require(current == expected, f"the current device is {current}, and has to be {expected} ({where})")
+    require(current == expected, f"the current device is {current}, and must be {expected} ({where})")
     if has_indices(accelerator):
         placed = torch.ones(1, device=accelerator.device_type).device
         require(
@@ -181,7 +179,7 @@ def _require_current(accelerator: Accelerator, expected: int, where: str) -> Non
 @check("set_device", "device", "synchronize", "get_device_properties", "get_device_name",
        "get_device_capability")  # fmt: skip
 def absent_devices(subject: Subject) -> str | None:
-    """A device is taken by index, name or torch.device; one that is absent or of another type is refused."""
+    """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
     accelerator = subject.accelerator
     methods: dict[str, Callable[[DeviceLike], object]] = {
         "set_device": accelerator.set_device,
@@ -191,13 +189,12 @@ def absent_devices(subject: Subject) -> str | None:
         "get_device_name": accelerator.get_device_name,
         "get_device_capability": accelerator.get_device_capability,
     }
-    require_taken(accelerator, methods)
-    return require_refused(accelerator, methods)
+    return require_device_arguments(accelerator, methods)
 
 
 @check("get_device_properties", "get_device_name", "get_device_capability", "total_memory")
 def properties(subject: Subject) -> None:
-    """Every device has a name, a memory size and a capability of the stated types, which agree."""
+    """Every device has a name, a memory size and a capability of the documented types, and they agree."""
     accelerator = subject.accelerator
     for index in range(accelerator.device_count()):
         found = accelerator.get_device_properties(index)
@@ -222,20 +219,16 @@ def properties(subject: Subject) -> None:
                 ("get_device_capability()", accelerator.get_device_capability(), capability),
                 ("get_device_properties().name", accelerator.get_device_properties().name, found.name),
             ):
-                require(
-                    here == by_index, f"{what} is {here!r} on device {index}, and {by_index!r} by its index"
-                )
+                require(here == by_index, f"{what} is {here!r} on device {index}, and {by_index!r} by index")
 
 
 @check("init", "is_initialized")
 def initialisation(subject: Subject) -> None:
-    """init may be called any number of times, and a device that was used says that it is initialised."""
+    """init can be called any number of times, and a device that was used says that it is initialised."""
     accelerator = subject.accelerator
     accelerator.init()
-    require(
-        exactly(accelerator.is_initialized(), bool, "is_initialized()"), "init() was called, and it says no"
-    )
+    require(exactly(accelerator.is_initialized(), bool, "is_initialized()"), "it is False after init()")
     accelerator.init()
     torch.ones(1, device=accelerator.current_device_name())
     if not exactly(accelerator.is_initialized(), bool, "is_initialized()"):
-        raise BrokenPromiseError("a tensor was made, and it says no")
+        raise BrokenPromiseError("is_initialized() is False after a tensor was made")

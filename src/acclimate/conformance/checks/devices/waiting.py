@@ -1,4 +1,4 @@
-"""Checks of waiting for devices, and of what a device says about when its work is done."""
+"""Checks of waiting for devices, and of what a device says about when its work is complete."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from acclimate.conformance.checks.target import Subject
 
 @check("synchronize", "is_synchronized_device")
 def synchronize(subject: Subject) -> None:
-    """After synchronize all queued work of the device is done: what was copied to the host is there."""
+    """synchronize waits for all queued work of the device, including copies to the host."""
     accelerator = subject.accelerator
     if accelerator.is_synchronized_device():
         raise NotOfferedError(
-            "it says that work is done when its call returns, so there is nothing to wait for"
+            "it says that work is complete when its call returns, so there is nothing to wait for"
         )
     for index in range(len(device_names(accelerator))):
         with accelerator.device(index):
@@ -44,7 +44,7 @@ def synchronize(subject: Subject) -> None:
 
 
 def _queued_copy(accelerator: Accelerator, work: Work) -> tuple[torch.Tensor, object]:
-    """Host memory to which the result of work is on its way, and an event after it."""
+    """Host memory to which a result is being copied, and an event recorded after the copy."""
     landed = accelerator.pin_empty(work.queue().shape, dtype=torch.float32).zero_()
     accelerator.synchronize()
     landed.copy_(work.queue(), non_blocking=True)
@@ -61,18 +61,18 @@ def _require_waits(accelerator: Accelerator, work: Work, what: str, wait: Callab
 
 def _require_landed(queued: tuple[torch.Tensor, object], what: str) -> None:
     landed, event = queued
-    # Looked at before the event, from which a host may learn that the work is done.
+    # Checked before the event: a host may only learn from the event that the work is complete.
     require(
         equal(landed, torch.eye(len(landed))),
-        f"after {what} a copy to pinned memory that was queued before it has not arrived",
+        f"after {what} an earlier copy to pinned memory is not complete",
     )
     pending = not event.query()  # type: ignore[attr-defined]
-    require(not pending, f"after {what} an event that was recorded before is still pending")
+    require(not pending, f"after {what} an earlier event is still pending")
 
 
 @check("is_synchronized_device", "use_host_timers", "resolves_data_dependency", "handles_memory_backpressure")
 def synchronous_claim(subject: Subject) -> None:
-    """A device that calls itself synchronous has finished its work when the call returns."""
+    """A device that says it is synchronous has finished its work when the call returns."""
     accelerator = subject.accelerator
     claims = {
         "is_synchronized_device": accelerator.is_synchronized_device(),
@@ -84,19 +84,17 @@ def synchronous_claim(subject: Subject) -> None:
         exactly(claim, bool, f"{name}()")
     require(
         claims["is_synchronized_device"] or not claims["use_host_timers"],
-        "use_host_timers() is true of a device that says its work goes on after the call: the host's clock "
-        "cannot measure that without waiting",
+        "use_host_timers() is True, but the device says that its work continues after the call, which the "
+        "host's clock cannot measure without waiting",
     )
     if not accelerator.is_synchronized_device():
-        raise NotOfferedError("it does not say that its work is done when the call returns")
+        raise NotOfferedError("it does not say that its work is complete when the call returns")
     work = Work(accelerator)
     landed = accelerator.pin_empty(work.queue().shape, dtype=torch.float32).zero_()
     landed.copy_(work.queue(), non_blocking=True)
     require(
         equal(landed, torch.eye(len(landed))),
-        "it calls itself synchronous, and a copy arrives after its call",
+        "it says that it is synchronous, but a copy was not complete when its call returned",
     )
     denied = [name for name, claim in claims.items() if not claim]
-    require(
-        not denied, f"it calls itself synchronous, from which {', '.join(denied)} follows, and denies that"
-    )
+    require(not denied, f"it says that it is synchronous, which implies {', '.join(denied)}, but denies that")

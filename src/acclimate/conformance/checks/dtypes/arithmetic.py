@@ -1,9 +1,10 @@
-"""Checks of data types: each that is offered computes, and what is left out is not computed wrongly."""
+"""Checks of data types: every supported one computes right, and an unsupported one never computes wrong."""
 
 from __future__ import annotations
 
 import torch
 
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import (
     TOLERANCE,
     BrokenPromiseError,
@@ -18,22 +19,30 @@ from acclimate.conformance.checks.assertions import (
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.target import Subject
 
-_REDUCED = (torch.bfloat16, torch.float16)
+REDUCED = (torch.bfloat16, torch.float16)
+
+
+def reduced_dtypes(accelerator: Accelerator) -> list[torch.dtype]:
+    """The supported ones of bfloat16 and float16; ends the check if there is none."""
+    offered = [dtype for dtype in REDUCED if dtype in accelerator.supported_dtypes()]
+    if not offered:
+        raise NotOfferedError("it supports neither bfloat16 nor float16")
+    return offered
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Numbers that every floating-point type holds exactly: quarters between -2 and 2."""
+    """Numbers that every floating-point type represents exactly: quarters between -2 and 2."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-8, 9, shape, generator=generator).double() / 4
 
 
 @check("supported_dtypes", "is_bf16_supported", "is_fp16_supported", "is_fp64_supported")
 def list_of_dtypes(subject: Subject) -> None:
-    """supported_dtypes starts with float32, names each once, and agrees with the is_…_supported methods."""
+    """supported_dtypes starts with float32, lists each type once, and agrees with is_…_supported."""
     accelerator = subject.accelerator
     dtypes = exactly(accelerator.supported_dtypes(), list, "supported_dtypes()")
-    require(dtypes[:1] == [torch.float32], f"supported_dtypes() is {dtypes}, and float32 has to be its first")
-    require(len(set(dtypes)) == len(dtypes), f"supported_dtypes() names one twice: {dtypes}")
+    require(dtypes[:1] == [torch.float32], f"supported_dtypes() is {dtypes}, and must start with float32")
+    require(len(set(dtypes)) == len(dtypes), f"supported_dtypes() lists a type twice: {dtypes}")
     for dtype in dtypes:
         exactly(dtype, torch.dtype, "an entry of supported_dtypes()")
     told = {
@@ -46,13 +55,13 @@ def list_of_dtypes(subject: Subject) -> None:
         listed = dtype in dtypes
         require(
             listed == answer,
-            f"{method}() is {answer}, and supported_dtypes() {'has' if listed else 'lacks'} it",
+            f"{method}() is {answer}, but supported_dtypes() {'has' if listed else 'lacks'} it",
         )
 
 
 @check("supported_dtypes")
 def products(subject: Subject) -> None:
-    """Every supported dtype multiplies matrices to within its precision."""
+    """Every supported dtype multiplies matrices within its precision."""
     accelerator = subject.accelerator
     left, right = numbers(48, 64), numbers(64, 32, seed=1)
     for dtype in accelerator.supported_dtypes():
@@ -65,7 +74,7 @@ def products(subject: Subject) -> None:
 
 @check("supported_dtypes")
 def sums(subject: Subject) -> None:
-    """Every supported dtype adds, sums, and takes exponentials to within its precision."""
+    """Every supported dtype adds, sums and computes softmax within its precision."""
     accelerator = subject.accelerator
     left, right = numbers(32, 128), numbers(32, 128, seed=1)
     for dtype in accelerator.supported_dtypes():
@@ -79,7 +88,7 @@ def sums(subject: Subject) -> None:
 
 @check("supported_dtypes")
 def casts(subject: Subject) -> None:
-    """Values survive a cast between any two supported dtypes, on the device and to the host and back."""
+    """Casts between any two supported dtypes, and copies to the host and back, keep the values."""
     accelerator = subject.accelerator
     exact = numbers(64)
     dtypes = accelerator.supported_dtypes()
@@ -87,7 +96,7 @@ def casts(subject: Subject) -> None:
         on_device = exact.to(source).to(accelerator.current_device_name())
         require(
             equal(on_device.cpu().double(), exact),
-            f"{short(source)} changes on the way to the device and back",
+            f"copying {short(source)} to the device and back changes values",
         )
         for target in (*dtypes, torch.int32):
             expected = exact.trunc() if target == torch.int32 else exact
@@ -101,7 +110,7 @@ def casts(subject: Subject) -> None:
 
 @check("supported_dtypes", timeout_s=90)
 def training_step(subject: Subject) -> None:
-    """Every supported dtype trains: gradients and updated weights are right to within its precision."""
+    """Every supported dtype trains: gradients and updated weights are right within its precision."""
     accelerator = subject.accelerator
     for dtype in accelerator.supported_dtypes():
         known(dtype)
@@ -136,30 +145,30 @@ def _trained(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tenso
 
 @check("supported_dtypes", "is_bf16_supported", "is_fp16_supported", "is_fp64_supported")
 def left_out_dtypes(subject: Subject) -> str | None:
-    """A dtype that is left out is refused, or emulated with right results; it never computes wrongly."""
+    """An unsupported dtype is refused, or emulated with right results; it never computes wrong."""
     accelerator = subject.accelerator
     left, right = numbers(48, 64), numbers(64, 32, seed=1)
-    left_out = [d for d in (torch.float64, *_REDUCED) if d not in accelerator.supported_dtypes()]
+    left_out = [d for d in (torch.float64, *REDUCED) if d not in accelerator.supported_dtypes()]
     if not left_out:
-        raise NotOfferedError("no dtype is left out")
+        raise NotOfferedError("it supports every dtype")
     emulated = []
     for dtype in left_out:
         device = accelerator.current_device_name()
         try:
             product = left.to(dtype).to(device) @ right.to(dtype).to(device)
             host = product.cpu()
-        except Exception:  # noqa: BLE001 - refusing is right, and every device does it in its own way
+        except Exception:  # noqa: BLE001 - refusing is right, and every device raises another type
             continue
-        require_close(host, left @ right, dtype, "a matrix product in a dtype that is left out")
-        # bfloat16 and float16 count where the hardware has them; float64 counts wherever it computes.
-        require(dtype != torch.float64, "it computes right in float64, and denies that it supports it")
+        require_close(host, left @ right, dtype, "a matrix product in an unsupported dtype")
+        # bfloat16 and float16 are supported if the hardware has them; float64 if it computes at all.
+        require(dtype != torch.float64, "it computes right in float64, but does not list it as supported")
         emulated.append(short(dtype))
-    return f"computes {' and '.join(emulated)} right, though not in hardware" if emulated else None
+    return f"emulates {' and '.join(emulated)} with right results" if emulated else None
 
 
 @check("FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "ByteTensor", "IntTensor", "LongTensor")
 def tensor_classes(subject: Subject) -> None:
-    """FloatTensor and its kin make tensors of their dtype on the device, from sizes and from data."""
+    """FloatTensor and the other classes make tensors of their dtype on the device, from sizes or data."""
     accelerator = subject.accelerator
     classes = {
         "FloatTensor": torch.float32,
@@ -179,7 +188,7 @@ def tensor_classes(subject: Subject) -> None:
             require(made.dtype == dtype, f"{name} makes {short(made.dtype)}")
             require(accelerator.on_accelerator(made), f"{name} makes a tensor on {made.device}")
             require(tuple(made.shape) == shape, f"{name} makes shape {tuple(made.shape)} instead of {shape}")
-            require(isinstance(made, maker), f"what {name} makes is no instance of it")
+            require(isinstance(made, maker), f"what {name} makes is not an instance of it")
         require(
             maker([1, 2, 3]).tolist() == [1, 2, 3], f"{name}([1, 2, 3]) holds {maker([1, 2, 3]).tolist()}"
         )
@@ -187,12 +196,9 @@ def tensor_classes(subject: Subject) -> None:
 
 @check("amp")
 def autocast(subject: Subject) -> None:
-    """Within amp.autocast products are computed in the reduced dtype, and gradients arrive in float32."""
+    """Within amp.autocast products use the reduced dtype, and gradients of the weights are float32."""
     accelerator = subject.accelerator
-    offered = [dtype for dtype in _REDUCED if dtype in accelerator.supported_dtypes()]
-    if not offered:
-        raise NotOfferedError("it supports neither bfloat16 nor float16")
-    for dtype in offered:
+    for dtype in reduced_dtypes(accelerator):
         layer = torch.nn.Linear(64, 32, bias=False).to(accelerator.current_device_name())
         inputs = numbers(16, 64).float().to(accelerator.current_device_name())
         with accelerator.amp.autocast(True, dtype):
@@ -216,7 +222,7 @@ def autocast(subject: Subject) -> None:
 
 @check("amp")
 def gradient_scaling(subject: Subject) -> None:
-    """amp.GradScaler scales a loss, steps with unscaled gradients, and leaves out a step that overflows."""
+    """amp.GradScaler scales a loss, steps with unscaled gradients, and skips a step that overflows."""
     accelerator = subject.accelerator
     device = accelerator.current_device_name()
     scaler = accelerator.amp.GradScaler(init_scale=1024.0)
@@ -233,18 +239,16 @@ def gradient_scaling(subject: Subject) -> None:
         equal(after, torch.zeros(8)), f"a step with unscaled gradients 2 and rate 0.5 from 1 gives {after[0]}"
     )
     scale = scaler.get_scale()
-    require(scale == 1024.0, f"after a step that does not overflow the scale is {scale} and was 1024")
+    require(scale == 1024.0, f"a step that does not overflow changes the scale from 1024 to {scale}")
     optimizer.zero_grad()
     scaler.scale((weight * float("inf")).sum()).backward()
     scaler.step(optimizer)
     scaler.update()
-    require(equal(weight, after), "a step with infinite gradients is not left out")
-    require(scaler.get_scale() < 1024.0, f"after an overflow the scale is {scaler.get_scale()} and was 1024")
+    require(equal(weight, after), "a step with infinite gradients is not skipped")
+    require(scaler.get_scale() < 1024.0, f"an overflow changes the scale from 1024 to {scaler.get_scale()}")
 
 
 def known(dtype: torch.dtype) -> None:
-    """Fails the check where a dtype is none that a model computes in."""
+    """Fails the check if models do not compute in a dtype."""
     if dtype not in TOLERANCE:
-        raise BrokenPromiseError(
-            f"supported_dtypes() has {short(dtype)}, which is not a type that a model computes in"
-        )
+        raise BrokenPromiseError(f"supported_dtypes() has {short(dtype)}, in which models do not compute")

@@ -1,4 +1,4 @@
-"""Checks of mixed precision: where autocast begins and ends, and what the scaler and custom functions do."""
+"""Checks of mixed precision: the extent of autocast, the gradient scaler, custom functions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 
 import torch
 
-from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import (
     DeliberateError,
-    NotOfferedError,
     in_thread,
     is_host,
     let_through,
@@ -20,16 +18,8 @@ from acclimate.conformance.checks.assertions import (
     short,
 )
 from acclimate.conformance.checks.check import check
+from acclimate.conformance.checks.dtypes.arithmetic import REDUCED, reduced_dtypes
 from acclimate.conformance.checks.target import Subject
-
-_REDUCED = (torch.bfloat16, torch.float16)
-
-
-def _reduced(accelerator: Accelerator) -> list[torch.dtype]:
-    offered = [dtype for dtype in _REDUCED if dtype in accelerator.supported_dtypes()]
-    if not offered:
-        raise NotOfferedError("it supports neither bfloat16 nor float16")
-    return offered
 
 
 def _product_dtype(device: str) -> torch.dtype:
@@ -39,10 +29,10 @@ def _product_dtype(device: str) -> torch.dtype:
 
 @check("amp")
 def autocast_ends(subject: Subject) -> None:
-    """autocast holds within its block alone: not after it, not after an error, and not on other devices."""
+    """autocast applies only within its block: not after it, even after an error, and not to the host."""
     accelerator = subject.accelerator
     device, kind = accelerator.current_device_name(), accelerator.device_type
-    for dtype in _reduced(accelerator):
+    for dtype in reduced_dtypes(accelerator):
         _require_off(device, kind, "before autocast")
         with let_through("autocast"), accelerator.amp.autocast(True, dtype):
             raise DeliberateError
@@ -68,16 +58,16 @@ def autocast_ends(subject: Subject) -> None:
         def decorated() -> torch.dtype:
             return _product_dtype(device)
 
-        require(decorated() == dtype, f"a function under autocast's decorator gives {short(decorated())}")
-        _require_off(device, kind, "after a function under autocast's decorator")
+        require(decorated() == dtype, f"a function decorated with autocast gives {short(decorated())}")
+        _require_off(device, kind, "after a function decorated with autocast")
 
 
 @check("amp")
 def autocast_of_a_thread(subject: Subject) -> None:
-    """autocast is one thread's: it changes nothing in another, whether new or running, either way."""
+    """autocast applies to one thread: it changes nothing in another, whether new or already running."""
     accelerator = subject.accelerator
     device, kind = accelerator.current_device_name(), accelerator.device_type
-    dtype = _reduced(accelerator)[0]
+    dtype = reduced_dtypes(accelerator)[0]
     with ThreadPoolExecutor(1) as other, ExitStack() as theirs:
         other.submit(_require_off, device, kind, "in a thread before autocast").result()
         with accelerator.amp.autocast(dtype=dtype):
@@ -102,28 +92,28 @@ def _require_off(device: str, kind: str, when: str) -> None:
 
 @check("amp")
 def autocast_by_default(subject: Subject) -> None:
-    """autocast without arguments is on, and computes products in a reduced dtype that the device supports."""
+    """autocast without arguments is on, and computes products in a supported reduced dtype."""
     accelerator = subject.accelerator
-    offered = _reduced(accelerator)
+    offered = reduced_dtypes(accelerator)
     device = accelerator.current_device_name()
     with accelerator.amp.autocast():
         now = _product_dtype(device)
         left = torch.ones(8, 8, device=device) * 3
         require(left.dtype == torch.float32, f"within autocast a sum is {short(left.dtype)}")
     require(
-        now in offered or (now in _REDUCED and is_host(accelerator)),
+        now in offered or (now in REDUCED and is_host(accelerator)),
         f"within autocast() a product is {short(now)}, and supported are {', '.join(map(short, offered))}",
     )
 
 
 @check("amp")
 def autocast_to_the_dtype_asked_for(subject: Subject) -> None:
-    """autocast computes in the dtype asked for, or not in a reduced one: it takes no other in its place."""
+    """autocast computes in the requested dtype or in float32, never in another reduced dtype."""
     accelerator = subject.accelerator
     device, kind = accelerator.current_device_name(), accelerator.device_type
-    _reduced(accelerator)
-    for dtype in _REDUCED:
-        # One that the device lacks may be refused, or turned off with a warning, as torch's autocast does.
+    reduced_dtypes(accelerator)
+    for dtype in REDUCED:
+        # For a dtype that the device lacks it may raise, or turn itself off with a warning as torch's does.
         with suppress(RuntimeError), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with accelerator.amp.autocast(dtype=dtype):
@@ -138,7 +128,7 @@ def autocast_to_the_dtype_asked_for(subject: Subject) -> None:
 
 @check("amp")
 def scaler_skips_infinite_gradients(subject: Subject) -> None:
-    """GradScaler skips a step of which a gradient is infinite or no number, and lowers the scale."""
+    """GradScaler skips a step with an infinite or NaN gradient, and lowers the scale."""
     accelerator = subject.accelerator
     device = accelerator.current_device_name()
     for bad in (float("inf"), float("-inf"), float("nan")):
@@ -160,7 +150,7 @@ def scaler_skips_infinite_gradients(subject: Subject) -> None:
                     found = weight.detach().tolist()
                     require(
                         found == [wanted] * 4,
-                        f"after step {turn + 1}, of which the second has a gradient of {bad}, a weight is "
+                        f"after step {turn + 1} (the second has a gradient of {bad}) a weight is "
                         f"{found} and not {wanted}",
                     )
                 now = scaler.get_scale()
@@ -169,15 +159,15 @@ def scaler_skips_infinite_gradients(subject: Subject) -> None:
 
 @check("amp")
 def scaler_by_its_arguments(subject: Subject) -> None:
-    """amp.GradScaler is a kind of torch's: it can be off, grows, unscales, and is saved and restored."""
+    """amp.GradScaler subclasses torch's: it can be disabled, grows, unscales, and is saved and restored."""
     accelerator = subject.accelerator
     device = accelerator.current_device_name()
     kind = accelerator.amp.GradScaler
     require(isinstance(kind, type) and issubclass(kind, torch.amp.GradScaler), f"amp.GradScaler is {kind!r}")
     loss = torch.ones(1, device=device) * 3
     off = kind(enabled=False)
-    require(float(off.scale(loss)) == 3.0, f"a scaler that is off scales 3 to {float(off.scale(loss))}")
-    require(not off.is_enabled(), "a scaler that is made with enabled=False is on")
+    require(float(off.scale(loss)) == 3.0, f"a disabled scaler scales 3 to {float(off.scale(loss))}")
+    require(not off.is_enabled(), "a scaler made with enabled=False is enabled")
     scaler = kind(init_scale=8.0, growth_factor=4.0, backoff_factor=0.25, growth_interval=2)
     weight = torch.nn.Parameter(torch.ones(4, device=device))
     optimizer = torch.optim.SGD([weight], lr=0.0)
@@ -188,28 +178,26 @@ def scaler_by_its_arguments(subject: Subject) -> None:
         scaler.unscale_(optimizer)
         if factor == 1.0:
             found = weight.grad.tolist() if weight.grad is not None else None
-            require(found == [1.0] * 4, f"unscale_ leaves four gradients of 1 as {found}")
+            require(found == [1.0] * 4, f"unscale_ turns four gradients of 1 into {found}")
         scaler.step(optimizer)
         scaler.update()
         scales.append(scaler.get_scale())
     require(
         scales == [8.0, 32.0, 8.0],
-        f"a scale of 8 that grows fourfold every second step, and falls to a quarter, goes {scales}",
+        f"a scale of 8 that is multiplied by 4 after two good steps and by 1/4 after an overflow is {scales}",
     )
     restored = kind()
     restored.load_state_dict(scaler.state_dict())
-    require(
-        restored.get_scale() == 8.0, f"a scale of 8 that was saved is {restored.get_scale()} when restored"
-    )
+    require(restored.get_scale() == 8.0, f"restoring a saved scale of 8 gives {restored.get_scale()}")
 
 
 @check("amp")
 def custom_functions(subject: Subject) -> None:
-    """amp.custom_fwd and custom_bwd give a custom function the casts and the autocast that torch's give."""
+    """amp.custom_fwd and custom_bwd give a custom function the same casts and autocast as torch's."""
     accelerator = subject.accelerator
     device = accelerator.current_device_name()
     amp = accelerator.amp
-    dtype = _reduced(accelerator)[0]
+    dtype = reduced_dtypes(accelerator)[0]
     seen: dict[str, Any] = {}
 
     class Cast(torch.autograd.Function):
@@ -255,13 +243,13 @@ def custom_functions(subject: Subject) -> None:
 
 @check("supported_dtypes", "FloatTensor", "HalfTensor", "LongTensor", "IntTensor")
 def tensor_classes_are_exact(subject: Subject) -> None:
-    """FloatTensor and its kin tell their dtype and device from others, and use the current device."""
+    """FloatTensor and the other classes distinguish dtypes and devices, and use the current device."""
     accelerator = subject.accelerator
     dtypes = accelerator.supported_dtypes()
     dtypes.append(torch.int8)
     require(
         torch.int8 not in accelerator.supported_dtypes(),
-        "changing supported_dtypes()'s list changes the next",
+        "changing the list that supported_dtypes() returned changes the next one",
     )
     classes = {"FloatTensor": torch.float32, "IntTensor": torch.int32, "LongTensor": torch.int64,
                "ByteTensor": torch.uint8}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Checks of data types beyond small square matrices: batches, strides, many elements, layers of models."""
+"""Checks of data types on larger tensors: batches, strides, many elements, layers of models."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _PRODUCTS: dict[str, tuple[_Operation, tuple[int, ...], tuple[int, ...]]] = {
 
 @check("supported_dtypes", timeout_s=90)
 def products_of_any_shape(subject: Subject) -> None:
-    """Every supported dtype multiplies large, batched, transposed and strided matrices right."""
+    """Every supported dtype multiplies large, batched, transposed and strided matrices correctly."""
     accelerator = subject.accelerator
     device = accelerator.current_device_name()
     for dtype in accelerator.supported_dtypes():
@@ -78,7 +78,7 @@ _REDUCTIONS: dict[str, _Operation] = {
 
 @check("supported_dtypes")
 def reductions(subject: Subject) -> None:
-    """Every supported dtype reduces many elements, over any dimension and stride, to within its precision."""
+    """Every supported dtype reduces many elements, over any dimension and stride, within its precision."""
     accelerator = subject.accelerator
     device = accelerator.current_device_name()
     values = numbers(33, 8192 + 5)
@@ -90,7 +90,7 @@ def reductions(subject: Subject) -> None:
         highest = on_device.argmax(-1).cpu()
         require(
             equal(values.gather(1, highest[:, None])[:, 0], values.amax(-1)),
-            f"argmax of {short(dtype)} gives places where the maximum is not",
+            f"argmax of {short(dtype)} gives wrong places",
         )
 
 
@@ -110,7 +110,7 @@ _REARRANGED: dict[str, _Operation] = {
 
 @check("supported_dtypes", "synchronize", timeout_s=90)
 def transfers(subject: Subject) -> None:
-    """Tensors of every dtype, size and stride keep their values on the way to the device and back."""
+    """Copying tensors of any dtype, size and stride to the device and back keeps their values."""
     accelerator = subject.accelerator
     device = accelerator.current_device_name()
     exact = numbers(61, 517)
@@ -140,11 +140,14 @@ def transfers(subject: Subject) -> None:
     for dtype in (torch.float32, torch.int64, torch.uint8):
         values = large.to(dtype) if dtype.is_floating_point else (large.abs() * 4).to(dtype)
         there = values.to(device)
-        require(equal(there, values), f"{len(values)} elements of {short(dtype)} change on the way and back")
+        require(
+            equal(there, values),
+            f"{len(values)} elements of {short(dtype)} change when copied",
+        )
         joined = torch.cat([there, there[:5]])
         require(equal(joined[-6:], torch.cat([values[-1:], values[:5]])), f"joining {short(dtype)} is wrong")
     whole = torch.tensor([2**40 + 1, -(2**62), 2**53 + 1])
-    require(equal(whole.to(device), whole), "large int64 numbers change on the way to the device and back")
+    require(equal(whole.to(device), whole), "large int64 numbers change when copied to the device and back")
 
 
 def _attention(dimension: int) -> torch.nn.Module:
@@ -199,7 +202,7 @@ _LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
 
 @check("supported_dtypes", timeout_s=120)
 def layers(subject: Subject) -> None:
-    """Layers of models give right results and gradients on batches in every supported dtype."""
+    """Common layers give right results and gradients on batches in every supported dtype."""
     accelerator = subject.accelerator
     device = accelerator.current_device_name()
     inputs = numbers(4, 6, 16)
@@ -208,7 +211,7 @@ def layers(subject: Subject) -> None:
         allowed = 4 * TOLERANCE[dtype]
         for what, make in _LAYERS.items():
             if what == "a convolution" and dtype == torch.float64:
-                continue  # models do not, and libraries of convolutions leave it out
+                continue  # models do not use it, and libraries of convolutions lack it
             reference = make().double()
             with torch.no_grad():
                 for seed, parameter in enumerate(reference.parameters()):
@@ -225,7 +228,7 @@ def layers(subject: Subject) -> None:
 
 
 def _run(module: torch.nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The result, and the gradients of its mean square by the parameters and the inputs that have one."""
+    """The result, and the gradients of its mean square for the inputs and the parameters."""
     given = inputs.detach().clone().requires_grad_()
     result = module(given)
     wanted = [given, *module.parameters()]

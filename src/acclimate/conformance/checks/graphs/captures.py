@@ -1,4 +1,4 @@
-"""Checks of captures: more than one graph, random numbers, many results, and what an error leaves behind."""
+"""Checks of captures: several graphs, random numbers, many results, and the state after an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from acclimate.errors import GraphCaptureError
 
 @check("create_graph", "capture_to_graph", "replay_graph", timeout_s=90)
 def graphs_are_independent(subject: Subject) -> None:
-    """Several graphs are replayed in any order, each with its own inputs, results and updates."""
+    """Several graphs can be replayed in any order, each with its own inputs and results."""
     accelerator = subject.accelerator
     device = accelerator.current_device_name()
     inputs = [torch.full((16,), float(n), device=device) for n in range(3)]
@@ -41,7 +41,7 @@ def graphs_are_independent(subject: Subject) -> None:
         with accelerator.capture_to_graph(graph):
             results.append(work())
         graphs.append(graph)
-    require(len({id(graph) for graph in graphs}) == 3, "create_graph() gives the same graph again")
+    require(len({id(graph) for graph in graphs}) == 3, "create_graph() returns the same graph again")
     shared.zero_()
     expected_shared = 0.0
     for turn, number in enumerate((2, 0, 1, 1, 2, 0)):
@@ -62,7 +62,7 @@ def graphs_are_independent(subject: Subject) -> None:
 
 @check("capture_to_graph", "replay_graph", "manual_seed", timeout_s=90)
 def replays_draw_new_numbers(subject: Subject) -> None:
-    """Each replay draws new random numbers, and draws them again from the same seed."""
+    """Each replay draws new random numbers, and the same ones again after the same seed."""
     accelerator = subject.accelerator
     device = accelerator.current_device_name()
     graph = new_graph(accelerator)
@@ -93,7 +93,7 @@ def replays_draw_new_numbers(subject: Subject) -> None:
 
 @check("capture_to_graph", "replay_graph")
 def every_result_is_replayed(subject: Subject) -> None:
-    """A replay renews every result of the capture: outputs, views, copies, and changes in place."""
+    """A replay updates every result of the capture: outputs, views, copies, and in-place changes."""
     accelerator = subject.accelerator
     device = accelerator.current_device_name()
     graph = new_graph(accelerator)
@@ -134,7 +134,7 @@ def every_result_is_replayed(subject: Subject) -> None:
         }  # fmt: skip
         for what, expected in wanted.items():
             require(
-                equal(results[what], expected), f"after replay {turn} {what} is not that of the new input"
+                equal(results[what], expected), f"after replay {turn} {what} does not follow the new input"
             )
         require(
             equal(history, torch.tensor([0.0, turn, 0.0])),
@@ -144,7 +144,7 @@ def every_result_is_replayed(subject: Subject) -> None:
 
 @check("capture_to_graph", "is_current_stream_capturing")
 def capture_ends_after_an_error(subject: Subject) -> None:
-    """An error within a capture comes through and ends it, and the next capture works."""
+    """An error within a capture ends it and is not suppressed; the next capture works."""
     accelerator = subject.accelerator
     ones = torch.ones(4, device=accelerator.current_device_name())
     failed = new_graph(accelerator)
@@ -152,10 +152,10 @@ def capture_ends_after_an_error(subject: Subject) -> None:
     with let_through("capture_to_graph()"), accelerator.capture_to_graph(failed):
         ones * 2
         raise DeliberateError
-    if isinstance(failed, RecordedGraph):  # a driver keeps what it got before the error
-        with refused("replaying a graph of which the capture failed", GraphCaptureError):
+    if isinstance(failed, RecordedGraph):  # a driver keeps what was captured before the error
+        with refused("replaying a graph whose capture failed", GraphCaptureError):
             accelerator.replay_graph(failed)
-    require(accelerator.is_current_stream_capturing() is False, "after an error within a capture it goes on")
+    require(accelerator.is_current_stream_capturing() is False, "an error within a capture does not end it")
     require(
         accelerator.current_stream() == accelerator.default_stream(),
         "after an error within a capture another stream is current",
@@ -166,12 +166,12 @@ def capture_ends_after_an_error(subject: Subject) -> None:
     ones.fill_(2)
     accelerator.replay_graph(graph)
     accelerator.synchronize()
-    require(equal(result, torch.full((4,), 6.0)), "a capture after one that failed gives a wrong result")
+    require(equal(result, torch.full((4,), 6.0)), "a capture after a failed one gives a wrong result")
 
 
 @check("capture_to_graph", "create_graph", "replay_graph")
 def second_capture_replaces(subject: Subject) -> None:
-    """A second capture into a graph replaces the first; one that fails leaves the first as it was."""
+    """A second capture into a graph replaces the first; a failed one leaves the first unchanged."""
     accelerator = subject.accelerator
     graph = new_graph(accelerator)
     counts = torch.zeros(3, device=accelerator.current_device_name())
@@ -187,7 +187,7 @@ def second_capture_replaces(subject: Subject) -> None:
     with accelerator.capture_to_graph(graph):
         counts[0].add_(1)
     require(replayed() == [1, 0, 0], f"a replay adds {replayed()} where 1, 0 and 0 were captured")
-    if not isinstance(graph, RecordedGraph):  # a driver's has to be reset first
+    if not isinstance(graph, RecordedGraph):  # a driver's must be reset first
         graph.reset()
     with accelerator.capture_to_graph(graph):
         counts[1].add_(1)
@@ -205,7 +205,7 @@ def second_capture_replaces(subject: Subject) -> None:
 
 @check("capture_to_graph", "create_graph")
 def what_is_no_graph_is_refused(subject: Subject) -> None:
-    """capture_to_graph refuses what is no graph of this accelerator with GraphCaptureError."""
+    """capture_to_graph raises GraphCaptureError for anything but a graph of this accelerator."""
     accelerator = subject.accelerator
     new_graph(accelerator)
     for given in (None, object(), "graph"):
@@ -218,7 +218,7 @@ def what_is_no_graph_is_refused(subject: Subject) -> None:
 
 @check("capture_to_graph", "replay_graph")
 def capture_options(subject: Subject) -> None:
-    """A capture on a stream of the caller's, and one that shares another graph's memory, replay right."""
+    """A capture on a given stream, and one that shares another graph's memory, replay correctly."""
     accelerator = subject.accelerator
     ones = torch.ones(64, device=accelerator.current_device_name())
     stream = accelerator.Stream()
@@ -243,15 +243,15 @@ def capture_options(subject: Subject) -> None:
 
 @check("is_current_stream_capturing", "capture_to_graph")
 def capture_is_one_threads(subject: Subject) -> None:
-    """A capture is that of one thread, and a second one within it is refused."""
+    """A capture belongs to one thread, and a second capture within it is refused."""
     accelerator = subject.accelerator
     graph = new_graph(accelerator)
     ones = torch.ones(4, device=accelerator.current_device_name())
     with accelerator.capture_to_graph(graph):
         doubled = ones * 2
-        if isinstance(graph, RecordedGraph):  # a driver may forbid such a question during a capture
+        if isinstance(graph, RecordedGraph):  # a driver may forbid these calls during a capture
             elsewhere = in_thread(accelerator.is_current_stream_capturing)
-            require(elsewhere is False, "during a capture it says that another thread captures")
+            require(elsewhere is False, "during a capture it is True in another thread")
             second = new_graph(accelerator)
             with (
                 refused("a capture within a capture", GraphCaptureError),
@@ -259,7 +259,7 @@ def capture_is_one_threads(subject: Subject) -> None:
             ):
                 pass
             still = accelerator.is_current_stream_capturing()
-            require(still is True, "after a second capture was refused the first one is over")
+            require(still is True, "refusing a second capture ends the first one")
     ones.fill_(3)
     accelerator.replay_graph(graph)
     accelerator.synchronize()

@@ -19,13 +19,13 @@ from acclimate.conformance.checks.target import Subject
 
 
 def new_graph(accelerator: Accelerator) -> Any:
-    """An empty graph; ends the check where the accelerator offers none."""
+    """An empty graph; ends the check if the accelerator offers none."""
     with offered_or_not("graphs"):
         return accelerator.create_graph()
 
 
 def warm_up(accelerator: Accelerator, work: Any) -> None:
-    """Runs the work before a capture, on a stream of its own, as devices with real graphs require."""
+    """Runs the work before a capture, on another stream, as devices with real graphs require."""
     stream = accelerator.Stream()
     stream.wait_stream(accelerator.current_stream())
     with accelerator.stream(stream):
@@ -37,7 +37,7 @@ def warm_up(accelerator: Accelerator, work: Any) -> None:
 
 @check("create_graph", "capture_to_graph", "replay_graph", "supports_graphs", timeout_s=90)
 def replay_follows_inputs(subject: Subject) -> None:
-    """A replay computes from what the captured tensors hold now, and puts results where the capture did."""
+    """A replay reads the present values of the captured inputs, and writes to the captured results."""
     accelerator = subject.accelerator
     graph = new_graph(accelerator)
     device = accelerator.current_device_name()
@@ -57,12 +57,12 @@ def replay_follows_inputs(subject: Subject) -> None:
         accelerator.synchronize()
         wanted = torch.relu(fresh.double() @ weight.cpu().double()) + fresh.double().sum(-1, keepdim=True)
         require_close(result, wanted, torch.float32, f"the result of replay {seed + 1}")
-    require(result.data_ptr() == address, "a replay moved the result to another place")
+    require(result.data_ptr() == address, "a replay moves the result to another address")
 
 
 @check("capture_to_graph", "replay_graph")
 def replay_repeats_updates(subject: Subject) -> None:
-    """Work that updates a tensor in place updates it at every replay."""
+    """A captured in-place update is repeated by every replay."""
     accelerator = subject.accelerator
     graph = new_graph(accelerator)
     counter = torch.zeros(16, device=accelerator.current_device_name())
@@ -84,7 +84,7 @@ def replay_repeats_updates(subject: Subject) -> None:
 
 @check("capture_to_graph", "replay_graph", timeout_s=90)
 def replay_trains(subject: Subject) -> None:
-    """A captured training step, forward, backward and update, trains as the same steps without a graph do."""
+    """A captured training step (forward, backward, update) trains like the same step without a graph."""
     accelerator = subject.accelerator
     graph = new_graph(accelerator)
     device = accelerator.current_device_name()
@@ -110,28 +110,28 @@ def replay_trains(subject: Subject) -> None:
         accelerator.replay_graph(graph)
         step(expected, batch)
     accelerator.synchronize()
-    require(not equal(weight, start), "replays of a training step leave the weights as they were")
+    require(not equal(weight, start), "replays of a training step do not change the weights")
     require_close(weight, expected, torch.float32, "a weight after three replayed training steps")
 
 
 @check("is_current_stream_capturing", "capture_to_graph")
 def capture_is_told(subject: Subject) -> None:
-    """is_current_stream_capturing is true within a capture and false outside."""
+    """is_current_stream_capturing is True within a capture and False outside."""
     accelerator = subject.accelerator
     graph = new_graph(accelerator)
     ones = torch.ones(4, device=accelerator.current_device_name())
     accelerator.synchronize()
-    require(accelerator.is_current_stream_capturing() is False, "it says that it captures before a capture")
+    require(accelerator.is_current_stream_capturing() is False, "it is True before a capture")
     with accelerator.capture_to_graph(graph):
         inside = accelerator.is_current_stream_capturing()
         ones.add_(1)
     require(inside is True, f"within a capture is_current_stream_capturing() is {inside}")
-    require(accelerator.is_current_stream_capturing() is False, "it says that it captures after a capture")
+    require(accelerator.is_current_stream_capturing() is False, "it is True after a capture")
 
 
 @check("replay_graph", "create_graph")
 def empty_graph_refused(subject: Subject) -> None:
-    """A graph into which nothing was captured, or that was reset, does not replay as if it had worked."""
+    """Replaying a graph that has no capture, or was reset, raises."""
     accelerator = subject.accelerator
     graph = new_graph(accelerator)
     with refused("replaying a graph without a capture", RuntimeError):
@@ -147,14 +147,12 @@ def empty_graph_refused(subject: Subject) -> None:
 
 @check("capture_to_graph", "is_current_stream_capturing")
 def host_reads_refused(subject: Subject) -> None:
-    """Reading a value back to the host within a capture raises, as a replay could not follow it."""
+    """Reading a value back to the host within a capture raises, since a replay could not repeat it."""
     accelerator = subject.accelerator
     graph = new_graph(accelerator)
     ones = torch.ones(4, device=accelerator.current_device_name())
     accelerator.synchronize()
     with refused("reading a value back during a capture", RuntimeError), accelerator.capture_to_graph(graph):
         float((ones * 2).sum())
-    require(
-        accelerator.is_current_stream_capturing() is False, "after a capture that failed it still captures"
-    )
-    require(float((ones * 2).sum()) == 8.0, "after a capture that failed results are wrong")
+    require(accelerator.is_current_stream_capturing() is False, "after a failed capture it still captures")
+    require(float((ones * 2).sum()) == 8.0, "after a failed capture results are wrong")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,9 +10,13 @@ from acclimate.conformance.checks.assertions import MIB, NotOfferedError, equal,
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.memory.allocations import (
     SLACK,
+    Figure,
     allocation_size,
+    current_figures,
     fill,
     mib,
+    peak_figures,
+    release,
     require_figures,
     settle,
 )
@@ -22,11 +25,10 @@ from acclimate.conformance.checks.target import Subject
 
 @check("memory_reserved", "memory_cached", "max_memory_reserved", "empty_cache")
 def reserved_follows_allocations(subject: Subject) -> None:
-    """What the allocator holds grows with an allocation by about its size, and empty_cache gives it back."""
+    """Reserved memory grows with an allocation by about its size, and empty_cache returns it."""
     accelerator = subject.accelerator
     require_figures(accelerator)
-    settle(accelerator)
-    accelerator.empty_cache()
+    release(accelerator)
     size = allocation_size(accelerator)
     for what, figure in (
         ("memory_reserved", accelerator.memory_reserved),
@@ -41,8 +43,7 @@ def reserved_follows_allocations(subject: Subject) -> None:
             f"{what}() grows by {mib(grown)} when {mib(size)} are allocated",
         )
         del held
-        settle(accelerator)
-        accelerator.empty_cache()
+        release(accelerator)
         left = figure() - before
         require(left <= SLACK, f"after empty_cache() {what}() is {mib(left)} above what it was before")
         require(equal(kept, torch.full((MIB,), 7, dtype=torch.uint8)), "empty_cache() changes a tensor")
@@ -50,26 +51,20 @@ def reserved_follows_allocations(subject: Subject) -> None:
 
 @check("max_memory_allocated", "max_memory_reserved", "max_memory_cached", "reset_peak_memory_stats")
 def peak_is_the_highest(subject: Subject) -> None:
-    """The peak is the most that there was at one time, neither the sum of what there was nor the last."""
+    """The peak is the most memory in use at one time, not the sum of all allocations, nor the last."""
     accelerator = subject.accelerator
     require_figures(accelerator)
     size = allocation_size(accelerator)
-    peaks: dict[str, tuple[Callable[[], int], Callable[[], int]]] = {
-        "max_memory_allocated": (accelerator.max_memory_allocated, accelerator.memory_allocated),
-        "max_memory_reserved": (accelerator.max_memory_reserved, accelerator.memory_reserved),
-        "max_memory_cached": (accelerator.max_memory_cached, accelerator.memory_cached),
-    }
-    for what, (peak, current) in peaks.items():
-        settle(accelerator)
-        accelerator.empty_cache()
+    currents = current_figures(accelerator).values()
+    for (what, peak), current in zip(peak_figures(accelerator).items(), currents, strict=True):
+        release(accelerator)
         accelerator.reset_peak_memory_stats()
         before = current()
         for part in (size, size // 2, size // 4):
             held = fill(accelerator, part)
-            peak()  # a system without a high-water mark only knows what it saw at a reading
+            peak()  # a system without a high-water mark only knows what it saw when asked
             del held
-            settle(accelerator)
-            accelerator.empty_cache()
+            release(accelerator)
         shown = peak() - before
         require(
             size - SLACK <= shown <= size + 2 * SLACK,
@@ -79,18 +74,17 @@ def peak_is_the_highest(subject: Subject) -> None:
 
 @check("memory_stats", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_allocated")
 def statistics_agree(subject: Subject) -> None:
-    """What memory_stats and a method both say is the same number, and no peak is below its figure."""
+    """memory_stats and the methods return the same numbers, and no peak is below its figure."""
     accelerator = subject.accelerator
     require_figures(accelerator)
-    settle(accelerator)
-    accelerator.empty_cache()
+    release(accelerator)
     accelerator.reset_peak_memory_stats()
     size = allocation_size(accelerator)
     held = fill(accelerator, size)
     half = fill(accelerator, size // 2)
     del held
     settle(accelerator)
-    methods: dict[str, Callable[[], int]] = {
+    methods: dict[str, Figure] = {
         "allocated_bytes.all.current": accelerator.memory_allocated,
         "allocated_bytes.all.peak": accelerator.max_memory_allocated,
         "reserved_bytes.all.current": accelerator.memory_reserved,
@@ -107,7 +101,7 @@ def statistics_agree(subject: Subject) -> None:
         f'"allocated_bytes.all.peak" is {mib(highest)} above what is allocated, after {mib(size)} were freed',
     )
     for name, value in found.items():
-        require(isinstance(name, str), f"memory_stats() has the key {name!r}, which is no str")
+        require(isinstance(name, str), f"memory_stats() has the key {name!r}, which is not a str")
         negative = isinstance(value, int) and value < 0
         require(not negative, f'memory_stats()["{name}"] is {value}')
     require(int(half[0]) == 7, "a tensor changed while statistics were read")
@@ -115,10 +109,10 @@ def statistics_agree(subject: Subject) -> None:
     accelerator.reset_peak_memory_stats()
     _require_equal(accelerator.memory_stats(), methods)
     found.clear()
-    require(bool(accelerator.memory_stats()), "changing what memory_stats() gave changes what it gives next")
+    require(bool(accelerator.memory_stats()), "changing what memory_stats() returned changes its next result")
 
 
-def _require_equal(found: dict[str, Any], methods: dict[str, Callable[[], int]]) -> None:
+def _require_equal(found: dict[str, Any], methods: dict[str, Figure]) -> None:
     for name, method in methods.items():
         figure = method()
         require(
@@ -129,7 +123,7 @@ def _require_equal(found: dict[str, Any], methods: dict[str, Callable[[], int]])
 
 @check("memory_summary")
 def summary(subject: Subject) -> None:
-    """memory_summary is a text about the figures, longer or shorter, that changes with them."""
+    """memory_summary returns a text that changes with the figures, shorter if abbreviated."""
     accelerator = subject.accelerator
     require_figures(accelerator)
     texts = []
@@ -138,7 +132,7 @@ def summary(subject: Subject) -> None:
         require(bool(before.strip()), "memory_summary() is empty")
         held = fill(accelerator, allocation_size(accelerator))
         after = accelerator.memory_summary(abbreviated=abbreviated)
-        require(after != before, "memory_summary() says the same before and after a large allocation")
+        require(after != before, "memory_summary() is the same before and after a large allocation")
         require(any(sign.isdigit() for sign in after), "memory_summary() has no number in it")
         texts.append(after)
         del held
@@ -148,7 +142,7 @@ def summary(subject: Subject) -> None:
 
 @check("total_memory", "mem_get_info", "available_memory")
 def capacity_agrees(subject: Subject) -> None:
-    """The total does not move when memory is taken, and mem_get_info says what available_memory says."""
+    """Allocations do not change the total memory, and mem_get_info agrees with available_memory."""
     accelerator = subject.accelerator
     total = accelerator.total_memory()
     info_total = accelerator.mem_get_info()[1]
@@ -157,10 +151,13 @@ def capacity_agrees(subject: Subject) -> None:
     free, now = accelerator.mem_get_info()
     exactly(now, int, "the total of mem_get_info()")
     require(free <= now, f"mem_get_info() says that {mib(free)} of {mib(now)} are free")
-    require(free <= now - size // 2, f"mem_get_info() says {mib(free)} of {mib(now)}, {mib(size)} are held")
-    require(now == info_total, f"the total of mem_get_info() moves from {mib(info_total)} to {mib(now)}")
+    require(
+        free <= now - size // 2,
+        f"{mib(free)} of {mib(now)} are free while {mib(size)} are held",
+    )
+    require(now == info_total, f"the total of mem_get_info() changes from {mib(info_total)} to {mib(now)}")
     moved = accelerator.total_memory() - total
-    require(moved == 0, f"total_memory() moves by {mib(moved)} when {mib(size)} are allocated")
+    require(moved == 0, f"total_memory() changes by {mib(moved)} when {mib(size)} are allocated")
     differences = []
     for _ in range(5):  # others use the memory too
         differences.append(abs(accelerator.available_memory() - accelerator.mem_get_info()[0]))
@@ -173,7 +170,7 @@ def capacity_agrees(subject: Subject) -> None:
 
 @check("reset_accumulated_memory_stats", "reset_peak_memory_stats", "memory_stats")
 def resets_keep_to_their_figures(subject: Subject) -> None:
-    """A reset changes the figures that it is about, and neither what is allocated nor the other kind."""
+    """A reset changes only its own figures: not the allocated memory, nor the figures of the other reset."""
     accelerator = subject.accelerator
     require_figures(accelerator)
     if "allocated_bytes.all.allocated" not in accelerator.memory_stats():

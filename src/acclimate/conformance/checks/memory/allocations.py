@@ -1,47 +1,84 @@
-"""What checks of memory allocate, and how exactly its figures can be read."""
+"""Functions that the checks of memory share: allocations, and the figures with their precision."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 
 from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import MIB, NotOfferedError, require
 
-# A host's figures are the process's, in which much else goes on: what is allocated here is large beside that.
+# A host's figures are those of the whole process: allocations are large compared with whatever else it does.
 SIZE = 96 * MIB
 SLACK = SIZE // 8
 ROUNDS = 6
+Figure: TypeAlias = Callable[..., int]
+"""A method that takes a device, or none for the current one, and returns bytes."""
 
 
 def fill(accelerator: Accelerator, size: int, device: str | None = None) -> torch.Tensor:
-    """That many bytes on a device, written to, so that a host really provides them."""
+    """``size`` bytes on a device, written to, so that a host really provides them."""
     return torch.full((size,), 7, dtype=torch.uint8, device=device or accelerator.current_device_name())
 
 
 def allocation_size(accelerator: Accelerator) -> int:
-    """Bytes that stand out of what else goes on, and fit."""
+    """Bytes to allocate: large compared with whatever else the process does, and available."""
     return min(SIZE, accelerator.available_memory() // 4)
 
 
 def settle(accelerator: Accelerator) -> None:
-    """Waits until what was dropped is freed."""
+    """Waits until dropped tensors are freed."""
     gc.collect()
     accelerator.synchronize()
 
 
+def release(accelerator: Accelerator) -> None:
+    """Waits until dropped tensors are freed, and empties the allocator's cache."""
+    settle(accelerator)
+    accelerator.empty_cache()
+
+
+def current_figures(accelerator: Accelerator) -> dict[str, Figure]:
+    """By name, the methods that say how much memory is in use."""
+    return {
+        "memory_allocated": accelerator.memory_allocated,
+        "memory_reserved": accelerator.memory_reserved,
+        "memory_cached": accelerator.memory_cached,
+    }
+
+
+def peak_figures(accelerator: Accelerator) -> dict[str, Figure]:
+    """By name, the methods that give the peak of each of these, in the same order."""
+    return {
+        "max_memory_allocated": accelerator.max_memory_allocated,
+        "max_memory_reserved": accelerator.max_memory_reserved,
+        "max_memory_cached": accelerator.max_memory_cached,
+    }
+
+
+def peak_resets(accelerator: Accelerator) -> dict[str, Callable[..., None]]:
+    """By name, the methods that reset peaks."""
+    return {
+        "reset_peak_memory_stats": accelerator.reset_peak_memory_stats,
+        "reset_max_memory_allocated": accelerator.reset_max_memory_allocated,
+        "reset_max_memory_cached": accelerator.reset_max_memory_cached,
+    }
+
+
 def require_figures(accelerator: Accelerator) -> None:
-    """Ends the check where the allocator keeps no figures, and no method claims any."""
+    """Ends the check if the allocator keeps no figures, and no method claims any."""
     held = fill(accelerator, MIB)
     if not accelerator.memory_stats() and not accelerator.memory_allocated() and held.numel():
         kept = _kept_by_torch(accelerator)
-        require(not kept, f"memory_stats() is empty, and torch's has {len(kept)} figures of the device")
+        require(not kept, f"memory_stats() is empty, but torch's has {len(kept)} figures of the device")
         raise NotOfferedError("its allocator keeps no figures, and says so: memory_stats() is empty")
 
 
 def _kept_by_torch(accelerator: Accelerator) -> dict[str, object]:
-    """What torch itself says of the device's allocator; nothing where it cannot be asked."""
+    """torch's own statistics of the device's allocator; nothing if it has none."""
     current = torch.accelerator.current_accelerator()
     if current is None or current.type != accelerator.device_type:
         return {}
@@ -52,5 +89,5 @@ def _kept_by_torch(accelerator: Accelerator) -> dict[str, object]:
 
 
 def mib(size: int) -> str:
-    """``size`` bytes for a person."""
+    """``size`` bytes as text."""
     return f"{size / MIB:.1f} MiB"

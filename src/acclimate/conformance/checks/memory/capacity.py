@@ -1,4 +1,4 @@
-"""Checks of a device's capacity: how much memory there is, how much is left, and when it is full."""
+"""Checks of a device's capacity: total and available memory, and running out of it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from acclimate.conformance.checks.memory.allocations import (
     allocation_size,
     fill,
     mib,
+    release,
     settle,
 )
 from acclimate.conformance.checks.target import Subject
 from acclimate.imports import describe
 
-_FIGURES_LAG_S = 1.5  # some systems renew the figure of what the host has left only now and then
-_BEYOND_ADDRESSES = 2**50  # bytes; more than a process can address, where a host would promise any less
+_FIGURES_LAG_S = 1.5  # some systems update the host's available memory only now and then
+_BEYOND_ADDRESSES = 2**50  # bytes; more than a process can address: a host may promise anything less
 
 
 @check("total_memory", "available_memory", "mem_get_info", "get_device_properties")
 def capacity(subject: Subject) -> None:
-    """Available memory is part of the total, and an allocation takes from it."""
+    """Available memory is at most the total, and falls with an allocation."""
     accelerator = subject.accelerator
     total = exactly(accelerator.total_memory(), int, "total_memory()")
     available = exactly(accelerator.available_memory(), int, "available_memory()")
@@ -44,9 +45,8 @@ def capacity(subject: Subject) -> None:
         f"the properties say {mib(stated)} in total, total_memory() {mib(total)}",
     )
     size = min(256 * MIB, available // 4)
-    for _ in range(ROUNDS):  # others use the memory too; that they free as much each time is unlikely
-        settle(accelerator)
-        accelerator.empty_cache()
+    for _ in range(ROUNDS):  # others use the memory too, but hardly free as much each time
+        release(accelerator)
         before = accelerator.available_memory()
         held = fill(accelerator, size)
         accelerator.synchronize()
@@ -64,7 +64,7 @@ def capacity(subject: Subject) -> None:
 
 @check("OutOfMemoryError", "is_out_of_memory", "memory_allocated", timeout_s=120)
 def out_of_memory(subject: Subject) -> str | None:
-    """Too large an allocation raises what the accelerator says, and the device goes on working."""
+    """Too large an allocation raises what is_out_of_memory recognises, and the device still works."""
     accelerator = subject.accelerator
     kind = accelerator.OutOfMemoryError
     require(isinstance(kind, type) and issubclass(kind, RuntimeError), f"OutOfMemoryError is {kind!r}")
@@ -77,7 +77,7 @@ def out_of_memory(subject: Subject) -> str | None:
         told or not isinstance(error, kind),
         f"is_out_of_memory() denies its own OutOfMemoryError: {described}",
     )
-    require(told, f"more memory than there is raises {described}, which is no {kind.__name__}")
+    require(told, f"allocating too much raises {described}, which is_out_of_memory() does not recognise")
     made = kind("out of memory")
     require(accelerator.is_out_of_memory(made), f"is_out_of_memory() denies its own {made!r}")
     others: tuple[BaseException, ...] = (
@@ -91,28 +91,28 @@ def out_of_memory(subject: Subject) -> str | None:
     )
     for other in others:
         told = exactly(accelerator.is_out_of_memory(other), bool, "is_out_of_memory()")
-        require(not told, f"is_out_of_memory() takes {other!r} for one")
+        require(not told, f"is_out_of_memory() is True for {other!r}")
     note = (
         None
         if isinstance(error, kind)
-        else f"it raises a plain {type(error).__name__}, told by is_out_of_memory()"
+        else f"it raises a plain {type(error).__name__}, which is_out_of_memory() recognises"
     )
     del error
     settle(accelerator)
     held = accelerator.memory_allocated() - before
-    require(held <= SLACK, f"{mib(held)} stay allocated after an allocation that failed")
+    require(held <= SLACK, f"{mib(held)} stay allocated after a failed allocation")
     again = fill(accelerator, allocation_size(accelerator))
-    require(int(again[-1]) == 7, "after an allocation that failed the next one gives wrong values")
+    require(int(again[-1]) == 7, "after a failed allocation the next one gives wrong values")
     return note
 
 
 def _exhaust(accelerator: Accelerator) -> Exception:
-    """What asking for more memory than there is raises, without the frames that hold tensors."""
+    """The error of an allocation that is too large, without the frames that hold tensors."""
     device = accelerator.current_device_name()
     for size in (2 * accelerator.total_memory(), _BEYOND_ADDRESSES):
         try:
-            # Not written to: a host may promise memory that it does not have, and would end this process.
+            # Not written to: a host may promise memory that it lacks, and kill the process that writes to it.
             torch.empty(size, dtype=torch.uint8, device=device)
-        except Exception as error:  # noqa: BLE001 - which type it is, is what is looked at
+        except Exception as error:  # noqa: BLE001 - its type is what is checked
             return error.with_traceback(None)
     raise BrokenPromiseError(f"{_BEYOND_ADDRESSES // 2**40} TiB are allocated without an error")

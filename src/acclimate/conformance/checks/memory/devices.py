@@ -1,4 +1,4 @@
-"""Checks of memory by device: each figure, and each reset, is that of the device that is meant."""
+"""Checks of memory by device: figures and resets apply to the device that is named."""
 
 from __future__ import annotations
 
@@ -8,45 +8,33 @@ from collections.abc import Callable
 from acclimate.accelerator import Accelerator, DeviceLike
 from acclimate.conformance.checks.assertions import MIB, BrokenPromiseError, require, several_devices
 from acclimate.conformance.checks.check import check
-from acclimate.conformance.checks.device_arguments import require_refused, require_taken, ways_to_name
+from acclimate.conformance.checks.device_arguments import require_device_arguments, ways_to_name
 from acclimate.conformance.checks.memory.allocations import (
     ROUNDS,
     SLACK,
+    Figure,
     allocation_size,
+    current_figures,
     fill,
     mib,
+    peak_figures,
+    peak_resets,
+    release,
     require_figures,
     settle,
 )
 from acclimate.conformance.checks.target import Subject
 
-_Figure = Callable[..., int]
-_LAG_S = 1.0  # some devices renew what they have left only now and then
+_LAG_S = 1.0  # some devices update their available memory only now and then
 _COUNTERS = ("allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current",
              "reserved_bytes.all.peak")  # fmt: skip
 
 
-def _current_figures(accelerator: Accelerator) -> dict[str, _Figure]:
-    return {
-        "memory_allocated": accelerator.memory_allocated,
-        "memory_reserved": accelerator.memory_reserved,
-        "memory_cached": accelerator.memory_cached,
-    }
-
-
-def _peak_figures(accelerator: Accelerator) -> dict[str, _Figure]:
-    return {
-        "max_memory_allocated": accelerator.max_memory_allocated,
-        "max_memory_reserved": accelerator.max_memory_reserved,
-        "max_memory_cached": accelerator.max_memory_cached,
-    }
-
-
-def _all_figures(accelerator: Accelerator) -> dict[str, _Figure]:
-    def of_statistics(name: str) -> _Figure:
+def _all_figures(accelerator: Accelerator) -> dict[str, Figure]:
+    def of_statistics(name: str) -> Figure:
         return lambda *device: int(accelerator.memory_stats(*device)[name])
 
-    figures = _current_figures(accelerator) | _peak_figures(accelerator)
+    figures = current_figures(accelerator) | peak_figures(accelerator)
     return figures | {f'memory_stats()["{name}"]': of_statistics(name) for name in _COUNTERS}
 
 
@@ -57,14 +45,12 @@ def _all_figures(accelerator: Accelerator) -> dict[str, _Figure]:
     "mem_get_info", "total_memory", "available_memory",
 )  # fmt: skip
 def device_arguments(subject: Subject) -> str | None:
-    """A device is taken by index, name or torch.device; one that is absent or of another type is refused."""
+    """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
     accelerator = subject.accelerator
     methods: dict[str, Callable[[DeviceLike], object]] = {
-        **_current_figures(accelerator),
-        **_peak_figures(accelerator),
-        "reset_max_memory_allocated": accelerator.reset_max_memory_allocated,
-        "reset_max_memory_cached": accelerator.reset_max_memory_cached,
-        "reset_peak_memory_stats": accelerator.reset_peak_memory_stats,
+        **current_figures(accelerator),
+        **peak_figures(accelerator),
+        **peak_resets(accelerator),
         "reset_accumulated_memory_stats": accelerator.reset_accumulated_memory_stats,
         "memory_stats": accelerator.memory_stats,
         "memory_summary": accelerator.memory_summary,
@@ -72,8 +58,7 @@ def device_arguments(subject: Subject) -> str | None:
         "total_memory": accelerator.total_memory,
         "available_memory": accelerator.available_memory,
     }
-    require_taken(accelerator, methods)
-    return require_refused(accelerator, methods)
+    return require_device_arguments(accelerator, methods)
 
 
 @check(
@@ -81,12 +66,11 @@ def device_arguments(subject: Subject) -> str | None:
     "max_memory_cached", "memory_stats", "memory_summary", "reset_peak_memory_stats",
 )  # fmt: skip
 def devices_are_counted_apart(subject: Subject) -> None:
-    """What is allocated on one device shows in every figure of it, however it is named, and of no other."""
+    """An allocation changes every figure of its device, however the device is named, and of no other."""
     accelerator = subject.accelerator
     require_figures(accelerator)
     names = several_devices(accelerator)
-    settle(accelerator)
-    accelerator.empty_cache()
+    release(accelerator)
     figures = _all_figures(accelerator)
     for index, name in enumerate(names):
         size = allocation_size(accelerator)
@@ -118,24 +102,18 @@ def devices_are_counted_apart(subject: Subject) -> None:
                 f"memory_summary({other})",
             )
         del held
-        settle(accelerator)
-        accelerator.empty_cache()
+        release(accelerator)
 
 
 @check("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
        "reset_accumulated_memory_stats")  # fmt: skip
 def resets_by_device(subject: Subject) -> None:
-    """A reset starts the figures of its device anew, however it is named, and leaves those of the others."""
+    """A reset applies to its device, however the device is named, and to no other."""
     accelerator = subject.accelerator
     require_figures(accelerator)
     names = several_devices(accelerator)
-    size, slack = 16 * MIB, 4 * MIB  # devices that are counted apart are no host: their figures are exact
-    resets: dict[str, Callable[..., None]] = {
-        "reset_peak_memory_stats": accelerator.reset_peak_memory_stats,
-        "reset_max_memory_allocated": accelerator.reset_max_memory_allocated,
-        "reset_max_memory_cached": accelerator.reset_max_memory_cached,
-    }
-    for what, reset in resets.items():
+    size, slack = 16 * MIB, 4 * MIB  # several devices are not a host: their figures are exact
+    for what, reset in peak_resets(accelerator).items():
         for index, name in enumerate(names):
             for device in (*ways_to_name(accelerator, index), None):
                 accelerator.set_device(index if device is None else (index + 1) % len(names))
@@ -146,7 +124,7 @@ def resets_by_device(subject: Subject) -> None:
                     cleared = above <= slack
                     require(
                         cleared == (other == index),
-                        f"after {what}({device!r}), with {name} meant, the peak of {names[other]} is "
+                        f"after {what}({device!r}), which means {name}, the peak of {names[other]} is "
                         f"{mib(above)} above what is allocated",
                     )
     if "allocated_bytes.all.allocated" not in accelerator.memory_stats():
@@ -164,7 +142,7 @@ def resets_by_device(subject: Subject) -> None:
                 cleared = counted(other) <= slack
                 require(
                     cleared == (other == index),
-                    f"after reset_accumulated_memory_stats({device!r}), with {name} meant, "
+                    f"after reset_accumulated_memory_stats({device!r}), which means {name}, "
                     f"{mib(counted(other))} count as allocated on {names[other]} since",
                 )
 
@@ -178,18 +156,17 @@ def _raise_peaks(accelerator: Accelerator, names: list[str], size: int) -> None:
 
 @check("available_memory", "mem_get_info", "total_memory", timeout_s=120)
 def what_is_left_by_device(subject: Subject) -> None:
-    """What is allocated on one device is missing from what is left of it, and of no other."""
+    """An allocation on one device lowers the available memory of that device, and of no other."""
     accelerator = subject.accelerator
     names = several_devices(accelerator)
-    figures: dict[str, _Figure] = {
+    figures: dict[str, Figure] = {
         "available_memory": accelerator.available_memory,
         "mem_get_info": lambda *device: accelerator.mem_get_info(*device)[0],
     }
     for index, name in enumerate(names):
         size = min(4 * allocation_size(accelerator), accelerator.available_memory(index) // 4)
-        for _ in range(ROUNDS):  # others use the memory too; that they free as much each time is unlikely
-            settle(accelerator)
-            accelerator.empty_cache()
+        for _ in range(ROUNDS):  # others use the memory too, but hardly free as much each time
+            release(accelerator)
             before = {what: [figure(i) for i in range(len(names))] for what, figure in figures.items()}
             held = fill(accelerator, size, name)
             with accelerator.device(index):
@@ -207,9 +184,9 @@ def what_is_left_by_device(subject: Subject) -> None:
 
 
 def _misplaced(
-    accelerator: Accelerator, figures: dict[str, _Figure], before: dict[str, list[int]], index: int, size: int
+    accelerator: Accelerator, figures: dict[str, Figure], before: dict[str, list[int]], index: int, size: int
 ) -> str:
-    """What does not agree with an allocation on one device; nothing where all does."""
+    """The first figure that contradicts an allocation on one device; nothing if none does."""
     for what, figure in figures.items():
         for other, earlier in enumerate(before[what]):
             for device in ways_to_name(accelerator, other):

@@ -1,8 +1,6 @@
-"""Checks of the allocator's figures: what is allocated shows, and is given back; the peak."""
+"""Checks of the allocator's figures: they follow allocations, and keep the peak."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from acclimate.conformance.checks.assertions import MIB, exactly, require
 from acclimate.conformance.checks.check import check
@@ -12,6 +10,9 @@ from acclimate.conformance.checks.memory.allocations import (
     allocation_size,
     fill,
     mib,
+    peak_figures,
+    peak_resets,
+    release,
     require_figures,
     settle,
 )
@@ -20,7 +21,7 @@ from acclimate.conformance.checks.target import Subject
 
 @check("memory_allocated", "empty_cache")
 def allocation_shows(subject: Subject) -> None:
-    """What is allocated shows in memory_allocated, and is gone from it when freed."""
+    """memory_allocated grows by what is allocated, and falls when it is freed."""
     accelerator = subject.accelerator
     require_figures(accelerator)
     settle(accelerator)
@@ -33,10 +34,9 @@ def allocation_shows(subject: Subject) -> None:
         f"memory_allocated() grows by {mib(during - before)} when {mib(size)} are allocated",
     )
     by_index = accelerator.memory_allocated(accelerator.current_device())
-    require(abs(by_index - during) <= SLACK, f"by index it is {mib(by_index)}, without {mib(during)}")
+    require(abs(by_index - during) <= SLACK, f"with an index it is {mib(by_index)}, without {mib(during)}")
     del held
-    settle(accelerator)
-    accelerator.empty_cache()
+    release(accelerator)
     after = accelerator.memory_allocated()
     require(
         after - before <= SLACK,
@@ -46,7 +46,7 @@ def allocation_shows(subject: Subject) -> None:
 
 @check("memory_allocated", "memory_reserved", "empty_cache")
 def nothing_leaks(subject: Subject) -> None:
-    """Allocating and freeing again and again ends with as much memory in use as before."""
+    """Allocating and freeing repeatedly ends with as much memory in use as before."""
     accelerator = subject.accelerator
     size = allocation_size(accelerator) // 2
     figures = {
@@ -57,8 +57,7 @@ def nothing_leaks(subject: Subject) -> None:
     for _ in range(ROUNDS):
         held = fill(accelerator, size)
         del held
-        settle(accelerator)
-        accelerator.empty_cache()
+        release(accelerator)
         for name, figure in figures.items():
             seen[name].append(figure())
     for name, sizes in seen.items():
@@ -70,35 +69,28 @@ def nothing_leaks(subject: Subject) -> None:
 
 @check("max_memory_allocated", "max_memory_reserved", "max_memory_cached", timeout_s=90)
 def peak(subject: Subject) -> str | None:
-    """The peak shows an allocation that has been freed since."""
+    """The peak includes an allocation that has been freed since."""
     accelerator = subject.accelerator
     require_figures(accelerator)
-    settle(accelerator)
-    accelerator.empty_cache()
+    release(accelerator)
     size = allocation_size(accelerator)
-    peaks: dict[str, Callable[[], int]] = {
-        "max_memory_allocated": accelerator.max_memory_allocated,
-        "max_memory_reserved": accelerator.max_memory_reserved,
-        "max_memory_cached": accelerator.max_memory_cached,
-    }
     note = None
-    for name, highest in peaks.items():
+    for name, highest in peak_figures(accelerator).items():
         accelerator.reset_peak_memory_stats()
         before = accelerator.memory_allocated()
         held = fill(accelerator, size)
         del held
-        settle(accelerator)
-        accelerator.empty_cache()
+        release(accelerator)
         shown = exactly(highest(), int, f"{name}()") - before
-        if shown < size - SLACK:  # a host whose kernel keeps no mark can only know what it saw at a reading
+        if shown < size - SLACK:  # a host whose kernel keeps no peak only knows what it saw when asked
             held = fill(accelerator, size)
             highest()
             del held
             shown = highest() - before
-            note = "it misses a peak between two readings, as its system keeps no high-water mark"
+            note = "it misses a peak between two readings, since its system keeps no high-water mark"
         require(
             shown >= size - SLACK,
-            f"{name}() shows {mib(shown)} of {mib(size)} that were allocated and freed",
+            f"{name}() shows only {mib(shown)} of {mib(size)} that were allocated and freed",
         )
     return note
 
@@ -107,22 +99,16 @@ def peak(subject: Subject) -> str | None:
     "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached", "max_memory_allocated"
 )
 def peak_reset(subject: Subject) -> None:
-    """Each way to reset the peaks brings them down to what is in use now, and no lower."""
+    """Each way to reset the peaks sets them to what is in use now, and no lower."""
     accelerator = subject.accelerator
     require_figures(accelerator)
     size = allocation_size(accelerator)
     kept = fill(accelerator, size)
-    resets: dict[str, Callable[[], None]] = {
-        "reset_peak_memory_stats": accelerator.reset_peak_memory_stats,
-        "reset_max_memory_allocated": accelerator.reset_max_memory_allocated,
-        "reset_max_memory_cached": accelerator.reset_max_memory_cached,
-    }
-    for name, reset in resets.items():
+    for name, reset in peak_resets(accelerator).items():
         held = fill(accelerator, size)
         accelerator.max_memory_allocated()
         del held
-        settle(accelerator)
-        accelerator.empty_cache()
+        release(accelerator)
         reset()
         peaks = {
             "allocated": (accelerator.max_memory_allocated(), accelerator.memory_allocated()),
@@ -137,7 +123,7 @@ def peak_reset(subject: Subject) -> None:
 
 @check("memory_reserved", "memory_cached", "max_memory_reserved", "max_memory_cached", "max_memory_allocated")
 def figures_agree(subject: Subject) -> None:
-    """Reserved covers allocated, a peak covers its figure, and the older names say the same."""
+    """Reserved is at least allocated, a peak is at least its figure, and the older names return the same."""
     accelerator = subject.accelerator
     held = fill(accelerator, allocation_size(accelerator))
     allocated = accelerator.memory_allocated()
@@ -162,7 +148,7 @@ def figures_agree(subject: Subject) -> None:
 
 @check("memory_stats", "memory_summary", "memory_allocated")
 def statistics(subject: Subject) -> None:
-    """memory_stats has torch's names, rises and falls with allocations, and agrees with memory_allocated."""
+    """memory_stats has torch's keys, follows allocations, and agrees with memory_allocated."""
     accelerator = subject.accelerator
     require_figures(accelerator)
     size = allocation_size(accelerator)
@@ -200,7 +186,7 @@ def statistics(subject: Subject) -> None:
 
 @check("reset_accumulated_memory_stats", "ipc_collect", "memory_stats")
 def accumulated_statistics(subject: Subject) -> None:
-    """Counters that only grow start anew when reset, and collecting other processes' memory loses nothing."""
+    """reset_accumulated_memory_stats resets the counters that only grow; ipc_collect changes no tensor."""
     accelerator = subject.accelerator
     held = fill(accelerator, 8 * MIB)
     accelerator.ipc_collect()

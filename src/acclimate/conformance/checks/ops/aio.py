@@ -15,12 +15,12 @@ from acclimate.conformance.checks.ops.builders import builder_of
 from acclimate.conformance.checks.target import Subject
 
 _BLOCK = 256 << 10
-_SECTORS = 4096  # what offsets and lengths are a multiple of, as O_DIRECT may need
+_SECTORS = 4096  # offsets and lengths are multiples of this, as O_DIRECT may require
 
 
 @check("create_op_builder", "op_builders", timeout_s=600)
 def asynchronous_io_moves_bytes(subject: Subject) -> None:
-    """The op of asynchronous I/O moves every byte, leaves the rest of a file, and tells errors."""
+    """Asynchronous I/O transfers every byte, leaves the rest of a file unchanged, and reports errors."""
     accelerator = subject.accelerator
     if "AsyncIOBuilder" not in accelerator.op_builders:
         raise NotOfferedError("it has no AsyncIOBuilder")
@@ -62,7 +62,7 @@ def _check_offsets(handle: Any, path: str, content: torch.Tensor) -> None:
         handle.sync_pread(part, path, offset)
         _require_equal(part, content[offset : offset + len(part)], f"sync_pread() at {offset}")
     expected = content.clone()
-    for number, offset in enumerate((MIB, 0, len(content) - _SECTORS)):  # the rest of the file stays
+    for number, offset in enumerate((MIB, 0, len(content) - _SECTORS)):  # the rest of the file is unchanged
         inserted = torch.full((_SECTORS,), 9 + number, dtype=torch.uint8)
         expected[offset : offset + _SECTORS] = 9 + number
         handle.sync_pwrite(inserted, path, offset)
@@ -75,7 +75,7 @@ def _check_offsets(handle: Any, path: str, content: torch.Tensor) -> None:
 
 
 def _check_errors(handle: Any, folder: str, path: str, content: torch.Tensor) -> None:
-    """Requests that cannot be carried out are told: by the request, or by wait()."""
+    """Errors are reported: by the request, or by wait()."""
     absent = str(Path(folder) / "no such folder" / "file")
     longer = torch.zeros(len(content) + _SECTORS, dtype=torch.uint8)
     requests: dict[str, Callable[[], int]] = {
@@ -89,13 +89,13 @@ def _check_errors(handle: Any, folder: str, path: str, content: torch.Tensor) ->
     for what, request in requests.items():
         try:
             told = (request() or 0) < 0 or handle.wait() < 0  # DeepSpeed's handle returns -1
-        except Exception:  # noqa: BLE001 - of which type, is each handle's own
+        except Exception:  # noqa: BLE001 - each handle raises its own type
             told = True
         require(told, f"{what} and wait() raise nothing")
         back = torch.zeros_like(content)
         handle.async_pread(back, path, 0)
         handle.wait()
-        _require_equal(back, content, f"async_pread() after a request that failed, {what},")
+        _require_equal(back, content, f"async_pread() after the failed {what}")
 
 
 def _check_device(subject: Subject, handle: Any, path: str, content: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Checks of native ops: builders are found by name, build, and give right numbers."""
+"""Checks of native ops: builders are found by name, and build; the toolchain works."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ extern "C" __attribute__((visibility("default"))) std::int64_t twice(std::int64_
 
 @check("op_builders", "get_op_builder", "create_op_builder", "op_builder_dir", "op_builder_package")
 def builders_found(subject: Subject) -> None:
-    """Every op builder is found by its name, as a class and as an object; an unknown name gives None."""
+    """Every op builder is found by name, as a class and as an object; an unknown name gives None."""
     accelerator = subject.accelerator
     package = exactly(accelerator.op_builder_dir(), str, "op_builder_dir()")
     require(package == accelerator.op_builder_package, f"op_builder_dir() is {package!r}")
@@ -45,11 +45,11 @@ def builders_found(subject: Subject) -> None:
     ]
     require(
         bool(held) or not accelerator.op_builders,
-        f"op_builder_dir() is {package!r}, in which none of its op builders is",
+        f"op_builder_dir() is {package!r}, which contains none of its op builders",
     )
     for name in accelerator.op_builders:
         builder = accelerator.get_op_builder(name)
-        require(isinstance(builder, type), f'get_op_builder("{name}") is {builder!r}, no class')
+        require(isinstance(builder, type), f'get_op_builder("{name}") is {builder!r}, not a class')
         made = accelerator.create_op_builder(name)
         require(builder is not None and isinstance(made, builder), f'create_op_builder("{name}") is {made!r}')
         exactly(
@@ -62,10 +62,10 @@ def builders_found(subject: Subject) -> None:
 
 @check("toolkit_version")
 def toolkit(subject: Subject) -> str:
-    """The version of the vendor's software is a word, or None where there is none."""
+    """toolkit_version returns the version of the vendor's software as one word, or None."""
     version = subject.accelerator.toolkit_version()
     if version is None:
-        raise NotOfferedError("it names no version of any vendor's software")
+        raise NotOfferedError("toolkit_version() is None")
     require(len(exactly(version, str, "toolkit_version()").split()) == 1, f"it is {version!r}")
     return version
 
@@ -80,7 +80,7 @@ def builders_load(subject: Subject) -> str | None:
     for name in accelerator.op_builders:
         builder = builder_of(accelerator, name)
         if builder.is_compatible(verbose=False):
-            require(builder.load() is not None, f"load() of {name} gives nothing")
+            require(builder.load() is not None, f"load() of {name} returns nothing")
         else:
             why = getattr(builder, "incompatibility", lambda: None)()
             incompatible.append(f"{name} ({why})" if why else name)
@@ -91,7 +91,7 @@ def builders_load(subject: Subject) -> str | None:
 
 @check("op_compiler", "op_compile_flags", "op_include_paths", "op_link_flags", timeout_s=120)
 def toolchain(subject: Subject) -> None:
-    """What op_compiler and the flags name compiles and links C++ source into a library that works."""
+    """op_compiler and the flags compile and link C++ source into a library that works."""
     accelerator = subject.accelerator
     with refused('op_compiler(".no such kind")', CompilerNotFoundError):
         accelerator.op_compiler(".no such kind")
@@ -102,7 +102,7 @@ def toolchain(subject: Subject) -> None:
     program = Path(compiler[0]) if compiler else Path()
     require(
         program.is_absolute() and os.access(program, os.X_OK),
-        f"op_compiler() is {compiler!r}, whose first word is not the full path of a program",
+        f"op_compiler() is {compiler!r}, whose first entry is not the full path of a program",
     )
     flags, links = accelerator.op_compile_flags(), accelerator.op_link_flags()
     folders = accelerator.op_include_paths()
@@ -119,7 +119,7 @@ def toolchain(subject: Subject) -> None:
             isinstance(words, list) and all(isinstance(word, str) for word in words), f"{what}() is {words!r}"
         )
     for folder in folders:
-        require(Path(folder).is_dir(), f"op_include_paths() has {folder!r}, which is no folder")
+        require(Path(folder).is_dir(), f"op_include_paths() has {folder!r}, which is not a folder")
     with tempfile.TemporaryDirectory() as temporary:
         source, library = Path(temporary) / "twice.cpp", Path(temporary) / "twice.so"
         source.write_text(_SOURCE)
@@ -134,7 +134,7 @@ def toolchain(subject: Subject) -> None:
 
 @check("build_extension", "op_builders")
 def ahead_of_time(subject: Subject) -> None:
-    """build_extension is a kind of torch's setuptools command, and builds what builder() of an op gives."""
+    """build_extension returns a subclass of torch's setuptools command that builds an op's builder()."""
     from setuptools import Distribution
     from torch.utils.cpp_extension import BuildExtension
 
@@ -161,16 +161,14 @@ def ahead_of_time(subject: Subject) -> None:
                 building.run()
             except Exception as error:
                 raise BrokenPromiseError(
-                    f"build_extension() does not build what builder() of {name} gives: {describe(error)}"
+                    f"build_extension() cannot build builder() of {name}: {describe(error)}"
                 ) from error
-        require(
-            len(asked) == 1, f"build_extension() does not call build_to() of what {name}'s builder() gives"
-        )
+        require(len(asked) == 1, f"build_extension() does not call build_to() of {name}'s builder()")
 
 
 def builder_of(accelerator: Accelerator, name: str) -> Any:
-    """The op builder of a name that the accelerator lists."""
+    """The op builder with a name from ``op_builders``."""
     builder = accelerator.create_op_builder(name)
     if builder is None:
-        raise BrokenPromiseError(f'op_builders has "{name}", and create_op_builder("{name}") gives None')
+        raise BrokenPromiseError(f'op_builders has "{name}", but create_op_builder("{name}") is None')
     return builder

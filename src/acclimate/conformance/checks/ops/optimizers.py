@@ -1,4 +1,4 @@
-"""Checks of the optimizer ops that DeepSpeed names, called as DeepSpeed calls them."""
+"""Checks of DeepSpeed's optimizer ops, called as DeepSpeed calls them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _Rule = Callable[[int, _Settings, torch.Tensor, torch.Tensor, torch.Tensor, torc
 
 @check("create_op_builder", timeout_s=600)
 def optimizer_ops_compute(subject: Subject) -> None:
-    """The optimizer ops update every tensor of a group, in each mode, as the same rule in torch does."""
+    """The optimizer ops update every tensor of a group, in each mode, like the same rule in torch."""
     accelerator = subject.accelerator
     found = [name for name in _OPTIMIZERS if name in accelerator.op_builders]
     usable = [name for name in found if builder_of(accelerator, name).is_compatible(verbose=False)]

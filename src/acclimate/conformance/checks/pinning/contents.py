@@ -1,4 +1,4 @@
-"""Checks of pinned memory: it keeps values, tells the truth, and devices copy to and from it."""
+"""Checks of pinned memory: it keeps values, is_pinned is right, and devices copy to and from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from acclimate.errors import InvalidDeviceError
 
 @check("pin_memory", "pin_empty", "pin_empty_like", "unpin_memory")
 def contents(subject: Subject) -> None:
-    """Pinning keeps values, dtype and shape, on the host; templates give tensors of the shape asked for."""
+    """Pinning keeps values, dtype and shape, on the host; templates give tensors of the requested shape."""
     accelerator = subject.accelerator
     for dtype in (torch.float32, torch.int64, torch.bfloat16, torch.bool):
         original = (torch.arange(24) % 5).to(dtype).reshape(4, 6)
@@ -50,7 +50,7 @@ def contents(subject: Subject) -> None:
 
 @check("is_pinned", "pin_memory", "pin_empty")
 def told_truly(subject: Subject) -> None:
-    """is_pinned tells locked memory from ordinary memory, and what pin_memory gives is locked."""
+    """is_pinned distinguishes pinned from ordinary memory, and pin_memory returns pinned memory."""
     accelerator = subject.accelerator
     ordinary = torch.ones(1024)
     pinned = {
@@ -58,26 +58,26 @@ def told_truly(subject: Subject) -> None:
         "pin_empty": accelerator.pin_empty(8, dtype=torch.int32),
     }
     told = exactly(accelerator.is_pinned(ordinary), bool, "is_pinned()")
-    require(not told, "is_pinned() is true of an ordinary tensor")
+    require(not told, "is_pinned() is True for an ordinary tensor")
     for what, tensor in pinned.items():
         claimed, true = accelerator.is_pinned(tensor), tensor.is_pinned()
-        require(claimed == true, f"is_pinned() is {claimed} of what {what}() gives; torch says {true}")
+        require(claimed == true, f"is_pinned() is {claimed} for the result of {what}(); torch says {true}")
     real = {what: tensor.is_pinned() for what, tensor in pinned.items()}
-    require(len(set(real.values())) == 1, f"some ways to pin lock memory and some do not: {real}")
+    require(len(set(real.values())) == 1, f"some ways to pin memory work and some do not: {real}")
     if not real["pin_memory"]:
-        raise NotOfferedError("nothing is locked: it copies from ordinary memory, and says so")
+        raise NotOfferedError("it does not pin memory, and says so")
     for what, tensor in pinned.items():
         views = {
             "the end": tensor[-3:], "one element": tensor[5], "every second element": tensor[1::2],
             "a reshaped view": tensor.view(2, -1).t(), "a detached view": tensor.detach()[2:4],
         }  # fmt: skip
         for part, view in views.items():
-            require(accelerator.is_pinned(view), f"is_pinned() is False of {part} of what {what}() gives")
+            require(accelerator.is_pinned(view), f"is_pinned() is False for {part} of the result of {what}()")
 
 
 @check("pin_memory", "pin_empty", "synchronize", timeout_s=90)
 def copies(subject: Subject) -> None:
-    """Copies to and from pinned memory that do not wait are right once the device was synchronised."""
+    """Non-blocking copies to and from pinned memory are complete after synchronize."""
     accelerator = subject.accelerator
     device = accelerator.current_device_name()
     work = Work(accelerator, at_least_ms=10)
@@ -89,13 +89,13 @@ def copies(subject: Subject) -> None:
         there = source.to(device, non_blocking=True)
         target.copy_(there * 2, non_blocking=True)
         accelerator.synchronize()
-        require(equal(there, values), "a copy from pinned memory gives other values")
-        require(equal(target, values * 2), "after synchronize() a copy to pinned memory holds other values")
+        require(equal(there, values), "a copy from pinned memory gives wrong values")
+        require(equal(target, values * 2), "after synchronize() a copy to pinned memory has wrong values")
 
 
 @check("pin_empty", "pin_empty_like")
 def only_on_the_host(subject: Subject) -> None:
-    """Asking for pinned memory anywhere but on the host is refused with InvalidDeviceError."""
+    """pin_empty and pin_empty_like raise InvalidDeviceError for any device but the host."""
     accelerator = subject.accelerator
     with refused('pin_empty(device="meta")', InvalidDeviceError):
         accelerator.pin_empty(4, dtype=torch.float32, device="meta")
@@ -105,11 +105,12 @@ def only_on_the_host(subject: Subject) -> None:
 
 @check("register_host_memory", "unregister_host_memory", "pin_memory_alignment", "is_pinned")
 def registration(subject: Subject) -> None:
-    """Memory that torch did not pin is locked after it was registered, and not after that was undone."""
+    """register_host_memory pins memory that torch allocated otherwise; unregister_host_memory unpins it."""
     accelerator = subject.accelerator
     alignment = exactly(accelerator.pin_memory_alignment(), int, "pin_memory_alignment()")
     require(
-        alignment >= 1 and alignment & (alignment - 1) == 0, f"the alignment is {alignment}, no power of two"
+        alignment >= 1 and alignment & (alignment - 1) == 0,
+        f"the alignment is {alignment}, not a power of two",
     )
     length = 1 << 16
     whole = torch.zeros(length + alignment, dtype=torch.uint8)
@@ -120,10 +121,10 @@ def registration(subject: Subject) -> None:
     )
     if not taken:
         accelerator.unregister_host_memory(memory.data_ptr())
-        require(not accelerator.is_pinned(memory), "it did not take the memory, and says that it is pinned")
-        raise NotOfferedError("it does not take memory that torch allocated otherwise, and says so")
+        require(not accelerator.is_pinned(memory), "it returns False, but the memory is pinned")
+        raise NotOfferedError("it cannot pin memory that is already allocated")
     try:
-        require(accelerator.is_pinned(memory), "it took the memory, which is not pinned afterwards")
+        require(accelerator.is_pinned(memory), "it returns True, but the memory is not pinned")
         memory.copy_(torch.full((length,), 5, dtype=torch.uint8, device=accelerator.current_device_name()))
         accelerator.synchronize()
         require(
@@ -136,7 +137,7 @@ def registration(subject: Subject) -> None:
 
 @check("on_accelerator")
 def on_accelerator(subject: Subject) -> None:
-    """on_accelerator is true of tensors on the device, and of no others."""
+    """on_accelerator is True for tensors on the device, and for no others."""
     accelerator = subject.accelerator
     places = dict.fromkeys((accelerator.device_type, accelerator.current_device_name()), True)
     places["meta"] = False

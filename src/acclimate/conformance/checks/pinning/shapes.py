@@ -30,13 +30,13 @@ _SHAPED: dict[str, Callable[[], torch.Tensor]] = {
 
 
 def _locks(accelerator: Accelerator) -> bool:
-    """Whether it locks memory at all, as torch sees it."""
+    """Whether the accelerator pins memory at all, according to torch."""
     return bool(accelerator.pin_empty(64, dtype=torch.float32).is_pinned())
 
 
 @check("pin_memory", "is_pinned", "unpin_memory")
 def any_tensor_is_pinned(subject: Subject) -> None:
-    """pin_memory locks strided, empty, large and single-number tensors alike, and keeps values and shape."""
+    """pin_memory pins strided, empty, large and scalar tensors alike, and keeps values and shape."""
     accelerator = subject.accelerator
     locks = _locks(accelerator)
     for what, make in _SHAPED.items():
@@ -51,7 +51,8 @@ def any_tensor_is_pinned(subject: Subject) -> None:
         told = exactly(accelerator.is_pinned(pinned), bool, "is_pinned()")
         if pinned.numel():
             require(
-                told == locks, f"is_pinned() is {told} of {what} after pin_memory(), {locks} of other memory"
+                told == locks,
+                f"is_pinned() is {told} for {what} after pin_memory(), {locks} otherwise",
             )
             again = accelerator.pin_memory(pinned)
             require(equal(again, kept), f"pinning {what} twice changes its values")
@@ -62,7 +63,7 @@ def any_tensor_is_pinned(subject: Subject) -> None:
 
 @check("pin_memory", "pin_empty", "pin_empty_like")
 def templates(subject: Subject) -> None:
-    """Without a copy the result is new memory of the shape asked for, locked as other memory is."""
+    """Without a copy the result is new memory of the requested shape, pinned like other memory."""
     accelerator = subject.accelerator
     locks = _locks(accelerator)
     for what, make in _SHAPED.items():
@@ -97,10 +98,10 @@ def templates(subject: Subject) -> None:
             require(tensor.device.type == "cpu", f"{how} of {what} is on {tensor.device}")
             if tensor.numel():
                 told = accelerator.is_pinned(tensor)
-                require(told == locks, f"is_pinned() is {told} of {how} of {what}, {locks} of other memory")
+                require(told == locks, f"is_pinned() is {told} for {how} of {what}, {locks} for other memory")
             tensor.fill_(3)
             require(equal(tensor, torch.full_like(tensor, 3)), f"{how} of {what} cannot be written")
-            require(equal(template, kept), f"writing to what {how} of {what} gives changes the template")
+            require(equal(template, kept), f"writing to the result of {how} of {what} changes the template")
     for host in ("cpu", torch.device("cpu")):
         for tensor in (
             accelerator.pin_empty(4, dtype=torch.float32, device=host),
@@ -129,7 +130,7 @@ def copies_of_any_shape(subject: Subject) -> None:
 
 @check("is_pinned", "on_accelerator")
 def places_are_told(subject: Subject) -> None:
-    """on_accelerator and is_pinned tell device, pinned and ordinary memory apart."""
+    """on_accelerator and is_pinned distinguish device, pinned and ordinary memory."""
     accelerator = subject.accelerator
     on_host = is_host(accelerator)
     for name in device_names(accelerator):
@@ -141,13 +142,13 @@ def places_are_told(subject: Subject) -> None:
         }  # fmt: skip
         for what, tensor in kinds.items():
             told = exactly(accelerator.on_accelerator(tensor), bool, "on_accelerator()")
-            require(told, f"on_accelerator() of {what} on {name} is False")
+            require(told, f"on_accelerator() is False for {what} on {name}")
             if not on_host:
                 told = exactly(accelerator.is_pinned(tensor.detach()), bool, "is_pinned()")
-                require(not told, f"is_pinned() is true of {what} on {name}")
+                require(not told, f"is_pinned() is True for {what} on {name}")
     pinned = accelerator.pin_memory(torch.ones(16))
     for what, tensor in {"pinned memory": pinned, "ordinary memory": torch.ones(16)}.items():
         told = accelerator.on_accelerator(tensor)
         require(told == on_host, f"on_accelerator() of {what} is {told}")
     for ordinary in (torch.ones(16), torch.ones(4, 4).t(), torch.empty(0)):
-        require(not accelerator.is_pinned(ordinary), "is_pinned() is true of an ordinary tensor")
+        require(not accelerator.is_pinned(ordinary), "is_pinned() is True for an ordinary tensor")

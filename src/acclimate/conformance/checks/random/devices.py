@@ -1,4 +1,4 @@
-"""Checks of random numbers by device: which one is meant, and that the others are left alone."""
+"""Checks of random numbers by device: which device is used, and that the others do not change."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from acclimate.conformance.checks.assertions import (
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.device_arguments import (
     has_indices,
-    require_refused,
-    require_taken,
+    require_device_arguments,
     ways_to_name,
 )
 from acclimate.conformance.checks.target import Subject
@@ -32,7 +31,7 @@ _SEED = 20_260_211
 
 @check("default_generator", "get_rng_state", "set_rng_state")
 def device_arguments(subject: Subject) -> str | None:
-    """A device is taken by index, name or torch.device; one that is absent or of another type is refused."""
+    """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
     accelerator = subject.accelerator
     state = accelerator.get_rng_state()
     methods: dict[str, Callable[..., object]] = {
@@ -41,17 +40,16 @@ def device_arguments(subject: Subject) -> str | None:
     }
     if _shows_generators(accelerator):
         methods["default_generator"] = accelerator.default_generator
-    require_taken(accelerator, methods)
     if has_indices(accelerator):
         too_many = [*accelerator.get_rng_state_all(), state]
         with refused("set_rng_state_all() with more states than devices", InvalidDeviceError):
             accelerator.set_rng_state_all(too_many)
-    return require_refused(accelerator, methods)
+    return require_device_arguments(accelerator, methods)
 
 
 @check("get_rng_state", "set_rng_state", "default_generator", "manual_seed", "initial_seed", "seed")
 def current_device_is_meant(subject: Subject) -> None:
-    """Where no device is named, the generator of the current one is read, seeded and restored."""
+    """Without a device argument, methods use the generator of the current device."""
     accelerator = subject.accelerator
     for index, name in enumerate(several_devices(accelerator)):
         for other in range(accelerator.device_count()):  # each with a state of its own
@@ -87,7 +85,7 @@ def current_device_is_meant(subject: Subject) -> None:
 
 @check("default_generator", "default_generators")
 def generators_by_device(subject: Subject) -> None:
-    """Each way to name a device gives the generator of that device, in the order of the devices."""
+    """However a device is named, default_generator returns its generator; default_generators is in order."""
     accelerator = subject.accelerator
     _require_generators(accelerator)
     if not has_indices(accelerator):
@@ -103,7 +101,7 @@ def generators_by_device(subject: Subject) -> None:
 
 @check("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all")
 def host_is_left_alone(subject: Subject) -> None:
-    """Seeding and restoring the device leave the host's generator as it was."""
+    """Seeding and restoring the device do not change the host's generator."""
     accelerator = subject.accelerator
     if is_host(accelerator):
         raise NotOfferedError("its generator is the host's")

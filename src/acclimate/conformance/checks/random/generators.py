@@ -25,7 +25,7 @@ def _draw(device: str, count: int = 257) -> torch.Tensor:
 
 @check("manual_seed", "initial_seed")
 def seeds(subject: Subject) -> None:
-    """Equal seeds give equal numbers, different seeds different ones, and the seed can be read back."""
+    """Equal seeds give equal numbers, different seeds different ones, and initial_seed returns the seed."""
     accelerator = subject.accelerator
     device = accelerator.current_device_name()
     accelerator.manual_seed(_SEED)
@@ -42,7 +42,7 @@ def seeds(subject: Subject) -> None:
 
 @check("manual_seed_all")
 def seeds_of_all_devices(subject: Subject) -> None:
-    """manual_seed_all seeds every device: each repeats its numbers."""
+    """manual_seed_all seeds every device, so that each repeats its numbers."""
     accelerator = subject.accelerator
     names = device_names(accelerator)
     accelerator.manual_seed_all(_SEED)
@@ -57,7 +57,7 @@ def seeds_of_all_devices(subject: Subject) -> None:
 
 @check("get_rng_state", "set_rng_state")
 def state_saved_and_restored(subject: Subject) -> None:
-    """A state that is saved and restored gives the same numbers again, on each device."""
+    """Restoring a saved state gives the same numbers again, on each device."""
     accelerator = subject.accelerator
     for index, name in enumerate(device_names(accelerator)):
         for device in (index, name):
@@ -82,7 +82,7 @@ def state_saved_and_restored(subject: Subject) -> None:
 
 @check("get_rng_state_all", "set_rng_state_all")
 def states_of_all_devices(subject: Subject) -> None:
-    """get_rng_state_all has one state per device, and restoring them repeats the numbers of all."""
+    """get_rng_state_all returns one state per device; restoring them repeats the numbers of all devices."""
     accelerator = subject.accelerator
     names = device_names(accelerator)
     for index in range(len(names)):  # each with a state of its own
@@ -103,7 +103,7 @@ def states_of_all_devices(subject: Subject) -> None:
 
 @check("manual_seed", "set_rng_state", "get_rng_state")
 def devices_draw_independently(subject: Subject) -> None:
-    """Seeding, restoring and drawing on one device leave the other devices' generators as they were."""
+    """Seeding, restoring and drawing on one device do not change the other devices' generators."""
     accelerator = subject.accelerator
     names = several_devices(accelerator)
     accelerator.manual_seed_all(_SEED)
@@ -130,7 +130,7 @@ def devices_draw_independently(subject: Subject) -> None:
 
 @check("default_generator", "default_generators")
 def generators(subject: Subject) -> None:
-    """The default generator of a device is the one that its operations draw from."""
+    """The default generator of a device is the one that its operations use."""
     accelerator = subject.accelerator
     with offered_or_not("default generators"):
         generators = accelerator.default_generators
@@ -162,7 +162,7 @@ def generators(subject: Subject) -> None:
 
 @check("seed", "seed_all", "initial_seed")
 def fresh_seeds(subject: Subject) -> None:
-    """seed and seed_all return a number that differs each time and from which the numbers can be repeated."""
+    """seed and seed_all return a different seed each time, with which manual_seed repeats the numbers."""
     accelerator = subject.accelerator
     device = accelerator.current_device_name()
     with offered_or_not("seeding with a fresh number"):
@@ -189,7 +189,7 @@ def fresh_seeds(subject: Subject) -> None:
 
 @check("manual_seed", "initial_seed", "seed", "default_generator")
 def last_seed_is_told(subject: Subject) -> None:
-    """initial_seed is the last seed, whoever gave it: manual_seed, seed, torch.manual_seed or a generator."""
+    """initial_seed returns the last seed, set by manual_seed, seed, torch.manual_seed or a generator."""
     accelerator = subject.accelerator
     device = accelerator.current_device_name()
     with offered_or_not("seeding with a fresh number"):
@@ -210,7 +210,7 @@ def last_seed_is_told(subject: Subject) -> None:
 
     ways = {"manual_seed": by_hand, "seed": accelerator.seed, "torch.manual_seed": by_torch,
             "default_generator().manual_seed": by_generator}  # fmt: skip
-    for _ in range(2):  # each also after the last
+    for _ in range(2):  # so that each also follows the last
         for name, seeding in ways.items():
             given = seeding()
             numbers = _draw(device)
@@ -224,13 +224,13 @@ def last_seed_is_told(subject: Subject) -> None:
 
 @check("random")
 def torch_random(subject: Subject) -> None:
-    """random() is torch's module of random number functions, and its fork_rng keeps this device's state."""
+    """random() returns torch.random, whose fork_rng keeps this device's state."""
     accelerator = subject.accelerator
     module = accelerator.random()
     require(module is torch.random, f"random() is {module!r}")
     device = accelerator.current_device_name()
     before = accelerator.get_rng_state()
-    # torch forks the host's generator always, and of others those that are named.
+    # torch always forks the host's generator, and of others those that are named.
     on_host = before.numel() == torch.get_rng_state().numel() and equal(before, torch.get_rng_state())
     others = {} if on_host else {"device_type": accelerator.device_type}
     with module.fork_rng(devices=[] if on_host else [accelerator.current_device()], **others):

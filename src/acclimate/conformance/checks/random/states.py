@@ -1,4 +1,4 @@
-"""Checks of random states: a state is a copy, and repeats every kind of random number."""
+"""Checks of random states: a state is a copy, and repeats every distribution."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _kinds_of_draws(device: str) -> dict[str, Callable[[], torch.Tensor]]:
 
 @check("get_rng_state", "set_rng_state", "manual_seed")
 def every_kind_of_draw_repeats(subject: Subject) -> None:
-    """A restored state, and an equal seed, repeat random numbers of every distribution."""
+    """Restoring a state, or seeding again, repeats random numbers of every distribution."""
     accelerator = subject.accelerator
     device = accelerator.current_device_name()
     draws = _kinds_of_draws(device)
@@ -48,7 +48,7 @@ def every_kind_of_draw_repeats(subject: Subject) -> None:
 
 @check("get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all")
 def states_are_copies(subject: Subject) -> None:
-    """A state stays what it was when numbers are drawn, and can be restored again and from a copy."""
+    """Drawing numbers does not change a saved state, which can be restored repeatedly and from a copy."""
     accelerator = subject.accelerator
     for index, name in enumerate(device_names(accelerator)):
         state = accelerator.get_rng_state(index)
@@ -83,7 +83,7 @@ def states_are_copies(subject: Subject) -> None:
 
 @check("manual_seed", "manual_seed_all", "initial_seed")
 def seeds_of_every_size(subject: Subject) -> None:
-    """A seed is taken as it is, from 0 to 64 bits, and can be read back."""
+    """A seed from 0 to 2**63 - 1 is used unchanged, and initial_seed returns it."""
     accelerator = subject.accelerator
     for seed in (0, 1, 2**31, 2**40 + 3, 2**63 - 1):
         for seeding in (accelerator.manual_seed, accelerator.manual_seed_all):

@@ -21,7 +21,7 @@ from acclimate.errors import UnknownCompileBackendError
 
 @check("compile_backend", "get_compile_backend", timeout_s=240)
 def compiles(subject: Subject) -> str | None:
-    """A function compiled with the accelerator's backend gives the same results and gradients as without."""
+    """A function compiled with the accelerator's backend gives the same results and gradients as eager."""
     accelerator = subject.accelerator
     backend = exactly(accelerator.get_compile_backend(), str, "get_compile_backend()")
 
@@ -50,7 +50,7 @@ def compiles(subject: Subject) -> str | None:
 
 @check("get_compile_backend", "set_compile_backend")
 def compile_backend_chosen(subject: Subject) -> None:
-    """set_compile_backend takes a backend that torch has, and refuses one that it has not."""
+    """set_compile_backend accepts a backend that torch has, and refuses any other."""
     accelerator = subject.accelerator
     before = accelerator.get_compile_backend()
     try:
@@ -68,17 +68,17 @@ def compile_backend_chosen(subject: Subject) -> None:
 
 @check("is_triton_supported", "prefer_triton_grouped_mm", timeout_s=180)
 def triton(subject: Subject) -> None:
-    """Where Triton is said to work, a kernel runs and gives right numbers."""
+    """If is_triton_supported is True, a Triton kernel runs and gives right results."""
     accelerator = subject.accelerator
     supported = exactly(accelerator.is_triton_supported(), bool, "is_triton_supported()")
     preferred = exactly(accelerator.prefer_triton_grouped_mm(), bool, "prefer_triton_grouped_mm()")
     require(
         supported or not preferred,
-        "it prefers Triton for grouped products, and says that Triton does not work",
+        "prefer_triton_grouped_mm() is True, but is_triton_supported() is False",
     )
     if not supported:
-        raise NotOfferedError("it says that Triton kernels do not run on it")
+        raise NotOfferedError("is_triton_supported() is False")
     from acclimate.conformance.checks.triton_kernel import add_one
 
     values = torch.arange(1000, dtype=torch.float32, device=accelerator.current_device_name())
-    require(equal(add_one(values), values.cpu() + 1), "a Triton kernel that adds 1 gives other numbers")
+    require(equal(add_one(values), values.cpu() + 1), "a Triton kernel that adds 1 gives wrong results")

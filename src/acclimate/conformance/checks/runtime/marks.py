@@ -1,4 +1,4 @@
-"""Checks of profiler marks and of late calls."""
+"""Checks of profiler ranges and of lazy calls."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _TREE = {
     "acclimate decorated": "acclimate outer",
     "acclimate after": None,
 }
-"""Each range that is opened, and the range that it is opened in."""
+"""Each range, and the range within which it is opened."""
 _MARKERS = ("nvtx", "mstx", "cnpx", "roctx", "itt", "profiler")
-"""What torch's module of a device has where its vendor's own profiler shows the ranges."""
+"""Attributes of a device's torch module whose ranges appear in the vendor's own profiler."""
 _THREAD_PATIENCE_S = 30
 
 
 @check("range_push", "range_pop", "nvtx", "supports_nvtx_domain")
 def profiler_marks(subject: Subject) -> str | None:
-    """Ranges nest and keep their names, also by NVTX's functions; closing one too many is harmless."""
+    """Ranges nest and keep their names, also through NVTX's functions; closing one too many is harmless."""
     accelerator = subject.accelerator
     domains = exactly(accelerator.supports_nvtx_domain, bool, "supports_nvtx_domain")
     accelerator.range_pop()  # none is open
@@ -45,7 +45,7 @@ def profiler_marks(subject: Subject) -> str | None:
             require(event.key not in found, f'torch\'s profiler shows the range "{event.key}" twice')
             found[event.key] = event
     if not found and any(hasattr(accelerator.torch_module, name) for name in _MARKERS):
-        return "torch's profiler does not show the ranges; a profiler of the vendor may"
+        return "torch's profiler does not show the ranges; the vendor's profiler may"
     require(
         len(found) == len(_TREE),
         f"torch's profiler does not show the ranges {sorted(_TREE.keys() - found)}",
@@ -89,7 +89,7 @@ def _open_and_close(accelerator: Accelerator, domain: str | None) -> None:
 
 @check("range_push", "range_pop")
 def ranges_of_threads(subject: Subject) -> str | None:
-    """Each thread has ranges of its own: closing one does not close another thread's."""
+    """Each thread has its own ranges: range_pop does not close another thread's."""
     accelerator = subject.accelerator
     accelerator.range_pop()  # none is open
     opened, done = threading.Event(), threading.Event()
@@ -118,12 +118,10 @@ def ranges_of_threads(subject: Subject) -> str | None:
     }
     names = ("acclimate outer", "acclimate within", "acclimate after")
     if not all(name in spans for name in names):
-        return "torch's profiler does not show the ranges; a profiler of the vendor may"
+        return "torch's profiler does not show the ranges; the vendor's profiler may"
     outer, within, after = (spans[name] for name in names)
     require(within.end <= outer.end, "range_pop() in a thread without ranges closes another thread's range")
-    require(
-        outer.end <= after.start, "range_pop() leaves this thread's range open where another thread has one"
-    )
+    require(outer.end <= after.start, "range_pop() leaves this thread's range open if another thread has one")
     return None
 
 
@@ -135,7 +133,7 @@ def _mark(accelerator: Accelerator, name: str) -> None:
 
 @check("lazy_call", "init")
 def lazy_calls(subject: Subject) -> None:
-    """Late calls are made exactly once, in order, at the latest when the device's context is made."""
+    """Lazy calls are made exactly once, in order, at the latest when the device is initialised."""
     accelerator = subject.accelerator
     calls: list[int] = []
     for number in range(3):
@@ -143,4 +141,4 @@ def lazy_calls(subject: Subject) -> None:
     accelerator.init()
     torch.ones(1, device=accelerator.current_device_name())
     accelerator.init()
-    require(calls == [0, 1, 2], f"of the late calls 0, 1 and 2 these were made: {calls}")
+    require(calls == [0, 1, 2], f"of the lazy calls 0, 1 and 2 these were made: {calls}")

@@ -1,4 +1,4 @@
-"""Checks of streams and events: what is current, in what order work is done, how long it takes."""
+"""Checks of streams and events: which stream is current, in what order work runs, how long it takes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 
 import torch
 
-from acclimate.accelerator import Accelerator, HostStream
 from acclimate.conformance.checks.assertions import (
     BrokenPromiseError,
     NotOfferedError,
@@ -14,6 +13,7 @@ from acclimate.conformance.checks.assertions import (
     equal,
     exactly,
     require,
+    with_streams,
 )
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.target import Subject
@@ -24,16 +24,14 @@ _CLOCK_SLACK_MS = 2.0  # what reading two clocks one after the other may differ 
 
 @check("Stream", "stream", "current_stream", "default_stream")
 def current_stream(subject: Subject) -> None:
-    """Within stream(s) the current stream is s, and after it the one from before; None changes nothing."""
+    """Within stream(s) the current stream is s, and afterwards the previous one; None changes nothing."""
     accelerator = subject.accelerator
     before = accelerator.current_stream()
     default = accelerator.default_stream()
     for what, found in (("current_stream()", before), ("default_stream()", default)):
         # torch.Stream is a base of some vendors' streams and what torch's own functions return for others.
         require(isinstance(found, accelerator.Stream | torch.Stream), f"{what} is a {type(found).__name__}")
-    require(
-        before == default, f"no stream was chosen, and {before} is current instead of the default {default}"
-    )
+    require(before == default, f"no stream was set, but {before} is current instead of the default {default}")
     first, second = accelerator.Stream(), accelerator.Stream()
     require(first != second, "two streams that were made are equal")
     with accelerator.stream(first):
@@ -57,7 +55,7 @@ def current_stream(subject: Subject) -> None:
 
 @check("set_stream", "current_stream")
 def set_stream(subject: Subject) -> None:
-    """set_stream makes a stream the current one until another is set; None changes nothing."""
+    """set_stream(s) makes s the current stream until another is set; set_stream(None) changes nothing."""
     accelerator = subject.accelerator
     before, chosen = accelerator.current_stream(), accelerator.Stream()
     try:
@@ -78,7 +76,7 @@ def set_stream(subject: Subject) -> None:
 
 @check("Event", "synchronize")
 def events_measure_time(subject: Subject) -> None:
-    """The time between two events is that of the work between them, in milliseconds."""
+    """elapsed_time is the time of the work between two events, in milliseconds."""
     accelerator = subject.accelerator
     work = Work(accelerator)
     for _ in range(_ROUNDS):
@@ -94,21 +92,21 @@ def events_measure_time(subject: Subject) -> None:
         measured = exactly(start.elapsed_time(end), float, "elapsed_time()")
         require(
             measured <= lasted * 1.02 + _CLOCK_SLACK_MS,
-            f"events measure {measured:.2f} ms where the host's clock measures {lasted:.2f}",
+            f"events measure {measured:.2f} ms, the host's clock {lasted:.2f} ms",
         )
-        # Never 0 or less, which any clock measures: work may be over sooner than was expected of it.
+        # Always above 0: any clock measures 0 or more, and work may end sooner than expected.
         if measured >= lasted / 2 - min(_CLOCK_SLACK_MS, lasted / 4):
             return
     # The host may have been busy with something else in between, though hardly each time.
     raise BrokenPromiseError(
-        f"events measure {measured:.2f} ms of work that took {lasted:.2f} by the host's clock"
+        f"events measure {measured:.2f} ms for work that took {lasted:.2f} ms by the host's clock"
     )
 
 
 @check("Stream", "Event", "stream", "current_stream")
 def events_order_streams(subject: Subject) -> None:
-    """A stream that waits for an event of another stream sees what that one did before the event."""
-    accelerator = _with_streams(subject)
+    """A stream that waits for another stream's event sees the work before that event."""
+    accelerator = with_streams(subject.accelerator)
     work = Work(accelerator)
     for _ in range(_ROUNDS):
         producer, consumer = accelerator.Stream(), accelerator.Stream()
@@ -130,8 +128,8 @@ def events_order_streams(subject: Subject) -> None:
 
 @check("Stream", "stream", "synchronize", "supports_streams")
 def streams_wait_for_streams(subject: Subject) -> None:
-    """A stream that waits for another sees what was queued there, and its synchronize waits for its work."""
-    accelerator = _with_streams(subject)
+    """A stream that waits for another sees its queued work; synchronize() waits for the stream's own."""
+    accelerator = with_streams(subject.accelerator)
     work = Work(accelerator)
     for _ in range(_ROUNDS):
         producer, consumer = accelerator.Stream(), accelerator.Stream()
@@ -154,10 +152,10 @@ def streams_wait_for_streams(subject: Subject) -> None:
 
 @check("resolves_data_dependency", "stream")
 def dependencies_resolved_by_the_device(subject: Subject) -> None:
-    """On a device that says so, one stream may use what another makes without an explicit wait."""
+    """If the device says so, one stream can use the results of another without an explicit wait."""
     accelerator = subject.accelerator
     if not accelerator.resolves_data_dependency():
-        raise NotOfferedError("it says that streams have to wait for each other explicitly")
+        raise NotOfferedError("it says that streams must wait for each other explicitly")
     work = Work(accelerator)
     for _ in range(_ROUNDS):
         value = torch.zeros(1 << 16, device=accelerator.current_device_name())
@@ -166,10 +164,3 @@ def dependencies_resolved_by_the_device(subject: Subject) -> None:
         with accelerator.stream(accelerator.Stream()):
             seen = (value * 2).cpu()
         require(equal(seen, torch.full((1 << 16,), 6.0)), "one stream read what another had not yet made")
-
-
-def _with_streams(subject: Subject) -> Accelerator:
-    accelerator = subject.accelerator
-    if issubclass(accelerator.Stream, HostStream):
-        raise NotOfferedError("it has no streams: its work is done in the order of the calls")
-    return accelerator

@@ -6,24 +6,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from acclimate.accelerator import Accelerator, HostStream
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import (
     DeliberateError,
-    NotOfferedError,
-    device_names,
     in_thread,
     let_through,
     require,
     several_devices,
+    with_streams,
 )
 from acclimate.conformance.checks.check import check
-from acclimate.conformance.checks.device_arguments import require_refused, require_taken, ways_to_name
+from acclimate.conformance.checks.device_arguments import require_device_arguments, ways_to_name
 from acclimate.conformance.checks.target import Subject
 
 
 @check("stream", "current_stream", "default_stream")
 def stream_context_ends(subject: Subject) -> None:
-    """After stream(s) the stream from before is current, also after an error, which comes through."""
+    """After stream(s) the previous stream is current, even after an error, which is not suppressed."""
     accelerator = subject.accelerator
     before = accelerator.current_stream()
     default = accelerator.default_stream()
@@ -37,7 +36,7 @@ def stream_context_ends(subject: Subject) -> None:
             raise DeliberateError
         require(
             accelerator.current_stream() == outer,
-            "after an error within an inner stream(s) the outer is lost",
+            "after an error within an inner stream(s) the outer stream is not current",
         )
         require(accelerator.default_stream() == default, "within stream(s) default_stream() is another")
         with accelerator.stream(inner):
@@ -52,7 +51,7 @@ def stream_context_ends(subject: Subject) -> None:
 
 @check("stream", "set_stream", "current_stream")
 def current_stream_of_a_thread(subject: Subject) -> None:
-    """The current stream is one thread's: another starts on the default stream and changes nothing here."""
+    """Each thread has its own current stream: a new thread starts on the default stream."""
     accelerator = subject.accelerator
     mine = accelerator.Stream()
 
@@ -64,7 +63,7 @@ def current_stream_of_a_thread(subject: Subject) -> None:
 
     with accelerator.stream(mine):
         starts_at_default, chooses = in_thread(look)
-        require(starts_at_default, "a new thread starts on the stream that another thread has chosen")
+        require(starts_at_default, "a new thread starts on the stream that another thread has set")
         require(chooses, "within stream(s) in another thread another stream is current")
         require(
             accelerator.current_stream() == mine, "another thread's stream(s) changes the one that is current"
@@ -96,17 +95,16 @@ def current_stream_of_a_thread(subject: Subject) -> None:
 
 @check("current_stream", "default_stream")
 def device_arguments(subject: Subject) -> str | None:
-    """A device is taken by index, name or torch.device; one that is absent or of another type is refused."""
+    """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
     accelerator = subject.accelerator
     methods = {"current_stream": accelerator.current_stream, "default_stream": accelerator.default_stream}
-    require_taken(accelerator, methods)
-    return require_refused(accelerator, methods)
+    return require_device_arguments(accelerator, methods)
 
 
 @check("current_stream", "default_stream", "set_stream", "Stream")
 def streams_by_device(subject: Subject) -> None:
-    """Each device has streams of its own: choosing one leaves the current streams of the others."""
-    accelerator = _with_streams(subject)
+    """Each device has its own current stream: setting one does not change those of the others."""
+    accelerator = with_streams(subject.accelerator)
     names = several_devices(accelerator)
     for index in range(len(names)):
         for device in ways_to_name(accelerator, index):
@@ -140,13 +138,5 @@ def _require_default(accelerator: Accelerator, other: int, chosen_on: int) -> No
         found: Any = accelerator.current_stream(other)
         require(
             found == accelerator.default_stream(other),
-            f"choosing a stream of device {chosen_on} makes {found} current on device {other}",
+            f"setting a stream of device {chosen_on} makes {found} current on device {other}",
         )
-
-
-def _with_streams(subject: Subject) -> Accelerator:
-    accelerator = subject.accelerator
-    if issubclass(accelerator.Stream, HostStream):
-        raise NotOfferedError("it has no streams: its work is done in the order of the calls")
-    device_names(accelerator)
-    return accelerator

@@ -1,4 +1,4 @@
-"""Checks of streams and events as objects: what waits for what, what a query says, what time is measured."""
+"""Checks of stream and event objects: what waits for what, what query() says, what time is measured."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 
-from acclimate.accelerator import Accelerator, HostStream
 from acclimate.conformance.checks.assertions import (
     BrokenPromiseError,
-    NotOfferedError,
     Work,
     equal,
     exactly,
     refused,
     require,
+    with_streams,
 )
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.target import Subject
@@ -29,7 +28,7 @@ _LENGTH = 1 << 14
 
 @check("Stream", "Event", "stream")
 def objects(subject: Subject) -> None:
-    """Streams and events take torch's arguments, wait for each other, and know when they are done."""
+    """Streams and events take torch's arguments, wait for each other, and know when they are complete."""
     accelerator = subject.accelerator
     ones = torch.ones(8, device=accelerator.current_device_name())
     streams = {
@@ -69,8 +68,8 @@ def objects(subject: Subject) -> None:
 
 @check("Event", "Stream", "synchronize", "current_stream")
 def host_waits(subject: Subject) -> None:
-    """Each way to wait on the host, for an event or for a stream, waits: what was copied before is there."""
-    accelerator = _with_streams(subject)
+    """Each way to wait on the host for an event or a stream waits until earlier copies are complete."""
+    accelerator = with_streams(subject.accelerator)
     work = Work(accelerator)
     ways: dict[str, Callable[[Any, Any], object]] = {
         "the event's synchronize()": lambda stream, event: event.synchronize(),
@@ -92,7 +91,7 @@ def host_waits(subject: Subject) -> None:
             wait(stream, event)
             require(
                 equal(landed, torch.full((_LENGTH,), 3.0)),
-                f"after {what} a copy to the host that was queued before has not arrived",
+                f"after {what} an earlier copy to the host is not complete",
             )
             accelerator.synchronize()
 
@@ -101,15 +100,15 @@ def _until(done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _QUERY_TIMEOUT_S
     while not done():
         require(
-            time.monotonic() < deadline, f"query() is false for {_QUERY_TIMEOUT_S:.0f} s after little work"
+            time.monotonic() < deadline, f"query() is still False {_QUERY_TIMEOUT_S:.0f} s after little work"
         )
         time.sleep(0.001)
 
 
 @check("Stream", "Event", "stream", "current_stream")
 def streams_wait(subject: Subject) -> None:
-    """Each way for a stream to wait makes it come after: it reads what was written before."""
-    accelerator = _with_streams(subject)
+    """Each way for a stream to wait orders its work: it reads what was written before."""
+    accelerator = with_streams(subject.accelerator)
     work = Work(accelerator)
     ways: dict[str, Callable[[Any, Any, Any], object]] = {
         "wait_event()": lambda waiting, event, producer: waiting.wait_event(event),
@@ -141,7 +140,7 @@ def streams_wait(subject: Subject) -> None:
 
 @check("Event")
 def event_times_add_up(subject: Subject) -> None:
-    """The times between three events add up, and an event that is recorded again measures from then on."""
+    """The times between three events add up, and recording an event again replaces its time."""
     accelerator = subject.accelerator
     work = Work(accelerator, at_least_ms=5)
     for _ in range(_ROUNDS):
@@ -154,7 +153,7 @@ def event_times_add_up(subject: Subject) -> None:
         whole = first.elapsed_time(third)
         require(
             abs(parts - whole) <= 0.01 * whole + _RESOLUTION_MS,
-            f"the times between three events are {parts:.3f} ms one by one, and {whole:.3f} at once",
+            f"three events are {parts:.3f} ms apart measured one by one, {whole:.3f} at once",
         )
         require(parts > 0, "the time between two events with work between them is 0")
         first.record()
@@ -165,14 +164,14 @@ def event_times_add_up(subject: Subject) -> None:
             return
     # The host may have been busy with something else in between, though hardly each time.
     raise BrokenPromiseError(
-        f"events that are recorded again, without work between them, measure {again:.3f} ms; before, with "
-        f"work between them, they measured {whole:.3f}"
+        f"events that were recorded again, without work between them, measure {again:.3f} ms; earlier, with "
+        f"work between them, they measured {whole:.3f} ms"
     )
 
 
 @check("Event")
 def events_without_timing(subject: Subject) -> None:
-    """Time is refused of an event that was not recorded, or was made without enable_timing=True."""
+    """elapsed_time raises for an event that was not recorded, or was made without enable_timing=True."""
     accelerator = subject.accelerator
     recorded, untimed = accelerator.Event(enable_timing=True), accelerator.Event()
     recorded.record()
@@ -182,10 +181,3 @@ def events_without_timing(subject: Subject) -> None:
         recorded.elapsed_time(untimed)
     with refused("elapsed_time() of an event that was not recorded", RuntimeError, ValueError):
         recorded.elapsed_time(accelerator.Event(enable_timing=True))
-
-
-def _with_streams(subject: Subject) -> Accelerator:
-    accelerator = subject.accelerator
-    if issubclass(accelerator.Stream, HostStream):
-        raise NotOfferedError("it has no streams: its work is done in the order of the calls")
-    return accelerator
