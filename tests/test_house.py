@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -291,6 +292,13 @@ def test_no_file_is_too_long_without_a_reason() -> None:
     }
     too_long = {name: length for name, length in lengths.items() if length > LONGEST_FILE}
     assert set(too_long) == set(LONGER_FILES), too_long
+
+
+def test_no_two_test_modules_have_one_name() -> None:
+    """pytest imports them by that name alone, and fails where two in folders without __init__.py share it."""
+    folders = (ROOT / "tests", ROOT / "extensions")
+    names = Counter(path.name for folder in folders for path in folder.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 # -- 7: nothing tells of the machine it was written on -----------------------------------------------

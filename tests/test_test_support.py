@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,11 @@ from pathlib import Path
 import pytest
 
 from fresh_process import FreshProcesses, plain_environment
+from run_in_parallel import LONGEST_FIRST, part_of
 from session_signals import take_signals
+
+ROOT = Path(__file__).parents[1]
+SIM = "extensions/acclimate-sim/tests"
 
 
 def test_entry_points_without_a_selection_are_those_of_all_groups(fresh: FreshProcesses) -> None:
@@ -73,6 +78,20 @@ def test_a_run_that_ignores_ctrl_c_starts_programs_that_do_not() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Runs the tests of a folder as no part of this run."""
+    environment = {name: value for name, value in plain_environment().items() if "PYTEST" not in name}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
 def test_a_reason_to_skip_is_told_once_with_the_number_of_tests(tmp_path: Path) -> None:
     (tmp_path / "test_skipped.py").write_text("""
 import pytest
@@ -81,16 +100,40 @@ def test_of_five(number): pytest.skip("not installed: slurmctld")
 @pytest.mark.skipif(True, reason="no nvcc on PATH")
 def test_of_one(): pass
 """)
-    environment = {name: value for name, value in plain_environment().items() if "PYTEST" not in name}
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "skip_summary", "-p", "no:cacheprovider"],
-        cwd=tmp_path,
-        env={**environment, "PYTHONPATH": str(Path(__file__).parent)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    run = run_pytest(tmp_path, "-p", "skip_summary")
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("not installed: slurmctld") == 1
     assert "\n5 tests: not installed: slurmctld\n1 test: no nvcc on PATH\n" in run.stdout
+
+
+def test_every_part_of_a_run_that_starts_first_exists() -> None:
+    missing = [name for name in LONGEST_FIRST if not (ROOT / name).exists()]
+    assert missing == []
+
+
+def test_a_folder_named_as_a_whole_runs_in_one_process_without_its_files_that_are_named() -> None:
+    named = f"{SIM}/test_sim_folders.py"
+    assert part_of(f"{named}::test_one") == named
+    for file in ("test_sim_profile.py", "test_sim_selection.py"):
+        assert (
+            part_of(f"extensions/acclimate-sim/tests/{file}::test_one[a/b]")
+            == "extensions/acclimate-sim/tests"
+        )
+    assert part_of("tests/ops/test_registry.py::test_one") == "tests/ops/test_registry.py"
+
+
+def test_the_processes_of_a_run_share_a_server_of_warm_pythons(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / f"test_{name}.py").write_text("""
+import os, subprocess, sys
+def test_its_server(warm_starts, record_property):
+    program = "import os; print(os.getppid())"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    print(f"server {run.stdout.strip()} of {os.getpid()};")
+""")
+    (tmp_path / "conftest.py").write_text("from warm_starts import *\n")
+    run = run_pytest(tmp_path, "-n", "2", "--dist", "loadfile", "-rP")
+    assert run.returncode == 0, run.stdout + run.stderr
+    told = re.findall(r"server (\d+) of (\d+);", run.stdout)
+    assert len({process for _, process in told}) == 2
+    assert len({server for server, _ in told}) == 1

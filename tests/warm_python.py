@@ -120,8 +120,8 @@ def _arguments_of_python(command: Any) -> list[str]:
     return []
 
 
-class WarmPython:
-    """The server, and the programs it is asked for.
+class WarmServer:
+    """The server. It may still be at its imports; programs start when these are made.
 
     Args:
         modules: what it imports.
@@ -129,15 +129,34 @@ class WarmPython:
 
     def __init__(self, *modules: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        self._address = str(Path(self._folder.name) / "server")
-        self._server = subprocess.Popen(
-            [sys.executable, __file__, self._address, *modules],
-            env={**os.environ, "PYTHONPATH": "", _AUTOLOAD: "0"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self._server.stdout is not None
-        assert self._server.stdout.readline() == b"ready\n"
+        self.address = str(Path(self._folder.name) / "server")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.address)
+            listener.listen(64)
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(listener.fileno()), *modules],
+                env={**os.environ, "PYTHONPATH": "", _AUTOLOAD: "0"},
+                stdin=subprocess.PIPE,
+                pass_fds=[listener.fileno()],
+            )
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._process.communicate(timeout=60)
+        self._folder.cleanup()
+
+
+class WarmPython:
+    """Programs of a server, once it has made its imports.
+
+    Args:
+        address: of the server.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        with self.in_place():
+            subprocess.run([sys.executable, "-c", ""], check=True)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -150,18 +169,14 @@ class WarmPython:
         finally:
             _address, subprocess.Popen = before
 
-    def close(self) -> None:
-        """Ends the server."""
-        self._server.communicate(timeout=30)
-        self._folder.cleanup()
-
 
 # -- in the server ---------------------------------------------------------------------------------
 
 
-def serve(address: str, *modules: str) -> None:
-    """Starts programs until standard input ends."""
+def serve(listening: str, *modules: str) -> None:
+    """Starts programs for those who connect to a descriptor, until standard input ends."""
     global _address
+    listener = socket.socket(fileno=int(listening))
     groups = []
     for module in modules:
         before = set(sys.modules)
@@ -172,18 +187,13 @@ def serve(address: str, *modules: str) -> None:
     _Imported([{name: sys.modules.pop(name) for name in group} for group in groups]).install()
     gc.collect()
     gc.freeze()  # else every program would copy the pages that its garbage collector marks
-    _address = address
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen(64)
+    _address = listener.getsockname()
     ended, signalled = os.pipe()
     for end in (ended, signalled):
         os.set_blocking(end, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
     running: dict[int, socket.socket] = {}
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
     while True:
         ready = select.select([listener, sys.stdin, ended], [], [])[0]
         if sys.stdin in ready:

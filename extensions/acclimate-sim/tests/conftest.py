@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # sim_process, also for the folders below
 sys.path.append(str(Path(__file__).parents[3] / "tests"))
 
-from warm_python import WarmPython
+from warm_python import WarmPython, WarmServer
 from warm_starts import warm_starts as warm_starts
 
 ON_SIM = os.environ.get("ACCLIMATE_ACCELERATOR") == "sim"
@@ -25,9 +25,9 @@ if not ON_SIM:
 @pytest.fixture(scope="session")
 def warm_python() -> Iterator[WarmPython]:
     """Starts Pythons that have torch imported already, and not torch._dynamo: sim acts on its import."""
-    python = WarmPython("torch")
-    yield python
-    python.close()
+    server = WarmServer("torch")
+    yield WarmPython(server.address)
+    server.close()
 
 
 @pytest.fixture(autouse=True)

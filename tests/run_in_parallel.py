@@ -1,0 +1,70 @@
+"""How a run is divided among several processes (pytest-xdist), and which tests start first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+LONGEST_FIRST = (
+    "tests/conformance/test_conformance.py",
+    "tests/comm/test_collectives.py",
+    "extensions/acclimate-sim/tests/test_sim_folders.py",
+    "tests/inference",
+    "tests/launch/test_run_command.py",
+    "tests/ops/optimizers/test_optimizer_ops.py",
+    "extensions/acclimate-sim/tests/test_sim_operators.py",
+    "tests/ops/test_ops_command.py",
+    "tests/ops/aio/test_aio_engines.py",
+    "tests/docs/test_guide.py",
+    "tests/examples/test_train_gpt.py",
+    "tests/comm/test_comm_failures.py",
+    "tests/launch/elastic/test_elastic.py",
+    "tests/launch/engines/test_mpi.py",
+    "tests/launch/engines/test_ssh.py",
+    "tests/ops/optimizers/test_optimizers.py",
+    "tests/accelerator/test_other_devices.py",
+    "extensions/acclimate-sim/tests",
+    "tests/accelerator/test_graphs.py",
+    "tests/test_cli_failures.py",
+    "tests/selection/test_detection.py",
+    "tests/selection/test_broken_records.py",
+    "tests/conformance/test_mutants.py",
+    "tests/selection/test_autoload.py",
+    "tests/selection/test_explicit_choice.py",
+    "tests/launch/supervise/test_guard.py",
+    "tests/info/test_info.py",
+)
+"""The parts of a run that start first, so that no process is left alone with one of them at the end.
+
+All tests of a file run in one process, as they share what is costly to make. So do all files of a folder that
+is named here, except those that are named themselves.
+"""
+
+_PLACES = {name: place for place, name in enumerate(LONGEST_FIRST)}
+
+
+def part_of(nodeid: str) -> str:
+    """The file or folder whose tests run in the process that runs this one."""
+    file = nodeid.partition("::")[0]
+    folders = [file.rpartition("/")[0]] if file not in _PLACES else []
+    return next((folder for folder in folders if folder in _PLACES), file)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest parts first."""
+    items.sort(key=lambda item: _PLACES.get(part_of(item.nodeid), len(_PLACES)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Divides the tests by :func:`part_of` where pytest-xdist would divide them by file."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return part_of(nodeid)
+
+    return Scheduling(config, log)
