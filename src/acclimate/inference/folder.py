@@ -127,12 +127,27 @@ def weight_totals(folder: Path) -> WeightTotals:
         ModelNotFoundError: the folder holds no weights.
         CorruptModelError: a file is truncated or unreadable.
     """
+    return _totals(folder, _promised(folder))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Returns the files of a folder's weights, all of one kind.
+
+    Raises:
+        ModelNotFoundError: the folder holds no weights.
+        CorruptModelError: the index of the files is damaged, or a file is missing.
+    """
+    return list(_promised(folder))
+
+
+def _promised(folder: Path) -> dict[Path, set[str] | None]:
+    """Returns the files of the weights, each with the tensors that an index places in it."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         single, index = folder / name, folder / f"{name}.index.json"
         if single.is_file():
-            return _totals(folder, {single: None})
+            return {single: None}
         if index.is_file():
-            return _totals(folder, _shards(folder, index))
+            return _shards(folder, index)
     raise ModelNotFoundError(f"{folder} holds no weights: there is no model.safetensors in it")
 
 

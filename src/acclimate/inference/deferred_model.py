@@ -1,0 +1,183 @@
+"""A transformers model whose parameters are deferred: all of transformers' loading, without reading a weight.
+
+transformers renames, converts and ties the tensors of a checkpoint, and decides which are missing or superfluous. It
+does so here on deferred tensors, so a model of each rank's own slices needs no second copy of those rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from acclimate.errors import (
+    AcclimateError,
+    CorruptModelError,
+    MissingExtraError,
+    UnsupportedModelError,
+    some_of,
+)
+from acclimate.inference.checkpoint import WeightFile, open_weights
+from acclimate.inference.deferred import deferred
+from acclimate.inference.folder import weight_files, weight_totals
+from acclimate.inference.loading import is_out_of_memory
+from acclimate.inference.model_limits import bounded_model
+from acclimate.inference.quiet import first_line, quiet_transformers, why_unusable
+
+_AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForImageTextToText")
+
+
+@contextlib.contextmanager
+def deferred_model(
+    folder: Path, dtype: torch.dtype, *, trust_remote_code: bool = False, ignore_extra: tuple[str, ...] = ()
+) -> Iterator[tuple[Any, list[WeightFile]]]:
+    """Yields the model of a folder with deferred parameters, which can be read in the ``with`` block.
+
+    Args:
+        folder: of the model, already checked.
+        dtype: of the parameters, except those that transformers keeps in float32.
+        trust_remote_code: whether Python code that comes with the model may run.
+        ignore_extra: patterns, as in ``v_head.*``, of tensors that the model has no place for.
+
+    Raises:
+        CorruptModelError: a tensor is missing, superfluous, or of another shape or size than it has to be.
+        UnsupportedModelError: transformers cannot build the model, or its weights cannot be read in parts.
+    """
+    with open_weights(folder) as files:
+        if files:
+            tensors = {tensor.name: deferred(tensor) for file in files for tensor in file.tensors.values()}
+        else:
+            tensors = _pickled(folder)
+        model, report = _build(folder, dtype, trust_remote_code, tensors)
+        _check(folder, report, ignore_extra)
+        yield model.eval(), files
+
+
+def _pickled(folder: Path) -> dict[str, Any]:
+    """Returns the tensors of ``.bin`` files, which stay in the files until they are used."""
+    tensors: dict[str, Any] = {}
+    for path in weight_files(folder):
+        try:
+            tensors |= torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        except (pickle.UnpicklingError, EOFError, RuntimeError, TypeError) as error:
+            raise CorruptModelError(
+                f"{path} is damaged, was written by torch before 1.6, or holds something other than tensors"
+            ) from error
+    return tensors
+
+
+def _build(
+    folder: Path, dtype: torch.dtype, trust_remote_code: bool, tensors: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    from transformers import AutoConfig
+
+    totals = weight_totals(folder)
+    with quiet_transformers():
+        try:
+            config = AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=trust_remote_code
+            )
+            if getattr(config, "quantization_config", None) is not None:
+                raise UnsupportedModelError(
+                    f"the weights in {folder} are quantised (quantization_config in config.json), and cannot be "
+                    "read in parts; use a copy in bfloat16, float16 or float32"
+                )
+            model_class = _model_class(folder, config)
+            with bounded_model(totals):
+                model, report = model_class.from_pretrained(
+                    None,
+                    config=config,
+                    state_dict=dict(tensors),
+                    dtype=dtype,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # _check names them
+                )
+            _adopt_generation_settings(model, folder, trust_remote_code)
+            model.config.name_or_path = model.name_or_path = str(folder)
+        except AcclimateError:
+            raise
+        except ImportError as error:
+            raise MissingExtraError(
+                f"the model in {folder} needs one more package: {first_line(error)}"
+            ) from error
+        except Exception as error:  # any type: transformers does not check a config's fields
+            if is_out_of_memory(error):
+                raise
+            raise UnsupportedModelError(
+                f"transformers cannot build the model in {folder}: {why_unusable(error)}"
+            ) from error
+    return model, report
+
+
+def _model_class(folder: Path, config: Any) -> Any:
+    """Returns the class of the model that the config describes, by preference one that generates text."""
+    import transformers
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    own = getattr(config, "auto_map", None) or {}
+    for auto in _AUTO_CLASSES:
+        mapping = getattr(transformers, auto)._model_mapping
+        if type(config) in mapping:
+            return _named(config, mapping[type(config)])
+        if auto in own:  # reached with trust_remote_code only: AutoConfig refuses otherwise
+            return get_class_from_dynamic_module(own[auto], str(folder))
+    raise UnsupportedModelError(
+        f"transformers has no model that generates text for {folder}, whose model_type is {config.model_type}"
+    )
+
+
+def _named(config: Any, known: Any) -> Any:
+    """Of several classes that transformers has for a config, the one that the config names."""
+    if not isinstance(known, (list, tuple)):
+        return known
+    names = getattr(config, "architectures", None) or []
+    return next((each for each in known if each.__name__ in names), known[0])
+
+
+def _adopt_generation_settings(model: Any, folder: Path, trust_remote_code: bool) -> None:
+    from transformers import GenerationConfig
+
+    if not model.can_generate():
+        return
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    else:
+        model.generation_config = GenerationConfig.from_pretrained(
+            folder, config_file_name="config.json", local_files_only=True, _from_model_config=True
+        )
+
+
+def _check(folder: Path, report: Mapping[str, Any], ignore_extra: tuple[str, ...]) -> None:
+    """Raises :class:`CorruptModelError` unless the tensors and the model's parameters are the same."""
+    errors = report.get("conversion_errors") or {}
+    if errors:
+        name, text = next(iter(errors.items()))
+        raise CorruptModelError(
+            f"{folder} has tensors for {name} that do not fit together: {text.strip().splitlines()[-1]}"
+        )
+    if report["missing_keys"]:
+        raise CorruptModelError(
+            f"{folder} lacks weights its config asks for: {some_of(report['missing_keys'])}"
+        )
+    if report["mismatched_keys"]:
+        name, found, wanted = sorted(report["mismatched_keys"], key=str)[0]
+        more = len(report["mismatched_keys"]) - 1
+        raise CorruptModelError(
+            f"{folder} has weights in another shape than its config asks for: {name} is {list(found)}, not "
+            f"{list(wanted)}" + (f", and {more} more" if more else "")
+        )
+    extra = [
+        name
+        for name in report["unexpected_keys"]
+        if not any(fnmatch(name, pattern) for pattern in ignore_extra)
+    ]
+    if extra:
+        raise CorruptModelError(
+            f"{folder} has weights that its config leaves out: {some_of(extra)}. If they are not needed, pass "
+            f'ignore_extra=["{sorted(extra)[0]}"], in which * stands for any letters'
+        )
