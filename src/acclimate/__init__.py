@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from acclimate.backends.record import Backend
     from acclimate.comm import init_distributed
     from acclimate.errors import AcclimateError
-    from acclimate.inference import generate
+    from acclimate.inference import generate, init_inference
     from acclimate.selection import (
         get_accelerator,
         is_current_accelerator_supported,
@@ -36,6 +36,7 @@ __all__ = [
     "generate",
     "get_accelerator",
     "init_distributed",
+    "init_inference",
     "is_current_accelerator_supported",
     "set_accelerator",
     "use_accelerator",
@@ -48,6 +49,7 @@ _HOMES = {
     "generate": "acclimate.inference",
     "get_accelerator": "acclimate.selection",
     "init_distributed": "acclimate.comm",
+    "init_inference": "acclimate.inference",
     "is_current_accelerator_supported": "acclimate.selection",
     "set_accelerator": "acclimate.selection",
     "use_accelerator": "acclimate.selection",

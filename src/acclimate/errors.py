@@ -132,6 +132,10 @@ class UntrustedCacheError(CacheWriteError, PermissionError):
     """Other users could have put code into the cache, or could change its content."""
 
 
+class SaveError(AcclimateError, OSError):
+    """A model's folder cannot be written."""
+
+
 class DeviceMemoryError(AcclimateError, MemoryError):
     """The model or its context does not fit into the accelerator's memory."""
 
@@ -228,6 +232,10 @@ class ConflictingRanksError(AcclimateError, ValueError):
 
 class InvalidRankError(AcclimateError, ValueError):
     """A rank and a number of ranks that do not fit together, or one without the other."""
+
+
+class RankFailedError(AcclimateError, RuntimeError):
+    """Another of the ranks that share a model failed, with an error that is not acclimate's."""
 
 
 # -- the launcher --------------------------------------------------------------------------------

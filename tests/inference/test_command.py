@@ -78,7 +78,7 @@ def test_a_piped_prompt_is_read_without_the_newline_of_echo(
 def test_without_a_prompt_or_a_pipe_a_default_prompt_is_continued(
     acclimate: Run, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("acclimate.inference.command._is_piped", lambda: False)
+    monkeypatch.setattr("acclimate.inference.request._is_piped", lambda: False)
     done = acclimate("--model", str(tiny_folder), "--max-new-tokens", "3", "--json")
     assert done.returncode == 0, done.stderr
 

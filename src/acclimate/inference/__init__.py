@@ -11,16 +11,27 @@ from acclimate.lazy import lazy_names
 
 if TYPE_CHECKING:
     from acclimate.inference.generation import Generation, GenerationInterrupted, generate
+    from acclimate.inference.initialize import init_inference, load_split_model
     from acclimate.inference.loading import LoadedModel, load_model
 
-__all__ = ["Generation", "GenerationInterrupted", "LoadedModel", "generate", "load_model"]
+__all__ = [
+    "Generation",
+    "GenerationInterrupted",
+    "LoadedModel",
+    "generate",
+    "init_inference",
+    "load_model",
+    "load_split_model",
+]
 
 _HOMES = {
     "Generation": "acclimate.inference.generation",
     "GenerationInterrupted": "acclimate.inference.generation",
     "LoadedModel": "acclimate.inference.loading",
     "generate": "acclimate.inference.generation",
+    "init_inference": "acclimate.inference.initialize",
     "load_model": "acclimate.inference.loading",
+    "load_split_model": "acclimate.inference.initialize",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

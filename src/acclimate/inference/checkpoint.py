@@ -1,8 +1,8 @@
 """The tensors of a model's safetensors files, read in parts.
 
-safetensors' own ``safe_open`` either maps the file, and then every page it touches counts as this process's memory
-until the file is closed, or copies each slice once more than needed. Here a slice goes from the file directly to the
-memory that keeps it.
+safetensors' own ``safe_open`` either maps the file, and then every page it touches counts as this process's
+memory until the file is closed, or copies each slice once more than needed. Here a slice goes from the file
+directly to the memory that keeps it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from acclimate.errors import CorruptModelError, UnsupportedModelError, excerpt
 from acclimate.inference.deferred import Region
 from acclimate.inference.folder import weight_files
 
-_DTYPES = {
+SAFETENSORS_DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
     "I8": torch.int8,
@@ -88,17 +88,17 @@ class WeightFile:
 
     def _tensor(self, name: str, fields: dict[str, Any]) -> FileTensor:
         where = f"the tensor {excerpt(name)} in {self.path}"
-        if fields["dtype"] not in _DTYPES:
+        if fields["dtype"] not in SAFETENSORS_DTYPES:
             raise UnsupportedModelError(
                 f"{where} has the dtype {fields['dtype']}, of which parts cannot be read"
             )
-        dtype = _DTYPES[fields["dtype"]]
+        dtype = SAFETENSORS_DTYPES[fields["dtype"]]
         shape = tuple(int(size) for size in fields["shape"])
         start, stop = fields["data_offsets"]
         if stop - start != prod(shape) * dtype.itemsize or start < 0:
             raise CorruptModelError(
-                f"{where} is corrupt: {list(shape)} in {fields['dtype']} takes {prod(shape) * dtype.itemsize:,} "
-                f"bytes, and the file has {stop - start:,} for it"
+                f"{where} is corrupt: {list(shape)} in {fields['dtype']} takes "
+                f"{prod(shape) * dtype.itemsize:,} bytes, and the file has {stop - start:,} for it"
             )
         if self.data_start + stop > self.size_bytes:
             raise CorruptModelError(
@@ -143,8 +143,8 @@ class WeightFile:
                 ) from error
             if count == 0:
                 raise CorruptModelError(
-                    f"the tensor {tensor} in {self.path} was cut off while it was read: the file ends at byte "
-                    f"{position + done:,}"
+                    f"the tensor {tensor} in {self.path} was cut off while it was read: the file ends at "
+                    f"byte {position + done:,}"
                 )
             done += count
 
@@ -226,9 +226,34 @@ class FileTensor:
                 inside.narrow(0, at - start, count).copy_(values)
 
 
+@dataclass(frozen=True)
+class HostTensor:
+    """A tensor of this process's memory, or of a file that it maps."""
+
+    name: str
+    values: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(self.values.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype."""
+        return self.values.dtype
+
+    def read_into(self, region: Region, out: torch.Tensor) -> None:
+        """Copies a region."""
+        values = self.values
+        for dim, (start, stop) in enumerate(region):
+            values = values.narrow(dim, start, stop - start)
+        out.copy_(values)
+
+
 def _bytes(tensor: torch.Tensor) -> memoryview:
     """A contiguous tensor's memory."""
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
 _buffers = threading.local()

@@ -7,26 +7,22 @@ The text goes to stdout. Figures, progress and warnings go to stderr, so that
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import io
-import json
-import logging
 import os
-import stat
 import sys
-from typing import TYPE_CHECKING, TypeVar
 
-from acclimate.errors import AcclimateError, GenerationOptionError, PromptError, excerpt
+from acclimate.errors import AcclimateError, GenerationOptionError
+from acclimate.inference.request import (
+    INTERRUPTED,
+    Display,
+    messages,
+    number,
+    read_prompt,
+    read_request,
+)
 
-if TYPE_CHECKING:
-    from acclimate.inference.generation import Generation
-
-DEFAULT_PROMPT = "The most beautiful thing about mathematics is"
-
-_Number = TypeVar("_Number", int, float)
-
-# The exit codes a shell reports after SIGINT and SIGPIPE: 128 + the signal's number.
-_INTERRUPTED, _PIPE_CLOSED = 130, 141
+# The exit code a shell reports after SIGPIPE.
+_PIPE_CLOSED = 141
+_MOST_RANKS = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,12 +42,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", metavar="S", help="makes sampling repeatable")
     parser.add_argument(
+        "--num_accelerators",
+        "--num-accelerators",
+        metavar="N",
+        default="1",
+        help="split the model over N processes here, each on cores and memory of its own; default 1",
+    )
+    parser.add_argument(
+        "--bind_core_list",
+        "--bind-core-list",
+        metavar="CORES",
+        help="with --num_accelerators: the only cores to be used, as in 0-51,56-107",
+    )
+    parser.add_argument(
         "--trust_remote_code",
         "--trust-remote-code",
         action="store_true",
         help="let Python code that comes with the model run",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of streamed text")
+    # For the ranks that this command starts: the columns of the terminal that shows their stderr, or 0; and
+    # whether one shows their stdout.
+    parser.add_argument("--as-rank", type=int, metavar="COLUMNS", help=argparse.SUPPRESS)
+    parser.add_argument("--on-terminal", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,124 +73,53 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit code: 0, 2 after a user's error, 130 after Ctrl-C, 141 when the reader of stdout has gone.
     """
-    logger, chatty = logging.getLogger("acclimate"), logging.getLogger("acclimate.inference")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("acclimate: %(message)s"))
-    level = chatty.level
-    logger.addHandler(handler)
-    chatty.setLevel(logging.INFO)  # announces a conversion, which takes a while
+    if args.as_rank is not None:
+        from acclimate.inference.rank_command import run_as_rank
+
+        return run_as_rank(args)
     try:
-        return _run(args)
+        ranks = number(int, "num_accelerators", args.num_accelerators)
+        if not 1 <= ranks <= _MOST_RANKS:
+            raise GenerationOptionError(f"--num_accelerators must be from 1 to {_MOST_RANKS}; it is {ranks}")
+        if ranks > 1:
+            from acclimate.inference.rank_command import start_ranks
+
+            return start_ranks(args, ranks)
+        if args.bind_core_list is not None:
+            raise GenerationOptionError("--bind_core_list needs --num_accelerators, and at least 2 of them")
+        with messages():
+            return _run_alone(args)
     except AcclimateError as error:
         sys.stderr.write(f"acclimate generate: error: {error}\n")
         return 2
+    except BrokenPipeError:
+        # Python flushes stdout at exit, which would fail once more on the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+
+
+def _run_alone(args: argparse.Namespace) -> int:
+    display = Display(args.json, sys.stdout.isatty())
+    try:
+        from acclimate.inference.generation import generate  # here, so that Ctrl-C is handled from the start
+
+        request = read_request(args)
+        prompt = read_prompt(args.prompt)
+        display.begin(prompt)
+        result = generate(
+            prompt,
+            model=request.model,
+            dtype=request.dtype,
+            trust_remote_code=request.trust_remote_code,
+            on_text=None if args.json else display.show,
+            **request.options,
+        )
+        display.finish(result)
     except KeyboardInterrupt as interruption:
         partial = getattr(interruption, "partial", None)  # set by GenerationInterrupted
         if partial is None:
             sys.stderr.write("\nacclimate generate: interrupted before the first token\n")
         else:
-            _finish(args, partial)
-        return _INTERRUPTED
-    except BrokenPipeError:
-        # Python flushes stdout at exit, which would fail once more on the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _PIPE_CLOSED
-    finally:
-        logger.removeHandler(handler)
-        chatty.setLevel(level)
-
-
-def _run(args: argparse.Namespace) -> int:
-    from acclimate.inference.generation import generate  # here, so that Ctrl-C is handled from the start
-
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # "?" for a character that the locale lacks
-    prompt = _prompt(args.prompt)
-    max_new_tokens = _number(int, "max-new-tokens", args.max_new_tokens)
-    temperature = _number(float, "temperature", args.temperature)
-    seed = None if args.seed is None else _number(int, "seed", args.seed)
-    penalty = args.repetition_penalty
-    repetition_penalty = None if penalty is None else _number(float, "repetition-penalty", penalty)
-    shown = [not args.json and sys.stdout.isatty()]
-
-    def show(piece: str) -> None:
-        if shown[0]:  # a terminal shows the prompt in front of the first piece
-            shown[0] = False
-            sys.stdout.write(prompt)
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-
-    result = generate(
-        prompt,
-        model=args.model,
-        max_new_tokens=max_new_tokens,
-        dtype=args.dtype,
-        temperature=temperature,
-        seed=seed,
-        repetition_penalty=repetition_penalty,
-        trust_remote_code=args.trust_remote_code,
-        on_text=None if args.json else show,
-    )
-    _finish(args, result)
+            display.finish(partial)
+        return INTERRUPTED
     return 0
-
-
-def _finish(args: argparse.Namespace, result: Generation) -> None:
-    if args.json:
-        sys.stdout.write(json.dumps(dataclasses.asdict(result), ensure_ascii=False) + "\n")
-        sys.stdout.flush()
-        return
-    sys.stdout.write("\n")
-    sys.stdout.flush()
-    sys.stderr.write(closing_line(result) + "\n")
-
-
-def closing_line(result: Generation) -> str:
-    """Formats the figures of a run as one line."""
-    first, speed = result.time_to_first_token_seconds, result.tokens_per_second
-    parts = [
-        result.accelerator
-        if result.accelerator == result.device
-        else f"{result.accelerator} ({result.device})",
-        result.dtype,
-        f"{result.parameters / 1e6:,.1f} M parameters",
-        f"loaded in {result.load_seconds:.2f} s",
-        "no token" if first is None else f"first token after {first:.2f} s",
-        f"{result.generated_tokens} tokens" + ("" if speed is None else f" at {speed:.1f} tokens/s"),
-        f"peak memory {result.peak_memory_bytes / 1e9:.2f} GB",
-    ]
-    if result.finish_reason == "interrupted":
-        parts.append("interrupted")
-    return "[" + " | ".join(parts) + "]"
-
-
-def _prompt(argument: str | None) -> str:
-    """Returns the prompt argument, else piped stdin, else a default prompt."""
-    if argument is None and not _is_piped():
-        return DEFAULT_PROMPT
-    if argument is not None and argument != "-":
-        return argument
-    if sys.stdin is None:
-        raise PromptError("there is no stdin to read the prompt from")
-    try:
-        text = sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise PromptError("the prompt on stdin is not valid UTF-8") from error
-    return text.removesuffix("\n").removesuffix("\r")  # added by `echo`; to a model it ends a paragraph
-
-
-def _is_piped() -> bool:
-    """Whether stdin is a pipe, a file or a socket, not a terminal, ``/dev/null`` or closed."""
-    try:
-        mode = os.fstat(0).st_mode
-    except OSError:
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
-
-
-def _number(kind: type[_Number], name: str, text: str) -> _Number:
-    try:
-        return kind(text)
-    except ValueError as error:
-        noun = "a whole number" if kind is int else "a number"
-        raise GenerationOptionError(f"--{name} must be {noun}; it is '{excerpt(text, 40)}'") from error

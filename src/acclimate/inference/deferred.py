@@ -1,10 +1,10 @@
 """Tensors that are computed only when, and only where, their values are needed.
 
-A deferred tensor begins as a tensor in a file. Operators on deferred tensors run on shapes alone and are recorded, so
-that code written for whole checkpoints, such as transformers' conversions of old ones, runs unchanged and reads
-nothing. :func:`read` then reads one region of a result: cutting, joining, stacking and transposing ask their inputs
-for the region's part alone. The inputs of any other operator are read whole, so an unknown one costs memory and never
-gives a wrong value.
+A deferred tensor begins as a tensor in a file. Operators on deferred tensors run on shapes alone and are
+recorded, so that code written for whole checkpoints, such as transformers' conversions of old ones, runs
+unchanged and reads nothing. :func:`read` then reads one region of a result: cutting, joining, stacking and
+transposing ask their inputs for the region's part alone. The inputs of any other operator are read whole, so
+an unknown one costs memory and never gives a wrong value.
 """
 
 from __future__ import annotations
@@ -31,9 +31,20 @@ _TEMPORARY_BYTES = 8 << 20
 class Source(Protocol):
     """A tensor in a file."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    @property
+    def name(self) -> str:
+        """Its name in the file."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype."""
+        ...
 
     def read_into(self, region: Region, out: torch.Tensor) -> None:
         """Reads a region into a tensor on the host of the region's shape, which may have any strides."""
@@ -55,8 +66,9 @@ class DeferredTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, shape: Sequence[int], dtype: torch.dtype) -> DeferredTensor:
-        made: DeferredTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, tuple(shape), dtype=dtype, device="cpu", requires_grad=False
+        """Makes a tensor without memory."""
+        made: DeferredTensor = torch.Tensor._make_wrapper_subclass(
+            cls, tuple(shape), dtype=dtype, device=torch.device("cpu"), requires_grad=False
         )
         made.source, made.operator, made.arguments, made.options, made.output = None, None, (), {}, None
         return made
@@ -66,7 +78,7 @@ class DeferredTensor(torch.Tensor):
         return f"DeferredTensor({told}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return _record(func, args, kwargs or {})
@@ -101,7 +113,9 @@ def _record(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     if func in _EMPTY:
         return func(*tree_map(_host, args), **{"device": "cpu", **options})
     # A tensor's device is decided when it is read.
-    recorded = {name: each for name, each in options.items() if name not in ("device", "pin_memory", "layout")}
+    recorded = {
+        name: each for name, each in options.items() if name not in ("device", "pin_memory", "layout")
+    }
     if func._schema.is_mutable:
         raise NotImplementedError(f"{func} would change a tensor that has not been read")
     results = func(*tree_map(_on_meta, args), **tree_map(_on_meta, recorded))
@@ -134,7 +148,8 @@ def _whole(value: Any) -> Any:
 
 
 def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Compares in pieces: both may be the largest tensor of a model, as tied weights that a file has twice are."""
+    """Compares in pieces: both may be the largest tensor of a model, as tied weights that a file has twice
+    are."""
     if first.shape != second.shape:
         return False
     if set(map(id, sources(first))) == set(map(id, sources(second))) and first is second:
@@ -230,7 +245,9 @@ def _read_converted(tensor: DeferredTensor, region: Region, out: torch.Tensor) -
 
 
 def _read_joined(tensor: DeferredTensor, region: Region, out: torch.Tensor) -> None:
-    parts = [part for part in tensor.arguments[0] if part.dim() == tensor.dim()]  # torch.cat ignores empty vectors
+    parts = [
+        part for part in tensor.arguments[0] if part.dim() == tensor.dim()
+    ]  # torch.cat ignores empty vectors
     dim = _dim(tensor, 1, tensor.dim())
     (start, stop), offset = region[dim], 0
     for part in parts:

@@ -1,7 +1,8 @@
 """A transformers model whose parameters are deferred: all of transformers' loading, without reading a weight.
 
-transformers renames, converts and ties the tensors of a checkpoint, and decides which are missing or superfluous. It
-does so here on deferred tensors, so a model of each rank's own slices needs no second copy of those rules.
+transformers renames, converts and ties the tensors of a checkpoint, and decides which are missing or
+superfluous. It does so here on deferred tensors, so a model of each rank's own slices needs no second copy of
+those rules.
 """
 
 from __future__ import annotations
@@ -22,14 +23,13 @@ from acclimate.errors import (
     UnsupportedModelError,
     some_of,
 )
-from acclimate.inference.checkpoint import WeightFile, open_weights
+from acclimate.inference.checkpoint import HostTensor, WeightFile, open_weights
 from acclimate.inference.deferred import deferred
 from acclimate.inference.folder import weight_files, weight_totals
 from acclimate.inference.loading import is_out_of_memory
+from acclimate.inference.model_class import model_class
 from acclimate.inference.model_limits import bounded_model
 from acclimate.inference.quiet import first_line, quiet_transformers, why_unusable
-
-_AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForImageTextToText")
 
 
 @contextlib.contextmanager
@@ -63,8 +63,9 @@ def _pickled(folder: Path) -> dict[str, Any]:
     tensors: dict[str, Any] = {}
     for path in weight_files(folder):
         try:
-            tensors |= torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        except (pickle.UnpicklingError, EOFError, RuntimeError, TypeError) as error:
+            content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            tensors |= {name: deferred(HostTensor(name, values)) for name, values in content.items()}
+        except (pickle.UnpicklingError, EOFError, RuntimeError, AttributeError) as error:
             raise CorruptModelError(
                 f"{path} is damaged, was written by torch before 1.6, or holds something other than tensors"
             ) from error
@@ -84,12 +85,11 @@ def _build(
             )
             if getattr(config, "quantization_config", None) is not None:
                 raise UnsupportedModelError(
-                    f"the weights in {folder} are quantised (quantization_config in config.json), and cannot be "
-                    "read in parts; use a copy in bfloat16, float16 or float32"
+                    f"the weights in {folder} are quantised (quantization_config in config.json), and "
+                    "cannot be read in parts; use a copy in bfloat16, float16 or float32"
                 )
-            model_class = _model_class(folder, config)
             with bounded_model(totals):
-                model, report = model_class.from_pretrained(
+                model, report = model_class(config, str(folder)).from_pretrained(
                     None,
                     config=config,
                     state_dict=dict(tensors),
@@ -97,7 +97,7 @@ def _build(
                     output_loading_info=True,
                     ignore_mismatched_sizes=True,  # _check names them
                 )
-            _adopt_generation_settings(model, folder, trust_remote_code)
+            _adopt_generation_settings(model, folder)
             model.config.name_or_path = model.name_or_path = str(folder)
         except AcclimateError:
             raise
@@ -114,32 +114,7 @@ def _build(
     return model, report
 
 
-def _model_class(folder: Path, config: Any) -> Any:
-    """Returns the class of the model that the config describes, by preference one that generates text."""
-    import transformers
-    from transformers.dynamic_module_utils import get_class_from_dynamic_module
-
-    own = getattr(config, "auto_map", None) or {}
-    for auto in _AUTO_CLASSES:
-        mapping = getattr(transformers, auto)._model_mapping
-        if type(config) in mapping:
-            return _named(config, mapping[type(config)])
-        if auto in own:  # reached with trust_remote_code only: AutoConfig refuses otherwise
-            return get_class_from_dynamic_module(own[auto], str(folder))
-    raise UnsupportedModelError(
-        f"transformers has no model that generates text for {folder}, whose model_type is {config.model_type}"
-    )
-
-
-def _named(config: Any, known: Any) -> Any:
-    """Of several classes that transformers has for a config, the one that the config names."""
-    if not isinstance(known, (list, tuple)):
-        return known
-    names = getattr(config, "architectures", None) or []
-    return next((each for each in known if each.__name__ in names), known[0])
-
-
-def _adopt_generation_settings(model: Any, folder: Path, trust_remote_code: bool) -> None:
+def _adopt_generation_settings(model: Any, folder: Path) -> None:
     from transformers import GenerationConfig
 
     if not model.can_generate():
@@ -178,6 +153,6 @@ def _check(folder: Path, report: Mapping[str, Any], ignore_extra: tuple[str, ...
     ]
     if extra:
         raise CorruptModelError(
-            f"{folder} has weights that its config leaves out: {some_of(extra)}. If they are not needed, pass "
-            f'ignore_extra=["{sorted(extra)[0]}"], in which * stands for any letters'
+            f"{folder} has weights that its config leaves out: {some_of(extra)}. If they are not needed, "
+            f'pass ignore_extra=["{sorted(extra)[0]}"], in which * stands for any letters'
         )

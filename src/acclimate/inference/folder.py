@@ -33,8 +33,8 @@ _COUNTS = re.compile(r"(^|_)(n|num|number)_|(layers?|blocks?|heads?|experts?|dep
 _NOT_COUNTS = re.compile(r"position|ctx|context|token|param|step|sample|length|size|dim|id$")
 
 
-def check_model_folder(folder: Path) -> WeightTotals:
-    """Checks config, tokenizer and weights, and returns the totals of the weights.
+def check_model_folder(folder: Path, with_tokenizer: bool = True) -> WeightTotals:
+    """Checks config, weights and, unless told otherwise, tokenizer; returns the totals of the weights.
 
     Raises:
         ModelNotFoundError: the folder holds no model, or only parts of one.
@@ -43,14 +43,24 @@ def check_model_folder(folder: Path) -> WeightTotals:
     """
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(f"{folder} holds no model: there is no config.json in it")
-    config = read_settings(folder / "config.json")
-    if not any((folder / name).is_file() for name in _TOKENIZERS):
+    check_config(folder)
+    if with_tokenizer and not any((folder / name).is_file() for name in _TOKENIZERS):
         raise ModelNotFoundError(f"{folder} holds no tokenizer: there is no {_TOKENIZERS[0]} in it")
     for name in _SETTINGS:
         if (folder / name).is_file():
             read_settings(folder / name)
-    _check_config(folder / "config.json", config)
     return weight_totals(folder)
+
+
+def check_config(folder: Path) -> None:
+    """Checks that a folder's config describes a model of a possible size.
+
+    Raises:
+        CorruptModelError: it cannot be read, or counts more layers, heads or experts than any model has.
+        UnsupportedModelError: it does not say what kind of model it describes.
+    """
+    path = folder / "config.json"
+    _check_config(path, read_settings(path))
 
 
 def read_settings(path: Path) -> dict[str, Any]:

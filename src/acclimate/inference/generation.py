@@ -20,6 +20,7 @@ from acclimate.errors import (
 )
 from acclimate.inference.loading import LoadedModel, is_panic, load_model, memory_errors
 from acclimate.inference.quiet import quiet_transformers, why_unusable
+from acclimate.inference.ranks import is_lost_rank
 from acclimate.inference.text import TextStream
 
 logger = logging.getLogger("acclimate.inference")
@@ -47,6 +48,8 @@ class Generation:
     device: str
     dtype: str
     parameters: int
+    ranks: int
+    """The number of processes that share the model."""
     load_seconds: float
     """From the call until the model is ready, including imports and any conversion or download."""
     time_to_first_token_seconds: float | None
@@ -54,7 +57,7 @@ class Generation:
     tokens_per_second: float | None
     """After the first token; ``None`` for fewer than two tokens."""
     peak_memory_bytes: int
-    """The accelerator's peak allocation since loading began."""
+    """The accelerator's peak allocation since loading began, on this rank."""
 
 
 class GenerationInterrupted(KeyboardInterrupt):
@@ -133,7 +136,7 @@ def generate(
     except AcclimateError:
         raise
     except Exception as error:  # any type: transformers does not check a model's settings
-        if error in failures:
+        if error in failures or is_lost_rank(error):
             raise
         raise UnsupportedModelError(
             f"the model in {loaded.folder} cannot generate with its settings: {why_unusable(error)}"
@@ -220,7 +223,7 @@ def _end_tokens(loaded: LoadedModel) -> list[int]:
             f"the settings in {loaded.folder} are corrupt: eos_token_id must be a token's number or a list "
             f"of them; it is {excerpt(repr(ends))}"
         )
-    rows = loaded.module.get_input_embeddings().weight.shape[0]
+    rows = loaded.tokens
     known = [end for end in found if 0 <= end < rows]
     if len(known) < len(found):
         logger.warning(
@@ -269,7 +272,7 @@ def _new_token_limit(loaded: LoadedModel, tokens: list[int], max_new_tokens: int
     """Returns how many tokens to generate: ``max_new_tokens``, or fewer if the context is too short."""
     if not tokens:
         raise PromptError("the model's tokenizer turns this prompt into no tokens at all")
-    rows = loaded.module.get_input_embeddings().weight.shape[0]
+    rows = loaded.tokens
     if min(tokens) < 0 or max(tokens) >= rows:
         raise CorruptModelError(
             f"the tokenizer in {loaded.folder} does not belong to its model: it gives the token "
@@ -308,6 +311,7 @@ def _result(loaded: LoadedModel, prompt: list[int], recorder: _Recorder, reason:
         device=loaded.accelerator.current_device_name(),
         dtype=str(loaded.dtype).removeprefix("torch."),
         parameters=loaded.parameters,
+        ranks=loaded.ranks.size,
         load_seconds=loaded.load_seconds,
         time_to_first_token_seconds=recorder.first_at - recorder.started if count else None,
         tokens_per_second=(count - 1) / span if count > 1 and span > 0 else None,

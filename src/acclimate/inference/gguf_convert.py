@@ -121,6 +121,18 @@ def _convert(source: Path, target: Path, dtype_name: str) -> None:
     write_manifest(target, {"source": source.name, "dtype": dtype_name, "converter": CONVERTER_VERSION})
 
 
+def empty_gguf_model(source: Path) -> Any:
+    """Builds a GGUF file's model on the meta device; reads its header alone.
+
+    Raises:
+        CorruptModelError: the file is truncated or damaged.
+        UnsupportedModelError: transformers has no such model.
+    """
+    header = read_gguf_header(source)
+    with quiet_transformers():
+        return _empty_model(header, config_fields(header, find_architecture(header)))
+
+
 def _empty_model(header: GGUFHeader, fields: dict[str, Any]) -> Any:
     """Builds the model on the meta device, without weights."""
     import torch

@@ -29,9 +29,11 @@ from acclimate.errors import (
 )
 from acclimate.inference.converted import MANIFEST, discard
 from acclimate.inference.folder import weight_totals
+from acclimate.inference.inference_model import InferenceModel
 from acclimate.inference.locate import find_model
 from acclimate.inference.model_limits import bounded_model
 from acclimate.inference.quiet import first_line, quiet_transformers, why_unusable
+from acclimate.inference.ranks import ModelRanks
 from acclimate.inference.text import ConvertedTokenizer, HubTokenizer, Tokenizer
 from acclimate.selection import get_accelerator
 
@@ -64,8 +66,22 @@ class LoadedModel:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters; tied ones count once."""
+        """The number of parameters; tied ones count once, and those of other ranks too."""
+        if isinstance(self.module, InferenceModel):
+            return self.module.whole.parameters
         return sum(parameter.numel() for parameter in self.module.parameters())
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that the model knows."""
+        if isinstance(self.module, InferenceModel):
+            return self.module.whole.tokens
+        return int(self.module.get_input_embeddings().weight.shape[0])
+
+    @property
+    def ranks(self) -> ModelRanks:
+        """The ranks that share the model."""
+        return self.module.model_ranks if isinstance(self.module, InferenceModel) else ModelRanks()
 
     @property
     def context_length(self) -> int | None:
@@ -97,11 +113,8 @@ def load_model(
         CacheWriteError: a converted model cannot be written to the cache.
     """
     start = time.perf_counter()
-    if dtype not in ("auto", *DTYPES):
-        raise UnsupportedDtypeError(
-            f"dtype must be one of auto, {', '.join(DTYPES)}; it is '{excerpt(dtype)}'"
-        )
-    _require_transformers()
+    check_dtype_name(dtype)
+    require_transformers()
     accelerator = get_accelerator()
     chosen = choose_dtype(accelerator, dtype)
     accelerator.reset_peak_memory_stats()
@@ -131,11 +144,28 @@ def _load_folder(
         # In parallel only without transformers, whose lazy imports are not thread-safe.
         early = worker.submit(_load_tokenizer, folder, ConvertedTokenizer) if converted else None
         module = _load_module(folder, dtype, trust_remote_code).to(accelerator.current_device_name())
-        if early is not None:
-            return module, early.result()
-        with quiet_transformers():
-            load = partial(HubTokenizer, trust_remote_code=trust_remote_code)
-            return module, _load_tokenizer(folder, load)
+        return module, load_tokenizer(folder, trust_remote_code) if early is None else early.result()
+
+
+def load_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
+    """Loads the tokenizer of a model's folder.
+
+    Raises:
+        CorruptModelError: it cannot be loaded.
+        MissingExtraError: it needs a package that is not installed.
+    """
+    if (folder / MANIFEST).is_file():
+        return _load_tokenizer(folder, ConvertedTokenizer)
+    with quiet_transformers():
+        return _load_tokenizer(folder, partial(HubTokenizer, trust_remote_code=trust_remote_code))
+
+
+def check_dtype_name(name: str) -> None:
+    """Raises :class:`UnsupportedDtypeError` unless a model can be asked to run in this dtype."""
+    if name not in ("auto", *DTYPES):
+        raise UnsupportedDtypeError(
+            f"dtype must be one of auto, {', '.join(DTYPES)}; it is '{excerpt(name)}'"
+        )
 
 
 def choose_dtype(accelerator: Accelerator, name: str) -> torch.dtype:
@@ -183,7 +213,8 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def _require_transformers() -> None:
+def require_transformers() -> None:
+    """Raises :class:`MissingExtraError` unless transformers is installed."""
     try:
         for package in ("safetensors", "transformers"):
             import_module(package)

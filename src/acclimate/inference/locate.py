@@ -30,7 +30,11 @@ _HUB_FILES = ("*.json", "*.safetensors", "tokenizer.model", "spiece.model", "*.t
 
 
 def find_model(
-    model: str | os.PathLike[str] | None, dtype_name: str, *, trust_remote_code: bool = False
+    model: str | os.PathLike[str] | None,
+    dtype_name: str,
+    *,
+    trust_remote_code: bool = False,
+    with_tokenizer: bool = True,
 ) -> Path:
     """Returns a folder that holds a complete model.
 
@@ -39,6 +43,7 @@ def find_model(
             Face hub (downloaded once), or ``None`` for the demo model.
         dtype_name: the dtype a GGUF file is converted to: ``bfloat16``, ``float16`` or ``float32``.
         trust_remote_code: whether Python code that comes with the model may run.
+        with_tokenizer: whether the folder has to hold a tokenizer.
 
     Raises:
         RemoteCodeError: the model needs its own Python code, which may not run.
@@ -52,14 +57,13 @@ def find_model(
     text = os.fspath(model)
     path, kind = _existing(text)
     if kind is stat.S_ISDIR:
-        return _local_folder(path, dtype_name, trust_remote_code)
+        return _local_folder(path, dtype_name, trust_remote_code, with_tokenizer)
     if kind is stat.S_ISREG:
         if path.suffix.lower() != ".gguf":
             raise ModelNotFoundError(f"{path} is neither a model folder nor a .gguf file")
         return converted_gguf(path, dtype_name)
-    if not _HUB_ID.fullmatch(text) or text.startswith(".") or text.lower().endswith(".gguf"):
-        raise ModelNotFoundError(f"there is no folder or file '{excerpt(text)}'")
-    return _hub_model(text, trust_remote_code)
+    existing_path(text)
+    return _hub_model(text, trust_remote_code, with_tokenizer)
 
 
 def _existing(text: str) -> tuple[Path, Callable[[int], bool] | None]:
@@ -81,7 +85,21 @@ def _existing(text: str) -> tuple[Path, Callable[[int], bool] | None]:
     raise ModelNotFoundError(f"{path} is neither a folder nor a file")
 
 
-def _local_folder(folder: Path, dtype_name: str, trust_remote_code: bool) -> Path:
+def existing_path(text: str) -> Path | None:
+    """Returns the absolute path of a folder or file; ``None`` if there is none, and the name can be a hub id.
+
+    Raises:
+        ModelNotFoundError: it can be neither.
+    """
+    path, kind = _existing(text)
+    if kind is not None:
+        return path
+    if not _HUB_ID.fullmatch(text) or text.startswith(".") or text.lower().endswith(".gguf"):
+        raise ModelNotFoundError(f"there is no folder or file '{excerpt(text)}'")
+    return None
+
+
+def _local_folder(folder: Path, dtype_name: str, trust_remote_code: bool, with_tokenizer: bool) -> Path:
     if not (folder / "config.json").is_file():
         files = sorted(folder.glob("*.gguf"))
         if len(files) == 1:
@@ -89,14 +107,14 @@ def _local_folder(folder: Path, dtype_name: str, trust_remote_code: bool) -> Pat
         if files:
             names = some_of((file.name for file in files), most=20)
             raise ModelNotFoundError(f"{folder} holds several GGUF files; give the path of one: {names}")
-    return _checked(folder, trust_remote_code)
+    return _checked(folder, trust_remote_code, with_tokenizer)
 
 
-def _checked(folder: Path, trust_remote_code: bool) -> Path:
+def _checked(folder: Path, trust_remote_code: bool, with_tokenizer: bool) -> Path:
     try:
         if not trust_remote_code:
             check_remote_code(folder)
-        check_model_folder(folder)
+        check_model_folder(folder, with_tokenizer)
     except PermissionError as error:
         if isinstance(error, AcclimateError):
             raise
@@ -125,7 +143,7 @@ def _demo_model(dtype_name: str) -> Path:
     return convert_once(Path(name).stem, str(package.EXPECTED_SHA256), dtype_name, assemble)
 
 
-def _hub_model(model_id: str, trust_remote_code: bool) -> Path:
+def _hub_model(model_id: str, trust_remote_code: bool, with_tokenizer: bool) -> Path:
     """Returns the folder of a hub model, downloading it unless an earlier call did."""
     try:
         import huggingface_hub
@@ -136,7 +154,7 @@ def _hub_model(model_id: str, trust_remote_code: bool) -> Path:
         ) from error
     try:
         folder = Path(huggingface_hub.snapshot_download(model_id, local_files_only=True))
-        return _checked(folder, trust_remote_code)
+        return _checked(folder, trust_remote_code, with_tokenizer)
     except (errors.LocalEntryNotFoundError, errors.HFValidationError, ModelNotFoundError, CorruptModelError):
         pass  # never or not completely downloaded
     patterns = [*_HUB_FILES, *(["*.py"] if trust_remote_code else [])]
@@ -154,4 +172,4 @@ def _hub_model(model_id: str, trust_remote_code: bool) -> Path:
         raise ModelNotFoundError(
             f"there is no folder {model_id!r}, and the hub cannot be reached ({first_line(error)})"
         ) from error
-    return _checked(folder, trust_remote_code)
+    return _checked(folder, trust_remote_code, with_tokenizer)

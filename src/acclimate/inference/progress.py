@@ -4,6 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+
+_COLUMNS: ContextVar[int] = ContextVar("columns", default=0)
+"""The width of the terminal that another process shows this one's stderr on; 0 for none."""
+
+
+@contextlib.contextmanager
+def progress_on_terminal(columns: int) -> Iterator[None]:
+    """Shows progress bars in the ``with`` block although stderr is a pipe, to a process that has a
+    terminal."""
+    token = _COLUMNS.set(columns)
+    try:
+        yield
+    finally:
+        _COLUMNS.reset(token)
 
 
 @contextlib.contextmanager
@@ -12,7 +27,10 @@ def progress_bar(description: str, total_bytes: int) -> Iterator[Callable[[int],
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    elsewhere = _COLUMNS.get()
+    console = (
+        Console(stderr=True, force_terminal=True, width=elsewhere) if elsewhere else Console(stderr=True)
+    )
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task(description, total=total_bytes)

@@ -29,8 +29,8 @@ class Regrouping:
 def regroup(before: tuple[int, ...], after: tuple[int, ...], region: Region) -> Regrouping:
     """Returns what to read of a tensor of shape ``before`` for a region of it after reshaping to ``after``.
 
-    Dimensions are matched in groups of equal products. In each, the first new dimension decides which rows of the
-    first old one are needed; the others are read whole.
+    Dimensions are matched in groups of equal products. In each, the first new dimension decides which rows of
+    the first old one are needed; the others are read whole.
     """
     covering: list[tuple[int, int]] = []
     grouped: list[int] = []
@@ -53,15 +53,11 @@ def regroup(before: tuple[int, ...], after: tuple[int, ...], region: Region) -> 
         grouped.append((last - first) * old_inner)
         within.append((flat[0] - first * old_inner, flat[1] - first * old_inner))
         opened += [stop - start if place == lead else size for place, size in enumerate(sizes)]
-        inside += [
-            (0, stop - start) if place == lead else each for place, each in enumerate(bounds)
-        ]
-    is_exact = all(
-        bounds == (0, size) for bounds, size in zip(within, grouped, strict=True)
-    ) and all(bounds == (0, size) for bounds, size in zip(inside, opened, strict=True))
-    return Regrouping(
-        tuple(covering), tuple(grouped), tuple(within), tuple(opened), tuple(inside), is_exact
+        inside += [(0, stop - start) if place == lead else each for place, each in enumerate(bounds)]
+    is_exact = all(bounds == (0, size) for bounds, size in zip(within, grouped, strict=True)) and all(
+        bounds == (0, size) for bounds, size in zip(inside, opened, strict=True)
     )
+    return Regrouping(tuple(covering), tuple(grouped), tuple(within), tuple(opened), tuple(inside), is_exact)
 
 
 def _groups(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:

@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 
@@ -22,10 +22,11 @@ from acclimate.launch.plan.hostfile import Host, HostPlan, choose_slots, read_ho
 from acclimate.launch.plan.job import JobPlan, bind_host, plan_ranks
 from acclimate.launch.plan.outcome import Outcome, shell_code
 from acclimate.launch.remote.addresses import free_port
+from acclimate.launch.supervise.own_python import own_python
 from acclimate.launch.supervise.supervisor import supervise
 from acclimate.topology import read_topology
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "run", "run_own_module"]
 
 LOCALHOST = "localhost"
 BY_HAND_PORT = 29500
@@ -55,6 +56,45 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(outcome.report())
         sys.stderr.flush()
     return shell_code(outcome.code)
+
+
+def run_own_module(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    num_accelerators: int,
+    core_list: str | None = None,
+    name: str,
+) -> Outcome:
+    """Runs the ``main`` of one of our modules as ranks on this host, each bound to its own cores and memory.
+
+    Their output is shown as it is, without tags.
+
+    Args:
+        module: its full name.
+        arguments: of each rank.
+        num_accelerators: the number of ranks.
+        core_list: the only cores to be used.
+        name: of the command, for notes to the user.
+
+    Raises:
+        BindingError: there are fewer cores than ranks.
+    """
+    options = RunOptions(num_accelerators=num_accelerators, core_list=core_list)
+    accelerator = find_accelerator()
+    job = JobPlan(
+        hosts=(_this_host(options, accelerator),),
+        command=tuple(own_python(module, *arguments)),
+        environment={},
+        directory=_working_directory(),
+        accelerator=accelerator.name if accelerator is not None else "",
+        master_addr="127.0.0.1",
+        master_port=free_port(),
+        bind_cores=True,
+        core_list=core_list,
+    )
+    ranks = plan_ranks(job, 0, os.environ)
+    return supervise(ranks, grace_s=options.grace_s, quiet=True, tagged=False, name=name)
 
 
 # -- what runs where -----------------------------------------------------------------------------

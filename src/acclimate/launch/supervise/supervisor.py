@@ -54,6 +54,7 @@ def supervise(
     quiet: bool = False,
     tagged: bool | None = None,
     stop: StopRequest | None = None,
+    name: str = "acclimate run",
 ) -> Outcome:
     """Starts the ranks and waits until the last of their processes is gone.
 
@@ -68,6 +69,7 @@ def supervise(
         tagged: whether each line begins with ``[rank N]``; ``None``: where there are several ranks. A single
             rank that is not tagged keeps the launcher's terminal.
         stop: somebody else who may end the job; standard input is then not the ranks'.
+        name: of the command, which notes begin with.
 
     Raises:
         RankStartError: the system refuses a process, a pipe or a log file; no rank is left running.
@@ -81,7 +83,7 @@ def supervise(
     adopted_before = processes.adopt_orphans()
     try:
         with SignalInbox(numbers) as inbox, _terminal_settings_kept(shares_terminal):
-            return _Supervisor(ranks, grace_s, quiet, tagged, shares_terminal, stop, inbox).run()
+            return _Supervisor(ranks, grace_s, quiet, tagged, shares_terminal, stop, inbox, name).run()
     finally:
         processes.adopt_orphans(adopted_before)
 
@@ -98,7 +100,9 @@ class _Supervisor:
         shares_terminal: bool,
         stop: StopRequest | None,
         inbox: SignalInbox,
+        name: str,
     ) -> None:
+        self.name = name
         self.ranks = [RankProcess(plan) for plan in plans]
         self.grace_s = grace_s
         self.quiet = quiet
@@ -265,7 +269,7 @@ class _Supervisor:
         wanted = _logger.isEnabledFor(level) and not (self.quiet and level < logging.ERROR)
         if wanted and sentence not in self.said:
             self.said.add(sentence)
-            self.pump.feed(2, Source("", 0), f"acclimate run: {sentence}\n".encode())
+            self.pump.feed(2, Source("", 0), f"{self.name}: {sentence}\n".encode())
 
     # -- what happens ----------------------------------------------------------------------------
 

@@ -1,0 +1,310 @@
+"""``init_inference``: a transformers model on this process's accelerator, split over the ranks of the job."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from acclimate.cache import cache_root
+from acclimate.errors import CorruptModelError, UnsupportedModelError
+from acclimate.inference.converted import discard
+from acclimate.inference.inference_model import Whole, as_inference_model
+from acclimate.inference.loading import (
+    LoadedModel,
+    check_dtype_name,
+    choose_dtype,
+    load_tokenizer,
+    memory_errors,
+    require_transformers,
+)
+from acclimate.inference.locate import find_model
+from acclimate.inference.progress import progress_bar
+from acclimate.inference.ranks import ModelRanks, join_model_ranks
+from acclimate.selection import get_accelerator
+
+if TYPE_CHECKING:
+    import torch
+
+    from acclimate.accelerator import Accelerator
+    from acclimate.parallel import Plan
+
+logger = logging.getLogger("acclimate.inference")
+
+Verify = bool | Literal["auto"]
+
+
+def init_inference(
+    model: Any,
+    tp_size: int | None = None,
+    dtype: Any = "auto",
+    verify: Verify = "auto",
+    *,
+    plan: Mapping[str, Any] | None = None,
+    trust_remote_code: bool = False,
+    ignore_extra: Iterable[str] = (),
+) -> Any:
+    """Returns a transformers model that runs on this process's accelerator, split over the job's ranks.
+
+    Every rank makes the same call, and later the same calls of ``generate``, with the same arguments. From a
+    path, each rank reads only its own slices of the weights. An error of one rank is raised on all of them.
+
+    Args:
+        model: a folder, a ``.gguf`` file, the id of a model on the Hugging Face hub, or a transformers model,
+            which
+            is split where it is and returned.
+        tp_size: the number of ranks that share the model; ``None``: all of the job.
+        dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
+            supports,
+            or the model's own if it is already loaded.
+        verify: whether blocks are run whole and split, and compared; ``auto``: if the plan came from the
+            structure of
+            the modules alone.
+        plan: how modules are split, by patterns of their names; else the model's own plan, or its structure,
+            says it.
+        trust_remote_code: whether Python code that comes with the model may run.
+        ignore_extra: patterns, as in ``v_head.*``, of tensors in the files that the model has no place for.
+
+    Raises:
+        PlanError: the model cannot be split as asked; no weight has been read.
+        InvalidRankError: the job has not so many ranks.
+        CorruptModelError: a tensor is missing, superfluous, of another shape, or damaged; the message names
+            it.
+        AcclimateError: as :func:`acclimate.inference.load_model`.
+    """
+    require_transformers()
+    accelerator = get_accelerator()
+    ranks = join_model_ranks(accelerator, tp_size)
+    with ranks.all_or_none():
+        chosen = _dtype(accelerator, dtype, model)
+    if not isinstance(model, (str, os.PathLike)):
+        return _split_loaded(model, chosen, accelerator, ranks, plan, verify)
+    return _from_files(
+        model, chosen, accelerator, ranks, plan, verify, trust_remote_code, tuple(ignore_extra)
+    )
+
+
+def _from_files(
+    model: str | os.PathLike[str] | None,
+    dtype: torch.dtype,
+    accelerator: Accelerator,
+    ranks: ModelRanks,
+    plan: Mapping[str, Any] | None,
+    verify: Verify,
+    trust_remote_code: bool,
+    ignore_extra: tuple[str, ...] = (),
+    with_tokenizer: bool = False,
+) -> Any:
+    def find() -> Path:
+        with ranks.all_or_none():
+            return find_model(
+                model,
+                str(dtype).removeprefix("torch."),
+                trust_remote_code=trust_remote_code,
+                with_tokenizer=with_tokenizer,
+            )
+
+    load = _SliceLoader(accelerator, ranks, dtype, plan, verify, trust_remote_code, ignore_extra)
+    folder = find()
+    try:
+        return load(folder)
+    except (CorruptModelError, UnsupportedModelError) as error:
+        if not folder.is_relative_to(cache_root()):
+            raise
+        # All ranks come here together. The first to convert publishes the folder for the others.
+        if ranks.is_first:
+            logger.warning("the converted model in %s is damaged (%s); converting it again", folder, error)
+            discard(folder)
+        ranks.exchange(None)
+        return load(find())
+
+
+def load_split_model(
+    model: str | os.PathLike[str] | None = None, *, dtype: str = "auto", trust_remote_code: bool = False
+) -> LoadedModel:
+    """Loads a model and its tokenizer, split over the job's ranks, for :func:`acclimate.inference.generate`.
+
+    Args:
+        model: as :func:`acclimate.inference.load_model` takes it; the demo model for ``None``.
+        dtype: as there.
+        trust_remote_code: as there.
+
+    Raises:
+        AcclimateError: as :func:`init_inference`.
+    """
+    start = time.perf_counter()
+    require_transformers()
+    accelerator = get_accelerator()
+    ranks = join_model_ranks(accelerator, None)
+    accelerator.reset_peak_memory_stats()
+    with ranks.all_or_none():
+        chosen = _dtype(accelerator, dtype, model)
+    module = _from_files(
+        model, chosen, accelerator, ranks, None, "auto", trust_remote_code, with_tokenizer=True
+    )
+    folder = module.whole.folder
+    with ranks.all_or_none():
+        tokenizer = load_tokenizer(folder, trust_remote_code)
+    return LoadedModel(module, tokenizer, folder, accelerator, chosen, time.perf_counter() - start)
+
+
+def _dtype(accelerator: Accelerator, dtype: Any, model: Any) -> torch.dtype:
+    import torch
+
+    name = str(dtype).removeprefix("torch.")
+    check_dtype_name(name)
+    if name == "auto" and isinstance(model, torch.nn.Module):
+        own = getattr(model, "dtype", None) or next(model.parameters()).dtype
+        name = str(own).removeprefix("torch.")
+    return choose_dtype(accelerator, name)
+
+
+def _split_loaded(
+    model: Any,
+    dtype: torch.dtype,
+    accelerator: Accelerator,
+    ranks: ModelRanks,
+    user_plan: Mapping[str, Any] | None,
+    verify: Verify,
+) -> Any:
+    import torch
+
+    with ranks.all_or_none():
+        if not isinstance(model, torch.nn.Module):
+            raise UnsupportedModelError(
+                "init_inference takes a folder, a .gguf file, a hub id or a model; it got a "
+                f"{type(model).__name__}"
+            )
+        whole = Whole.of(model)
+        made = _make_plan(model, ranks, user_plan, verify)
+    with ranks.all_or_none(), memory_errors(accelerator, f"the model {type(model).__name__}"):
+        if made is not None:
+            model = _apply(model, made, ranks)
+        model = model.to(device=accelerator.current_device_name(), dtype=dtype)
+    return as_inference_model(model.eval(), made, ranks, whole)
+
+
+class _SliceLoader:
+    """Loads a folder's model, each rank its own slices."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        ranks: ModelRanks,
+        dtype: torch.dtype,
+        user_plan: Mapping[str, Any] | None,
+        verify: Verify,
+        trust_remote_code: bool,
+        ignore_extra: tuple[str, ...],
+    ) -> None:
+        self.accelerator, self.ranks, self.dtype = accelerator, ranks, dtype
+        self.user_plan, self.verify = user_plan, verify
+        self.trust_remote_code, self.ignore_extra = trust_remote_code, ignore_extra
+
+    def __call__(self, folder: Path) -> Any:
+        from acclimate.inference.deferred_model import deferred_model
+
+        with contextlib.ExitStack() as opened:
+            with self.ranks.all_or_none():
+                model, files = opened.enter_context(
+                    deferred_model(
+                        folder,
+                        self.dtype,
+                        trust_remote_code=self.trust_remote_code,
+                        ignore_extra=self.ignore_extra,
+                    )
+                )
+            self._check_same(folder, [file.identity for file in files])
+            with self.ranks.all_or_none():
+                whole = Whole.of(model, folder)
+                tensors = take_tensors(model)
+                plan = _make_plan(model, self.ranks, self.user_plan, self.verify)
+                if plan is not None:
+                    model = _apply(model, plan, self.ranks)
+            with self.ranks.all_or_none(), memory_errors(self.accelerator, f"the model {folder.name}"):
+                self._fill(folder, model, tensors, plan)
+                for file in files:
+                    file.check_unchanged()
+                model = model.to(self.accelerator.current_device_name())  # buffers that no file has
+                self.accelerator.synchronize()
+        return as_inference_model(model.eval(), plan, self.ranks, whole)
+
+    def _check_same(self, folder: Path, own: list[Any]) -> None:
+        """Raises :class:`CorruptModelError` on all ranks unless they read equal files."""
+        first, *others = self.ranks.exchange(own)
+        for rank, other in enumerate(others, 1):
+            if other != first:
+                raise CorruptModelError(
+                    f"rank {rank} found other files in {folder} than rank 0: {_difference(first, other)}. "
+                    "Give all ranks the same files"
+                )
+
+    def _fill(self, folder: Path, model: Any, tensors: Mapping[str, torch.Tensor], plan: Plan | None) -> None:
+        from acclimate.inference.slices import Slice, slices
+
+        found: list[Slice] = slices(model, tensors, plan, self.ranks.rank)
+        total = sum(prod(each.shard.shape) * each.shard.dtype.itemsize for each in found)
+        device = self.accelerator.current_device_name()
+        bar: Any = progress_bar(f"loading {folder.name}", total if self.ranks.is_first else 0)
+        advance: Callable[[int], None]
+        with bar if self.ranks.is_first else contextlib.nullcontext(lambda done: None) as advance:
+            for each in found:
+                each.load(folder, device)
+                advance(prod(each.shard.shape) * each.shard.dtype.itemsize)
+
+
+def _difference(first: list[Any], other: list[Any]) -> str:
+    names = [each[0] for each in first], [each[0] for each in other]
+    if names[0] != names[1]:
+        return f"{', '.join(names[1]) or 'no safetensors files'} in place of {', '.join(names[0]) or 'none'}"
+    return next(f"{mine[0]} differs" for mine, theirs in zip(first, other, strict=True) if mine != theirs)
+
+
+def take_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Takes a model's deferred tensors out, by name, and leaves empty ones on the meta device."""
+    import torch
+
+    from acclimate.inference.deferred import DeferredTensor
+
+    taken: dict[str, torch.Tensor] = {}
+    empty: dict[int, torch.Tensor] = {}  # tied parameters stay tied
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for kind in (module._parameters, module._buffers):
+            for name, tensor in list(kind.items()):
+                full = f"{prefix}.{name}" if prefix else name
+                if id(tensor) in empty:
+                    taken[full] = taken[_first_name(taken, tensor)]
+                    kind[name] = empty[id(tensor)]
+                elif isinstance(tensor, DeferredTensor):
+                    taken[full] = tensor
+                    shell: torch.Tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+                    if kind is module._parameters:
+                        shell = torch.nn.Parameter(shell, requires_grad=tensor.requires_grad)
+                    kind[name] = empty[id(tensor)] = shell
+    return taken
+
+
+def _first_name(taken: Mapping[str, torch.Tensor], tensor: torch.Tensor) -> str:
+    return next(name for name, each in taken.items() if each is tensor)
+
+
+def _make_plan(
+    model: Any, ranks: ModelRanks, user_plan: Mapping[str, Any] | None, verify: Verify
+) -> Plan | None:
+    if ranks.size == 1:
+        return None
+    from acclimate.parallel import make_plan
+
+    made: Plan = make_plan(model, ranks.size, user_plan)
+    return made
+
+
+def _apply(model: Any, plan: Plan, ranks: ModelRanks) -> Any:
+    from acclimate.parallel import apply_plan
+
+    return apply_plan(model, plan, ranks.group)

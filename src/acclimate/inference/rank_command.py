@@ -1,0 +1,139 @@
+"""``acclimate generate --num_accelerators N``: starts the ranks, and is what each of them runs.
+
+Rank 0 shows the text and reports errors that all ranks have; the others show only errors of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import os
+import shutil
+import sys
+import time
+
+from acclimate.errors import AcclimateError
+from acclimate.inference.progress import progress_on_terminal
+from acclimate.inference.ranks import is_lost_rank
+from acclimate.inference.request import INTERRUPTED, Display, messages, read_prompt, read_request
+from acclimate.launch.command import run_own_module
+from acclimate.launch.plan.outcome import Outcome, shell_code
+
+_NAME = "acclimate generate"
+_USER_ERROR = 2
+_LAUNCHER_NOTICES_S = 3.0
+"""How long a rank that lost another one waits for the launcher, which says what happened and ends it."""
+
+
+# -- the launcher ------------------------------------------------------------------------------------
+
+
+def start_ranks(args: argparse.Namespace, ranks: int) -> int:
+    """Runs the command as so many ranks; returns the exit code.
+
+    Raises:
+        GenerationOptionError: an option has an invalid value; no rank is started.
+        BindingError: there are fewer cores than ranks.
+    """
+    read_request(args)  # its errors need no ranks
+    columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
+    place = ["--as-rank", str(columns), *(["--on-terminal"] if sys.stdout.isatty() else [])]
+    outcome = run_own_module(
+        "acclimate.__main__",
+        ["generate", *_arguments(args), *place, *_prompt_arguments(args)],
+        num_accelerators=ranks,
+        core_list=args.bind_core_list,
+        name=_NAME,
+    )
+    sys.stderr.write(_report(outcome))
+    return shell_code(outcome.code)
+
+
+def _arguments(args: argparse.Namespace) -> list[str]:
+    """Returns the options as a rank gets them, without the prompt."""
+    given = {
+        "--model": args.model,
+        "--max-new-tokens": args.max_new_tokens,
+        "--dtype": args.dtype,
+        "--temperature": args.temperature,
+        "--repetition-penalty": args.repetition_penalty,
+        "--seed": args.seed,
+    }
+    flags = {"--trust_remote_code": args.trust_remote_code, "--json": args.json}
+    return [
+        *(f"{name}={value}" for name, value in given.items() if value is not None),
+        *(name for name, value in flags.items() if value),
+    ]
+
+
+def _prompt_arguments(args: argparse.Namespace) -> list[str]:
+    return [] if args.prompt is None else ["--", args.prompt]
+
+
+def _report(outcome: Outcome) -> str:
+    """Says how a rank failed, unless that rank has said why itself."""
+    failed = outcome.failed
+    if failed is None or failed.code == _USER_ERROR:
+        return ""
+    return f"{_NAME}: {failed.describe()}\n"
+
+
+# -- a rank ------------------------------------------------------------------------------------------
+
+
+def run_as_rank(args: argparse.Namespace) -> int:
+    """Runs this process's part; returns its exit code.
+
+    A rank that is not the first ends with 0 after an error of all ranks, so that the launcher lets rank 0
+    report it.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    display = Display(args.json, args.on_terminal)
+    try:
+        with messages(logging.INFO if rank == 0 else logging.ERROR), progress_on_terminal(args.as_rank):
+            _generate(args, display, rank)
+    except KeyboardInterrupt as interruption:
+        if rank == 0:
+            partial = getattr(interruption, "partial", None)
+            if partial is None:
+                sys.stderr.write(f"\n{_NAME}: interrupted before the first token\n")
+            else:
+                display.finish(partial)
+        return INTERRUPTED
+    except AcclimateError as error:
+        is_of_all = getattr(error, "is_of_all_ranks", False)
+        if is_of_all and rank > 0:
+            return 0
+        sys.stderr.write(f"{_NAME}: error: {'' if is_of_all else f'rank {rank}: '}{error}\n")
+        return _USER_ERROR
+    except Exception as error:
+        if not is_lost_rank(error):
+            raise
+        time.sleep(_LAUNCHER_NOTICES_S)
+        raise
+    return 0
+
+
+def _generate(args: argparse.Namespace, display: Display, rank: int) -> None:
+    # Here, so that Ctrl-C is handled from the start.
+    from acclimate.inference.generation import generate
+    from acclimate.inference.initialize import load_split_model
+
+    request = read_request(args)
+    loaded = load_split_model(request.model, dtype=request.dtype, trust_remote_code=request.trust_remote_code)
+    ranks = loaded.ranks
+    with ranks.all_or_none():
+        prompt = read_prompt(args.prompt) if ranks.is_first else None
+    prompt = ranks.from_first(prompt)
+    display.begin(prompt)
+    with ranks.all_or_none():
+        result = generate(
+            prompt,
+            model=loaded,
+            on_text=display.show if rank == 0 and not args.json else None,
+            **request.options,
+        )
+    peak = max(ranks.exchange(result.peak_memory_bytes))
+    if rank == 0:
+        display.finish(dataclasses.replace(result, peak_memory_bytes=peak))

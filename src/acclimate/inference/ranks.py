@@ -1,0 +1,120 @@
+"""The ranks that share one model: who they are, and how they agree that all of them go on or none does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from acclimate import errors
+from acclimate.errors import AcclimateError, InvalidRankError, RankFailedError
+
+if TYPE_CHECKING:
+    from acclimate.accelerator import Accelerator
+
+
+@dataclass(frozen=True)
+class ModelRanks:
+    """The ranks that share one model, and this one's place among them."""
+
+    size: int = 1
+    rank: int = 0
+    group: Any = None
+    """Their process group; ``None`` for one rank."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank reports for all."""
+        return self.rank == 0
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Returns the values that the ranks give, by rank."""
+        import torch.distributed as dist
+
+        if self.group is None:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def from_first(self, value: Any) -> Any:
+        """Returns rank 0's value."""
+        return self.exchange(value if self.is_first else None)[0]
+
+    @contextlib.contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """Makes an error of one rank in the ``with`` block an error of all ranks."""
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait for this one
+            failure = error
+        told = self.exchange(None if failure is None else (type(failure).__name__, str(failure)))
+        failed = [rank for rank, each in enumerate(told) if each is not None]
+        if not failed:
+            return
+        if failure is None:
+            failure = _rebuilt(told[failed[0]], failed[0])
+        failure.is_of_all_ranks = True  # type: ignore[attr-defined]
+        raise failure
+
+
+def _rebuilt(told: tuple[str, str], rank: int) -> AcclimateError:
+    """Returns another rank's error, of which the type's name and the message were told."""
+    kind, message = told
+    own = getattr(errors, kind, None)
+    if isinstance(own, type) and issubclass(own, AcclimateError):
+        return own(message)
+    return RankFailedError(f"rank {rank} failed with {kind}: {message}")
+
+
+def join_model_ranks(accelerator: Accelerator, tp_size: int | None) -> ModelRanks:
+    """Returns the ranks that share a model; joins the job's default process group if there are several.
+
+    With fewer ranks to a model than the job has, ranks 0 to ``tp_size - 1`` share the first copy of the
+    model, and so on.
+
+    Raises:
+        InvalidRankError: ``tp_size`` ranks cannot be taken from this job.
+    """
+    import torch.distributed as dist
+
+    from acclimate.comm import init_distributed
+    from acclimate.comm.ranks import find_place
+
+    started = dist.is_available() and dist.is_initialized()
+    place = None if started else find_place(os.environ)
+    world = dist.get_world_size() if started else place.world_size if place is not None else 1
+    size = world if tp_size is None else tp_size
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise InvalidRankError(f"tp_size must be a whole number from 1 on; it is {size!r}")
+    if size > world:
+        raise InvalidRankError(
+            f"tp_size is {size}, and this job has {world} rank{'s'[: world != 1]}. Start {size}: "
+            f"acclimate run --num_accelerators {size} --bind_cores_to_rank …"
+        )
+    if world % size:
+        raise InvalidRankError(
+            f"tp_size is {size}, and the job's {world} ranks cannot be divided into groups of {size}"
+        )
+    if size == 1:
+        return ModelRanks()
+    if not started:
+        count = accelerator.device_count()
+        if place is not None and place.local_rank is not None and count > 0:
+            accelerator.set_device(place.local_rank % count)
+        init_distributed()
+    rank = dist.get_rank()
+    if size == world:
+        return ModelRanks(size, rank, dist.group.WORLD)
+    groups = [dist.new_group(list(range(first, first + size))) for first in range(0, world, size)]
+    return ModelRanks(size, rank % size, groups[rank // size])
+
+
+def is_lost_rank(error: Exception) -> bool:
+    """Whether an error says that ranks cannot communicate, as after the end of one."""
+    import torch.distributed as dist
+
+    return dist.is_available() and isinstance(error, dist.DistError)

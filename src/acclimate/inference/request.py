@@ -1,0 +1,173 @@
+"""What a command line asks of text generation, as typed values, and how its result is shown."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import json
+import logging
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from acclimate.errors import GenerationOptionError, PromptError, excerpt
+
+if TYPE_CHECKING:
+    from acclimate.inference.generation import Generation
+
+DEFAULT_PROMPT = "The most beautiful thing about mathematics is"
+INTERRUPTED = 130
+"""The exit code that a shell reports after SIGINT: 128 + the signal's number."""
+
+_Number = TypeVar("_Number", int, float)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of ``acclimate generate`` that say what to generate."""
+
+    model: str | None
+    options: dict[str, Any]
+    """The arguments of :func:`acclimate.inference.generate` besides the prompt and the model."""
+    dtype: str
+    trust_remote_code: bool
+
+
+def read_request(args: argparse.Namespace) -> Request:
+    """Returns the checked options.
+
+    Raises:
+        GenerationOptionError: one that has to be a number is none.
+    """
+    penalty = args.repetition_penalty
+    options = {
+        "max_new_tokens": number(int, "max-new-tokens", args.max_new_tokens),
+        "temperature": number(float, "temperature", args.temperature),
+        "seed": None if args.seed is None else number(int, "seed", args.seed),
+        "repetition_penalty": None if penalty is None else number(float, "repetition-penalty", penalty),
+    }
+    return Request(args.model, options, args.dtype, args.trust_remote_code)
+
+
+def number(kind: type[_Number], name: str, text: str) -> _Number:
+    """Returns an option's number.
+
+    Raises:
+        GenerationOptionError: the text is none.
+    """
+    try:
+        return kind(text)
+    except ValueError as error:
+        noun = "a whole number" if kind is int else "a number"
+        raise GenerationOptionError(f"--{name} must be {noun}; it is '{excerpt(text, 40)}'") from error
+
+
+def read_prompt(argument: str | None) -> str:
+    """Returns the prompt argument, else piped stdin, else a default prompt.
+
+    Raises:
+        PromptError: what stdin holds is not text.
+    """
+    if argument is None and not _is_piped():
+        return DEFAULT_PROMPT
+    if argument is not None and argument != "-":
+        return argument
+    if sys.stdin is None:
+        raise PromptError("there is no stdin to read the prompt from")
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PromptError("the prompt on stdin is not valid UTF-8") from error
+    return text.removesuffix("\n").removesuffix("\r")  # added by `echo`; to a model it ends a paragraph
+
+
+def _is_piped() -> bool:
+    """Whether stdin is a pipe, a file or a socket, not a terminal, ``/dev/null`` or closed."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+@contextlib.contextmanager
+def messages(level: int = logging.INFO) -> Iterator[None]:
+    """Shows the library's messages of a level and above on stderr in the ``with`` block."""
+    logger, chatty = logging.getLogger("acclimate"), logging.getLogger("acclimate.inference")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("acclimate: %(message)s"))
+    before = chatty.level
+    handler.setLevel(level)
+    logger.addHandler(handler)
+    chatty.setLevel(level)  # by default also INFO, which announces a conversion, which takes a while
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        chatty.setLevel(before)
+
+
+class Display:
+    """Shows a text as it is generated, and the figures of the run at its end.
+
+    Args:
+        as_json: one JSON object instead.
+        on_terminal: whether the text goes to a terminal, which shows the prompt in front of it.
+    """
+
+    def __init__(self, as_json: bool, on_terminal: bool) -> None:
+        self._as_json = as_json
+        self._prompt: str | None = None
+        self._on_terminal = on_terminal and not as_json
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # "?" for a character that the locale lacks
+
+    def begin(self, prompt: str) -> None:
+        """Receives the prompt."""
+        self._prompt = prompt if self._on_terminal else None
+
+    def show(self, piece: str) -> None:
+        """Shows a piece of text; nothing with ``as_json``."""
+        if self._as_json:
+            return
+        if self._prompt is not None:
+            sys.stdout.write(self._prompt)
+            self._prompt = None
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    def finish(self, result: Generation) -> None:
+        """Ends the text, and shows the figures."""
+        if self._as_json:
+            sys.stdout.write(json.dumps(dataclasses.asdict(result), ensure_ascii=False) + "\n")
+            sys.stdout.flush()
+            return
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        sys.stderr.write(closing_line(result) + "\n")
+
+
+def closing_line(result: Generation) -> str:
+    """Formats the figures of a run as one line."""
+    first, speed = result.time_to_first_token_seconds, result.tokens_per_second
+    several = result.ranks > 1
+    parts = [
+        result.accelerator
+        if result.accelerator == result.device
+        else f"{result.accelerator} ({result.device})",
+        *([f"{result.ranks} ranks"] if several else []),
+        result.dtype,
+        f"{result.parameters / 1e6:,.1f} M parameters",
+        f"loaded in {result.load_seconds:.2f} s",
+        "no token" if first is None else f"first token after {first:.2f} s",
+        f"{result.generated_tokens} tokens" + ("" if speed is None else f" at {speed:.1f} tokens/s"),
+        f"peak memory {result.peak_memory_bytes / 1e9:.2f} GB" + (" per rank" if several else ""),
+    ]
+    if result.finish_reason == "interrupted":
+        parts.append("interrupted")
+    return "[" + " | ".join(parts) + "]"

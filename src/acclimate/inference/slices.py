@@ -1,0 +1,92 @@
+"""A rank's slices of a model's tensors: where each comes from, and where it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from acclimate.errors import CorruptModelError
+from acclimate.inference.deferred import read
+
+if TYPE_CHECKING:
+    from acclimate.parallel import Plan
+
+
+@dataclass
+class Slice:
+    """One parameter or buffer of this rank."""
+
+    name: str
+    shard: torch.Tensor
+    """Its values; a deferred tensor, unless the checkpoint is a pickle."""
+    places: list[tuple[torch.nn.Module, str]] = field(default_factory=list)
+    """The modules that hold it, and its name there; several if it is tied."""
+
+    def load(self, folder: Path, device: str) -> None:
+        """Reads it, and puts it into its modules."""
+        values = read(self.shard)
+        if has_nan(values):
+            raise CorruptModelError(
+                f"the tensor {self.name} in {folder} is corrupt: it contains values that are not numbers "
+                "(NaN)"
+            )
+        module, leaf = self.places[0]
+        before = _tensors(module, leaf)[leaf]
+        loaded: torch.Tensor = values.to(device)
+        if isinstance(before, torch.nn.Parameter):
+            loaded = torch.nn.Parameter(loaded, requires_grad=before.requires_grad)
+            vars(loaded).update(vars(before))
+        for module, leaf in self.places:
+            _tensors(module, leaf)[leaf] = loaded
+
+
+def slices(
+    model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], plan: Plan | None, rank: int
+) -> list[Slice]:
+    """Returns this rank's slices of a model, in the order of the files' tensors.
+
+    Args:
+        model: with its parameters on the meta device, already split.
+        tensors: the whole model's, by name.
+        plan: how they are split; ``None``: not at all.
+        rank: this one.
+
+    Raises:
+        CorruptModelError: a tensor of the split model has no slice, or one of another shape.
+    """
+    from acclimate.parallel import shard
+
+    found: dict[int, Slice] = {}
+    for name, whole in tensors.items():
+        prefix, _, leaf = name.rpartition(".")
+        module = model.get_submodule(prefix)
+        local = _tensors(module, leaf).get(leaf)
+        if local is None:  # this rank holds nothing of it
+            continue
+        values = whole if plan is None or name not in plan.splits else shard(whole, plan.splits[name], rank)
+        if tuple(values.shape) != tuple(local.shape):
+            raise CorruptModelError(
+                f"the plan gives rank {rank} {list(values.shape)} of {name}, and the split model has room "
+                f"for {list(local.shape)}"
+            )
+        each = found.setdefault(id(local), Slice(name, values))
+        each.places.append((module, leaf))
+    return list(found.values())
+
+
+def _tensors(module: torch.nn.Module, leaf: str) -> dict[str, Any]:
+    return module._parameters if leaf in module._parameters else module._buffers
+
+
+def has_nan(tensor: torch.Tensor) -> bool:
+    """Whether a tensor contains a value that is not a number."""
+    if not tensor.is_floating_point() or tensor.dtype.itemsize == 1 or prod(tensor.shape) == 0:
+        return False
+    # A sum is one pass over the memory without a temporary; it is NaN too where infinities cancel.
+    wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return bool(torch.isnan(tensor.sum(dtype=wide))) and bool(torch.isnan(tensor).any())
