@@ -17,7 +17,14 @@ from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # Imported once, in the process that all ranks are forked from.
-_CONTEXT.set_forkserver_preload(["torch.distributed", "acclimate.comm"])
+_PRELOADED = ["torch.distributed", "acclimate.comm"]
+_CONTEXT.set_forkserver_preload(_PRELOADED)
+
+
+def preload(*modules: str) -> None:
+    """Lets that process import more, if it has not been started yet."""
+    _PRELOADED.extend(modules)
+    _CONTEXT.set_forkserver_preload(_PRELOADED)
 
 
 @dataclass(frozen=True)
