@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from collective_cases import Case, as_gloo_takes_it, cases, difference, expected, run
 from hypothesis import HealthCheck, given, settings
+
 from rank_processes import RankProcesses
 
 RANKS = 4

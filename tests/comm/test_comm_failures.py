@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from rank_processes import RankProcesses
 
 from acclimate.comm import memory
+from rank_processes import RankProcesses
 
 _warnings: list[str] = []
 

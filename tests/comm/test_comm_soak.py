@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
 from rank_processes import RankProcesses
 
 RANKS = 3

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from rank_processes import RankProcesses
 
 import acclimate
 from acclimate.comm.ranks import find_place, meeting_point
 from acclimate.errors import ConflictingRanksError, InvalidEnvironmentError, InvalidRankError
+from rank_processes import RankProcesses
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 OPEN_MPI = {

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from rank_processes import RankProcesses
 
 import acclimate
+from rank_processes import RankProcesses
 
 DTYPES = (
     torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8,

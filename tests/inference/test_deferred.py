@@ -122,7 +122,7 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(how: str, file: WeightF
 
 def test_a_header_that_does_not_fit_the_file_names_the_tensor(file: WeightFile) -> None:
     os.truncate(file.path, file.size_bytes - 8)
-    with pytest.raises(CorruptModelError, match="the tensor v .* is cut off"):
+    with pytest.raises(CorruptModelError, match=r"the tensor v .* is cut off"):
         WeightFile(file.path)
 
 
