@@ -2,7 +2,7 @@
 #pragma once
 
 #include <functional>
-#include <initializer_list>
+#include <span>
 
 #include "step.h"
 #include "tensor_list.h"
@@ -12,23 +12,18 @@ namespace acclimate {
 // Outputs at least this large bypass the cache, where they would only evict data that is still needed.
 constexpr int64_t streamed_output_bytes = 4 << 20;
 
-struct StateList {
-  const TensorList& tensors;
-  const char* role;
-};
-
 // The rows of a group, and the first block of each row within the group.
 class Group {
  public:
-  Group(const TensorList& parameters, const TensorList& gradients, std::initializer_list<StateList> states,
-        const TensorList& outputs) {
+  Group(const TensorList& parameters, const TensorList& gradients, std::span<const TensorList> states,
+        std::span<const char* const> state_names, const TensorList& outputs) {
     const size_t count = parameters.size();
     check_count(gradients.size(), count, "gradients");
     STD_TORCH_CHECK(outputs.size() == 0 || outputs.size() == count,
                     "Expected no outputs or one for each of the ", count, " parameters, got ", outputs.size(),
                     ".");
-    for (const StateList& state : states) {
-      check_count(state.tensors.size(), count, state.role);
+    for (size_t s = 0; s < states.size(); ++s) {
+      check_count(states[s].size(), count, state_names[s]);
     }
     if (count > 0) {
       device_ = device(parameters[0]);
@@ -42,9 +37,8 @@ class Group {
       RowTensors tensors;
       add(tensors, row, row.parameter, parameters[i], "parameter", true);
       add(tensors, row, row.gradient, gradients[i], "gradient", false);
-      int s = 0;
-      for (const StateList& state : states) {
-        add(tensors, row, row.state[s++], state.tensors[i], state.role, true);
+      for (size_t s = 0; s < states.size(); ++s) {
+        add(tensors, row, row.state[s], states[s][i], state_names[s], true);
       }
       if (outputs.size() != 0) {
         add(tensors, row, row.output, outputs[i], "output", true);
@@ -105,42 +99,70 @@ class Group {
   std::vector<std::pair<torch::stable::Tensor, torch::stable::Tensor>> written_back_;
 };
 
-// Increments each step counter (float32 scalars on the host) and computes the coefficients for its count;
-// only one set of them if all counts are equal.
-template <class Make>
-auto count_steps(const TensorList& steps, size_t expected, const Make& make) {
-  STD_TORCH_CHECK(steps.size() == expected, "Expected one step for each of the ", expected,
-                  " parameters, got ", steps.size(), ".");
-  std::vector<float> counts(expected);
-  for (size_t i = 0; i < expected; ++i) {
-    STD_TORCH_CHECK(
-        numel(steps[i]) == 1 && dtype(steps[i], "step") == Dtype::f32 && device(steps[i]).second < 0,
-        "A step is not one float32 number on the host.");
-    float* const step = reinterpret_cast<float*>(data(steps[i]));
-    counts[i] = *step += 1.0f;
-  }
-  const bool are_equal =
-      std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
-  std::vector<decltype(make(1.0))> coefficients;
-  for (size_t i = 0; i < (are_equal ? std::min<size_t>(expected, 1) : expected); ++i) {
-    coefficients.push_back(i > 0 && counts[i] == counts[i - 1] ? coefficients.back()
-                                                               : make(static_cast<double>(counts[i])));
-  }
-  return coefficients;
-}
-
 // The arguments of a boxed kernel, in the order of the schema.
 class Arguments {
  public:
   explicit Arguments(StableIValue* stack) : next_(stack) {}
   StableIValue list() { return *next_++; }
-  template <class T>
-  T scalar() {
-    return torch::stable::detail::to<T>(*next_++);
+  std::vector<TensorList> lists(size_t count) {
+    std::vector<TensorList> result;
+    for (size_t i = 0; i < count; ++i) {
+      result.emplace_back(list());
+    }
+    return result;
+  }
+  template <class... Values>
+  void read(Values&... values) {
+    ((values = torch::stable::detail::to<Values>(*next_++)), ...);
   }
 
  private:
   StableIValue* next_;
+};
+
+// The arguments of an optimizer's op, checked. Settings reads those after the lists, names the states, and
+// computes the coefficients of a step. Members are initialised in the order of the schema.
+template <class Settings>
+struct GroupCall {
+  explicit GroupCall(Arguments arguments)
+      : parameters(arguments.list()),
+        gradients(arguments.list()),
+        states(arguments.lists(Settings::state_names.size())),
+        steps(arguments.list()),
+        outputs(arguments.list()),
+        settings(arguments),
+        group(parameters, gradients, states, Settings::state_names, outputs) {}
+
+  // Increments each step counter (float32 scalars on the host) and returns the coefficients for its count;
+  // only one set of them if all counts are equal.
+  auto count_steps() const {
+    const size_t expected = group.size();
+    STD_TORCH_CHECK(steps.size() == expected, "Expected one step for each of the ", expected,
+                    " parameters, got ", steps.size(), ".");
+    std::vector<float> counts(expected);
+    for (size_t i = 0; i < expected; ++i) {
+      STD_TORCH_CHECK(
+          numel(steps[i]) == 1 && dtype(steps[i], "step") == Dtype::f32 && device(steps[i]).second < 0,
+          "A step is not one float32 number on the host.");
+      float* const step = reinterpret_cast<float*>(data(steps[i]));
+      counts[i] = *step += 1.0f;
+    }
+    const bool are_equal =
+        std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
+    std::vector<decltype(settings.coefficients(1.0))> coefficients;
+    for (size_t i = 0; i < (are_equal ? std::min<size_t>(expected, 1) : expected); ++i) {
+      coefficients.push_back(i > 0 && counts[i] == counts[i - 1]
+                                 ? coefficients.back()
+                                 : settings.coefficients(static_cast<double>(counts[i])));
+    }
+    return coefficients;
+  }
+
+  TensorList parameters, gradients;
+  std::vector<TensorList> states;
+  TensorList steps, outputs;
+  Settings settings;
+  Group group;
 };
 
 }  // namespace acclimate

@@ -34,8 +34,7 @@ class TensorList {
     STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_list(list));
   }
 
-  TensorList(const TensorList&) = delete;
-  TensorList& operator=(const TensorList&) = delete;
+  TensorList(TensorList&&) = default;
 
   ~TensorList() {
     for (AtenTensorHandle handle : handles_) {

@@ -9,7 +9,7 @@ namespace {
 
 void adagrad_(StableIValue* stack, uint64_t, uint64_t) {
   AdagradCall call{Arguments(stack)};
-  run(call.group, call.coefficients, ACCLIMATE_STEP_RANGE(choose_isa(call.settings.isa), AdagradRule));
+  run(call.group, call.count_steps(), ACCLIMATE_STEP_RANGE(choose_isa(call.settings.isa), AdagradRule));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(acclimate, CPU, m) { m.impl("adagrad_", &adagrad_); }

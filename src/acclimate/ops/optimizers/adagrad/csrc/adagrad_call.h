@@ -1,6 +1,8 @@
 // The arguments of acclimate::adagrad_, checked; the schema is in acclimate.ops.optimizers.adagrad.plain.
 #pragma once
 
+#include <array>
+
 #include "../../csrc/group.h"
 
 namespace acclimate {
@@ -14,14 +16,11 @@ struct AdagradCoefficients {
 };
 
 struct AdagradSettings {
-  explicit AdagradSettings(Arguments& arguments)
-      : lr(arguments.scalar<double>()),
-        lr_decay(arguments.scalar<double>()),
-        weight_decay(arguments.scalar<double>()),
-        eps(arguments.scalar<double>()),
-        maximize(arguments.scalar<bool>()),
-        gradient_scale(arguments.scalar<double>()),
-        isa(arguments.scalar<int64_t>()) {}
+  static constexpr std::array state_names{"sum"};
+
+  explicit AdagradSettings(Arguments& arguments) {
+    arguments.read(lr, lr_decay, weight_decay, eps, maximize, gradient_scale, isa);
+  }
 
   AdagradCoefficients coefficients(double step) const {
     return {
@@ -32,30 +31,12 @@ struct AdagradSettings {
     };
   }
 
-  // In the order of the schema.
   double lr, lr_decay, weight_decay, eps;
   bool maximize;
   double gradient_scale;
   int64_t isa;
 };
 
-// Members are initialised in the order of the schema.
-struct AdagradCall {
-  explicit AdagradCall(Arguments arguments)
-      : parameters(arguments.list()),
-        gradients(arguments.list()),
-        sums(arguments.list()),
-        steps(arguments.list()),
-        outputs(arguments.list()),
-        settings(arguments),
-        group(parameters, gradients, {{sums, "sum"}}, outputs),
-        coefficients(
-            count_steps(steps, group.size(), [this](double step) { return settings.coefficients(step); })) {}
-
-  TensorList parameters, gradients, sums, steps, outputs;
-  AdagradSettings settings;
-  Group group;
-  std::vector<AdagradCoefficients> coefficients;
-};
+using AdagradCall = GroupCall<AdagradSettings>;
 
 }  // namespace acclimate

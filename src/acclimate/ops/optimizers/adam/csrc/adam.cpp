@@ -9,7 +9,7 @@ namespace {
 
 void adam_(StableIValue* stack, uint64_t, uint64_t) {
   AdamCall call{Arguments(stack)};
-  run(call.group, call.coefficients, ACCLIMATE_STEP_RANGE(choose_isa(call.settings.isa), AdamRule));
+  run(call.group, call.count_steps(), ACCLIMATE_STEP_RANGE(choose_isa(call.settings.isa), AdamRule));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(acclimate, CPU, m) { m.impl("adam_", &adam_); }

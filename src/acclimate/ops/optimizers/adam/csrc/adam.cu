@@ -12,7 +12,7 @@ namespace {
 
 void adam_(StableIValue* stack, uint64_t, uint64_t) {
   AdamCall call{Arguments(stack)};
-  cuda::step_group<cuda::AdamRule>(call.group, call.coefficients);
+  cuda::step_group<cuda::AdamRule>(call.group, call.count_steps());
 }
 
 STABLE_TORCH_LIBRARY_IMPL(acclimate, CUDA, m) { m.impl("adam_", &adam_); }

@@ -1,6 +1,7 @@
 // The arguments of acclimate::adam_, checked; the schema is in acclimate.ops.optimizers.adam.plain.
 #pragma once
 
+#include <array>
 #include <cmath>
 
 #include "../../csrc/group.h"
@@ -22,17 +23,12 @@ struct AdamCoefficients {
 };
 
 struct AdamSettings {
-  explicit AdamSettings(Arguments& arguments)
-      : lr(arguments.scalar<double>()),
-        beta1(arguments.scalar<double>()),
-        beta2(arguments.scalar<double>()),
-        eps(arguments.scalar<double>()),
-        weight_decay(arguments.scalar<double>()),
-        decoupled(arguments.scalar<bool>()),
-        bias_correction(arguments.scalar<bool>()),
-        maximize(arguments.scalar<bool>()),
-        gradient_scale(arguments.scalar<double>()),
-        isa(arguments.scalar<int64_t>()) {}
+  static constexpr std::array state_names{"exp_avg", "exp_avg_sq"};
+
+  explicit AdamSettings(Arguments& arguments) {
+    arguments.read(lr, beta1, beta2, eps, weight_decay, decoupled, bias_correction, maximize, gradient_scale,
+                   isa);
+  }
 
   AdamCoefficients coefficients(double step) const {
     const double correction1 = bias_correction ? 1.0 - std::pow(beta1, step) : 1.0;
@@ -52,31 +48,12 @@ struct AdamSettings {
     };
   }
 
-  // In the order of the schema.
   double lr, beta1, beta2, eps, weight_decay;
   bool decoupled, bias_correction, maximize;
   double gradient_scale;
   int64_t isa;
 };
 
-// Members are initialised in the order of the schema.
-struct AdamCall {
-  explicit AdamCall(Arguments arguments)
-      : parameters(arguments.list()),
-        gradients(arguments.list()),
-        momenta(arguments.list()),
-        variances(arguments.list()),
-        steps(arguments.list()),
-        outputs(arguments.list()),
-        settings(arguments),
-        group(parameters, gradients, {{momenta, "exp_avg"}, {variances, "exp_avg_sq"}}, outputs),
-        coefficients(
-            count_steps(steps, group.size(), [this](double step) { return settings.coefficients(step); })) {}
-
-  TensorList parameters, gradients, momenta, variances, steps, outputs;
-  AdamSettings settings;
-  Group group;
-  std::vector<AdamCoefficients> coefficients;
-};
+using AdamCall = GroupCall<AdamSettings>;
 
 }  // namespace acclimate

@@ -134,6 +134,12 @@ namespace {
 
 void lamb_(StableIValue* stack, uint64_t, uint64_t) {
   LambCall call{Arguments(stack)};
+  const torch::stable::Tensor& trust_ratios = call.settings.ratios;
+  STD_TORCH_CHECK(trust_ratios.numel() == static_cast<int64_t>(call.group.size()) &&
+                      trust_ratios.is_contiguous() && dtype(trust_ratios.get(), "ratio") == Dtype::f32 &&
+                      (call.group.size() == 0 || device(trust_ratios.get()) == device(call.parameters[0])),
+                  "The ratios are not one float32 number for each parameter, on its device.");
+  const std::vector<LambCoefficients> coefficients = call.count_steps();
   std::vector<int64_t> first_parts{0};
   for (const Row& row : call.group.rows()) {
     constexpr int64_t part_elements = cuda::blocks_per_part * block_elements;
@@ -147,15 +153,15 @@ void lamb_(StableIValue* stack, uint64_t, uint64_t) {
     const unsigned rows = static_cast<unsigned>(call.group.size());
     DeviceTables memory;
     const size_t row_table = memory.add(call.group.rows());
-    const size_t coefficients = memory.add(call.coefficients);
+    const size_t coefficient_table = memory.add(coefficients);
     const size_t part_table = memory.add(first_parts);
     const size_t sums = memory.add(std::vector<float2>(parts));
     memory.upload(device_index, stream);
-    const cuda::LambTables tables{memory.at<Row>(row_table), memory.at<LambCoefficients>(coefficients),
+    const cuda::LambTables tables{memory.at<Row>(row_table), memory.at<LambCoefficients>(coefficient_table),
                                   memory.at<int64_t>(part_table), static_cast<int64_t>(rows),
-                                  call.coefficients.size() == 1};
+                                  coefficients.size() == 1};
     float2* const squares = const_cast<float2*>(memory.at<float2>(sums));
-    float* const ratios = static_cast<float*>(call.ratios.data_ptr());
+    float* const ratios = static_cast<float*>(trust_ratios.data_ptr());
     if (parts > 0) {
       cuda::move_moments<<<parts, threads_per_block, 0, stream>>>(tables, squares);
     }

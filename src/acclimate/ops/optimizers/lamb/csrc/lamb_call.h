@@ -1,6 +1,7 @@
 // The arguments of acclimate::lamb_, checked; the schema is in acclimate.ops.optimizers.lamb.plain.
 #pragma once
 
+#include <array>
 #include <cmath>
 
 #include "../../csrc/group.h"
@@ -21,19 +22,12 @@ struct LambCoefficients {
 };
 
 struct LambSettings {
-  explicit LambSettings(Arguments& arguments)
-      : lr(arguments.scalar<double>()),
-        beta1(arguments.scalar<double>()),
-        beta2(arguments.scalar<double>()),
-        eps(arguments.scalar<double>()),
-        weight_decay(arguments.scalar<double>()),
-        min_ratio(arguments.scalar<double>()),
-        max_ratio(arguments.scalar<double>()),
-        bias_correction(arguments.scalar<bool>()),
-        corrects_rate(arguments.scalar<bool>()),
-        eps_inside_sqrt(arguments.scalar<bool>()),
-        maximize(arguments.scalar<bool>()),
-        gradient_scale(arguments.scalar<double>()) {}
+  static constexpr std::array state_names{"exp_avg", "exp_avg_sq"};
+
+  explicit LambSettings(Arguments& arguments) {
+    arguments.read(ratios, lr, beta1, beta2, eps, weight_decay, min_ratio, max_ratio, bias_correction,
+                   corrects_rate, eps_inside_sqrt, maximize, gradient_scale);
+  }
 
   LambCoefficients coefficients(double step) const {
     const double correction1 = bias_correction ? 1.0 - std::pow(beta1, step) : 1.0;
@@ -55,37 +49,12 @@ struct LambSettings {
     };
   }
 
-  // In the order of the schema.
+  torch::stable::Tensor ratios;
   double lr, beta1, beta2, eps, weight_decay, min_ratio, max_ratio;
   bool bias_correction, corrects_rate, eps_inside_sqrt, maximize;
   double gradient_scale;
 };
 
-// Members are initialised in the order of the schema.
-struct LambCall {
-  explicit LambCall(Arguments arguments)
-      : parameters(arguments.list()),
-        gradients(arguments.list()),
-        momenta(arguments.list()),
-        variances(arguments.list()),
-        steps(arguments.list()),
-        outputs(arguments.list()),
-        ratios(arguments.scalar<torch::stable::Tensor>()),
-        settings(arguments),
-        group(parameters, gradients, {{momenta, "exp_avg"}, {variances, "exp_avg_sq"}}, outputs) {
-    STD_TORCH_CHECK(ratios.numel() == static_cast<int64_t>(group.size()) && ratios.is_contiguous() &&
-                        dtype(ratios.get(), "ratio") == Dtype::f32 &&
-                        (group.size() == 0 || device(ratios.get()) == device(parameters[0])),
-                    "The ratios are not one float32 number for each parameter, on its device.");
-    coefficients =
-        count_steps(steps, group.size(), [this](double step) { return settings.coefficients(step); });
-  }
-
-  TensorList parameters, gradients, momenta, variances, steps, outputs;
-  torch::stable::Tensor ratios;
-  LambSettings settings;
-  Group group;
-  std::vector<LambCoefficients> coefficients;
-};
+using LambCall = GroupCall<LambSettings>;
 
 }  // namespace acclimate

@@ -9,7 +9,7 @@ namespace {
 
 void lion_(StableIValue* stack, uint64_t, uint64_t) {
   LionCall call{Arguments(stack)};
-  run(call.group, call.coefficients, ACCLIMATE_STEP_RANGE(choose_isa(call.settings.isa), LionRule));
+  run(call.group, call.count_steps(), ACCLIMATE_STEP_RANGE(choose_isa(call.settings.isa), LionRule));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(acclimate, CPU, m) { m.impl("lion_", &lion_); }

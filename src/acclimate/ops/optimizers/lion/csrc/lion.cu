@@ -12,7 +12,7 @@ namespace {
 
 void lion_(StableIValue* stack, uint64_t, uint64_t) {
   LionCall call{Arguments(stack)};
-  cuda::step_group<cuda::LionRule>(call.group, call.coefficients);
+  cuda::step_group<cuda::LionRule>(call.group, call.count_steps());
 }
 
 STABLE_TORCH_LIBRARY_IMPL(acclimate, CUDA, m) { m.impl("lion_", &lion_); }

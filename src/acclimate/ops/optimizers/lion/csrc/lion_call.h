@@ -1,6 +1,8 @@
 // The arguments of acclimate::lion_, checked; the schema is in acclimate.ops.optimizers.lion.plain.
 #pragma once
 
+#include <array>
+
 #include "../../csrc/group.h"
 
 namespace acclimate {
@@ -13,16 +15,13 @@ struct LionCoefficients {
 };
 
 struct LionSettings {
-  explicit LionSettings(Arguments& arguments)
-      : lr(arguments.scalar<double>()),
-        beta1(arguments.scalar<double>()),
-        beta2(arguments.scalar<double>()),
-        weight_decay(arguments.scalar<double>()),
-        maximize(arguments.scalar<bool>()),
-        gradient_scale(arguments.scalar<double>()),
-        isa(arguments.scalar<int64_t>()) {}
+  static constexpr std::array state_names{"exp_avg"};
 
-  LionCoefficients coefficients() const {
+  explicit LionSettings(Arguments& arguments) {
+    arguments.read(lr, beta1, beta2, weight_decay, maximize, gradient_scale, isa);
+  }
+
+  LionCoefficients coefficients(double) const {
     return {
         static_cast<float>(maximize ? -gradient_scale : gradient_scale),
         static_cast<float>(1.0 - lr * weight_decay),
@@ -34,31 +33,12 @@ struct LionSettings {
     };
   }
 
-  // In the order of the schema.
   double lr, beta1, beta2, weight_decay;
   bool maximize;
   double gradient_scale;
   int64_t isa;
 };
 
-// Members are initialised in the order of the schema.
-struct LionCall {
-  explicit LionCall(Arguments arguments)
-      : parameters(arguments.list()),
-        gradients(arguments.list()),
-        momenta(arguments.list()),
-        steps(arguments.list()),
-        outputs(arguments.list()),
-        settings(arguments),
-        group(parameters, gradients, {{momenta, "exp_avg"}}, outputs) {
-    count_steps(steps, group.size(), [](double) { return 0; });  // Lion does not use the count
-    coefficients.push_back(settings.coefficients());
-  }
-
-  TensorList parameters, gradients, momenta, steps, outputs;
-  LionSettings settings;
-  Group group;
-  std::vector<LionCoefficients> coefficients;
-};
+using LionCall = GroupCall<LionSettings>;
 
 }  // namespace acclimate
