@@ -27,33 +27,6 @@ class _Adam(GroupOptimizer):
         "bias_correction": "bias_correction",
     }
 
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float | Tensor,
-        bias_correction: bool,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-        amsgrad: bool,
-        decoupled: bool,
-        maximize: bool,
-        state_dtype: torch.dtype | None,
-        master_weights: bool,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "bias_correction": bias_correction,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-            # The name in torch.optim.AdamW, so that each can load the other's state.
-            "decoupled_weight_decay": decoupled,
-        }
-        super().__init__(params, defaults, state_dtype=state_dtype, master_weights=master_weights)
-
 
 class CPUAdam(_Adam):
     r"""Adam and AdamW on the host, at the speed of its memory.
@@ -118,8 +91,11 @@ class CPUAdam(_Adam):
         CPUAdamBuilder().load()
         if state_dtype is None and fp32_optimizer_states:
             state_dtype = torch.float32
-        super().__init__(model_params, lr, bias_correction, betas, eps, weight_decay, amsgrad, adamw_mode,
-                         maximize, state_dtype, master_weights)  # fmt: skip
+        # Named as in torch.optim.AdamW, so that each can load the other's state.
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+                    "bias_correction": bias_correction, "amsgrad": amsgrad, "maximize": maximize,
+                    "decoupled_weight_decay": adamw_mode}  # fmt: skip
+        super().__init__(model_params, defaults, state_dtype=state_dtype, master_weights=master_weights)
 
 
 class FusedAdam(FusedOptimizer, _Adam):
@@ -170,5 +146,7 @@ class FusedAdam(FusedOptimizer, _Adam):
         master_weights: bool = False,
     ) -> None:
         self.set_grad_none = set_grad_none
-        super().__init__(params, lr, bias_correction, betas, eps, weight_decay, amsgrad, adam_w_mode,
-                         maximize, state_dtype, master_weights)  # fmt: skip
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+                    "bias_correction": bias_correction, "amsgrad": amsgrad, "maximize": maximize,
+                    "decoupled_weight_decay": adam_w_mode}  # fmt: skip
+        super().__init__(params, defaults, state_dtype=state_dtype, master_weights=master_weights)

@@ -22,19 +22,6 @@ class _Lion(GroupOptimizer):
     op_arguments: ClassVar[Mapping[str, str]] = {"lr": "lr", "weight_decay": "weight_decay"}
     counts_steps: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float | Tensor,
-        betas: tuple[float, float],
-        weight_decay: float,
-        maximize: bool,
-        state_dtype: torch.dtype | None,
-        master_weights: bool,
-    ) -> None:
-        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, defaults, state_dtype=state_dtype, master_weights=master_weights)
-
 
 class CPULion(_Lion):
     r"""Lion on the host, at the speed of its memory.
@@ -87,7 +74,8 @@ class CPULion(_Lion):
         CPULionBuilder().load()
         if state_dtype is None and fp32_optimizer_states:
             state_dtype = torch.float32
-        super().__init__(model_params, lr, betas, weight_decay, maximize, state_dtype, master_weights)
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(model_params, defaults, state_dtype=state_dtype, master_weights=master_weights)
 
 
 class FusedLion(FusedOptimizer, _Lion):
@@ -130,4 +118,5 @@ class FusedLion(FusedOptimizer, _Lion):
         master_weights: bool = False,
     ) -> None:
         self.set_grad_none = set_grad_none
-        super().__init__(params, lr, betas, weight_decay, maximize, state_dtype, master_weights)
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, defaults, state_dtype=state_dtype, master_weights=master_weights)
