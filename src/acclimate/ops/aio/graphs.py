@@ -19,13 +19,15 @@ import os
 import weakref
 from collections.abc import Callable
 from pathlib import PurePath
-from typing import ParamSpec, Protocol, TypeVar, cast
+from typing import Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 
 from acclimate.ops.aio import failures
 from acclimate.ops.registry import define_in_place
 
+Awaited: TypeAlias = Literal["nothing", "this", "own"]
+"""Which transfers a call waits for: none, its own, or also its thread's earlier ones."""
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -47,35 +49,19 @@ _WRITE = (
 
 
 class Transfers(Protocol):
-    """The methods of a handle that a running graph calls."""
+    """The method of a handle that a running graph calls."""
 
-    def read(self, buffer: torch.Tensor, filename: str, validate: bool = False, file_offset: int = 0) -> int:
-        """Reads the whole rest of a file."""
-
-    def write(self, buffer: torch.Tensor, filename: str, validate: bool = False, file_offset: int = 0) -> int:
-        """Writes the buffer, and waits for this request only."""
-
-    def pread(
+    def transfer(
         self,
         buffer: torch.Tensor,
         filename: str,
-        validate: bool = False,
-        async_op: bool = False,
-        file_offset: int = 0,
+        offset: int,
+        writes: bool,
+        validates: bool,
+        waits_for: Awaited,
+        **options: bool,
     ) -> int:
-        """Fills the buffer, and waits for all requests."""
-
-    def pwrite(
-        self,
-        buffer: torch.Tensor,
-        filename: str,
-        validate: bool = False,
-        async_op: bool = False,
-        file_offset: int = 0,
-        *,
-        atomic: bool = False,
-    ) -> int:
-        """Writes the buffer, and waits for all requests."""
+        """Reads or writes the buffer, and waits as ``waits_for`` says."""
 
 
 _numbers = itertools.count(1)
@@ -102,37 +88,18 @@ def define() -> None:
     define_in_place(_WRITE, _write, tags)
 
 
-def read_in_graph(
+def transfer_in_graph(
     number: int,
     buffer: torch.Tensor,
     filename: str | bytes | os.PathLike[str] | os.PathLike[bytes],
     file_offset: int,
+    writes: bool,
     validate: bool,
-    *,
-    whole_rest: bool,
+    **options: bool,
 ) -> None:
-    """Adds a read to the graph that is being traced."""
-    torch.ops.acclimate.aio_read(
-        _order, buffer.detach(), number, _name(filename), file_offset,
-        validate=validate, whole_rest=whole_rest,
-    )  # fmt: skip
-
-
-def write_in_graph(
-    number: int,
-    buffer: torch.Tensor,
-    filename: str | bytes | os.PathLike[str] | os.PathLike[bytes],
-    file_offset: int,
-    validate: bool,
-    *,
-    atomic: bool = False,
-    wait_all: bool,
-) -> None:
-    """Adds a write to the graph that is being traced."""
-    torch.ops.acclimate.aio_write(
-        _order, buffer.detach(), number, _name(filename), file_offset,
-        validate=validate, atomic=atomic, wait_all=wait_all,
-    )  # fmt: skip
+    """Adds a read or a write to the graph that is being traced."""
+    operator = torch.ops.acclimate.aio_write if writes else torch.ops.acclimate.aio_read
+    operator(_order, buffer.detach(), number, _name(filename), file_offset, validate=validate, **options)
 
 
 def _name(filename: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
@@ -153,10 +120,10 @@ def _read(
     whole_rest: bool = False,
 ) -> None:
     order.add_(1)
-    if whole_rest:
-        _find(handle, filename).read(buffer, filename, validate, file_offset)
-    else:
-        _find(handle, filename).pread(buffer, filename, validate, file_offset=file_offset)
+    waits_for: Awaited = "this" if whole_rest else "own"
+    _find(handle, filename).transfer(
+        buffer, filename, file_offset, False, validate, waits_for, whole_rest=whole_rest
+    )
 
 
 def _write(
@@ -171,10 +138,8 @@ def _write(
     wait_all: bool = False,
 ) -> None:
     order.add_(1)
-    if wait_all:
-        _find(handle, filename).pwrite(buffer, filename, validate, file_offset=file_offset, atomic=atomic)
-    else:
-        _find(handle, filename).write(buffer, filename, validate, file_offset)
+    waits_for: Awaited = "own" if wait_all else "this"
+    _find(handle, filename).transfer(buffer, filename, file_offset, True, validate, waits_for, atomic=atomic)
 
 
 def _find(number: int, filename: str) -> Transfers:

@@ -7,8 +7,6 @@ import os
 import stat
 import threading
 import weakref
-from types import TracebackType
-from typing import Literal
 
 import torch
 
@@ -17,7 +15,7 @@ from acclimate.ops.aio import failures
 from acclimate.ops.aio.buffers import LockedMemory, host_buffer
 from acclimate.ops.aio.engines import Settings
 from acclimate.ops.aio.files import Name, Replacement, open_file, path_of
-from acclimate.ops.aio.graphs import outside_graphs, read_in_graph, register, write_in_graph
+from acclimate.ops.aio.graphs import Awaited, outside_graphs, register, transfer_in_graph
 from acclimate.ops.aio.session import Session, Transfer
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -25,8 +23,7 @@ Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 # DeepSpeed's transfers must be a multiple of this sector size for each thread.
 _SECTOR_BYTES = 512
 _LARGEST_OFFSET = 2**63 - 1  # the kernel's off_t
-_Awaited = Literal["nothing", "this", "own"]
-"""Which transfers a call waits for: none, its own, or also its thread's earlier ones."""
+
 _locked_memory = LockedMemory()
 
 _fork_lock = threading.Lock()
@@ -146,10 +143,7 @@ class AsyncIOHandle:
             AsyncIOError: as the errno says: a missing file, a directory, no permission, a device's error.
             InvalidBufferError: the tensor is not contiguous.
         """
-        if torch.compiler.is_compiling():
-            read_in_graph(self._number, buffer, filename, file_offset, validate, whole_rest=True)
-            return 0
-        self._move(buffer, path_of(filename), file_offset, False, validate, whole_rest=True, waits_for="this")
+        self.transfer(buffer, filename, file_offset, False, validate, "this", whole_rest=True)
         return 0
 
     def write(
@@ -159,10 +153,7 @@ class AsyncIOHandle:
 
         Arguments and errors as for :meth:`pwrite`.
         """
-        if torch.compiler.is_compiling():
-            write_in_graph(self._number, buffer, filename, file_offset, validate, wait_all=False)
-            return 0
-        self._move(buffer, path_of(filename), file_offset, True, validate, waits_for="this")
+        self.transfer(buffer, filename, file_offset, True, validate, "this")
         return 0
 
     # -- many transfers --------------------------------------------------------------------------
@@ -197,11 +188,8 @@ class AsyncIOHandle:
             InvalidBufferError: the tensor is not contiguous.
         """
         async_op = _async_keyword("pread", keyword_async, async_op)
-        if not async_op and torch.compiler.is_compiling():
-            read_in_graph(self._number, buffer, filename, file_offset, validate, whole_rest=False)
-            return 1
-        waits_for: _Awaited = "nothing" if async_op else "own"
-        return self._move(buffer, path_of(filename), file_offset, False, validate, waits_for=waits_for)
+        waits_for: Awaited = "nothing" if async_op else "own"
+        return self.transfer(buffer, filename, file_offset, False, validate, waits_for)
 
     def pwrite(
         self,
@@ -237,18 +225,10 @@ class AsyncIOHandle:
             InvalidBufferError: the tensor is not contiguous.
         """
         async_op = _async_keyword("pwrite", keyword_async, async_op)
-        if not async_op and torch.compiler.is_compiling():
-            write_in_graph(
-                self._number, buffer, filename, file_offset, validate, atomic=atomic, wait_all=True
-            )
-            return 1
-        if atomic and file_offset:
-            raise AsyncIOSettingError(
-                f"atomic=True replaces the whole file, so file_offset must be 0, not {file_offset}."
-            )
-        waits_for: _Awaited = "nothing" if async_op else "own"
-        name = path_of(filename)
-        return self._move(buffer, name, file_offset, True, validate, atomic=atomic, waits_for=waits_for)
+        waits_for: Awaited = "nothing" if async_op else "own"
+        return self.transfer(
+            buffer, filename, file_offset, True, validate, waits_for=waits_for, atomic=atomic
+        )
 
     def sync_pread(self, buffer: torch.Tensor, filename: Path, file_offset: int = 0) -> int:
         """:meth:`pread` that waits."""
@@ -278,10 +258,10 @@ class AsyncIOHandle:
             file_offset: in bytes, also for a descriptor.
             fd: the descriptor, as a keyword.
         """
-        if (filename is None) == (fd is None):
+        target = filename if fd is None else fd
+        if target is None or (filename is not None and fd is not None):
             raise TypeError("async_pwrite takes either a filename or a descriptor (fd).")
-        name = path_of(fd if filename is None else filename)
-        return self._move(buffer, name, file_offset, True, False, waits_for="nothing")
+        return self.transfer(buffer, target, file_offset, True, False, "nothing")
 
     @outside_graphs
     def wait(self) -> int:
@@ -320,9 +300,7 @@ class AsyncIOHandle:
     def __enter__(self) -> AsyncIOHandle:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:
@@ -360,6 +338,24 @@ class AsyncIOHandle:
 
     # -- internals -------------------------------------------------------------------------------
 
+    def transfer(
+        self,
+        buffer: torch.Tensor,
+        filename: Path | int,
+        offset: int,
+        writes: bool,
+        validates: bool,
+        waits_for: Awaited,
+        **options: bool,
+    ) -> int:
+        """Carries out a transfer, or adds it to the graph that is being traced; returns how many ended."""
+        if waits_for == "nothing" or isinstance(filename, int) or not torch.compiler.is_compiling():
+            return self._move(buffer, filename, offset, writes, validates, waits_for, **options)
+        if writes:
+            options["wait_all"] = waits_for == "own"
+        transfer_in_graph(self._number, buffer, filename, offset, writes, validates, **options)
+        return 1
+
     def _open_session(self) -> None:
         self._session = Session(self._settings)
         self._release = weakref.finalize(self, self._session.release)
@@ -381,16 +377,20 @@ class AsyncIOHandle:
     def _move(
         self,
         buffer: torch.Tensor,
-        name: Name,
+        filename: Path | int,
         offset: int,
         writes: bool,
         validates: bool,
-        *,
-        waits_for: _Awaited,
+        waits_for: Awaited,
         atomic: bool = False,
         whole_rest: bool = False,
     ) -> int:
         """Starts a transfer, waits as ``waits_for`` says, and returns how many transfers have ended."""
+        name = path_of(filename)
+        if atomic and offset:
+            raise AsyncIOSettingError(
+                f"atomic=True replaces the whole file, so file_offset must be 0, not {offset}."
+            )
         session = self._current_session(name)
         source = host_buffer(buffer, writes)
         offset, length = operator.index(offset), source.length
