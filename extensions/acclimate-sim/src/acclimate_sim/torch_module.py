@@ -12,72 +12,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.accelerator import (
-    current_device_index as current_device,
-)
-from torch.accelerator import (
-    current_stream,
-    empty_cache,
-    max_memory_allocated,
-    max_memory_reserved,
-    memory_allocated,
-    memory_reserved,
-    memory_stats,
-    reset_accumulated_memory_stats,
-    reset_peak_memory_stats,
-    set_stream,
-    synchronize,
-)
-from torch.accelerator import (
-    get_memory_info as mem_get_info,
-)
-from torch.accelerator import (
-    set_device_index as set_device,
-)
+from torch import accelerator
 
 Stream = torch.Stream
 Event = torch.Event
 
-__all__ = [
-    "Event",
-    "Stream",
-    "current_device",
-    "current_stream",
-    "default_generator",
-    "device",
-    "device_count",
-    "empty_cache",
-    "get_amp_supported_dtype",
-    "get_device_name",
-    "get_device_properties",
-    "get_offset",
-    "get_rng_state",
-    "get_rng_state_all",
-    "init",
-    "initial_seed",
-    "is_available",
-    "is_bf16_supported",
-    "is_initialized",
-    "manual_seed",
-    "manual_seed_all",
-    "max_memory_allocated",
-    "max_memory_reserved",
-    "mem_get_info",
-    "memory_allocated",
-    "memory_reserved",
-    "memory_stats",
-    "reset_accumulated_memory_stats",
-    "reset_peak_memory_stats",
-    "seed",
-    "seed_all",
-    "set_device",
-    "set_offset",
-    "set_rng_state",
-    "set_rng_state_all",
-    "set_stream",
-    "stream",
-    "synchronize",
-]
+current_device = accelerator.current_device_index
+current_stream = accelerator.current_stream
+empty_cache = accelerator.empty_cache
+max_memory_allocated = accelerator.max_memory_allocated
+max_memory_reserved = accelerator.max_memory_reserved
+mem_get_info = accelerator.get_memory_info
+memory_allocated = accelerator.memory_allocated
+memory_reserved = accelerator.memory_reserved
+memory_stats = accelerator.memory_stats
+reset_accumulated_memory_stats = accelerator.reset_accumulated_memory_stats
+reset_peak_memory_stats = accelerator.reset_peak_memory_stats
+set_device = accelerator.set_device_index
+set_stream = accelerator.set_stream
+synchronize = accelerator.synchronize
 
 
 def _index(device: int | str | torch.device | None) -> int:
