@@ -116,7 +116,7 @@ def cause(error: BaseException) -> str:
 def collect(acc: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     """What decides how a run goes on: weights, optimizer and all ranks' random numbers.
 
-    Every rank has to call it. The weights are complete on rank 0 only.
+    Every rank must call it. The weights are complete on rank 0 only.
     """
     weights, moments = get_state_dict(
         model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -130,7 +130,7 @@ def collect(acc: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer
 
 
 def restore(acc: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> bool:
-    """Puts back what :func:`collect` gave; every rank has to call it, with the weights on rank 0.
+    """Puts back what :func:`collect` gave; every rank must call it, with the weights on rank 0.
 
     Returns:
         Whether random numbers go on too. They cannot where the number of ranks is another.

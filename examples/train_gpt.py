@@ -167,7 +167,7 @@ class Trainer:
     # -- checkpoints -----------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Writes a checkpoint; all ranks have to call it.
+        """Writes a checkpoint; all ranks must call it.
 
         Raises:
             CheckpointError: on rank 0, it cannot be written. The run can go on.
@@ -361,9 +361,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--log-every", type=positive, default=10, help="steps")
     args = parser.parse_args(arguments)
     if args.width % (2 * args.heads) != 0:
-        parser.error(f"--width {args.width} has to be a multiple of twice --heads {args.heads}")
+        parser.error(f"--width {args.width} must be a multiple of twice --heads {args.heads}")
     if args.dropout >= 1:
-        parser.error(f"--dropout {args.dropout:g} has to be below 1")
+        parser.error(f"--dropout {args.dropout:g} must be below 1")
     if args.batch % (WORLD_SIZE * args.accumulate) != 0:
         parser.error(
             f"--batch {args.batch} cannot be dealt evenly to {WORLD_SIZE} ranks in {args.accumulate} parts"

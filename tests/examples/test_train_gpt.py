@@ -164,10 +164,10 @@ REFUSED = {
         "The text has 19 bytes, and a context of 64 needs 130: a window to train on and one to",
     ),
     "no text": (["--out=new", "--data=no/such/folder"], "There is no no/such/folder. Name a text file, or a"),
-    "heads": (["--heads=5"], "--width 64 has to be a multiple of twice --heads 5"),
+    "heads": (["--heads=5"], "--width 64 must be a multiple of twice --heads 5"),
     "batch": (["--batch=8", "--accumulate=3"], "--batch 8 cannot be dealt evenly to 1 ranks in 3 parts"),
     "rate": (["--lr=-1"], "'-1' is not a number from 0 on"),
-    "dropout": (["--dropout=1"], "--dropout 1 has to be below 1"),
+    "dropout": (["--dropout=1"], "--dropout 1 must be below 1"),
     "no steps": (["--steps=0"], "'0' is not a whole number from 1 on"),
     "dtype": (["--out=new", "--dtype=float16"], "does not compute in float16. --dtype can be bfloat16,"),
 }  # fmt: skip

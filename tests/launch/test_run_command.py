@@ -251,7 +251,7 @@ def test_more_ranks_than_devices_are_refused() -> None:
     pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
     ended = acclimate_run("--num_gpus", "9", __file__, ACCLIMATE_ACCELERATOR="sim", ACCLIMATE_SIM="devices=3")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert "--num_accelerators 9 has to be between 1 and 3" in ended.stderr
+    assert "--num_accelerators 9 must be between 1 and 3" in ended.stderr
 
 
 @pytest.mark.parametrize("variable", ["DS_ACCELERATOR", "ACCLIMATE_ACCELERATOR"])
@@ -282,14 +282,14 @@ MISTAKES = [
     ([], "what should the ranks run?"),
     (["no_such.py"], "there is no script no_such.py in "),
     (["some.module"], "To run a module: --module some.module."),
-    (["--no_python", "no-such-program"], "there is no program no-such-program"),
+    (["--no_python", "no-such-program"], "there is no executable program no-such-program"),
     (["--module", "--no_python", "x"], "do not go together"),
-    (["--num_accelerators", "0", "x"], '"0" has to be a whole number from 1 on'),
-    (["--num_accelerators", "two", "x"], '"two" has to be a whole number from 1 on'),
+    (["--num_accelerators", "0", "x"], '"0" must be a whole number from 1 on'),
+    (["--num_accelerators", "two", "x"], '"two" must be a whole number from 1 on'),
     (["--num_accelerators"], "expected one argument"),
-    (["--master_port", "65536", "x"], '"65536" has to be a port'),
-    (["--grace", "-1", "x"], '"-1" has to be a number of seconds'),
-    (["--grace", "nan", "x"], '"nan" has to be a number of seconds'),
+    (["--master_port", "65536", "x"], '"65536" must be a port'),
+    (["--grace", "-1", "x"], '"-1" must be a number of seconds'),
+    (["--grace", "nan", "x"], '"nan" must be a number of seconds'),
     (["--no_such_option", "x"], "unrecognized arguments: --no_such_option"),
     (["--num_acc", "2", "x"], "unrecognized arguments: --num_acc"),
     (["--env", "RANK=1", "x"], "the launcher sets RANK for each rank itself"),
@@ -300,15 +300,15 @@ MISTAKES = [
     (["--node_rank", "2", "--num_nodes", "2", "--master_addr", "a", "x"], "nodes count from 0"),
     (
         ["--hostfile", "h", "--node_rank", "1", "--master_addr", "a", "x"],
-        "has to be below 1, the number of hosts",
+        "must be below 1, the number of hosts",
     ),
     (
         ["--hostfile", "h", "--node_rank", "1", "--master_addr", "a", "--show_binding"],
-        "has to be below 1, the",
+        "must be below 1, the",
     ),
     (["--", "no_such.py"], "there is no script no_such.py in "),
     (["--num_nodes", "2", "x"], "needs a --hostfile"),
-    (["--min_nodes", "3", "--max_nodes", "2", "x"], "the other way round?"),
+    (["--min_nodes", "3", "--max_nodes", "2", "x"], "did you swap them?"),
     (["--use_hyperthreads", "x"], "add --bind_cores_to_rank"),
     (["--launcher", "rsh", "x"], "invalid choice: 'rsh'"),
     (["--launcher_args", "'open", "x"], "No closing quotation"),
@@ -317,12 +317,12 @@ MISTAKES = [
     (["--bind_core_list", "3-1", "x"], "descends"),
     (["--num_accelerators", "999999999", "x"], "999999999 is too large; it may be at most 4096"),
     (["--num_nodes", "999999999", "--node_rank", "0", "--master_addr", "a", "x"], "is too large"),
-    (["--master_addr", "a b", "x"], '"a b" has to be an address or the name of a host'),
+    (["--master_addr", "a b", "x"], '"a b" must be an address or the name of a host'),
     (["--hostfile", "many", "x"], "has slots=100000000000000000000; a host runs at most 4096 ranks"),
     (["--hostfile", "nul", "x"], 'nul:1: "a\\x00b" is not the name of a host'),
     (["--hostfile", "/dev/zero", "x"], "/dev/zero is larger than 16 MiB, so it is no hostfile"),
     (["--include", f"localhost:{'9' * 5000}", "x"], "should read host"),
-    (["."], ". is a folder, and Python runs one only if there is a __main__.py in it"),
+    (["."], ". is a folder without a __main__.py, so Python cannot run it"),
     (["s" * 100_000], "there is no script sss"),
     (["--log_dir", "/dev/full", "x"], "The log of rank 0 cannot be written: File exists"),
 ]

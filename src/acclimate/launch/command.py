@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     job = plan_job(options, accelerator, os.environ)
     if (options.node_rank or 0) >= len(job.hosts):
         raise LaunchOptionError(
-            f"--node_rank {options.node_rank} has to be below {len(job.hosts)}, the number of hosts."
+            f"--node_rank {options.node_rank} must be below {len(job.hosts)}, the number of hosts."
         )
     if options.show_binding:
         _draw(job, options.node_rank or 0)
@@ -129,8 +129,8 @@ def _working_directory() -> str:
         return os.getcwd()
     except OSError as error:
         raise LaunchOptionError(
-            f"the working directory cannot be used: {error.strerror}. It was deleted, most likely; cd to one "
-            "that exists."
+            f"the working directory cannot be used: {error.strerror}. It has probably been deleted; cd to "
+            "another directory."
         ) from None
 
 
@@ -165,7 +165,7 @@ def _hosts(
 
 def _this_host(options: RunOptions, accelerator: Backend | None) -> HostPlan:
     wanted = options.num_accelerators
-    # Processors can be divided among any number of ranks, and what cannot be counted limits nothing.
+    # Processors can be divided among any number of ranks, and devices that cannot be counted set no limit.
     limited = (
         accelerator is not None
         and accelerator.visible_devices_variable() is not None
@@ -195,18 +195,18 @@ def _runs_here(job: JobPlan, options: RunOptions) -> bool:
 
 
 def _command(options: RunOptions, here: bool) -> tuple[str, ...]:
-    """What a rank executes.
+    """Returns the command of a rank.
 
     Raises:
-        ScriptNotFoundError: it is to run here, and is not here.
+        ScriptNotFoundError: the script or program is to run here but does not exist.
     """
     target, *arguments = options.command
     if any("\0" in word for word in options.command):
-        raise LaunchOptionError("the command of the ranks holds a NUL character, which no program can get.")
+        raise LaunchOptionError("the command of the ranks contains a NUL character.")
     if options.no_python:
         if here and shutil.which(target) is None:
             raise ScriptNotFoundError(
-                f"there is no program {excerpt(target)} that could be run; check its name and PATH."
+                f"there is no executable program {excerpt(target)}; check its name and PATH."
             )
         return (target, *arguments)
     if options.module:
@@ -223,7 +223,7 @@ def _check_script(target: str) -> None:
         raise ScriptNotFoundError(f"there is no script {excerpt(target)} in {os.getcwd()}.{hint}")
     if os.path.isdir(target) and not os.path.exists(os.path.join(target, "__main__.py")):
         raise ScriptNotFoundError(
-            f"{excerpt(target)} is a folder, and Python runs one only if there is a __main__.py in it."
+            f"{excerpt(target)} is a folder without a __main__.py, so Python cannot run it."
         )
 
 
@@ -249,11 +249,11 @@ def _run_elastic(job: JobPlan, options: RunOptions) -> Outcome:
     min_nodes, max_nodes = elastic_nodes(options)
     if max_nodes > 1 and options.master_addr is None:
         raise LaunchOptionError(
-            "--max_nodes needs --master_addr: an address of one of the hosts, where they meet, the same on "
-            "all."
+            "--max_nodes needs --master_addr: the address of one of the hosts, the same on all, at which "
+            "they meet."
         )
     port = options.master_port or (free_port() if max_nodes == 1 else BY_HAND_PORT)
-    # What torch's agent cannot reach it tells with a stack trace of C++; what matters is told here.
+    # torch's agent reports what it cannot reach with a C++ stack trace; the launcher reports it in a line.
     environ = dict(os.environ)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     from acclimate.launch.elastic import agent as elastic  # imports torch

@@ -1,6 +1,6 @@
-"""The options of ``acclimate run``: each is a field here, which says all about it.
+"""The options of ``acclimate run``, each declared once, as a field.
 
-An agent on another host knows those that :class:`~acclimate.launch.plan.job.JobPlan` has under the same name.
+Agents on other hosts get those that :class:`~acclimate.launch.plan.job.JobPlan` has under the same name.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ first rank that failed, or 128 + the signal that ended it."""
 def _whole(least: int, most: int = 999_999_999) -> Callable[[str], int]:
     def whole_number(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f'"{excerpt(text)}" has to be a whole number from {least} on')
+            raise argparse.ArgumentTypeError(f'"{excerpt(text)}" must be a whole number from {least} on')
         if int(text) > most:
             raise argparse.ArgumentTypeError(f"{int(text)} is too large; it may be at most {most}")
         return int(text)
@@ -53,9 +53,7 @@ def _whole(least: int, most: int = 999_999_999) -> Callable[[str], int]:
 
 def _port(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(
-            f'"{excerpt(text)}" has to be a port: a whole number from 1 to 65535'
-        )
+        raise argparse.ArgumentTypeError(f'"{excerpt(text)}" must be a port: a whole number from 1 to 65535')
     return int(text)
 
 
@@ -65,13 +63,13 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < 1e9:
-        raise argparse.ArgumentTypeError(f'"{excerpt(text)}" has to be a number of seconds from 0 on')
+        raise argparse.ArgumentTypeError(f'"{excerpt(text)}" must be a number of seconds from 0 on')
     return seconds
 
 
 def _address(text: str) -> str:
     if not re.fullmatch(r"[\w.:%-]{1,253}", text):
-        raise argparse.ArgumentTypeError(f'"{excerpt(text)}" has to be an address or the name of a host')
+        raise argparse.ArgumentTypeError(f'"{excerpt(text)}" must be an address or the name of a host')
     return text
 
 
@@ -133,16 +131,16 @@ class RunOptions:
         default=(),
         action="append",
         metavar="NAME[=VALUE]",
-        help="a variable for all ranks; without a value, the one it has here (may be repeated)",
+        help="a variable for all ranks; without a value, its value here (may be repeated)",
     )
 
     bind_cores_to_rank: bool = _flag(
-        _binding, "--bind_cores_to_rank", help="give each rank cores of its own, and memory near them"
+        _binding, "--bind_cores_to_rank", help="give each rank its own cores, and memory near them"
     )
     core_list: str | None = _binding(
         "--bind_core_list",
         metavar="CORES",
-        help="the only cores to be used, as in 0-51,56-107; implies --bind_cores_to_rank",
+        help="the only cores to use, as in 0-51,56-107; implies --bind_cores_to_rank",
     )
     use_hyperthreads: bool = _flag(
         _binding,
@@ -150,7 +148,7 @@ class RunOptions:
         help="with --bind_cores_to_rank: use both hardware threads of each core",
     )
     show_binding: bool = _flag(
-        _binding, "--show_binding", help="draw which cores each rank would get, and end"
+        _binding, "--show_binding", help="draw which cores each rank would get, and exit"
     )
 
     hostfile: Path | None = _hosts(  # noqa: RUF009 - is a field
@@ -172,14 +170,14 @@ class RunOptions:
         help="this is node N of --num_nodes; start the same command on each node by hand",
     )
     master_addr: str | None = _hosts(
-        "--master_addr", type=_address, metavar="ADDRESS", help="of the first host, as the others reach it"
+        "--master_addr", type=_address, metavar="ADDRESS", help="address of the first host for the others"
     )
     master_port: int | None = _hosts("--master_port", type=_port, metavar="PORT", help="default: a free one")
     launcher: str = _hosts(
         "--launcher",
         default=engine_names()[0],
         choices=engine_names(),
-        help="how ranks get to other hosts; default: what is installed",
+        help="how to start ranks on other hosts; default: what is installed",
     )
     launcher_args: tuple[str, ...] = _hosts(
         "--launcher_args",
@@ -189,7 +187,7 @@ class RunOptions:
         help='more arguments for the launcher\'s program, as in --launcher_args="-A project"',
     )
     ssh_port: int | None = _hosts(
-        "--ssh_port", type=_port, metavar="PORT", help="for hosts whose line names none"
+        "--ssh_port", type=_port, metavar="PORT", help="for hosts whose line has none"
     )
 
     log_dir: str | None = _supervision(
@@ -200,33 +198,33 @@ class RunOptions:
         default=5.0,
         type=_seconds,
         metavar="SECONDS",
-        help="between asking ranks to end (SIGTERM) and killing them; default: 5",
+        help="time between SIGTERM and SIGKILL when ranks must end; default: 5",
     )
     max_restarts: int = _supervision(
         "--max_restarts",
         default=0,
         type=_whole(0),
         metavar="N",
-        help="start all ranks anew after a failure, at most N times; default: 0",
+        help="restart all ranks after a failure, at most N times; default: 0",
     )
     min_nodes: int | None = _supervision(
         "--min_nodes",
         type=_whole(1, _MOST_NODES),
         metavar="N",
-        help="elastic: go on while so many hosts are there",
+        help="elastic: continue with this many hosts or more",
     )
     max_nodes: int | None = _supervision(
         "--max_nodes",
         type=_whole(1, _MOST_NODES),
         metavar="N",
-        help="elastic: let in no more hosts than this",
+        help="elastic: accept at most this many hosts",
     )
-    quiet: bool = _flag(_supervision, "-q", "--quiet", help="no notes besides errors and the ranks' output")
+    quiet: bool = _flag(_supervision, "-q", "--quiet", help="only errors and the ranks' output")
     log_level: str = _supervision(
         "--log_level",
         default="warning",
         choices=LOG_LEVELS,
-        help="info also tells where each rank runs; default: warning",
+        help="info also says where each rank runs; default: warning",
     )
 
     @property
@@ -244,13 +242,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of ``acclimate run``."""
     parser.usage = "acclimate run [options] script [its arguments]"
     parser.description = (
-        "Start ranks of a script, here or on many hosts, bound to cores, and look after them."
+        "Start ranks of a script, here or on many hosts, bind them to cores, and supervise them."
     )
     parser.epilog = _EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     # An abbreviation here may be one of the script's own options in full.
     parser.allow_abbrev = False
-    # Takes all that follows it, options too; unlike argparse.REMAINDER it does not begin with an option.
+    # Takes everything that follows, including options; unlike argparse.REMAINDER, it cannot begin with one.
     script = parser.add_argument(
         "script", nargs=argparse.PARSER, metavar="script", help="what the ranks run, and its arguments"
     )
@@ -260,11 +258,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group, names, settings = (each.metadata[key] for key in ("group", "names", "settings"))
         if group not in groups:
             groups[group] = parser.add_argument_group(group)
-        # A repeated option appends to its default, so that has to be a list.
+        # A repeated option appends to its default, so the default must be a list.
         default = [] if settings.get("action") == "append" else each.default
         groups[group].add_argument(*names, dest=each.name, default=default, **settings)
         hyphened = [name.replace("_", "-") for name in names if "_" in name]
-        if hyphened:  # works too, and is not shown
+        if hyphened:  # works too, but is not shown
             hidden = {**settings, "help": argparse.SUPPRESS}
             if default != []:
                 default = argparse.SUPPRESS
@@ -278,15 +276,15 @@ def read_options(args: argparse.Namespace, environ: Mapping[str, str]) -> RunOpt
     """Returns the options as typed values.
 
     Raises:
-        LaunchOptionError: one holds what it cannot hold, or two do not go together.
+        LaunchOptionError: a value is impossible, or two options contradict each other.
     """
     command = tuple(args.script or ())
-    if command[:1] == ("--",):  # ends our options; argparse itself takes it away from some releases on
+    if command[:1] == ("--",):  # ends our options; newer releases of argparse remove it themselves
         command = command[1:]
     values = {each.name: getattr(args, each.name) for each in _OPTIONS}
     for name, value in values.items():
         if any("\0" in str(each) for each in (value if isinstance(value, list | tuple) else (value,))):
-            raise LaunchOptionError(f"--{name} holds a NUL character, which nothing here can.")
+            raise LaunchOptionError(f"--{name} contains a NUL character.")
     values["env"] = tuple(args.env)
     options = RunOptions(command=command, environment=_variables(args.env, environ), **values)
     if not command and not options.show_binding:
@@ -294,7 +292,7 @@ def read_options(args: argparse.Namespace, environ: Mapping[str, str]) -> RunOpt
             "what should the ranks run? Give a script: acclimate run [options] script.py …"
         )
     if options.module and options.no_python:
-        raise LaunchOptionError("--module and --no_python do not go together: a module is run by Python.")
+        raise LaunchOptionError("--module and --no_python contradict each other: Python runs a module.")
     if options.use_hyperthreads and not options.bind_cores:
         raise LaunchOptionError("--use_hyperthreads says how cores are bound; add --bind_cores_to_rank.")
     if options.node_rank is not None:
@@ -306,7 +304,7 @@ def read_options(args: argparse.Namespace, environ: Mapping[str, str]) -> RunOpt
 def _check_by_hand(options: RunOptions) -> None:
     if options.master_addr is None:
         raise LaunchOptionError(
-            "--node_rank needs --master_addr: an address of node 0 that every node reaches, the same on all."
+            "--node_rank needs --master_addr: the address of node 0, the same on all nodes."
         )
     if options.num_nodes is None and options.hostfile is None:
         raise LaunchOptionError(
@@ -314,7 +312,7 @@ def _check_by_hand(options: RunOptions) -> None:
         )
     if options.num_nodes is not None and (options.node_rank or 0) >= options.num_nodes:
         raise LaunchOptionError(
-            f"--node_rank {options.node_rank} has to be below --num_nodes {options.num_nodes}: nodes count "
+            f"--node_rank {options.node_rank} must be below --num_nodes {options.num_nodes}: nodes count "
             "from 0."
         )
 
@@ -322,7 +320,7 @@ def _check_by_hand(options: RunOptions) -> None:
 def _check_nodes(options: RunOptions) -> None:
     least, most = options.min_nodes, options.max_nodes
     if least is not None and most is not None and least > most:
-        raise LaunchOptionError(f"--min_nodes {least} is more than --max_nodes {most}; the other way round?")
+        raise LaunchOptionError(f"--min_nodes {least} is more than --max_nodes {most}; did you swap them?")
 
 
 def _variables(assignments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -333,7 +331,7 @@ def _variables(assignments: Sequence[str], environ: Mapping[str, str]) -> dict[s
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise LaunchOptionError(f'--env "{excerpt(assignment)}" should read NAME or NAME=VALUE.')
         if name in SET_BY_LAUNCHER:
-            raise LaunchOptionError(f"--env {name}: the launcher sets {name} for each rank itself.")
+            raise LaunchOptionError(f"--env {name}: the launcher itself sets {name} for each rank.")
         if not equals and name not in environ:
             raise LaunchOptionError(f"--env {name}: it is not set here; write --env {name}=VALUE.")
         variables[name] = value if equals else environ[name]

@@ -28,10 +28,10 @@ def decode(line: bytes, kinds: Mapping[str, object]) -> Message:
 
     Args:
         line: what was received.
-        kinds: the type of each part, as :func:`from_wire` takes it. Parts of other names are ignored.
+        kinds: the type of each field, as :func:`from_wire` takes it. Other fields are ignored.
 
     Raises:
-        LaunchProtocolError: it is no JSON object, or a part is of another type.
+        LaunchProtocolError: it is not a JSON object, or a field has the wrong type.
     """
     try:
         message = json.loads(line)
@@ -51,7 +51,7 @@ def from_wire(kind: type[T], value: object) -> T:
         value: of ``dataclasses.asdict``, possibly by way of JSON.
 
     Raises:
-        LaunchProtocolError: it is of another type, or has other fields.
+        LaunchProtocolError: it has another type or other fields.
     """
     return cast(T, _read(kind, value, getattr(kind, "__name__", str(kind))))
 

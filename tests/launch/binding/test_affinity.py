@@ -208,7 +208,7 @@ def test_a_processor_whose_system_calls_are_not_known_is_a_sentence(monkeypatch:
     binding = RankBinding(tuple(os.sched_getaffinity(0)), 1, (0,), None)
     assert apply_binding(binding) == (
         "memory is not bound to memory nodes: set_mempolicy is refused"
-        f" (not known how on {platform.machine()})"
+        f" (not implemented for {platform.machine()})"
     )
 
 

@@ -419,7 +419,7 @@ def test_a_binding_error_is_an_acclimate_error_and_a_value_error() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("KMP_AFFINITY", "pins the first thread of a rank to one core, which all that the rank starts later"),
+        ("KMP_AFFINITY", "pins a rank's first thread to one core, which everything that the rank"),
         ("GOMP_CPU_AFFINITY", "moves the threads of every rank to these same cores"),
     ],
 )

@@ -52,8 +52,8 @@ def test_a_killed_rank_is_started_anew_and_goes_on_from_its_checkpoint(tmp_path:
     assert [(tmp_path / f"steps{rank}").read_text() for rank in range(2)] == ["20", "20"]
     assert "rank 1 (host " in ended.stderr
     assert "was killed by SIGKILL" in ended.stderr
-    assert ended.stderr.count("starting anew") == 1
-    assert "acclimate run: starting anew, 1 of 2 times.\n" in ended.stderr
+    assert ended.stderr.count("restarting") == 1
+    assert "acclimate run: restarting, 1 of 2 times.\n" in ended.stderr
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ sys.exit(main({arguments!r}))
             assert job.wait() == 2
             assert job.living() == {}
     assert f"127.0.0.1:{port}, where the job's hosts meet, " in stderr or "nobody answers at" in stderr
-    assert greeting or "accepts connections and then says nothing" in stderr
+    assert greeting or "accepts connections but does not answer" in stderr
     assert "Traceback" not in stderr
 
 
@@ -216,7 +216,7 @@ def test_ctrl_c_ends_ranks_whose_meeting_place_is_frozen(tmp_path: Path) -> None
             _, stderr = b.read()
             assert b.wait() == 130
             assert b.living() == {}
-        assert "acclimate run: SIGINT was passed on, and the ranks have ended.\n" in stderr
+        assert "acclimate run: SIGINT was forwarded, and the ranks have ended.\n" in stderr
         a.signal(signal.SIGCONT)
 
 
@@ -298,7 +298,7 @@ def test_a_host_that_goes_away_and_comes_back_is_admitted_again(tmp_path: Path) 
             _, stderr = c.read()
             assert c.wait() == 1
             assert c.living() == {}
-        assert "where the job's hosts meet, does not answer any more" in stderr
+        assert "where the job's hosts meet, no longer answers" in stderr
         wait_until(lambda: not a.living(), "the first host's ranks to end with it")
 
 
@@ -314,5 +314,5 @@ def test_training_goes_on_from_its_checkpoint_when_a_rank_is_killed(tmp_path: Pa
         os.kill(ranks[0], signal.SIGKILL)
         stdout, stderr = job.read(120)
         assert job.wait() == 0, stderr
-    assert "starting anew, 1 of 2 times" in stderr
+    assert "restarting, 1 of 2 times" in stderr
     assert "resuming from " in stdout, stdout

@@ -102,7 +102,9 @@ def test_an_ipv6_address_is_refused(mpi: str, mpi_jobs: Jobs) -> None:
     hostfile.write_text("[fd00:77::3] slots=1\nalpha slots=1\n")
     ended = mpi_jobs.run(SLEEP, "--launcher", mpi, "--hostfile", str(hostfile))
     assert ended.returncode == 2
-    assert "MPI takes no IPv6 address, as [fd00:77::3]. Give a name, or use --launcher ssh." in ended.stderr
+    assert (
+        "MPI takes no IPv6 address such as [fd00:77::3]. Give a name, or use --launcher ssh." in ended.stderr
+    )
 
 
 @pytest.mark.slow

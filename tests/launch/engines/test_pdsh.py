@@ -64,4 +64,4 @@ def test_hosts_with_different_ports_are_refused(jobs: Jobs) -> None:
     hostfile.write_text("alpha:2222 slots=1\nbeta slots=1\n")
     ended = jobs.run(SLEEP, *PDSH, "--hostfile", str(hostfile))
     assert ended.returncode == 2
-    assert "pdsh takes one port for all hosts." in ended.stderr
+    assert "pdsh takes one ssh port for all hosts." in ended.stderr

@@ -88,4 +88,4 @@ def test_without_a_hostfile_and_an_allocation_there_is_nothing_to_start_on(slurm
     command = [*ACCLIMATE, *SLURM, str(slurm_jobs.script(SLEEP))]
     ended = slurm_jobs.hosts.head.run(command, env=slurm_jobs.environment)
     assert ended.returncode == 2
-    assert "this is no Slurm allocation, and there is no --hostfile" in ended.stderr
+    assert "there is no Slurm allocation and no --hostfile" in ended.stderr

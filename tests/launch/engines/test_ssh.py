@@ -129,7 +129,7 @@ def test_a_working_directory_that_a_host_lacks_is_named(jobs: Jobs) -> None:
     jobs.hosts.hosts[1].run(["mount", "-t", "tmpfs", "none", str(jobs.folder.parent)], check=True)
     ended = jobs.run(SLEEP, *SSH)
     assert ended.returncode == 2
-    assert f'host "beta": The working directory {jobs.folder} cannot be entered there' in ended.stderr
+    assert f'host "beta": The working directory {jobs.folder} cannot be used there' in ended.stderr
 
 
 # -- what reaches the ranks, and what comes back -----------------------------------------------------
@@ -198,7 +198,7 @@ def test_the_job_ends_when_nobody_reads_its_output_any_more(jobs: Jobs) -> None:
         assert job.stderr is not None
         job.stdout.close()
         assert job.wait(60) == 128 + signal.SIGPIPE
-        assert "nobody reads standard output any more, so the ranks were ended." in job.stderr.read()
+        assert "the reader of standard output has exited, so the ranks were ended." in job.stderr.read()
     assert eventually(lambda: not leftovers(jobs.hosts.hosts)), leftovers(jobs.hosts.hosts)
 
 

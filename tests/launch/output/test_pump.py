@@ -33,7 +33,7 @@ def test_a_reader_that_leaves_early_ends_the_job(ranks: int) -> None:
         complaint = job.process.stderr.read().decode()
         assert job.wait() == 128 + signal.SIGPIPE
         assert job.living() == {}
-    assert complaint == "acclimate run: nobody reads standard output any more, so the ranks were ended.\n"
+    assert complaint == "acclimate run: the reader of standard output has exited, so the ranks were ended.\n"
 
 
 def test_head_is_not_kept_waiting() -> None:
@@ -105,7 +105,7 @@ def test_standard_output_on_a_full_disk_is_told_and_the_job_goes_on(tmp_path: Pa
         )
     assert (ended.returncode, (tmp_path / "done").exists()) == (0, True)
     assert ended.stderr == (
-        "acclimate run: standard output cannot be written (No space left on device); the ranks go on.\n"
+        "acclimate run: standard output cannot be written (No space left on device); the ranks continue.\n"
     )
 
 

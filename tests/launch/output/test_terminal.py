@@ -287,7 +287,7 @@ def test_ctrl_c_ends_several_ranks(tmp_path: Path) -> None:
         terminal.type(b"\x03")
         exit_code, seen = terminal.end()
     assert exit_code == 130
-    assert b"SIGINT was passed on" in seen
+    assert b"SIGINT was forwarded" in seen
 
 
 def screen(written: bytes) -> list[str]:

@@ -48,7 +48,7 @@ def test_windows_line_ends_are_line_ends() -> None:
     ("line", "said"),
     [
         ("b", 'no slots; write "b slots=N"'),
-        ("b slots=0", 'slots="0" has to be a whole number from 1 up'),
+        ("b slots=0", 'slots="0" must be a whole number from 1 up'),
         ("b slots=-1", 'slots="-1"'),
         ("b slots=two", 'slots="two"'),
         ("b slots=", 'slots=""'),
@@ -214,10 +214,10 @@ def test_ports_are_kept() -> None:
         ({"include": "@a"}, '"" should read host'),
         ({"include": "[fe80::1"}, "should read host"),
         ({"exclude": "a@b@[fe80::1]"}, "leaves no slot on any host"),
-        ({"num_nodes": 4}, "--num_nodes 4 has to be between 1 and 3"),
+        ({"num_nodes": 4}, "--num_nodes 4 must be between 1 and 3"),
         (
             {"num_accelerators": 3},
-            '--num_accelerators 3 has to be between 1 and 2: so many slots are left to use on host "b"',
+            '--num_accelerators 3 must be between 1 and 2: so many slots are left to use on host "b"',
         ),
     ],
 )

@@ -134,7 +134,7 @@ def test_an_outcome_that_no_rank_can_have_loses_the_peer_that_told_it(part: str,
     )
     assert outcome.code == 1
     assert outcome.reason is not None
-    assert outcome.reason.startswith('host "b" was lost: it sent what cannot be understood')
+    assert outcome.reason.startswith('host "b" was lost: it sent an invalid message')
 
 
 @pytest.mark.parametrize("code", [255, -9, -64])

@@ -66,7 +66,7 @@ wait()
         job.signal(signal.SIGHUP)
         _, stderr = job.read()
         assert job.wait() == 128 + signal.SIGTERM
-    assert "SIGTERM was passed on" in stderr
+    assert "SIGTERM was forwarded" in stderr
 
 
 def test_the_code_of_the_rank_that_ended_first_is_the_jobs_after_a_signal(tmp_path: Path) -> None:

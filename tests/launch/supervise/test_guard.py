@@ -203,7 +203,7 @@ def test_a_guard_that_is_stopped_again_and_again_is_killed(tmp_path: Path) -> No
             over.set()
             stopping.join()
     # Between two stops it may have had the time to do its work.
-    assert "does not react" in stderr or "the ranks have ended" in stderr
+    assert "does not respond" in stderr or "the ranks have ended" in stderr
 
 
 @pytest.mark.parametrize("whose", ["rank", "child", "daemon"])

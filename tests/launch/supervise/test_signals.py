@@ -52,7 +52,7 @@ def test_ranks_that_do_not_deal_with_a_signal_make_128_plus_it(number: int, tmp_
         _, stderr = job.read()
         assert job.wait() == 128 + number
     assert (
-        stderr == f"acclimate run: {signal.Signals(number).name} was passed on, and the ranks have ended.\n"
+        stderr == f"acclimate run: {signal.Signals(number).name} was forwarded, and the ranks have ended.\n"
     )
 
 
@@ -74,7 +74,7 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
         wait_until(lambda: {"heard0", "heard1"} <= names_in(tmp_path), "the first to be heard")
         job.signal(signal.SIGINT)
         _, stderr = job.read()
-        assert "does not react" not in stderr
+        assert "does not respond" not in stderr
         assert job.wait() == 130
         assert job.living() == {}
 

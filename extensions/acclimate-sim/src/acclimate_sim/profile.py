@@ -136,7 +136,7 @@ def _keys() -> str:
 
 def _wrong(key: str, value: str, expected: str) -> ProfileError:
     return ProfileError(
-        f'{VARIABLE}: {key}="{value}" cannot be; "{key}" has to be {expected}. All of them: {_keys()}.'
+        f'{VARIABLE}: {key}="{value}" is not possible; "{key}" must be {expected}. All of them: {_keys()}.'
     )
 
 
@@ -146,6 +146,6 @@ def _count_visible(text: str, devices: int) -> int:
     known = {str(index) for index in range(devices)}
     if not indices or not known.issuperset(indices) or len(set(indices)) < len(indices):
         raise ProfileError(
-            f'{VISIBLE_DEVICES} is "{text}", but has to list some of 0 to {devices - 1}, each once.'
+            f'{VISIBLE_DEVICES} is "{text}", but must list some of 0 to {devices - 1}, each once.'
         )
     return len(indices)

@@ -1,8 +1,7 @@
 """Binds this process to cores and memory nodes by system call; no ``numactl`` is needed.
 
-Both are the kernel's properties of a process that outlive ``exec`` and pass to children, so a launcher
-sets them in the forked child, and they hold before the rank's interpreter starts. All that needs
-looking up is looked up when this module is imported, before the fork.
+The kernel keeps both over ``exec`` and gives them to children, so the launcher sets them in the forked child,
+before the rank's interpreter starts. Whatever must be looked up is looked up at import, before the fork.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 def apply_binding(binding: RankBinding) -> str | None:
-    """Binds this process, and what it will execute, as far as the system lets it.
+    """Binds this process and the program that it will execute, as far as the system allows.
 
-    Returns one sentence about what was refused and what that means, else ``None``; it is the same for
-    every rank, so that a launcher can print it once. Nothing is raised: an unbound rank still works.
+    Returns a sentence on what was refused, else ``None``; the same for every rank, so that the launcher
+    prints it once. Does not raise, since an unbound rank still works.
     """
     if not hasattr(os, "sched_setaffinity"):
         return f"ranks are not bound to cores: {platform.system()} does not let a process choose its cores"
@@ -66,12 +65,12 @@ def apply_binding(binding: RankBinding) -> str | None:
 def _set_policy(mode: int, nodes: Sequence[int]) -> None:
     """Sets the memory policy of this process; raises OSError if the kernel refuses."""
     if _LIBC is None or _CALL_NUMBER is None:
-        raise OSError(errno.ENOSYS, f"not known how on {platform.machine()}")
+        raise OSError(errno.ENOSYS, f"not implemented for {platform.machine()}")
     words = max(nodes) // _WORD_BITS + 1
     mask = (ctypes.c_ulong * words)()
     for node in nodes:
         mask[node // _WORD_BITS] |= 1 << node % _WORD_BITS
-    # The kernel takes one off the number of bits before it reads them (get_nodes in mm/mempolicy.c).
+    # The kernel subtracts one from the number of bits (get_nodes in mm/mempolicy.c).
     bits = ctypes.c_ulong(words * _WORD_BITS + 1)
     if _LIBC.syscall(ctypes.c_long(_CALL_NUMBER), ctypes.c_long(mode), mask, bits) == 0:
         return

@@ -1,19 +1,18 @@
-"""Which cores and memory nodes each rank of this host gets.
+"""Divides this host's cores and memory nodes among its ranks.
 
-The rules, in the order in which they count:
+The rules, by priority:
 
 1. Every usable core goes to exactly one rank, and ranks differ by at most one core: ranks that work in
    step wait for the slowest.
-2. Where cores differ in kind, each rank gets the same mix, for the same reason: 10 performance and 10
-   efficiency cores for 2 ranks are 5 and 5 each. Who wants none of the slow ones names the others
-   in a core list.
-3. Cores of a rank come from as few memory nodes as possible. So 3 ranks on 2 nodes of 4 cores get 3, 3
-   and 2 (rule 1), and exactly one of them reaches across. Nodes of a rank that needs several are of the same
-   package where that is possible, and else near each other.
-4. A core's hardware threads belong to one rank: the first alone, or all of them. A core list says exactly
-   which threads are used, so that both are used where it names both.
+2. If there are performance and efficiency cores, each rank gets the same mix, for the same reason: of 10 and
+   10 cores, 2 ranks get 5 and 5 each. To use no efficiency cores, give a core list of the others.
+3. A rank's cores come from as few memory nodes as possible. So 3 ranks on 2 nodes of 4 cores get 3, 3 and 2
+   (rule 1), and exactly one of them has cores of both nodes. The nodes of a rank that needs several are in
+   the same package if possible, else near each other.
+4. A core's hardware threads belong to one rank: only the first, or all of them. A core list says exactly
+   which threads are used.
 
-Memory follows the cores: bound to the memory nodes of the cores, so far as this process may use them.
+Memory is bound to the memory nodes of the cores, as far as this process may use them.
 """
 
 from __future__ import annotations
@@ -40,30 +39,28 @@ from acclimate.topology import (
 _PINNING_VARIABLES = {
     # Intel's and LLVM's OpenMP; how it looks to a user: https://github.com/pytorch/pytorch/issues/8126
     "KMP_AFFINITY": (
-        "OpenMP then pins the first thread of a rank to one core, which all that the rank starts later"
-        " (data loaders, other threads) has to share"
+        "OpenMP then pins a rank's first thread to one core, which everything that the rank starts later"
+        " (data loaders, other threads) must share"
     ),
     # GNU's OpenMP, which torch comes with. It sets affinities without looking at that of the process.
     "GOMP_CPU_AFFINITY": (
-        "OpenMP then moves the threads of every rank to these same cores, off those that the rank is bound to"
+        "OpenMP then moves the threads of every rank to these same cores, away from the rank's own"
     ),
 }
 
 
 @dataclass(frozen=True)
 class RankBinding:
-    """Where one rank runs.
-
-    ``cpus`` are its hardware threads, ascending, ``cores`` the number of physical cores among them.
-    ``memory_nodes`` is what its memory is bound to; empty: the policy is left alone.
-    ``preferred_memory_node`` is a fast node without cores (HBM in flat mode) to take memory from
-    first, instead of binding; ``None`` where there is none.
-    """
+    """The cores and memory of one rank."""
 
     cpus: tuple[int, ...]
+    """Its hardware threads, ascending."""
     cores: int
+    """The number of physical cores among them."""
     memory_nodes: tuple[int, ...]
+    """The nodes that its memory is bound to; empty: the kernel's policy is unchanged."""
     preferred_memory_node: int | None
+    """A fast node without cores (HBM in flat mode) to prefer instead of binding; ``None``: none."""
 
     def describe(self) -> str:
         """Returns its processors and memory as text: ``processors 0-3, memory node 0``."""
@@ -81,19 +78,22 @@ def bind_ranks(
     use_hyperthreads: bool = False,
     root: Path = LIVE,
 ) -> tuple[RankBinding, ...]:
-    """Shares the cores that this process may use among ``ranks``, by the rules at the top of this module.
+    """Divides the cores that this process may use among ``ranks``, by the rules at the top of this module.
 
-    ``core_list`` takes the place of all that the process may use: exactly these hardware threads.
-    Without it, ranks run on the first usable thread of each core, or on all with ``use_hyperthreads``.
-    Ranks are in the order of their memory nodes. ``root`` is what ``topology`` was read from.
+    Args:
+        topology: of this machine.
+        ranks: how many there are; they are in the order of their memory nodes.
+        core_list: the hardware threads to use, instead of those that the process may use.
+        use_hyperthreads: without a core list, use all threads of each core instead of one.
+        root: where ``topology`` was read.
 
     Raises:
-        BindingError: there are fewer cores than ranks, or the core list is no list, descends,
-            overlaps, or names processors that are not there or not allowed.
+        BindingError: there are fewer cores than ranks, or the core list is malformed, descends, overlaps, or
+            names processors that do not exist or are not allowed.
         TopologyError: a file of the kernel is corrupt.
     """
     if ranks < 1:
-        raise BindingError(f"cores cannot be shared among {ranks} ranks; ask for at least 1")
+        raise BindingError(f"cores cannot be divided among {ranks} ranks; ask for at least 1")
     if core_list is not None:
         topology = replace(topology, allowed_cpus=frozenset(_listed_cpus(topology, core_list)))
     cores = topology.usable_cores()
@@ -125,7 +125,7 @@ def check_environment(environ: Mapping[str, str]) -> None:
     for name, effect in _PINNING_VARIABLES.items():
         if value := environ.get(name):
             raise BindingError(
-                f'{name} is "{excerpt(value)}", which works against binding: {effect}; unset it (unset '
+                f'{name} is "{excerpt(value)}", which overrides the binding: {effect}; unset it (unset '
                 f"{name}), or leave out --bind_cores_to_rank"
             )
 
@@ -142,7 +142,7 @@ def _listed_cpus(topology: Topology, core_list: str) -> tuple[int, ...]:
         raise BindingError('--bind_core_list names no cores; write them as in "0-51,56-107"')
     ascending = format_cpu_list(cpus)
     if list(cpus) != sorted(cpus):
-        # Refused, because a list out of order looks as if it said which rank gets what.
+        # Refused, since an unordered list looks as if it said which rank gets which cores.
         raise BindingError(
             f'--bind_core_list "{excerpt(core_list)}" descends; write it as "{ascending}" (the order has no '
             "effect: ranks get cores by memory node)"
@@ -180,7 +180,7 @@ def _share(topology: Topology, cores: Sequence[Core], ranks: int) -> list[list[C
     by_kind = _grouped(topology, [(core, (core.kind, 0)) for core in cores], ranks).share()
     if len({len(core.cpus) for core in cores}) == 1:
         return by_kind
-    # Ranks with as many hardware threads each are better still, but not worth reaching across nodes.
+    # Equal numbers of hardware threads are better, but not worth cores of several nodes.
     by_threads = _grouped(topology, [(core, (core.kind, len(core.cpus))) for core in cores], ranks).share()
     return min(
         by_threads, by_kind, key=lambda shared: sum(len({core.node for core in own}) for own in shared)
@@ -202,7 +202,7 @@ class _Sharing:
             for of_class in zip(*(self.cores[node] for node in group.nodes), strict=True):
                 cores = [core for of_node in of_class for core in of_node]
                 share, left = divmod(len(cores), group.ranks)
-                # What one class leaves over goes to the ranks after those that the last class favoured.
+                # The rest of one class goes to the ranks after those that got the rest of the last class.
                 favoured = {(first_with_one_more + n) % group.ranks for n in range(left)}
                 first_with_one_more += left
                 start = 0
@@ -218,7 +218,7 @@ def _grouped(topology: Topology, classed: Sequence[tuple[Core, tuple[str, int]]]
     """Groups nodes so that each rank gets its share of every class of cores."""
     # By package, then by number, so that a kernel without memory nodes does not mix packages.
     classed = sorted(classed, key=lambda each: (each[0].package, each[0].cpus))
-    # Classes of one kind follow each other, so that what they leave over is dealt evenly too.
+    # Classes of one kind follow each other, so that their rests are divided evenly too.
     classes = sorted({of_core for _, of_core in classed}, reverse=True)
     packages: dict[int, set[int]] = {}
     for core, _ in classed:
@@ -255,20 +255,18 @@ def _grouped(topology: Topology, classed: Sequence[tuple[Core, tuple[str, int]]]
 
 
 def _memory_nodes(topology: Topology, cores: Iterable[Core]) -> tuple[int, ...]:
-    """The nodes of the cores that have memory this process may use.
+    """Returns the nodes of the cores, without those whose memory does not exist or is not allowed.
 
-    A node without memory is left out. Where none has any, the policy is best left alone: the kernel
-    then takes memory from the nearest node, and from the next when that is full.
+    If none is left, the policy stays unchanged: the kernel takes memory from the nearest node that has some.
     """
     homes = [topology.node(index) for index in {core.node for core in cores}]
     return tuple(sorted({node.index for home in homes for node in _local_memory(topology, home)}))
 
 
 def _local_memory(topology: Topology, home: MemoryNode) -> list[MemoryNode]:
-    """A node, and those without cores that are as near to it as itself.
+    """Returns a node, and nodes without cores that are as near to it as itself.
 
-    These are slices of the same memory: a kernel started with ``numa=fake=N`` lists a node's cores
-    with each of its slices, of which the first keeps them here.
+    These are slices of the same memory, which a kernel started with ``numa=fake=N`` has.
     """
     local = home.distances.get(home.index)
     return [
@@ -283,10 +281,9 @@ def _local_memory(topology: Topology, home: MemoryNode) -> list[MemoryNode]:
 
 
 def _preferred_node(cores: Iterable[Core], fast: Mapping[int, int | None]) -> int | None:
-    """The fast memory of a rank's cores, of what ``fast`` gives for each node.
+    """Returns the fast memory of a rank's cores, given that of each node.
 
-    None where its nodes have one each: the kernel prefers one node, and that of half the cores would
-    be far from the other half.
+    ``None`` if its nodes have different ones: the kernel can prefer only one, which is far from other cores.
     """
     near = {fast[core.node] for core in cores}
     return near.pop() if len(near) == 1 else None

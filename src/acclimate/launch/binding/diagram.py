@@ -1,8 +1,7 @@
-"""What ``acclimate run --show_binding`` draws: the cores of each memory node, and the rank that each goes to.
+"""Draws the cores of each memory node and their ranks, for ``acclimate run --show_binding``.
 
-A rank is told by its number as well as by its colour, so that the diagram reads the same without colours,
-in a file, and to the colour-blind. All characters are ASCII but for the frames, which rich draws in
-ASCII too where the terminal knows nothing else.
+Ranks have numbers and colours, so the diagram can be read without colours. Only the frames are not ASCII;
+rich draws them in ASCII if the terminal needs it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rich.text import Text
 from acclimate.launch.binding.cores import RankBinding
 from acclimate.topology import Core, MemoryNode, Topology, format_cpu_list
 
-# Okabe and Ito's, which the colour-blind can tell apart, each with the colour of writing that stands out.
+# Okabe and Ito's palette, which the colour-blind can tell apart, each with a readable text colour.
 _COLOURS = (
     "#000000 on #56b4e9",
     "#000000 on #e69f00",
@@ -30,7 +29,7 @@ _COLOURS = (
     "#000000 on #d795b9",
     "#000000 on #bbbbbb",
 )
-# For terminals of 16 colours (TERM=xterm, as in a container), where some of the above would be the same grey.
+# For terminals with 16 colours (TERM=xterm), which show some of the above as the same grey.
 _SIXTEEN_COLOURS = (
     "black on bright_cyan",
     "black on yellow",
@@ -47,7 +46,7 @@ _FRAME = 4  # the sides of a panel, with their padding
 
 
 def show_binding(topology: Topology, bindings: Sequence[RankBinding], console: Console) -> None:
-    """Draws each memory node with its cores and their ranks, and lists what every rank gets."""
+    """Draws each memory node with its cores and their ranks, and lists the binding of every rank."""
     rank_of = {cpu: rank for rank, binding in enumerate(bindings) for cpu in binding.cpus}
     colours = _SIXTEEN_COLOURS if console.color_system == "standard" else _COLOURS
     grid = _Grid(

@@ -1,7 +1,7 @@
 """Elastic jobs: ranks restart after a failure, and hosts may join and leave.
 
-torch's elastic agent decides who takes part and when to start anew (its rendezvous, its store). Its worker on
-each host is a supervisor as in any job here: ranks are bound and tagged, and none of their processes is left.
+torch's elastic agent (its rendezvous and store) decides which hosts take part and when ranks restart. Its
+worker on each host is the supervisor of other jobs: it binds ranks, tags output, and leaves no process.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def launch(
     Raises:
         HostUnreachableError: nobody answers at the rendezvous.
     """
-    # torch would have all rounds share one store, where a later one finds what an earlier one's ranks wrote,
-    # such as addresses at which nobody listens any more.
+    # By default all rounds share one store, where a later round finds the entries of an earlier one, such as
+    # addresses at which nobody listens any more.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if job.log_level not in ("debug", "info"):  # its warnings say what is said here
         logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
@@ -151,8 +151,8 @@ class _Membership:
                     probe.start()
                 if accepted and now > accepted[0] + _SILENCE_S:
                     raise HostUnreachableError(
-                        f"{self._place}, where the job's hosts meet, accepts connections and then says "
-                        "nothing. Something else may be listening at that port: choose another with "
+                        f"{self._place}, where the job's hosts meet, accepts connections but does not "
+                        "answer. Another program may be listening at that port: choose another with "
                         "--master_port, the same on all hosts."
                     )
             elif self._agent.ended_by is not None and not self._agent.has_worker():
@@ -164,9 +164,9 @@ class _Membership:
         return self._outcome
 
     def abandon(self, exit_code: int) -> None:
-        """Where the thread did not come back: has the process exit without it.
+        """Lets the process exit without the thread, if that is still running.
 
-        Python's own exit ends threads in a way that C++ answers with an abort.
+        Python's own exit would end the thread in a way that makes C++ abort.
         """
         if self._outcome is None:
             atexit.register(_exit_at_once, exit_code)
@@ -233,10 +233,10 @@ class _Membership:
             code = agent.outcome.code or 1
             agent.outcome = Outcome(code, None, "the job has ended on the other hosts.")
         except RendezvousTimeoutError as error:
-            agent.outcome = Outcome(1, None, f"the hosts did not come together: {_first_line(error)}.")
+            agent.outcome = Outcome(1, None, f"the hosts did not meet in time: {_first_line(error)}.")
         except (RendezvousError, DistError):
             closes = False
-            lost = f"{self._place}, where the job's hosts meet, does not answer any more"
+            lost = f"{self._place}, where the job's hosts meet, no longer answers"
             agent.outcome = Outcome(1, None, f"{lost}, so the ranks of this host were ended.")
         if closes and agent.ended_by is None:  # after a signal to this host the others go on
             with suppress(RendezvousError, DistError):
@@ -282,14 +282,14 @@ class _Agent(SimpleElasticAgent):
         self._answer: IO[bytes] | None = None
         """The file to which the worker writes its outcome."""
 
-    # -- what torch's agent asks for -----------------------------------------------------------------
+    # -- torch's agent calls these -------------------------------------------------------------------
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec, workers = worker_group.spec, worker_group.workers
         before = workers[0].global_rank
         after = workers[0].world_size - before - len(workers)
         own = self.job.hosts[0]
-        # Hosts may have different numbers of ranks, so what counts is how many ranks are before and after.
+        # Hosts may have different numbers of ranks, so the plan has those before this host, and those after.
         job = replace(
             self.job,
             hosts=(HostPlan("before", tuple(range(before))), own, HostPlan("after", tuple(range(after)))),
@@ -334,7 +334,7 @@ class _Agent(SimpleElasticAgent):
             self._remaining_restarts = 0
         if self._remaining_restarts > 0:
             again = self._worker_group.spec.max_restarts - self._remaining_restarts + 1
-            note = f"starting anew, {again} of {self._worker_group.spec.max_restarts} times."
+            note = f"restarting, {again} of {self._worker_group.spec.max_restarts} times."
             sys.stderr.write(f"{self.outcome.report()}acclimate run: {note}\n")
         return RunResult(state=WorkerState.FAILED)
 

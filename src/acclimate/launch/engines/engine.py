@@ -49,7 +49,7 @@ class Engine(Protocol):
         """Runs the job to its end.
 
         Args:
-            job: what runs where.
+            job: the job.
             program: as :meth:`find` returned it.
 
         Raises:
@@ -65,10 +65,10 @@ class Engine(Protocol):
         """Returns the hosts of the allocation, for a job without a hostfile; none without allocations.
 
         Args:
-            environ: of this process.
-            slots: of each host, where the allocation does not say.
+            environ: this process's variables.
+            slots: the slots of each host, if the allocation does not say.
 
         Raises:
-            HostfileError: this process is in no allocation, or the hosts cannot be told.
+            HostfileError: this process is in no allocation, or its hosts cannot be read.
         """
         return ()

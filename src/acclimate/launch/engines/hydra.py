@@ -18,9 +18,8 @@ class HydraEngine(MpiEngine):
     """Arguments that turn off this MPI's own binding."""
 
     def arguments(self, ranks: int, hostfile: str, names: Sequence[str]) -> list[str]:
-        """Returns arguments for hosts and variables; by default Hydra exports the whole environment."""
+        # Without -genvlist, Hydra exports the whole environment.
         return ["-f", hostfile, "-n", str(ranks), "-genvlist", ",".join(names), *self.binds_nothing]
 
     def host_line(self, host: HostPlan) -> str:
-        """Returns the host's name and its number of consecutive ranks."""
         return f"{host.name}:{len(host.slots)}"

@@ -17,5 +17,4 @@ class IntelMpi(HydraEngine):
     binds_nothing = ("-genv", "I_MPI_PIN", "0")
 
     def settings(self, ssh_options: str) -> dict[str, str]:
-        """Returns the variables that pass options to its ssh."""
         return {"I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": ssh_options}

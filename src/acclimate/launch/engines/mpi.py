@@ -1,6 +1,6 @@
-"""What the MPI engines have in common: a process for each rank, bound by us and not by MPI.
+"""The base of the MPI engines: one process for each rank, bound by the launcher and not by MPI.
 
-Variables are passed on by name, so that their values do not show in a list of processes.
+Variables are passed on by name, so that their values are not visible in a list of processes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class MpiEngine(Engine):
 
     @abstractmethod
     def arguments(self, ranks: int, hostfile: str, names: Sequence[str]) -> list[str]:
-        """Of its program, besides the user's own and the agent's command.
+        """Returns the program's arguments, without the user's own and the agent's command.
 
         Args:
-            ranks: how many there are in all.
-            hostfile: path of the file of :meth:`host_line`.
-            names: of the variables to pass on.
+            ranks: the number of all ranks.
+            hostfile: the path of the file with the lines of :meth:`host_line`.
+            names: the names of the variables to pass on.
         """
 
     @abstractmethod
@@ -48,18 +48,11 @@ class MpiEngine(Engine):
         """Returns the variables that pass these options to this MPI's ssh."""
 
     def find(self, environ: Mapping[str, str]) -> str | None:
-        """Returns the path of this MPI's program; ``None`` if it is not installed."""
         from acclimate.launch.engines.programs import find_program
 
         return find_program(self.programs, self.version_text, environ)
 
     def launch(self, job: JobPlan, program: str) -> Outcome:
-        """Runs the job to its end.
-
-        Raises:
-            HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
-            LaunchOptionError: the hosts have different ports, or an IPv6 address.
-        """
         # Imported only for a job on many hosts, so that ranks of this host alone start sooner.
         from acclimate.launch.remote.engine_program import EngineProgram, MemoryFile
 
@@ -100,6 +93,6 @@ def _ssh_check(job: JobPlan) -> SshReachabilityCheck | None:
     program = find_ssh(os.environ)
     if program is None or _in_slurm():
         return None
-    # So that it has given up on a silent host when MPI's ssh has, which began before it.
+    # It then gives up on a silent host at the same time as MPI's ssh, which started earlier.
     connect_s = CONNECT_S - int(CHECK_AFTER_S)
     return SshReachabilityCheck([host.name for host in job.hosts], [program, *_ssh_options(job, connect_s)])

@@ -15,5 +15,4 @@ class Mpich(HydraEngine):
     binds_nothing = ("-bind-to", "none")
 
     def settings(self, ssh_options: str) -> dict[str, str]:
-        """Returns the variables that pass options to its ssh."""
         return {"HYDRA_LAUNCHER_EXTRA_ARGS": ssh_options}

@@ -19,17 +19,12 @@ class OpenMpi(MpiEngine):
     rank_variables = RankVariables("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 
     def arguments(self, ranks: int, hostfile: str, names: Sequence[str]) -> list[str]:
-        """Returns arguments for the hosts and the variables, without binding."""
         where = ["--hostfile", hostfile, "-np", str(ranks), "--map-by", "slot", "--bind-to", "none"]
         return [*where, *(word for name in names for word in ("-x", name))]
 
     def host_line(self, host: HostPlan) -> str:
-        """Returns the host's name and its number of ranks."""
         return f"{host.name} slots={len(host.slots)}"
 
     def settings(self, ssh_options: str) -> dict[str, str]:
-        """Passes options on to its ssh.
-
-        Under both names: up to release 4 the starter is part of Open MPI, from 5 on it is PRRTE.
-        """
+        # Up to release 4 the starter is part of Open MPI, from 5 on it is PRRTE.
         return {"PRTE_MCA_plm_ssh_args": ssh_options, "OMPI_MCA_plm_rsh_args": ssh_options}

@@ -1,8 +1,8 @@
 """One agent on each host, over ``pdsh`` with its ssh module.
 
-pdsh passes no input on, so the agents call the launcher, which has to be reachable from the hosts. What they
-call it with stands on their command line, where other users of the hosts can see it while the job starts:
-with a secret in ``--env``, take ssh.
+pdsh passes no input on, so the agents call the launcher, which must be reachable from the hosts. The job's
+key is on their command line, where other users of the hosts can see it while the job starts: if ``--env``
+contains a secret, use ssh.
 """
 
 from __future__ import annotations
@@ -45,16 +45,9 @@ class Pdsh(Engine):
     remedy = "Install pdsh with its ssh module (Debian: pdsh)."
 
     def find(self, environ: Mapping[str, str]) -> str | None:
-        """Returns the path of pdsh; ``None`` if it is not installed."""
         return shutil.which("pdsh", path=environ.get("PATH"))
 
     def launch(self, job: JobPlan, program: str) -> Outcome:
-        """Runs the job to its end.
-
-        Raises:
-            HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
-            LaunchOptionError: a host's name or port is nothing that pdsh takes.
-        """
         # Imported only for a job on many hosts, so that ranks of this host alone start sooner.
         from acclimate.launch.remote.callback import LAUNCHER_VARIABLE
         from acclimate.launch.remote.engine_program import EngineProgram
@@ -75,7 +68,7 @@ class Pdsh(Engine):
             ]
             return [program, "-R", "ssh", "-N", *fan_out, *job.launcher_args, agent]
 
-        # pdsh's own default names the user too, and that would hide what ssh's configuration says.
+        # pdsh's own default also names the user, which would override ssh's configuration.
         to_port = "" if port is None else f"-p{port} "
         arguments = f"{' '.join(ssh_options())} {to_port}-a -x %h"
         environment = {"PDSH_SSH_ARGS": arguments}

@@ -18,9 +18,9 @@ from acclimate.launch.plan.outcome import Outcome
 
 AUTO = "auto"
 
-# In the order in which `auto` looks for them. ssh comes first because it is installed wherever pdsh is, its
-# plan does not show in the hosts' lists of processes, and no rank starts before all hosts answered. MPI comes
-# last because it has to be installed on all hosts, which cannot be seen from here.
+# In the order in which `auto` looks for them. ssh comes first: it is installed wherever pdsh is, keeps its
+# plan out of the hosts' lists of processes, and starts no rank before all hosts have answered. MPI comes
+# last: it must be installed on all hosts, which cannot be checked from here.
 ENGINES: tuple[Engine, ...] = (Ssh(), Pdsh(), OpenMpi(), Mpich(), IntelMpi(), Slurm())
 
 
@@ -30,10 +30,10 @@ def engine_names() -> tuple[str, ...]:
 
 
 def choose_engine(name: str, environ: Mapping[str, str]) -> tuple[Engine, str]:
-    """The engine of a name, or the one that fits where the name is ``auto``; and its program.
+    """Returns the engine with this name, and its program.
 
-    ``auto`` takes Slurm inside an allocation of several nodes, else the first that is installed of ssh, pdsh,
-    Open MPI, MPICH and Intel MPI.
+    ``auto`` means Slurm inside an allocation of several nodes, else the first installed of ssh, pdsh, Open
+    MPI, MPICH and Intel MPI.
 
     Raises:
         UnknownEngineError: no engine has this name.
@@ -69,11 +69,11 @@ def choose_engine(name: str, environ: Mapping[str, str]) -> tuple[Engine, str]:
 
 
 def allocating_engine(name: str, environ: Mapping[str, str]) -> Engine | None:
-    """The engine whose allocation says which hosts a job without a hostfile runs on; ``None`` for none.
+    """Returns the engine whose allocation gives the hosts of a job without a hostfile; ``None`` if none does.
 
     Args:
-        name: as ``--launcher`` says it. ``auto`` means an engine in whose allocation this process is.
-        environ: of this process.
+        name: the value of ``--launcher``. ``auto`` means an engine in whose allocation this process runs.
+        environ: this process's variables.
     """
     allocating = (engine for engine in ENGINES if engine.needs_allocation)
     if name == AUTO:

@@ -28,36 +28,22 @@ class Slurm(Engine):
     needs_allocation = True
 
     def find(self, environ: Mapping[str, str]) -> str | None:
-        """Returns the path of srun; ``None`` if it is not installed."""
         return shutil.which("srun", path=environ.get("PATH"))
 
     def is_allocated(self, environ: Mapping[str, str]) -> bool:
-        """Whether this process runs inside an allocation of several nodes.
-
-        A process that ``srun`` started is one task of somebody's step: what it starts is its own affair.
-        """
+        # A process that srun started is one task of a step, and its own job is its own affair.
         nodes = environ.get("SLURM_JOB_NUM_NODES", "")
         several = "SLURM_JOB_ID" in environ and bool(_SEVERAL.fullmatch(nodes))
         return several and "SLURM_STEP_ID" not in environ
 
     def hosts(self, environ: Mapping[str, str], slots: int) -> tuple[Host, ...]:
-        """Returns the hosts of this process's allocation.
-
-        Args:
-            environ: of this process.
-            slots: of each host, where the allocation was not asked for a number of tasks.
-
-        Raises:
-            HostfileError: it is in none, or Slurm does not tell which hosts they are.
-        """
         import subprocess
 
         names = environ.get("SLURM_JOB_NODELIST", "")
         if not names:
             raise HostfileError(
-                "--launcher slurm has no hosts: this is no Slurm allocation, and there is no --hostfile. "
-                "Make an allocation first (salloc, sbatch), or name the hosts in a hostfile and srun makes "
-                "one of them."
+                "--launcher slurm has no hosts: there is no Slurm allocation and no --hostfile. Make an "
+                "allocation first (salloc, sbatch), or name the hosts in a hostfile: srun makes one for them."
             )
         command = ["scontrol", "show", "hostnames", names]
         try:
@@ -68,18 +54,13 @@ class Slurm(Engine):
                 "Give a hostfile."
             ) from error
         hosts = asked.stdout.split()
-        # Without a number of tasks Slurm sets the variable as well, to what would fit.
+        # Even if nobody asked for a number of tasks, Slurm sets SLURM_TASKS_PER_NODE, to what would fit.
         asked_for = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
         tasks = _each_nodes_tasks(environ.get("SLURM_TASKS_PER_NODE", ""), len(hosts)) if asked_for else []
         counts = tasks or [slots] * len(hosts)
         return tuple(Host(name, count) for name, count in zip(hosts, counts, strict=True))
 
     def launch(self, job: JobPlan, program: str) -> Outcome:
-        """Runs the job to its end.
-
-        Raises:
-            HostUnreachableError: Slurm does not start the ranks; none was.
-        """
         # Imported only for a job on many hosts, so that ranks of this host alone start sooner.
         from acclimate.launch.remote.engine_program import EngineProgram, MemoryFile
 
@@ -101,7 +82,7 @@ class Slurm(Engine):
                 ]
 
             environment = {"SLURM_HOSTFILE": hostfile.path}
-            # A job may have to wait for its turn, for as long as it takes.
+            # A job may wait in Slurm's queue for any time.
             return EngineProgram(
                 job,
                 command,

@@ -1,6 +1,6 @@
 """One agent on each host, over the system's ``ssh``.
 
-The plan goes to the agent's standard input: nothing of it is seen in a list of processes, or needs quoting.
+The plan goes to the agent's standard input, so it is not visible in a list of processes and needs no quoting.
 """
 
 from __future__ import annotations
@@ -23,15 +23,9 @@ class Ssh(Engine):
     remedy = "Install OpenSSH's client (Debian: openssh-client)."
 
     def find(self, environ: Mapping[str, str]) -> str | None:
-        """Returns the path of ssh's client; ``None`` if it is not installed."""
         return find_ssh(environ)
 
     def launch(self, job: JobPlan, program: str) -> Outcome:
-        """Runs the job to its end.
-
-        Raises:
-            HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
-        """
         # Imported only for a job on many hosts, so that ranks of this host alone start sooner.
         from acclimate.launch.remote.ssh_agents import SshAgents
 

@@ -21,10 +21,10 @@ _logger = logging.getLogger("acclimate")
 
 
 def find_accelerator() -> Backend | None:
-    """The accelerator that ranks here will most likely use, told without importing torch.
+    """Returns the accelerator that ranks here will probably use, without importing torch.
 
     The one that ``DS_ACCELERATOR`` or ``ACCLIMATE_ACCELERATOR`` names; else the first in the order of
-    detection whose software is installed and whose devices are here. ``None`` for one that only torch knows.
+    detection whose software is installed and whose devices are present. ``None``: one that only torch knows.
 
     Raises:
         ConflictingChoiceError: the two variables differ.
@@ -54,13 +54,13 @@ def _is_here(record: Backend) -> bool:
 
 
 def count_local_ranks(accelerator: Backend | None) -> int:
-    """How many ranks one host runs where nothing says so: one for each device.
+    """Returns the default number of ranks of a host: one for each device.
 
     On CPU a device is a memory node with cores that this process may use.
 
     Raises:
         UnknownAcceleratorError: no accelerator of that name is known before torch is imported.
-        AcceleratorUnavailableError: it was asked for by name, and there is no device of it.
+        AcceleratorUnavailableError: it was chosen by name, but there is no such device.
     """
     request = requested()
     if accelerator is None:
@@ -74,7 +74,7 @@ def count_local_ranks(accelerator: Backend | None) -> int:
         return count
     variable = request[0] if request is not None else "DS_ACCELERATOR"
     raise AcceleratorUnavailableError(
-        f'{variable} is "{accelerator.name}", but this host has no device of it that this process may use. '
+        f'{variable} is "{accelerator.name}", but this host has no such device that this process may use. '
         f"Unset {variable} to detect what is here, or say how many ranks to start with --num_accelerators."
     )
 
@@ -90,7 +90,7 @@ def _unknown(variable: str, name: str) -> str:
 
 
 def visible_devices(accelerator: str, slots: tuple[int, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """The accelerator's visible-devices variable, with the devices of these slots.
+    """Returns the accelerator's visible-devices variable, with the devices of these slots.
 
     It is the same for all ranks of a host, as with torchrun: a local rank is an index of the list.
 

@@ -37,13 +37,12 @@ def rank_environment(
     """Returns all variables of a rank.
 
     Args:
-        inherited: what it gets besides. ``OMP_NUM_THREADS`` and ``PYTHONUNBUFFERED`` in it are kept: who sets
-            them means it.
-        place: of the rank.
-        threads: the cores that are its own.
+        inherited: the other variables. The user's ``OMP_NUM_THREADS`` and ``PYTHONUNBUFFERED`` are kept.
+        place: the rank's place.
+        threads: the number of its own cores.
         devices: the accelerator's visible-devices variable, if it has one, with its value.
     """
-    # torchrun's, where this launcher runs under it: they would send torch to the outer job's rendezvous.
+    # torchrun's variables, if it started this launcher, would send torch to the outer job's rendezvous.
     kept = {name: value for name, value in inherited.items() if not name.startswith("TORCHELASTIC_")}
     return {
         "OMP_NUM_THREADS": str(threads),

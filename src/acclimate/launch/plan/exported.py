@@ -59,8 +59,8 @@ def exported_environment(environ: Mapping[str, str], prefixes: Iterable[str] = (
     """Returns the exported variables, without those that the user names.
 
     Args:
-        environ: the launcher's.
-        prefixes: of the accelerator's own variables.
+        environ: the launcher's variables.
+        prefixes: the prefixes of the accelerator's own variables.
     """
     wanted = (*EXPORTED_PREFIXES, *prefixes)
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,21 +21,25 @@ _NAME = re.compile(r"[\w.][\w.-]{0,1023}")
 _EXAMPLE = "a line reads: host slots=N, host:port slots=N or [IPv6 address]:port slots=N"
 
 
-@dataclass(frozen=True)
-class Host:
-    """One line of a hostfile."""
-
+class _Named:
     name: str
     """The host's name for ssh; an IPv6 address has no brackets."""
-    slots: int
-    """The number of ranks that it can hold."""
-    port: int | None = None
-    """Its ssh port, if the hostfile gives one."""
 
     @property
     def label(self) -> str:
         """Returns the name as in a hostfile or filter: an IPv6 address in brackets."""
         return f"[{self.name}]" if ":" in self.name else self.name
+
+
+@dataclass(frozen=True)
+class Host(_Named):
+    """One line of a hostfile."""
+
+    name: str
+    slots: int
+    """The number of ranks that it can hold."""
+    port: int | None = None
+    """Its ssh port, if the hostfile gives one."""
 
     def __str__(self) -> str:
         """Returns the hostfile's line for this host."""
@@ -44,18 +48,13 @@ class Host:
 
 
 @dataclass(frozen=True)
-class HostPlan:
+class HostPlan(_Named):
     """One host's part of a job."""
 
     name: str
     slots: tuple[int, ...]
     """The indices of its slots, ascending, which are those of the accelerator's devices."""
     port: int | None = None
-
-    @property
-    def label(self) -> str:
-        """Returns the name as in a hostfile or filter: an IPv6 address in brackets."""
-        return f"[{self.name}]" if ":" in self.name else self.name
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
@@ -123,7 +122,7 @@ def _host(words: Sequence[str]) -> Host:
             raise ValueError(f'"{excerpt(word)}" comes after slots={slots}; say it once.')
         slots = _number(value)
         if not slots:
-            raise ValueError(f'slots="{excerpt(value)}" has to be a whole number from 1 up.')
+            raise ValueError(f'slots="{excerpt(value)}" must be a whole number from 1 up.')
     if slots is None:
         raise ValueError(
             f'host "{excerpt(name)}" has no slots; write "{excerpt(words[0])} slots=N", N for its ranks.'
@@ -186,10 +185,10 @@ def choose_slots(
 
     Args:
         hosts: as :func:`read_hostfile` gives them.
-        include: all that is used, as ``host1:0,2@host2``: slots 0 and 2 of host1, and all of host2.
-        exclude: what is not used, written likewise.
-        num_nodes: the first so many of the hosts that are left.
-        num_accelerators: the first so many of the slots that are left on each host.
+        include: the only ones to use, such as ``host1:0,2@host2``: slots 0 and 2 of host1, and all of host2.
+        exclude: those not to use, in the same form.
+        num_nodes: use only the first so many of the remaining hosts.
+        num_accelerators: use only the first so many of the remaining slots of each host.
 
     Raises:
         HostFilterError: both filters at once, an unknown host or slot, or too few hosts or slots.
@@ -213,7 +212,10 @@ def choose_slots(
         chosen = [replace(plan, slots=wanted.get(plan.name, ())) for plan in chosen]
     elif exclude:
         unwanted = _parse_filter(exclude, hosts, "--exclude")
-        chosen = [replace(plan, slots=_without(plan.slots, unwanted.get(plan.name, ()))) for plan in chosen]
+        chosen = [
+            replace(plan, slots=tuple(sorted({*plan.slots} - {*unwanted.get(plan.name, ())})))
+            for plan in chosen
+        ]
     chosen = [plan for plan in chosen if plan.slots]
     if not chosen:
         raise HostFilterError(f'--exclude "{excerpt(exclude or "")}" leaves no slot on any host.')
@@ -233,13 +235,8 @@ def _of_host(plan: HostPlan) -> tuple[str, str]:
 
 def _at_most(wanted: int, there: int, option: str, of_what: str) -> int:
     if not 1 <= wanted <= there:
-        raise HostFilterError(f"{option} {wanted} has to be between 1 and {there}: so many {of_what}.")
+        raise HostFilterError(f"{option} {wanted} must be between 1 and {there}: so many {of_what}.")
     return wanted
-
-
-def _without(slots: Iterable[int], unwanted: Iterable[int]) -> tuple[int, ...]:
-    gone = set(unwanted)
-    return tuple(slot for slot in slots if slot not in gone)
 
 
 def _parse_filter(text: str, hosts: Sequence[Host], option: str) -> dict[str, tuple[int, ...]]:

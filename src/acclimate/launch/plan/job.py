@@ -97,18 +97,18 @@ def plan_ranks(job: JobPlan, node_rank: int, environ: Mapping[str, str]) -> tupl
     """Returns the ranks of one host, by local rank.
 
     Args:
-        job: with its master address and port.
-        node_rank: of this host.
-        environ: the variables of this host that ranks inherit; the job's are laid over them.
+        job: the job, with its master address and port.
+        node_rank: this host's.
+        environ: this host's variables, which ranks inherit; the job's take precedence.
 
     Raises:
         BindingError: the cores cannot be shared as asked for.
-        LaunchOptionError: the master's address or port is open, or a slot has no device.
+        LaunchOptionError: the master's address or port is missing, or a slot has no device.
     """
     if job.master_addr is None or job.master_port is None:
         raise LaunchOptionError(
-            "The address and port of the master are needed before ranks can be planned: give --master_addr "
-            "and --master_port."
+            "Ranks cannot be planned without the address and port of the master: give --master_addr and "
+            "--master_port."
         )
     inherited = {**environ, **job.environment}
     slots = job.hosts[node_rank].slots

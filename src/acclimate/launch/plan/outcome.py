@@ -43,7 +43,7 @@ class Outcome:
     """0, the failed rank's code, or minus the number of the signal that ended the job."""
     failed: RankFailure | None = None
     reason: str | None = None
-    """Why it was ended where no rank failed by itself: a signal to the launcher, a lost host; a sentence."""
+    """A sentence on why it was ended if no rank failed by itself: a signal to the launcher, a lost host."""
 
     def report(self) -> str:
         """Returns the report for the user, with a newline; empty after success."""

@@ -8,10 +8,10 @@ from contextlib import closing, suppress
 
 
 def own_addresses(hosts: list[str]) -> list[str]:
-    """Addresses of this machine by which others may reach it, best first.
+    """Returns the addresses at which others may reach this machine, best first.
 
-    Those with which it would itself connect to the hosts come first, those of its name next, loopback (for
-    ranks on this machine) last.
+    Those from which it would connect to the hosts come first, then those of its name, then loopback for ranks
+    on this machine.
     """
     found: list[str] = []
     for host in hosts:

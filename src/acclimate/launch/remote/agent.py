@@ -1,11 +1,11 @@
-"""``python -m acclimate.launch.remote.agent``: runs ranks of one host for a launcher elsewhere.
+"""``python -m acclimate.launch.remote.agent``: runs ranks of one host for a launcher on another.
 
-- Without an argument (ssh) it runs all ranks of its host, and the launcher is at the other end of standard
-  input and output.
-- With ``--launcher WHERE --host NAME`` (pdsh, which passes no input on) it does the same, and calls the
+- Without arguments (ssh) it runs all ranks of its host, and talks with the launcher over standard input and
+  output.
+- With ``--launcher WHERE --host NAME`` (pdsh, which passes no input) it does the same, but calls the
   launcher.
-- With ``--rank_variable NAME --local_rank_variable NAME`` (MPI, Slurm) it runs the one rank that these
-  variables tell, and calls the launcher that ``ACCLIMATE_LAUNCHER`` tells.
+- With ``--rank_variable NAME --local_rank_variable NAME`` (MPI, Slurm) it runs one rank, whose numbers are in
+  these variables, and calls the launcher at the address in ``ACCLIMATE_LAUNCHER``.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def _run_one_rank(rank_variable: str, local_rank_variable: str) -> int:
     planned = rank - assignment.job.rank_offset(assignment.node_rank)
     if local_rank != planned:
         launcher.say(
-            refused=f"rank {rank} was placed as number {local_rank} there, where the hostfile has it as "
-            f"number {planned}. Leave placing ranks out of --launcher_args."
+            refused=f"rank {rank} was started there as local rank {local_rank}, but the hostfile makes it "
+            f"{planned}. Remove options that place ranks from --launcher_args."
         )
         return 0
     return run_assigned_ranks(launcher, assignment, channel.own_address, only_local_rank=local_rank)

@@ -1,8 +1,8 @@
-"""The launcher's port, which agents call when the engine that starts them passes no input on to them.
+"""The launcher's port, which agents call if their engine passes them no input.
 
-Anybody who reaches this machine can connect to it. So a caller that has not proved yet that it has the job's
-key may send two short lines within 10 s, few such callers are kept at a time, and the port is closed once all
-agents have called.
+Anyone who can reach this machine can connect to it. So a caller that has not yet proved that it has the job's
+key can send only two short lines within 10 s, the number of such callers is limited, and the port is closed
+once all agents have called.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class CallbackServer:
     """Listens on all addresses of this machine, and accepts agents that have the key.
 
     Args:
-        loop: what waits for the callers.
-        key: of the job.
-        names: of the agents: a host or a rank each. Each may call once.
+        loop: waits for the callers.
+        key: the job's key.
+        names: the agents' names, each a host or a rank. Each may call once.
         answered: called with a name and a channel when that agent has called.
         heard: called with a name and a message; returns whether the agent is still wanted.
         ended: called with a name and a reason when the connection has ended.
@@ -126,7 +126,7 @@ class CallbackServer:
             connection.close()
             return
         if len(self._strangers) >= STRANGERS + len(self._awaited):
-            self._drop(next(iter(self._strangers)))  # agents speak at once, so it is no agent
+            self._drop(next(iter(self._strangers)))  # agents send at once, so it is not an agent
         self._strangers[caller] = None
         self._loop.watch(caller.channel.fileno(), partial(self._listen_to, caller))
         if not self._sweeps:
@@ -149,12 +149,12 @@ class CallbackServer:
         caller.channel.close()
 
     def _listen_to(self, caller: _Caller) -> None:
-        reason = "ended or cannot be heard any more"
+        reason = "ended or was disconnected"
         messages: list[Message] | None = None
         try:
             messages = caller.channel.receive()
         except LaunchProtocolError as error:
-            reason = f"sent what cannot be understood: {error}"
+            reason = f"sent an invalid message: {error}"
         for message in messages or ():
             wanted = (
                 self._heard(caller.name, message) if caller.is_known else self._proves_itself(caller, message)
@@ -168,7 +168,7 @@ class CallbackServer:
                 self._ended(caller.name, reason)
 
     def _proves_itself(self, caller: _Caller, message: Message) -> bool:
-        """Whether a message is the next one of an agent's proof."""
+        """Whether a message is the next step of an agent's proof."""
         if caller.call is None or caller.answer is None:
             call = message.get("call")
             if call is None or call.name not in self._awaited:
@@ -200,5 +200,5 @@ def _listen() -> socket.socket:
         )
     else:
         listening = socket.create_server(("", 0), backlog=_BACKLOG)
-    listening.setblocking(False)  # who connected may have hung up before it is accepted
+    listening.setblocking(False)  # a caller may have hung up before it is accepted
     return listening

@@ -63,7 +63,7 @@ def starting_programs() -> Iterator[None]:
         raise RankStartError(
             error.errno,
             f"The programs that reach the hosts cannot be started: {error.strerror}. The limits on "
-            "processes and open files (ulimit -u, ulimit -n) say how many there may be",
+            "processes and open files (ulimit -u, ulimit -n) allow no more",
         ) from error
 
 
@@ -95,7 +95,7 @@ class Coordinator:
     Args:
         job: what to run.
         peers: one for each host, or one for each rank, in their order.
-        answer_s: how long to wait for the first of them; the others have :data:`ANSWER_S` from then on.
+        answer_s: the time limit for the first answer; the others then have :data:`ANSWER_S`.
     """
 
     def __init__(self, job: JobPlan, peers: Sequence[Peer], answer_s: float = ANSWER_S) -> None:
@@ -138,7 +138,7 @@ class Coordinator:
         self.tell_all(alive=True)
         self.loop.after(ALIVE_EVERY_S, self._say_alive)
 
-    # -- what an engine tells ------------------------------------------------------------------------
+    # -- calls from an engine ------------------------------------------------------------------------
 
     def heard(self, peer: Peer, message: Message) -> bool:
         """Handles a peer's message; returns whether the peer still takes part."""
@@ -147,7 +147,7 @@ class Coordinator:
         try:
             self._act_on(peer, message)
         except LaunchProtocolError as error:
-            self.lost(peer, f"it sent what cannot be understood: {error}", was_reached=True)
+            self.lost(peer, f"it sent an invalid message: {error}", was_reached=True)
         return not peer.gone
 
     def _act_on(self, peer: Peer, message: Message) -> None:
@@ -173,8 +173,8 @@ class Coordinator:
         """Handles a lost connection to a peer.
 
         Args:
-            peer: who.
-            words: why, as far as the engine knows.
+            peer: the peer.
+            words: why, if the engine knows.
             was_reached: whether the host itself answered.
         """
         if peer.gone:
@@ -192,7 +192,7 @@ class Coordinator:
         self._end_when_all_have_ended()
 
     def end(self, reason: str, code: int) -> None:
-        """Ends the job for a reason of the launcher's own."""
+        """Ends the job for a reason on the launcher's side."""
         if self._own_end is None and self._blamed is None:
             self._own_end = Outcome(code, None, reason)
             self.tell_all(stop=reason)
@@ -219,7 +219,7 @@ class Coordinator:
             if peer.channel is not None and peer.outcome is None:
                 peer.channel.send(message)
 
-    # -- what follows from it ------------------------------------------------------------------------
+    # -- reactions -----------------------------------------------------------------------------------
 
     def _start_when_all_are_ready(self) -> None:
         if self._refusals:
@@ -294,7 +294,7 @@ class Coordinator:
             if not silent:
                 return Outcome(0)
             code = _LOST if self._signalled is None else -self._signalled
-            reason = f"{', '.join(silent)} did not tell how the ranks there ended: {self._engines_end}."
+            reason = f"{', '.join(silent)} did not report how its ranks ended: {self._engines_end}."
             return Outcome(code, None, reason)
         told = [outcome for outcome in (peer.outcome, peer.failing) if outcome is not None]
         with_a_rank = [outcome for outcome in told if outcome.failed is not None]

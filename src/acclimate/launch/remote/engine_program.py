@@ -1,7 +1,6 @@
-"""The one program of an engine's that starts all agents, which then call the launcher.
+"""An engine's program (``pdsh``, ``mpirun`` or ``srun``), which starts all agents; these call the launcher.
 
-That is ``pdsh``, ``mpirun`` or ``srun``. Those of MPI and Slurm need connections from the hosts to this
-machine themselves, so that one more asks nothing new of the network.
+MPI and Slurm themselves need connections from the hosts to this machine, so agents need nothing new.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Command = Callable[[Mapping[str, str]], Sequence[str]]
 
 
 class MemoryFile:
-    """A file in memory for a program to read, of which nothing is left even after SIGKILL."""
+    """A file in memory for a program to read, which leaves nothing behind even after SIGKILL."""
 
     def __init__(self, text: str) -> None:
         self.descriptor = os.memfd_create("acclimate-hosts")
@@ -63,13 +62,13 @@ class EngineProgram:
 
     Args:
         job: what to run.
-        command: of the program.
+        command: makes the program's command.
         each_rank: whether there is an agent for each rank, or one for each host.
-        environment: variables of the program besides this process's own and the job's.
-        hostfile: for the program to read.
-        on_stderr: called with what the program writes to standard error; else that is this process's own.
-        answer_s: how long to wait for the first call.
-        ssh_check: finds out which hosts cannot be reached, where the program does not tell.
+        environment: variables of the program besides this process's and the job's.
+        hostfile: a file for the program to read.
+        on_stderr: called with the program's standard error, which is otherwise this process's.
+        answer_s: the time limit for the first call.
+        ssh_check: finds unreachable hosts, if the program does not report them.
     """
 
     def __init__(
@@ -150,10 +149,8 @@ class EngineProgram:
             self._ssh_check.begin(self.coordinator)
 
     def _environment(self, where: Mapping[str, str]) -> dict[str, str]:
-        """The user's own settings of an engine hold before ours.
-
-        They come last: MPICH 5.0.2 does not carry the variable at the end of its environment.
-        """
+        """Returns the program's variables; the user's settings of an engine precede ours."""
+        # The settings come last: MPICH 5.0.2 does not pass on the last variable of its environment.
         all_others = {**os.environ, **self._job.environment, **where}
         settings = {name: all_others.pop(name, value) for name, value in self._settings.items()}
         return {**all_others, **settings}
@@ -207,7 +204,7 @@ class EngineProgram:
         if self.coordinator.started:
             self.coordinator.lost(peer, f"{agent} {reason}")
             return
-        # The engine most likely ended it because of another host, and will say so.
+        # The engine has probably ended it because of another host, and will say so.
         peer.channel = peer.ready = None
         later = partial(self.coordinator.lost, peer, f"{agent} {reason}")
         self.coordinator.loop.after(_LAST_WORDS_S, later)

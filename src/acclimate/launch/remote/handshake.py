@@ -1,7 +1,7 @@
-"""How a caller and the launcher prove to each other that they have the job's key, without sending it.
+"""The proofs with which an agent and the launcher show each other that they have the job's key.
 
-Whoever listens on the launcher's port at one of its addresses, or connects to it, may be a stranger. The one
-could make an agent run a program of its own, the other could take a rank's place.
+A stranger that listens at one of the launcher's addresses could make an agent run any program, and a stranger
+that calls could take a rank's place. The key itself is not sent.
 """
 
 from __future__ import annotations

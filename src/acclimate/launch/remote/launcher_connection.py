@@ -58,7 +58,7 @@ class LauncherConnection:
         try:
             return self._channel.receive()
         except LaunchProtocolError as error:
-            self._trouble = f"The launcher sent what cannot be understood: {error}"
+            self._trouble = f"The launcher sent an invalid message: {error}"
             return None
 
     def wait_for(self, key: str) -> Message | None:
@@ -100,19 +100,19 @@ def run_assigned_ranks(
     """Runs this host's part of a job, from accepting it to reporting its outcome.
 
     Args:
-        launcher: the other side.
-        assignment: the job, and which of its hosts this one is.
-        address: by which other hosts reach this one, where that is known.
-        only_local_rank: of this host's ranks the one to run; all where it is ``None``.
+        launcher: the connection to the launcher.
+        assignment: the job, and this host's number in it.
+        address: this host's address for other hosts, if known.
+        only_local_rank: the only one of this host's ranks to run; ``None``: all.
 
     Returns:
-        0 where the launcher knows how it ended, else the exit code.
+        0 if the launcher knows how it ended, else the exit code.
     """
     job, node_rank = assignment.job, assignment.node_rank
     logging.getLogger("acclimate").setLevel(job.log_level.upper())
     try:
         _enter(job.directory)
-        # What cannot be done here is told before a rank starts anywhere.
+        # Errors on this host are reported before a rank starts anywhere.
         _plan(job, node_rank, job.master_addr or "localhost", job.master_port or 1)
         ready = Ready(address, free_port())
     except (AcclimateError, OSError) as error:
@@ -153,6 +153,6 @@ def _enter(directory: str) -> None:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise LaunchOptionError(
-            f"The working directory {directory} cannot be entered there ({why}). Start the job in "
-            "a folder that all hosts have."
+            f"The working directory {directory} cannot be used there ({why}). Start the job in a folder that "
+            "all hosts have."
         ) from error

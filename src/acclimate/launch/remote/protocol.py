@@ -1,4 +1,4 @@
-"""What the launcher and those who start ranks on the hosts tell each other.
+"""The protocol between the launcher and its agents on other hosts.
 
 Each message is a line of JSON. A message from a host that is too long or of the wrong types ends only the
 connection that it came over.
@@ -79,9 +79,9 @@ class Ready:
             try:
                 ipaddress.ip_address(self.address)
             except ValueError:
-                raise LaunchProtocolError("ready.address is no address.") from None
+                raise LaunchProtocolError("ready.address is not an address.") from None
         if not 0 < self.port < 1 << 16:
-            raise LaunchProtocolError("ready.port is no port.")
+            raise LaunchProtocolError("ready.port is not a port.")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ FROM_LAUNCHER = {
     "assignment": Assignment,
     "start": Start,
     "signal": int,  # to be passed on to the ranks
-    "stop": str,  # why the ranks have to end
+    "stop": str,  # why the ranks must end
     "alive": bool,
     "pause": bool,  # no `alive` comes until the next message
 }
@@ -123,7 +123,7 @@ def check_outcome(outcome: Outcome, job: JobPlan) -> None:
     failed = outcome.failed
     codes = [outcome.code, *([failed.code] if failed else [])]
     if not all(-signal.NSIG < code <= 255 for code in codes):
-        raise LaunchProtocolError("A code has to be an exit code up to 255, or minus a signal's number.")
+        raise LaunchProtocolError("A code must be an exit code up to 255, or minus a signal's number.")
     if failed is not None and not 0 <= failed.rank < job.world_size:
         raise LaunchProtocolError("It names a rank that does not exist.")
 
@@ -143,21 +143,22 @@ class Channel(Protocol):
         """Waits for bytes and returns the complete messages; ``None`` if the other side has gone.
 
         Raises:
-            LaunchProtocolError: what came is no message.
+            LaunchProtocolError: the data is not a message.
         """
         ...
 
 
 class PipeChannel(Channel):
-    """Over two descriptors, as those of a remote command: one is read, the other written.
+    """A connection over two descriptors, such as those of a remote command: one to read, one to write.
 
     Ranks may write to the same stream, so each message there begins with a mark that they cannot know.
 
     Args:
-        read_from, write_to: the descriptors.
-        mark: what each message sent begins with.
-        waits_while_alive: an agent keeps waiting to send for as long as the launcher's messages arrive, as
-            the launcher reads nothing while its own reader is behind.
+        read_from: the descriptor to read.
+        write_to: the descriptor to write.
+        mark: the prefix of each message sent.
+        waits_while_alive: for an agent, which waits to send as long as the launcher's messages arrive: the
+            launcher reads nothing while its own reader lags behind.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class PipeChannel(Channel):
         """Returns the launcher's messages; ``None`` if the other side has gone.
 
         Raises:
-            LaunchProtocolError: what came is no message.
+            LaunchProtocolError: the data is not a message.
         """
         piece = os.read(self._read_from, _READ_BYTES)
         return [decode(line, FROM_LAUNCHER) for line in self._lines.feed(piece)] if piece else None
@@ -212,7 +213,7 @@ class SocketChannel(Channel):
 
     Args:
         connection: the socket.
-        kinds: what the other side's messages consist of.
+        kinds: the fields of the other side's messages, with their types.
     """
 
     def __init__(self, connection: socket.socket, kinds: Mapping[str, object]) -> None:
@@ -221,7 +222,7 @@ class SocketChannel(Channel):
         self._lines = LineBuffer(LONGEST_FROM_STRANGER)
         connection.settimeout(SEND_S)  # receive() is called when there is something to read
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        # Absent on systems where such a job cannot be run anyway.
+        # Some systems lack these options, but cannot run such a job anyway.
         for option, value in (
             ("TCP_KEEPIDLE", _PROBE_AFTER_S),
             ("TCP_KEEPINTVL", _PROBE_AFTER_S),
@@ -256,7 +257,7 @@ class SocketChannel(Channel):
         """Returns the messages; ``None`` if the other side has gone.
 
         Raises:
-            LaunchProtocolError: what came is no message.
+            LaunchProtocolError: the data is not a message.
         """
         try:
             piece = self._connection.recv(_READ_BYTES)
@@ -270,10 +271,10 @@ class SocketChannel(Channel):
 
 
 class MessageDemux:
-    """Separates an agent's messages from its ranks' output in the same stream.
+    """Separates an agent's messages from its ranks' output, which share a stream.
 
     Args:
-        mark: what a message begins with.
+        mark: the prefix of a message.
     """
 
     def __init__(self, mark: bytes) -> None:
@@ -287,7 +288,7 @@ class MessageDemux:
         """Returns the ranks' output and the agent's messages, in order.
 
         Raises:
-            LaunchProtocolError: what follows a mark is no message.
+            LaunchProtocolError: what follows a mark is not a message.
         """
         data, at, written, messages = self._held + data, 0, bytearray(), list[Message]()
         self._held = b""

@@ -46,7 +46,7 @@ class SshAgents:
 
     def __init__(self, job: JobPlan, program: str) -> None:
         self._job, self._program = job, program
-        # Ranks write to the same stream as their agent; what it says begins with what no rank knows.
+        # Ranks write to the same stream as their agent, whose messages begin with a mark that no rank knows.
         self._mark = f"\x1e{secrets.token_hex(8)}"
         self.connections = [SshConnection(node_rank, plan) for node_rank, plan in enumerate(job.hosts)]
         self._unconnected = deque(self.connections)
@@ -67,7 +67,7 @@ class SshAgents:
 
     @property
     def running(self) -> bool:
-        """Whether a connection is open or still to be made, or output is left."""
+        """Whether a connection is open or not made yet, or output is left."""
         if self._unconnected or self.waits_for_reader:
             return True
         return any(connection.open_streams for connection in self.connections)
@@ -138,10 +138,10 @@ class SshAgents:
 
     def _stream_failed(self, stream: int, error: OSError) -> None:
         if isinstance(error, BrokenPipeError):
-            reason = f"nobody reads standard {STREAM_NAMES[stream]} any more, so the ranks were ended."
+            reason = f"the reader of standard {STREAM_NAMES[stream]} has exited, so the ranks were ended."
             self._coordinator.end(reason, -signal.SIGPIPE)
             return
-        why = f"standard {STREAM_NAMES[stream]} cannot be written ({error.strerror}); the ranks go on."
+        why = f"standard {STREAM_NAMES[stream]} cannot be written ({error.strerror}); the ranks continue."
         self._pump.feed(2, Source("", 0), f"acclimate run: {why}\n".encode())
 
     def _hear(self, connection: SshConnection, data: bytes) -> bytes:
@@ -150,7 +150,7 @@ class SshAgents:
         try:
             written, messages = connection.demux.feed(data)
         except LaunchProtocolError as error:
-            reason = f"its agent sent what cannot be understood: {error}"
+            reason = f"its agent sent an invalid message: {error}"
             self._coordinator.lost(connection, reason, was_reached=True)
             messages = []
         for message in messages:

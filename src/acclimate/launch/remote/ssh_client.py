@@ -1,6 +1,6 @@
-"""The system's ``ssh``: its options, what its end means, and the command that it runs on a host.
+"""The system's ``ssh``: its options, its exit code, and the command that it runs on a host.
 
-Host keys, users and jump hosts are ssh's business: what ``ssh HOST`` does for the user it does here.
+Host keys, users and jump hosts are configured in ssh: if ``ssh HOST`` works, this does.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def find_ssh(environ: Mapping[str, str]) -> str | None:
 
 
 def ssh_options(connect_s: int = CONNECT_S) -> tuple[str, ...]:
-    """Options with which ssh asks nobody anything, and notices when a host is gone.
+    """Returns options with which ssh asks no questions, and notices the loss of a host.
 
-    The user's own options go before them: the first of a kind holds.
+    The user's own options precede them, since ssh uses the first of a kind.
     """
     notices = "-oServerAliveInterval=5", "-oServerAliveCountMax=3"
     return "-T", "-oBatchMode=yes", f"-oConnectTimeout={connect_s}", *notices
@@ -42,12 +42,12 @@ def common_port(job: JobPlan, engine: str) -> int | None:
     odd = next((host for host in job.hosts if ":" in host.name), None)
     if odd is not None:
         raise LaunchOptionError(
-            f"{engine} takes no IPv6 address, as {odd.label}. Give a name, or use --launcher ssh."
+            f"{engine} takes no IPv6 address such as {odd.label}. Give a name, or use --launcher ssh."
         )
     ports = {host.port or job.ssh_port for host in job.hosts}
     if len(ports) > 1:
         raise LaunchOptionError(
-            f"{engine} takes one port for all hosts. Give all the same one, or use --launcher ssh."
+            f"{engine} takes one ssh port for all hosts. Give all the same, or use --launcher ssh."
         )
     return ports.pop()
 

@@ -13,14 +13,14 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from acclimate.launch.plan.job import RankPlan
 from acclimate.launch.supervise import processes
-from acclimate.launch.supervise.guard_process import StandardStreams, run_standby
+from acclimate.launch.supervise.guard_process import GuardSettings, StandardStreams, run_standby
 
 _REAP_S = 10.0
 """The time limit for a guard to exit after its connection has closed."""
@@ -38,7 +38,7 @@ class Guard:
     _received: bytes = field(default=b"", repr=False)
 
     def send(self, command: str, number: int = 0) -> None:
-        """Sends a command without waiting, since a stopped guard does not read."""
+        """Sends a command without blocking, since a stopped guard does not read."""
         with suppress(OSError):  # it is gone, or far behind
             self.channel.send(f"{command} {number}\n".encode(), socket.MSG_DONTWAIT)
         self._continue()
@@ -81,30 +81,21 @@ class Guard:
 
 
 def start_guard(
-    plan: RankPlan,
-    streams: StandardStreams,
-    *,
-    grace_s: float,
-    shares_terminal: bool,
-    ignored: Collection[int],
-    private: Iterable[int],
+    plan: RankPlan, streams: StandardStreams, settings: GuardSettings, private: Iterable[int]
 ) -> Guard:
     """Forks the standby of a rank's guard, which starts the guard, which starts the rank.
 
     Args:
         plan: the rank.
-        streams: what it reads and writes.
-        grace_s: between asking and killing.
-        shares_terminal: whether the rank stays in the launcher's process group, where the terminal's keys
-            reach it, instead of a session of its own.
-        ignored: signals that the launcher's own parent had it ignore, as nohup does; so will the rank.
+        streams: its standard streams.
+        settings: how to treat it.
         private: descriptors of the launcher that guards must not keep open.
 
     Raises:
         OSError: the system refuses a process.
     """
     ours, theirs = socket.socketpair()
-    # A signal between fork and the guard's own handlers would be told to the launcher as well.
+    # A signal between the fork and the guard's own handlers would also reach the launcher.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -113,15 +104,7 @@ def start_guard(
             try:
                 for descriptor in (*private, ours.fileno()):
                     os.close(descriptor)
-                run_standby(
-                    plan,
-                    streams,
-                    theirs,
-                    grace_s=grace_s,
-                    shares_terminal=shares_terminal,
-                    ignored=ignored,
-                    mask=mask,
-                )
+                run_standby(plan, streams, theirs, settings, mask)
                 code = 0
             except BaseException:  # noqa: BLE001 - nothing above may run twice, in the launcher and here
                 traceback.print_exc()

@@ -4,9 +4,8 @@ The guard adopts the processes that its rank leaves behind and ends them with th
 launcher: when the launcher is gone, even by SIGKILL, their connection ends and the guard ends its rank.
 
 When the guard is killed, the kernel kills the rank (a parent-death signal) and the rank's process group (a
-socket between guard and standby sends SIGKILL when one of them closes it), and the standby kills the rest. So
-where launcher, guard and standby are all killed at one moment, a process remains only if it left its rank's
-process group.
+socket between guard and standby sends SIGKILL when one of them closes it), and the standby kills the rest. If
+launcher, guard and standby are killed at once, only processes that left their rank's process group remain.
 """
 
 from __future__ import annotations
@@ -56,6 +55,19 @@ class StandardStreams:
             os.close(descriptor)
 
 
+@dataclass(frozen=True)
+class GuardSettings:
+    """How the supervisor wants its ranks to be treated."""
+
+    grace_s: float
+    """The time between SIGTERM and SIGKILL."""
+    shares_terminal: bool
+    """Whether the rank stays in the launcher's process group, which gets the signals of the terminal's keys,
+    instead of getting its own session."""
+    ignored: Collection[int]
+    """Signals that the launcher was started with ignored, as by nohup; the rank ignores them too."""
+
+
 class _Channel:
     """The connection to the launcher."""
 
@@ -68,11 +80,11 @@ class _Channel:
             self.connection.sendall(json.dumps(words).encode() + b"\n")
 
     def refuse(self, error: OSError) -> None:
-        """The system refused a process."""
+        """Reports that the system refused a process."""
         self.send(
             "unstartable",
             f"It was not started: {error.strerror}. The limits on processes and open files (ulimit -u, "
-            "ulimit -n, a control group's pids.max) say how many there may be.",
+            "ulimit -n, a control group's pids.max) allow no more.",
         )
         self.send("ended", 126, time.monotonic())
 
@@ -81,24 +93,22 @@ def run_standby(
     plan: RankPlan,
     streams: StandardStreams,
     connection: socket.socket,
-    *,
-    grace_s: float,
-    shares_terminal: bool,
-    ignored: Collection[int],
+    settings: GuardSettings,
     mask: Iterable[int],
 ) -> None:
-    """In a fork of the launcher: starts the guard and waits; ends what is left where the guard is killed.
+    """In a fork of the launcher: starts the guard and waits; if the guard is killed, ends what is left.
 
     All signals are blocked, and stay so here.
 
     Args:
-        plan, streams, grace_s, shares_terminal, ignored: as for
-            :func:`acclimate.launch.supervise.guard.start_guard`.
+        plan: the rank.
+        streams: its standard streams.
         connection: to the launcher.
+        settings: how to treat the rank.
         mask: the signals that the launcher blocks.
     """
     gc.disable()  # a collection would copy the pages shared with the launcher
-    if not shares_terminal:
+    if not settings.shares_terminal:
         os.setsid()
     processes.adopt_orphans()
     channel = _Channel(connection)
@@ -111,7 +121,7 @@ def run_standby(
     if guard == 0:
         code = 1
         try:
-            _GuardProcess(plan, streams, channel, link, grace_s, shares_terminal, ignored, mask).run()
+            _GuardProcess(plan, streams, channel, link, settings, mask).run()
             code = 0
         except BaseException:  # noqa: BLE001 - nothing above may run twice, in the standby and here
             traceback.print_exc()
@@ -160,26 +170,23 @@ class _GuardProcess:
         streams: StandardStreams,
         channel: _Channel,
         link: tuple[socket.socket, socket.socket],
-        grace_s: float,
-        shares_terminal: bool,
-        ignored: Collection[int],
+        settings: GuardSettings,
         mask: Iterable[int],
     ) -> None:
         self.plan = plan
         self.channel = channel
         self.link = link
         """The standby's end and the guard's end of a socket pair."""
-        self.grace_s = grace_s
-        self.shares_terminal = shares_terminal
+        self.settings = settings
         self.deadline: float | None = None
         self.killing_since: float | None = None
         self.ended = False
         self.from_group: dict[int, float] = {}
         """When a signal last came to the whole process group."""
         self.unclaimed: set[int] = set()
-        """Those that the launcher has not reported yet."""
+        """Signals to the group that the launcher has not reported yet."""
         self.deferred: list[tuple[int, float]] = []
-        """Signals that the launcher has reported, with their time, while their sender is unknown."""
+        """Signals from the launcher, with their time, that may have come from the terminal too."""
         self._received = b""
         processes.name_process("rank-guard", f"rank-guard: rank {plan.rank}")
         processes.adopt_orphans()
@@ -194,7 +201,7 @@ class _GuardProcess:
             self.channel.refuse(error)
             os._exit(0)
         if self.rank == 0:
-            self._become_rank(guard, streams, ignored, mask)
+            self._become_rank(guard, streams, mask)
         self._tie_rank_to_standby()
         streams.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -204,17 +211,17 @@ class _GuardProcess:
         """Has the kernel kill the rank's process group when either the guard or the standby is killed."""
         standby_end, own_end = self.link
         own_end.send(self.rank.to_bytes(_PID_BYTES, "big"))  # before the next step: data would set it off
-        if not self.shares_terminal:
+        if not self.settings.shares_terminal:
             for end in self.link:
                 processes.kill_group_at_hangup(end, self.rank)
         standby_end.close()
 
     def _handle_signals(self) -> int:
-        """Ignores signals for the launcher; returns a descriptor that is readable after SIGCHLD."""
+        """Ignores signals meant for the launcher; returns a descriptor that is readable after SIGCHLD."""
         for number in (*NOTICES, *STOPPING):
             signal.signal(number, signal.SIG_IGN)
         for number in TERMINATING:
-            counted = self.shares_terminal and number in KEYBOARD
+            counted = self.settings.shares_terminal and number in KEYBOARD
             signal.signal(number, self._count if counted else signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         reading, writing = os.pipe()
@@ -224,21 +231,19 @@ class _GuardProcess:
         return reading
 
     def _count(self, number: int, frame: object) -> None:
-        # The terminal's Ctrl-C reaches the whole group: if the guard had it, so had the rank.
+        # The terminal's Ctrl-C reaches the whole group: if the guard got it, so did the rank.
         self.from_group[number] = time.monotonic()
         self.unclaimed.add(number)
 
-    def _become_rank(
-        self, guard: int, streams: StandardStreams, ignored: Collection[int], mask: Iterable[int]
-    ) -> NoReturn:
+    def _become_rank(self, guard: int, streams: StandardStreams, mask: Iterable[int]) -> NoReturn:
         program = self.plan.command[0]
         try:
-            if not self.shares_terminal:
+            if not self.settings.shares_terminal:
                 os.setsid()
             processes.die_with_parent(guard)
             for number, descriptor in enumerate((streams.stdin, streams.stdout, streams.stderr)):
                 os.dup2(descriptor, number)
-            restore_defaults(ignored)
+            restore_defaults(self.settings.ignored)
             if self.plan.binding is not None and (warning := apply_binding(self.plan.binding)):
                 self.channel.send("warning", warning)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -282,21 +287,21 @@ class _GuardProcess:
 
     def _end_leftovers(self) -> None:
         """Asks the processes that the rank left behind to end."""
-        if not self.shares_terminal:
+        if not self.settings.shares_terminal:
             self._signal_group(signal.SIGTERM)
         for pid in processes.descendants(os.getpid()):
             with suppress(OSError):
-                if self.shares_terminal or os.getpgid(pid) != self.rank:
+                if self.settings.shares_terminal or os.getpgid(pid) != self.rank:
                     os.kill(pid, signal.SIGTERM)
                     os.kill(pid, signal.SIGCONT)
-        self._set_deadline(time.monotonic() + self.grace_s)
+        self._set_deadline(time.monotonic() + self.settings.grace_s)
 
     def _set_deadline(self, deadline: float) -> None:
         self.deadline = deadline if self.deadline is None else min(self.deadline, deadline)
 
     def _signal_group(self, number: int) -> None:
         """Signals the rank's process group, like a terminal, mpirun or Slurm."""
-        if self.shares_terminal:
+        if self.settings.shares_terminal:
             if not self.ended:
                 processes.send(self.rank, number)
         elif not processes.send_to_group(self.rank, number) and not self.ended:
@@ -308,7 +313,7 @@ class _GuardProcess:
     def _end(self, number: int) -> None:
         """Asks the rank to end, and sets the time at which it is killed."""
         self._signal_group(number)
-        self._set_deadline(time.monotonic() + self.grace_s)
+        self._set_deadline(time.monotonic() + self.settings.grace_s)
 
     def _forward_deferred_signals(self) -> float | None:
         """Forwards signals that are not from the terminal's keys; returns when to call again, in seconds.
@@ -337,7 +342,7 @@ class _GuardProcess:
             return self.deadline - now
         if self.killing_since is None:
             self.killing_since = now
-        if not self.shares_terminal:
+        if not self.settings.shares_terminal:
             processes.send_to_group(self.rank, signal.SIGKILL)
         left = processes.descendants(os.getpid())
         for pid in left:
@@ -367,7 +372,7 @@ class _GuardProcess:
     def _carry_out(self, command: str, number: int) -> None:
         if command == "kill":
             self._set_deadline(time.monotonic())
-        elif command == "end" and self.shares_terminal and number in KEYBOARD:
+        elif command == "end" and self.settings.shares_terminal and number in KEYBOARD:
             self.deferred.append((number, time.monotonic()))
         elif command == "end":
             self._end(number)

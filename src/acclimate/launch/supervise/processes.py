@@ -91,9 +91,9 @@ def children(parent: int) -> list[int]:
 
 
 def descendants(ancestor: int, without: Container[int] = ()) -> list[int]:
-    """Ids of a process's children, their children and so on, the nearest first; empty without ``/proc``.
+    """Returns the pids of all descendants of a process, children first; empty without ``/proc``.
 
-    Those in ``without`` and their own descendants are left out.
+    Leaves out those in ``without``, and their descendants.
     """
     by_parent: dict[int, list[int]] = {}
     for pid, parent in _parents():
@@ -132,7 +132,7 @@ def kill_descendants(without: Container[int] = (), *, patience_s: float) -> dict
 
     Args:
         without: processes to leave alone, with their own descendants.
-        patience_s: how long to wait for the last of them; one that hangs in a driver does not die.
+        patience_s: how long to wait for them; one that hangs in a driver does not die.
     """
     statuses: dict[int, int] = {}
     give_up = time.monotonic() + patience_s

@@ -13,7 +13,7 @@ from acclimate.launch.output.writer import LogFile, Tail
 from acclimate.launch.plan.job import RankPlan
 from acclimate.launch.plan.outcome import RankFailure
 from acclimate.launch.supervise.guard import Guard, start_guard
-from acclimate.launch.supervise.guard_process import StandardStreams
+from acclimate.launch.supervise.guard_process import GuardSettings, StandardStreams
 from acclimate.launch.supervise.oom import KillCount, count_kills, explain_sigkill
 
 
@@ -53,26 +53,20 @@ class RankProcess:
             raise RankStartError(
                 error.errno,
                 f"The log of rank {self.plan.rank} cannot be written: {error.strerror}. "
-                "Give --log_dir a folder of yours, or free space there",
+                "Give --log_dir a folder that you can write to, or free space there",
                 str(self.plan.log_path),
             ) from error
 
     def start(
-        self,
-        stdin: int,
-        captured: Collection[int],
-        *,
-        grace_s: float,
-        shares_terminal: bool,
-        ignored: Collection[int],
-        private: Iterable[int],
+        self, stdin: int, captured: Collection[int], settings: GuardSettings, private: Iterable[int]
     ) -> dict[int, int]:
         """Starts the rank; returns the descriptor of each captured stream.
 
         Args:
             stdin: a descriptor.
-            captured: which of the streams 1 and 2 the launcher reads; the others are its own.
-            grace_s, shares_terminal, ignored, private: as for the guard.
+            captured: which of the streams 1 and 2 the launcher reads; the rank has the launcher's own others.
+            settings: how to treat the rank.
+            private: descriptors of the launcher that guards must not keep open.
 
         Raises:
             RankStartError: the system refuses a process or a pipe.
@@ -81,23 +75,16 @@ class RankProcess:
         try:
             for stream in captured:
                 pipes[stream] = os.pipe()
-            self.guard = start_guard(
-                self.plan,
-                StandardStreams(
-                    stdin, *(pipes[stream][1] if stream in pipes else stream for stream in (1, 2))
-                ),
-                grace_s=grace_s,
-                shares_terminal=shares_terminal,
-                ignored=ignored,
-                private=[*private, *(reading for reading, _ in pipes.values())],
-            )
+            outputs = (pipes[stream][1] if stream in pipes else stream for stream in (1, 2))
+            private = [*private, *(reading for reading, _ in pipes.values())]
+            self.guard = start_guard(self.plan, StandardStreams(stdin, *outputs), settings, private)
         except OSError as error:
             for reading, _ in pipes.values():
                 os.close(reading)
             raise RankStartError(
                 error.errno,
                 f"Rank {self.plan.rank} cannot be started: {error.strerror}. The limits on processes and "
-                "open files (ulimit -u, ulimit -n) say how many there may be",
+                "open files (ulimit -u, ulimit -n) allow no more",
             ) from error
         finally:
             for _, writing in pipes.values():

@@ -20,7 +20,7 @@ from acclimate.launch.output.writer import Writer
 from acclimate.launch.plan.job import RankPlan
 from acclimate.launch.plan.outcome import Outcome, RankFailure, shell_code, signal_name
 from acclimate.launch.supervise import processes
-from acclimate.launch.supervise.guard_process import KILL_PATIENCE_S
+from acclimate.launch.supervise.guard_process import KILL_PATIENCE_S, GuardSettings
 from acclimate.launch.supervise.oom import count_kills
 from acclimate.launch.supervise.rank_process import RankProcess
 from acclimate.launch.supervise.signals import KEYBOARD, NOTICES, TERMINATING, SignalInbox
@@ -34,7 +34,7 @@ _logger = logging.getLogger("acclimate")
 
 @dataclass(frozen=True)
 class StopRequest:
-    """Lets another process, such as the launcher on another host, end the ranks."""
+    """A connection over which another process, such as the launcher on another host, can end the ranks."""
 
     descriptor: int
     """Readable, or closed, when ``read`` should be called."""
@@ -63,21 +63,21 @@ def supervise(
     leaves behind are ended too.
 
     Args:
-        ranks: of this host.
-        grace_s: between SIGTERM and SIGKILL, when one failed or the job is to end.
-        quiet: no notes of the launcher's own; the ranks' output is shown all the same.
-        tagged: whether each line begins with ``[rank N]``; ``None``: where there are several ranks. A single
-            rank that is not tagged keeps the launcher's terminal.
-        stop: somebody else who may end the job; standard input is then not the ranks'.
-        name: of the command, which notes begin with.
+        ranks: the plans of this host's ranks.
+        grace_s: the time between SIGTERM and SIGKILL when ranks must end.
+        quiet: shows only errors and the ranks' output.
+        tagged: whether each line begins with ``[rank N]``; ``None``: if there are several ranks. A single
+            rank without tags uses the launcher's terminal.
+        stop: lets another process end the job; the ranks then do not get standard input.
+        name: the name of the command, with which notes begin.
 
     Raises:
         RankStartError: the system refuses a process, a pipe or a log file; no rank is left running.
     """
     _open_standard_streams()
     tagged = len(ranks) > 1 if tagged is None else tagged
-    # A terminal's keys signal the group in front, and only that may read: a rank that is to have the terminal
-    # has to be in the launcher's own group.
+    # Only the foreground process group can read from a terminal and gets its keys' signals, so a rank that
+    # uses the terminal must be in the launcher's group.
     shares_terminal = len(ranks) == 1 and not tagged and any(map(os.isatty, range(3)))
     numbers = (*TERMINATING, *NOTICES) if shares_terminal else (*TERMINATING, *NOTICES, signal.SIGTSTP)
     adopted_before = processes.adopt_orphans()
@@ -117,7 +117,7 @@ class _Supervisor:
         self.failed: RankProcess | None = None
         """The first rank that failed by itself."""
         self.ended_by: int | None = None
-        """The signal that was passed on to end the job."""
+        """The signal that was forwarded to end the job."""
         self.reason: str | None = None
         self.asked_to_stop = False
         self.ending = False
@@ -144,17 +144,12 @@ class _Supervisor:
     def _start(self) -> None:
         for rank in self.ranks:
             rank.open_log()
+        settings = GuardSettings(self.grace_s, self.shares_terminal, self.inbox.ignored)
         nothing = os.open(os.devnull, os.O_RDONLY)
         try:
             for rank in self.ranks:
-                pipes = rank.start(
-                    self._stdin_of(rank, nothing),
-                    self._captured(),
-                    grace_s=self.grace_s,
-                    shares_terminal=self.shares_terminal,
-                    ignored=self.inbox.ignored,
-                    private=self._private_descriptors(),
-                )
+                stdin, private = self._stdin_of(rank, nothing), self._private_descriptors()
+                pipes = rank.start(stdin, self._captured(), settings, private)
                 self.pipes.update({pipe: (rank, stream) for stream, pipe in pipes.items()})
                 if rank.guard is not None:
                     self.loop.watch(rank.guard.channel.fileno(), partial(self._listen, rank))
@@ -257,10 +252,10 @@ class _Supervisor:
         """Handles a failure of one of the launcher's own streams."""
         name = STREAM_NAMES[stream]
         if not isinstance(error, BrokenPipeError):
-            sentence = f"standard {name} cannot be written ({error.strerror}); the ranks go on."
+            sentence = f"standard {name} cannot be written ({error.strerror}); the ranks continue."
             self._note(logging.WARNING, sentence)
         elif not self.ending:
-            self.reason = f"nobody reads standard {name} any more, so the ranks were ended."
+            self.reason = f"the reader of standard {name} has exited, so the ranks were ended."
             self.ended_by = signal.SIGPIPE
             self._end(signal.SIGTERM)
 
@@ -298,8 +293,8 @@ class _Supervisor:
             elif word == "stuck":
                 self._note(
                     logging.ERROR,
-                    f"rank {rank.plan.rank} left processes that do not die when killed, as those waiting for "
-                    f"a device or a file server: {', '.join(map(str, values[0]))}.",
+                    f"rank {rank.plan.rank} left processes that cannot be killed; they may be waiting for a "
+                    f"device or a file server: {', '.join(map(str, values[0]))}.",
                 )
 
     def _reap_guard(self, rank: RankProcess) -> None:
@@ -318,7 +313,7 @@ class _Supervisor:
         self.guards_deadline = None
         for rank in self.ranks:
             if rank.guard is not None:
-                sentence = f"the guard of rank {rank.plan.rank} (pid {rank.guard.pid}) does not react."
+                sentence = f"the guard of rank {rank.plan.rank} (pid {rank.guard.pid}) does not respond."
                 self._note(logging.ERROR, f"{sentence} It was killed, and the rank with it.")
                 rank.guard.kill()
                 self._reap_guard(rank)
@@ -355,7 +350,7 @@ class _Supervisor:
             elif self.shares_terminal:
                 self.ended_by = number
                 self._tell_all("end", number)
-                if number not in KEYBOARD:  # what those do is up to the program that has the terminal
+                if number not in KEYBOARD:  # the program on the terminal decides what they do
                     self._expect_guards_to_end(self.grace_s)
             elif self.ending and number in KEYBOARD:
                 self._tell_all("kill")
@@ -365,7 +360,7 @@ class _Supervisor:
                 self.ended_by = self.ended_by or number
                 self._end(number)
             if all(rank.guard is None for rank in self.ranks):
-                self.abandons_output = True  # nothing is left to end but a reader that does not read
+                self.abandons_output = True  # only a reader that does not read is left
 
     def _pause(self) -> None:
         # SIGTSTP has no effect in a session without a shell that could continue it: the ranks', and that of a
@@ -408,7 +403,7 @@ class _Supervisor:
         codes = [rank.code for rank in ended if rank.code is not None]
         code = code_of_ended_job(codes, self.ended_by, forced=self.reason is not None)
         if code != 0 and self.reason is None and self.ended_by is not None and not self.shares_terminal:
-            self.reason = f"{signal_name(self.ended_by)} was passed on, and the ranks have ended."
+            self.reason = f"{signal_name(self.ended_by)} was forwarded, and the ranks have ended."
         return Outcome(code, None, self.reason)
 
     def _failed_despite(self, number: int) -> RankProcess | None:
@@ -421,14 +416,13 @@ def code_of_ended_job(codes: Sequence[int], ended_by: int | None, *, forced: boo
     """Returns the code of a job in which no rank failed by itself.
 
     Args:
-        codes: of its ranks, in the order in which they ended.
-        ended_by: the signal that was passed on to end it; ``None`` where it ended by itself.
-        forced: whether something besides a signal to the launcher ended it, so that it did not end well even
-            if all its ranks did.
+        codes: its ranks' codes, in the order in which they ended.
+        ended_by: the signal that was forwarded to end it; ``None`` if it ended by itself.
+        forced: whether something besides a signal to the launcher ended it, so that it failed even if all its
+            ranks succeeded.
 
     Returns:
-        As in :mod:`subprocess`. A rank's own exit code tells more than the signal; that a rank was killed
-        after the signal tells nothing new.
+        The code as in :mod:`subprocess`: a rank's own exit code if there is one, else that of the signal.
     """
     if ended_by is None or (not any(codes) and not forced):
         return 0
