@@ -283,7 +283,7 @@ MISTAKES = [
     (["no_such.py"], "there is no script no_such.py in "),
     (["some.module"], "To run a module: --module some.module."),
     (["--no_python", "no-such-program"], "there is no executable program no-such-program"),
-    (["--module", "--no_python", "x"], "do not go together"),
+    (["--module", "--no_python", "x"], "contradict each other"),
     (["--num_accelerators", "0", "x"], '"0" must be a whole number from 1 on'),
     (["--num_accelerators", "two", "x"], '"two" must be a whole number from 1 on'),
     (["--num_accelerators"], "expected one argument"),
@@ -369,7 +369,7 @@ def test_a_folder_with_a_main_module_is_a_script(tmp_path: Path) -> None:
 
 def test_an_option_with_a_nul_character_is_refused() -> None:
     for arguments in (["--bind_core_list", "0\0", "s"], ["--hostfile", "h\0", "s"], ["--env", "A=\0", "s"]):
-        with pytest.raises(LaunchOptionError, match="holds a NUL character"):
+        with pytest.raises(LaunchOptionError, match="contains a NUL character"):
             read(*arguments)
 
 

@@ -18,10 +18,10 @@ class Ops(Devices):
 
     op_builders: ClassVar[Mapping[str, str]] = {
         "AsyncIOBuilder": "acclimate.ops.aio.builder:AsyncIOBuilder",
-        "CPUAdagradBuilder": "acclimate.ops.optimizers.adagrad.builder:CPUAdagradBuilder",
-        "CPUAdamBuilder": "acclimate.ops.optimizers.adam.builder:CPUAdamBuilder",
-        "CPULionBuilder": "acclimate.ops.optimizers.lion.builder:CPULionBuilder",
-        "FusedAdamBuilder": "acclimate.ops.optimizers.adam.builder:TorchFusedAdamBuilder",
+        "CPUAdagradBuilder": "acclimate.ops.optimizers.builders:CPUAdagradBuilder",
+        "CPUAdamBuilder": "acclimate.ops.optimizers.builders:CPUAdamBuilder",
+        "CPULionBuilder": "acclimate.ops.optimizers.builders:CPULionBuilder",
+        "FusedAdamBuilder": "acclimate.ops.optimizers.builders:TorchFusedAdamBuilder",
     }
     """This accelerator's op builders, from their names to ``"module:Class"``, imported on demand. The first
     four run on the host, so every accelerator has them; a backend adds its own:

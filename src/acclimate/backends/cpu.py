@@ -31,8 +31,8 @@ class CPUAccelerator(Accelerator):
     _record = builtin("cpu")
     op_builders = {  # noqa: RUF012 - a ClassVar by the interface
         **Accelerator.op_builders,
-        "FusedAdamBuilder": "acclimate.ops.optimizers.adam.builder:FusedAdamCPUBuilder",
-        "FusedLionBuilder": "acclimate.ops.optimizers.lion.builder:FusedLionCPUBuilder",
+        "FusedAdamBuilder": "acclimate.ops.optimizers.builders:FusedAdamCPUBuilder",
+        "FusedLionBuilder": "acclimate.ops.optimizers.builders:FusedLionCPUBuilder",
         "ShareMemCommBuilder": "acclimate.comm.shm_op:ShareMemCommBuilder",
     }
 

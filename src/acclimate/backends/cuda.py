@@ -23,9 +23,9 @@ class CUDAAccelerator(Accelerator):
     supports_nvtx_domain = True
     op_builders = {  # noqa: RUF012 - a ClassVar by the interface
         **Accelerator.op_builders,
-        "FusedAdamBuilder": "acclimate.ops.optimizers.adam.builder:FusedAdamBuilder",
-        "FusedLambBuilder": "acclimate.ops.optimizers.lamb.builder:FusedLambBuilder",
-        "FusedLionBuilder": "acclimate.ops.optimizers.lion.builder:FusedLionBuilder",
+        "FusedAdamBuilder": "acclimate.ops.optimizers.builders:FusedAdamBuilder",
+        "FusedLambBuilder": "acclimate.ops.optimizers.builders:FusedLambBuilder",
+        "FusedLionBuilder": "acclimate.ops.optimizers.builders:FusedLionBuilder",
     }
 
     def is_available(self) -> bool:

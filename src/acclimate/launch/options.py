@@ -331,7 +331,7 @@ def _variables(assignments: Sequence[str], environ: Mapping[str, str]) -> dict[s
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise LaunchOptionError(f'--env "{excerpt(assignment)}" should read NAME or NAME=VALUE.')
         if name in SET_BY_LAUNCHER:
-            raise LaunchOptionError(f"--env {name}: the launcher itself sets {name} for each rank.")
+            raise LaunchOptionError(f"--env {name}: the launcher sets {name} for each rank itself.")
         if not equals and name not in environ:
             raise LaunchOptionError(f"--env {name}: it is not set here; write --env {name}=VALUE.")
         variables[name] = value if equals else environ[name]

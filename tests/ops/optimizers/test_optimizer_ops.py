@@ -22,12 +22,16 @@ from acclimate import get_accelerator
 from acclimate.errors import InstructionSetError, InvalidOptimizerArgumentError
 from acclimate.ops import CPUAdam
 from acclimate.ops.optimizers import simd
-from acclimate.ops.optimizers.adagrad.builder import CPUAdagradBuilder
 from acclimate.ops.optimizers.adagrad.plain import adagrad_
-from acclimate.ops.optimizers.adam.builder import CPUAdamBuilder, FusedAdamCPUBuilder
 from acclimate.ops.optimizers.adam.plain import adam_
-from acclimate.ops.optimizers.lamb.builder import FusedLambBuilder
-from acclimate.ops.optimizers.lion.builder import CPULionBuilder, FusedLionCPUBuilder
+from acclimate.ops.optimizers.builders import (
+    CPUAdagradBuilder,
+    CPUAdamBuilder,
+    CPULionBuilder,
+    FusedAdamCPUBuilder,
+    FusedLambBuilder,
+    FusedLionCPUBuilder,
+)
 from acclimate.ops.optimizers.lion.plain import lion_
 from fresh_process import FreshProcesses
 

@@ -7,48 +7,21 @@ from collections.abc import Iterable, Mapping
 
 EXPORTED = (
     # where programs and modules are found
-    "PATH",
-    "LD_LIBRARY_PATH",
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "VIRTUAL_ENV",
-    "CONDA_PREFIX",
-    "CONDA_DEFAULT_ENV",
+    "PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV",
     # how text is read and written
-    "LANG",
-    "LC_ALL",
-    "LC_CTYPE",
-    "TERM",
-    "NO_COLOR",
-    "FORCE_COLOR",
+    "LANG", "LC_ALL", "LC_CTYPE", "TERM", "NO_COLOR", "FORCE_COLOR",
     # which accelerator
     "DS_ACCELERATOR",
     # where models are kept
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "HF_HUB_OFFLINE",
-    "HF_DATASETS_OFFLINE",
-    "TRANSFORMERS_OFFLINE",
-    "TOKENIZERS_PARALLELISM",
-    "XDG_CACHE_HOME",
-)
+    "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE",
+    "TOKENIZERS_PARALLELISM", "XDG_CACHE_HOME",
+)  # fmt: skip
 """Variables that are always exported if set."""
 
 EXPORTED_PREFIXES = (
-    "PYTHON",
-    "ACCLIMATE_",
-    "TORCH",
-    "PYTORCH_",
-    "GLOO_",
-    "TP_",
-    "OMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "UCX_",
-    "FI_",
-    "LD_BIND_",
-    "MALLOC_",
-)
+    "PYTHON", "ACCLIMATE_", "TORCH", "PYTORCH_", "GLOO_", "TP_", "OMP_", "MKL_", "OPENBLAS_", "UCX_", "FI_",
+    "LD_BIND_", "MALLOC_",
+)  # fmt: skip
 """Prefixes of exported settings of libraries; the accelerator's record adds more."""
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(^|_)(API_?)?KEY($|_)", re.IGNORECASE)

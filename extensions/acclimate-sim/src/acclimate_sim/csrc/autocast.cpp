@@ -8,6 +8,8 @@
 #include <torch/library.h>
 
 #include <optional>
+#include <sstream>
+#include <string>
 
 namespace at::autocast {  // exported by torch; declared here as their header is what takes the minute
 TORCH_API Tensor cached_cast(at::ScalarType to_type, const Tensor& arg, DeviceType device_type);
@@ -97,113 +99,43 @@ void refuse_binary_cross_entropy(const c10::OperatorHandle&, c10::DispatchKeySet
       "from a sigmoid in lower precision. Use binary_cross_entropy_with_logits or BCEWithLogitsLoss.");
 }
 
+// Registers a function for the operators named in a text, with spaces between.
 template <Boxed* function>
-void register_all(torch::Library& m, std::initializer_list<const char*> names) {
-  for (const char* name : names) m.impl(name, torch::CppFunction::makeFromBoxedFunction<function>());
+void register_all(torch::Library& m, const char* names) {
+  std::istringstream words(names);
+  for (std::string name; words >> name;) {
+    m.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<function>());
+  }
 }
 
 SIM_LIBRARY_IMPL(_, SIM_JOIN(Autocast, SIM_SLOT), m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 SIM_LIBRARY_IMPL(aten, SIM_JOIN(Autocast, SIM_SLOT), m) {
-  register_all<in_lower_precision>(m, {"_convolution",
-                                       "_convolution.deprecated",
-                                       "conv1d",
-                                       "conv2d",
-                                       "conv3d",
-                                       "conv_tbc",
-                                       "conv_transpose1d",
-                                       "conv_transpose2d.input",
-                                       "conv_transpose3d.input",
-                                       "convolution",
-                                       "prelu",
-                                       "addmm",
-                                       "addmv",
-                                       "addr",
-                                       "matmul",
-                                       "einsum",
-                                       "mm",
-                                       "mv",
-                                       "linalg_vecdot",
-                                       "linear",
-                                       "addbmm",
-                                       "baddbmm",
-                                       "bmm",
-                                       "chain_matmul",
-                                       "linalg_multi_dot",
-                                       "_thnn_fused_lstm_cell",
-                                       "_thnn_fused_gru_cell",
-                                       "lstm_cell",
-                                       "gru_cell",
-                                       "rnn_tanh_cell",
-                                       "rnn_relu_cell",
-                                       "scaled_dot_product_attention"});
-  register_all<in_float32>(m, {"acos",
-                               "asin",
-                               "cosh",
-                               "erfinv",
-                               "exp",
-                               "expm1",
-                               "log",
-                               "log10",
-                               "log2",
-                               "log1p",
-                               "reciprocal",
-                               "rsqrt",
-                               "sinh",
-                               "tan",
-                               "pow.Tensor_Scalar",
-                               "pow.Tensor_Tensor",
-                               "pow.Scalar",
-                               "softplus",
-                               "layer_norm",
-                               "native_layer_norm",
-                               "rms_norm",
-                               "group_norm",
-                               "frobenius_norm.dim",
-                               "nuclear_norm",
-                               "nuclear_norm.dim",
-                               "cosine_similarity",
-                               "poisson_nll_loss",
-                               "cosine_embedding_loss",
-                               "nll_loss",
-                               "nll_loss2d",
-                               "hinge_embedding_loss",
-                               "kl_div",
-                               "l1_loss",
-                               "smooth_l1_loss",
-                               "huber_loss",
-                               "mse_loss",
-                               "margin_ranking_loss",
-                               "multilabel_margin_loss",
-                               "soft_margin_loss",
-                               "triplet_margin_loss",
-                               "multi_margin_loss",
-                               "binary_cross_entropy_with_logits",
-                               "dist",
-                               "pdist",
-                               "cdist",
-                               "renorm",
-                               "logsumexp",
-                               "upsample_nearest1d",
-                               "_upsample_nearest_exact1d",
-                               "upsample_nearest2d",
-                               "_upsample_nearest_exact2d",
-                               "upsample_nearest3d",
-                               "_upsample_nearest_exact3d",
-                               "upsample_linear1d",
-                               "upsample_bilinear2d",
-                               "_upsample_bilinear2d_aa",
-                               "upsample_trilinear3d",
-                               "upsample_bicubic2d",
-                               "_upsample_bicubic2d_aa",
-                               "norm.Scalar",
-                               "norm.ScalarOpt_dim",
-                               "norm.names_ScalarOpt_dim"});
+  register_all<in_lower_precision>(
+      m,
+      "_convolution _convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d "
+      "conv_transpose2d.input conv_transpose3d.input convolution prelu addmm addmv addr matmul "
+      "einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot "
+      "_thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
+      "scaled_dot_product_attention");
+  register_all<in_float32>(
+      m,
+      "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan "
+      "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm "
+      "rms_norm group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity "
+      "poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div "
+      "l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss "
+      "soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist "
+      "pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d "
+      "_upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d "
+      "upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d "
+      "_upsample_bicubic2d_aa norm.Scalar norm.ScalarOpt_dim norm.names_ScalarOpt_dim");
   register_all<with_float32_result>(
-      m, {"prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
-          "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList"});
-  register_all<in_widest>(m, {"addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot",
-                              "grid_sampler", "index_put", "tensordot", "scatter_add"});
-  register_all<refuse_binary_cross_entropy>(m, {"binary_cross_entropy"});
+      m,
+      "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm "
+      "linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList");
+  register_all<in_widest>(
+      m, "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add");
+  register_all<refuse_binary_cross_entropy>(m, "binary_cross_entropy");
 }
 
 }  // namespace

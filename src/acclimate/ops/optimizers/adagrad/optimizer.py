@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from acclimate.errors import InvalidOptimizerArgumentError
-from acclimate.ops.optimizers.adagrad.builder import CPUAdagradBuilder
 from acclimate.ops.optimizers.adagrad.plain import define
 from acclimate.ops.optimizers.base import GroupOptimizer, Parameters
+from acclimate.ops.optimizers.builders import CPUAdagradBuilder
 
 
 class CPUAdagrad(GroupOptimizer):

@@ -28,20 +28,13 @@ def multi_tensor_adam(
     bias_correction: int,
     weight_decay: float,
 ) -> None:
-    """Updates a group of parameters and their state in place.
+    """Updates a group of parameters and their state in place; the settings are ``adam_update``'s.
 
     Args:
         chunk_size: not used: the work is divided evenly for any sizes.
         noop_flag: not used, as in DeepSpeed.
         tensor_lists: gradients, parameters, first moments, second moments.
-        lr: learning rate.
-        beta1: decay of the first moment.
-        beta2: decay of the second moment.
-        epsilon: added to the denominator.
-        step: the number of this update, from 1.
         mode: 1 for decoupled weight decay, 0 for L2.
-        bias_correction: 1 if moments are corrected for starting at zero.
-        weight_decay: see ``mode``.
     """
     grads, params, exp_avgs, exp_avg_sqs = (list(tensors) for tensors in tensor_lists)
     steps = list(torch.full((len(params),), float(step - 1)).unbind())

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from acclimate.ops.build.builder import OpBuilder
-from acclimate.ops.optimizers.adam.builder import CPUAdamBuilder, FusedAdamBuilder, FusedAdamCPUBuilder
 from acclimate.ops.optimizers.adam.plain import define
 from acclimate.ops.optimizers.base import FusedOptimizer, GroupOptimizer, Parameters
+from acclimate.ops.optimizers.builders import CPUAdamBuilder, FusedAdamBuilder, FusedAdamCPUBuilder
 
 
 class _Adam(GroupOptimizer):
@@ -105,19 +105,11 @@ class FusedAdam(FusedOptimizer, _Adam):
     fused Adam if there is one, else plain torch. :class:`CPUAdam` has the update rule and its papers. As in
     DeepSpeed and torch, the default dtype of the state is the parameter's.
 
-    Args:
+    Args, besides those of :class:`CPUAdam`:
         params: parameters, parameter groups or named parameters; float32, bfloat16 or float16.
-        lr: learning rate.
-        bias_correction: divides the moments by one minus beta to the power of the step.
-        betas: decay of the moments, each in [0, 1).
-        eps: added to the denominator.
         adam_w_mode: decoupled weight decay; ``False``: L2.
-        weight_decay: see ``adam_w_mode``.
-        amsgrad: must be ``False``.
         set_grad_none: the default of :meth:`zero_grad`'s argument.
-        maximize: maximizes the objective.
         state_dtype: the state's dtype; ``None``: each parameter's.
-        master_weights: keeps a float32 copy of each 16-bit parameter; see :class:`CPUAdam`.
 
     Raises:
         InvalidOptimizerArgumentError: a setting is out of range or of the wrong kind.

@@ -11,7 +11,7 @@ from torch import Tensor
 from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameterError
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.ops.optimizers.base import GroupOptimizer, GroupTensors, Parameters
-from acclimate.ops.optimizers.lamb.builder import FusedLambBuilder
+from acclimate.ops.optimizers.builders import FusedLambBuilder
 from acclimate.ops.optimizers.lamb.plain import define
 from acclimate.ops.optimizers.shards import is_sharded
 

@@ -25,17 +25,12 @@ def multi_tensor_lion(
     step: int,
     weight_decay: float,
 ) -> None:
-    """Updates a group of parameters and their state in place.
+    """Updates a group of parameters and their state in place; the settings are ``lion_update``'s.
 
     Args:
         chunk_size: not used: the work is divided evenly for any sizes.
         noop_flag: not used, as in DeepSpeed.
         tensor_lists: gradients, parameters, momenta.
-        lr: learning rate.
-        beta1: weight of the momentum in the direction.
-        beta2: decay of the momentum.
-        step: the number of this update, from 1; without effect, since Lion has no bias correction.
-        weight_decay: decoupled.
     """
     grads, params, exp_avgs = (list(tensors) for tensors in tensor_lists)
     steps = list(torch.full((len(params),), float(step - 1)).unbind())

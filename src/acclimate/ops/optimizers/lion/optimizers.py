@@ -10,7 +10,7 @@ from torch import Tensor
 
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.ops.optimizers.base import FusedOptimizer, GroupOptimizer, Parameters
-from acclimate.ops.optimizers.lion.builder import CPULionBuilder, FusedLionBuilder, FusedLionCPUBuilder
+from acclimate.ops.optimizers.builders import CPULionBuilder, FusedLionBuilder, FusedLionCPUBuilder
 from acclimate.ops.optimizers.lion.plain import define
 
 
@@ -85,15 +85,10 @@ class FusedLion(FusedOptimizer, _Lion):
     :class:`CPULion` has the update rule and its paper. As in DeepSpeed, the default dtype of the state is the
     parameter's.
 
-    Args:
+    Args, besides those of :class:`CPULion`:
         params: parameters, parameter groups or named parameters; float32, bfloat16 or float16.
-        lr: learning rate.
-        betas: weight of the momentum in the direction, and its decay; each in [0, 1).
-        weight_decay: decoupled.
         set_grad_none: the default of :meth:`zero_grad`'s argument.
-        maximize: maximizes the objective.
         state_dtype: the state's dtype; ``None``: each parameter's.
-        master_weights: keeps a float32 copy of each 16-bit parameter; see :class:`CPULion`.
 
     Raises:
         InvalidOptimizerArgumentError: a setting is out of range or of the wrong kind.
