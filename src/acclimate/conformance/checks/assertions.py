@@ -113,11 +113,10 @@ def several_devices(accelerator: Accelerator) -> list[str]:
     return names
 
 
-def with_streams(accelerator: Accelerator) -> Accelerator:
-    """The accelerator; ends the check if it has no streams."""
+def require_streams(accelerator: Accelerator) -> None:
+    """Ends the check if the accelerator has no streams."""
     if issubclass(accelerator.Stream, HostStream):
         raise NotOfferedError("it has no streams: its work is done in the order of the calls")
-    return accelerator
 
 
 def in_thread(function: Callable[[], _T]) -> _T:

@@ -55,21 +55,25 @@ class Check:
         return tuple(_rule(name) for name in self.observes)
 
 
-def check(*observes: str, timeout_s: int = 60) -> Callable[[Observation], Check]:
+def check(*observes: str, timeout_s: int = 60) -> Callable[[Callable[..., str | None]], Check]:
     """Makes a check from a function whose docstring is the promise.
+
+    The function takes the accelerator. If its parameter is called ``subject``, it takes the whole
+    :class:`Subject`, with which it can start processes that load the same accelerator.
 
     Args:
         observes: the names of the interface that make the promise.
         timeout_s: how long it may take, in seconds.
     """
 
-    def make(function: Observation) -> Check:
+    def make(function: Callable[..., str | None]) -> Check:
+        takes_subject = "subject" in inspect.signature(function).parameters
         return Check(
             category=function.__module__.removeprefix(_HOME).partition(".")[0],
             name=function.__name__,
             promise=" ".join(inspect.cleandoc(function.__doc__ or "").split()),
             observes=observes,
-            function=function,
+            function=function if takes_subject else lambda subject: function(subject.accelerator),
             timeout_s=timeout_s,
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import (
     BrokenPromiseError,
     NotOfferedError,
@@ -86,9 +87,8 @@ def count_devices(source: str) -> int:
 
 
 @check("export_envs", "exported_variable_prefixes")
-def exported_variables(subject: Subject) -> None:
+def exported_variables(accelerator: Accelerator) -> None:
     """export_envs lists prefixes of the variables that ranks on other hosts need."""
-    accelerator = subject.accelerator
     prefixes = exactly(accelerator.export_envs(), list, "export_envs()")
     for prefix in prefixes:
         require(

@@ -10,19 +10,18 @@ from collections.abc import Callable
 
 from torch import distributed
 
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import NotOfferedError, exactly, require
 from acclimate.conformance.checks.check import Check, check
 from acclimate.conformance.checks.communication.ranks import require_topic
 from acclimate.conformance.checks.communication.topics import TOPICS, Observer
-from acclimate.conformance.checks.target import Subject
 
 _TIMEOUT_S = 330
 
 
 @check("communication_backend_name", "communication_backend")
-def backend_name(subject: Subject) -> None:
+def backend_name(accelerator: Accelerator) -> None:
     """The communication backend is a name that torch.distributed knows."""
-    accelerator = subject.accelerator
     name = exactly(accelerator.communication_backend_name(), str, "communication_backend_name()")
     declared = accelerator.communication_backend
     require(name == declared, f"communication_backend_name() is {name!r}, communication_backend {declared!r}")

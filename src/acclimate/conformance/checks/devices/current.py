@@ -25,14 +25,12 @@ from acclimate.conformance.checks.device_arguments import (
     require_device_arguments,
     ways_to_name,
 )
-from acclimate.conformance.checks.target import Subject
 from acclimate.selection import detect_all
 
 
 @check("device_name", "current_device_name", "device_type", "name", "torch_module")
-def names(subject: Subject) -> None:
+def names(accelerator: Accelerator) -> None:
     """torch can use every device by the name that the accelerator gives it."""
-    accelerator = subject.accelerator
     called = exactly(accelerator.name, str, "name")
     kind = exactly(accelerator.device_type, str, "device_type")
     records = {candidate.name for candidate in detect_all()}
@@ -67,9 +65,8 @@ def _device(kind: str, index: int | None) -> torch.device:
 
 
 @check("device_count", "is_available", "current_device")
-def counts(subject: Subject) -> None:
+def counts(accelerator: Accelerator) -> None:
     """There is at least one device, the current one is an index among them, and no device is left out."""
-    accelerator = subject.accelerator
     count = exactly(accelerator.device_count(), int, "device_count()")
     require(count >= 1, f"device_count() is {count}")
     require(
@@ -86,9 +83,8 @@ def counts(subject: Subject) -> None:
 
 
 @check("set_device", "current_device", "current_device_name")
-def set_device(subject: Subject) -> None:
+def set_device(accelerator: Accelerator) -> None:
     """set_device changes the current device, and torch then makes tensors there."""
-    accelerator = subject.accelerator
     for index, name in enumerate(several_devices(accelerator)):
         for device in (*ways_to_name(accelerator, index), accelerator.device_type, None):
             if device not in (accelerator.device_type, None):  # which mean the device that is current
@@ -103,9 +99,8 @@ def set_device(subject: Subject) -> None:
 
 
 @check("set_device", "device", "current_device")
-def current_device_of_a_thread(subject: Subject) -> None:
+def current_device_of_a_thread(accelerator: Accelerator) -> None:
     """Each thread has its own current device: setting it in one thread changes nothing in another."""
-    accelerator = subject.accelerator
     several_devices(accelerator)
     accelerator.set_device(0)
 
@@ -142,9 +137,8 @@ def current_device_of_a_thread(subject: Subject) -> None:
 
 
 @check("device", "current_device")
-def device_context(subject: Subject) -> None:
+def device_context(accelerator: Accelerator) -> None:
     """Within device(i) that device is current, and afterwards the previous one, even after an error."""
-    accelerator = subject.accelerator
     count = len(device_names(accelerator))
     for before in range(count):
         accelerator.set_device(before)
@@ -178,9 +172,8 @@ def _require_current(accelerator: Accelerator, expected: int, where: str) -> Non
 
 @check("set_device", "device", "synchronize", "get_device_properties", "get_device_name",
        "get_device_capability")  # fmt: skip
-def absent_devices(subject: Subject) -> str | None:
+def absent_devices(accelerator: Accelerator) -> str | None:
     """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
-    accelerator = subject.accelerator
     methods: dict[str, Callable[[DeviceLike], object]] = {
         "set_device": accelerator.set_device,
         "device": accelerator.device,
@@ -193,9 +186,8 @@ def absent_devices(subject: Subject) -> str | None:
 
 
 @check("get_device_properties", "get_device_name", "get_device_capability", "total_memory")
-def properties(subject: Subject) -> None:
+def properties(accelerator: Accelerator) -> None:
     """Every device has a name, a memory size and a capability of the documented types, and they agree."""
-    accelerator = subject.accelerator
     for index in range(accelerator.device_count()):
         found = accelerator.get_device_properties(index)
         require(bool(exactly(found.name, str, "its name").strip()), "its name is empty")
@@ -223,9 +215,8 @@ def properties(subject: Subject) -> None:
 
 
 @check("init", "is_initialized")
-def initialisation(subject: Subject) -> None:
+def initialisation(accelerator: Accelerator) -> None:
     """init can be called any number of times, and a device that was used says that it is initialised."""
-    accelerator = subject.accelerator
     accelerator.init()
     require(exactly(accelerator.is_initialized(), bool, "is_initialized()"), "it is False after init()")
     accelerator.init()

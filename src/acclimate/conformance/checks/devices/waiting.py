@@ -17,13 +17,11 @@ from acclimate.conformance.checks.assertions import (
 )
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.device_arguments import ways_to_name
-from acclimate.conformance.checks.target import Subject
 
 
 @check("synchronize", "is_synchronized_device")
-def synchronize(subject: Subject) -> None:
+def synchronize(accelerator: Accelerator) -> None:
     """synchronize waits for all queued work of the device, including copies to the host."""
-    accelerator = subject.accelerator
     if accelerator.is_synchronized_device():
         raise NotOfferedError(
             "it says that work is complete when its call returns, so there is nothing to wait for"
@@ -71,9 +69,8 @@ def _require_landed(queued: tuple[torch.Tensor, object], what: str) -> None:
 
 
 @check("is_synchronized_device", "use_host_timers", "resolves_data_dependency", "handles_memory_backpressure")
-def synchronous_claim(subject: Subject) -> None:
+def synchronous_claim(accelerator: Accelerator) -> None:
     """A device that says it is synchronous has finished its work when the call returns."""
-    accelerator = subject.accelerator
     claims = {
         "is_synchronized_device": accelerator.is_synchronized_device(),
         "use_host_timers": accelerator.use_host_timers(),

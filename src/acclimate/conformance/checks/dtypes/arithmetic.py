@@ -17,7 +17,6 @@ from acclimate.conformance.checks.assertions import (
     short,
 )
 from acclimate.conformance.checks.check import check
-from acclimate.conformance.checks.target import Subject
 
 REDUCED = (torch.bfloat16, torch.float16)
 
@@ -37,9 +36,8 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @check("supported_dtypes", "is_bf16_supported", "is_fp16_supported", "is_fp64_supported")
-def list_of_dtypes(subject: Subject) -> None:
+def list_of_dtypes(accelerator: Accelerator) -> None:
     """supported_dtypes starts with float32, lists each type once, and agrees with is_…_supported."""
-    accelerator = subject.accelerator
     dtypes = exactly(accelerator.supported_dtypes(), list, "supported_dtypes()")
     require(dtypes[:1] == [torch.float32], f"supported_dtypes() is {dtypes}, and must start with float32")
     require(len(set(dtypes)) == len(dtypes), f"supported_dtypes() lists a type twice: {dtypes}")
@@ -60,9 +58,8 @@ def list_of_dtypes(subject: Subject) -> None:
 
 
 @check("supported_dtypes")
-def products(subject: Subject) -> None:
+def products(accelerator: Accelerator) -> None:
     """Every supported dtype multiplies matrices within its precision."""
-    accelerator = subject.accelerator
     left, right = numbers(48, 64), numbers(64, 32, seed=1)
     for dtype in accelerator.supported_dtypes():
         known(dtype)
@@ -73,9 +70,8 @@ def products(subject: Subject) -> None:
 
 
 @check("supported_dtypes")
-def sums(subject: Subject) -> None:
+def sums(accelerator: Accelerator) -> None:
     """Every supported dtype adds, sums and computes softmax within its precision."""
-    accelerator = subject.accelerator
     left, right = numbers(32, 128), numbers(32, 128, seed=1)
     for dtype in accelerator.supported_dtypes():
         known(dtype)
@@ -87,9 +83,8 @@ def sums(subject: Subject) -> None:
 
 
 @check("supported_dtypes")
-def casts(subject: Subject) -> None:
+def casts(accelerator: Accelerator) -> None:
     """Casts between any two supported dtypes, and copies to the host and back, keep the values."""
-    accelerator = subject.accelerator
     exact = numbers(64)
     dtypes = accelerator.supported_dtypes()
     for source in dtypes:
@@ -109,9 +104,8 @@ def casts(subject: Subject) -> None:
 
 
 @check("supported_dtypes", timeout_s=90)
-def training_step(subject: Subject) -> None:
+def training_step(accelerator: Accelerator) -> None:
     """Every supported dtype trains: gradients and updated weights are right within its precision."""
-    accelerator = subject.accelerator
     for dtype in accelerator.supported_dtypes():
         known(dtype)
         gradient, weights = _trained(accelerator.current_device_name(), dtype)
@@ -144,9 +138,8 @@ def _trained(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tenso
 
 
 @check("supported_dtypes", "is_bf16_supported", "is_fp16_supported", "is_fp64_supported")
-def left_out_dtypes(subject: Subject) -> str | None:
+def left_out_dtypes(accelerator: Accelerator) -> str | None:
     """An unsupported dtype is refused, or emulated with right results; it never computes wrong."""
-    accelerator = subject.accelerator
     left, right = numbers(48, 64), numbers(64, 32, seed=1)
     left_out = [d for d in (torch.float64, *REDUCED) if d not in accelerator.supported_dtypes()]
     if not left_out:
@@ -167,9 +160,8 @@ def left_out_dtypes(subject: Subject) -> str | None:
 
 
 @check("FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "ByteTensor", "IntTensor", "LongTensor")
-def tensor_classes(subject: Subject) -> None:
+def tensor_classes(accelerator: Accelerator) -> None:
     """FloatTensor and the other classes make tensors of their dtype on the device, from sizes or data."""
-    accelerator = subject.accelerator
     classes = {
         "FloatTensor": torch.float32,
         "DoubleTensor": torch.float64,
@@ -195,9 +187,8 @@ def tensor_classes(subject: Subject) -> None:
 
 
 @check("amp")
-def autocast(subject: Subject) -> None:
+def autocast(accelerator: Accelerator) -> None:
     """Within amp.autocast products use the reduced dtype, and gradients of the weights are float32."""
-    accelerator = subject.accelerator
     for dtype in reduced_dtypes(accelerator):
         layer = torch.nn.Linear(64, 32, bias=False).to(accelerator.current_device_name())
         inputs = numbers(16, 64).float().to(accelerator.current_device_name())
@@ -221,9 +212,8 @@ def autocast(subject: Subject) -> None:
 
 
 @check("amp")
-def gradient_scaling(subject: Subject) -> None:
+def gradient_scaling(accelerator: Accelerator) -> None:
     """amp.GradScaler scales a loss, steps with unscaled gradients, and skips a step that overflows."""
-    accelerator = subject.accelerator
     device = accelerator.current_device_name()
     scaler = accelerator.amp.GradScaler(init_scale=1024.0)
     weight = torch.nn.Parameter(torch.ones(8, device=device))

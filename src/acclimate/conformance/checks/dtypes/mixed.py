@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import (
     DeliberateError,
     in_thread,
@@ -19,7 +20,6 @@ from acclimate.conformance.checks.assertions import (
 )
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.dtypes.arithmetic import REDUCED, reduced_dtypes
-from acclimate.conformance.checks.target import Subject
 
 
 def _product_dtype(device: str) -> torch.dtype:
@@ -28,9 +28,8 @@ def _product_dtype(device: str) -> torch.dtype:
 
 
 @check("amp")
-def autocast_ends(subject: Subject) -> None:
+def autocast_ends(accelerator: Accelerator) -> None:
     """autocast applies only within its block: not after it, even after an error, and not to the host."""
-    accelerator = subject.accelerator
     device, kind = accelerator.current_device_name(), accelerator.device_type
     for dtype in reduced_dtypes(accelerator):
         _require_off(device, kind, "before autocast")
@@ -63,9 +62,8 @@ def autocast_ends(subject: Subject) -> None:
 
 
 @check("amp")
-def autocast_of_a_thread(subject: Subject) -> None:
+def autocast_of_a_thread(accelerator: Accelerator) -> None:
     """autocast applies to one thread: it changes nothing in another, whether new or already running."""
-    accelerator = subject.accelerator
     device, kind = accelerator.current_device_name(), accelerator.device_type
     dtype = reduced_dtypes(accelerator)[0]
     with ThreadPoolExecutor(1) as other, ExitStack() as theirs:
@@ -91,9 +89,8 @@ def _require_off(device: str, kind: str, when: str) -> None:
 
 
 @check("amp")
-def autocast_by_default(subject: Subject) -> None:
+def autocast_by_default(accelerator: Accelerator) -> None:
     """autocast without arguments is on, and computes products in a supported reduced dtype."""
-    accelerator = subject.accelerator
     offered = reduced_dtypes(accelerator)
     device = accelerator.current_device_name()
     with accelerator.amp.autocast():
@@ -107,9 +104,8 @@ def autocast_by_default(subject: Subject) -> None:
 
 
 @check("amp")
-def autocast_to_the_dtype_asked_for(subject: Subject) -> None:
+def autocast_to_the_dtype_asked_for(accelerator: Accelerator) -> None:
     """autocast computes in the requested dtype or in float32, never in another reduced dtype."""
-    accelerator = subject.accelerator
     device, kind = accelerator.current_device_name(), accelerator.device_type
     reduced_dtypes(accelerator)
     for dtype in REDUCED:
@@ -127,9 +123,8 @@ def autocast_to_the_dtype_asked_for(subject: Subject) -> None:
 
 
 @check("amp")
-def scaler_skips_infinite_gradients(subject: Subject) -> None:
+def scaler_skips_infinite_gradients(accelerator: Accelerator) -> None:
     """GradScaler skips a step with an infinite or NaN gradient, and lowers the scale."""
-    accelerator = subject.accelerator
     device = accelerator.current_device_name()
     for bad in (float("inf"), float("-inf"), float("nan")):
         for unscaled in (False, True):  # by step(), or by the program, which clips gradients
@@ -158,9 +153,8 @@ def scaler_skips_infinite_gradients(subject: Subject) -> None:
 
 
 @check("amp")
-def scaler_by_its_arguments(subject: Subject) -> None:
+def scaler_by_its_arguments(accelerator: Accelerator) -> None:
     """amp.GradScaler subclasses torch's: it can be disabled, grows, unscales, and is saved and restored."""
-    accelerator = subject.accelerator
     device = accelerator.current_device_name()
     kind = accelerator.amp.GradScaler
     require(isinstance(kind, type) and issubclass(kind, torch.amp.GradScaler), f"amp.GradScaler is {kind!r}")
@@ -192,9 +186,8 @@ def scaler_by_its_arguments(subject: Subject) -> None:
 
 
 @check("amp")
-def custom_functions(subject: Subject) -> None:
+def custom_functions(accelerator: Accelerator) -> None:
     """amp.custom_fwd and custom_bwd give a custom function the same casts and autocast as torch's."""
-    accelerator = subject.accelerator
     device = accelerator.current_device_name()
     amp = accelerator.amp
     dtype = reduced_dtypes(accelerator)[0]
@@ -242,9 +235,8 @@ def custom_functions(subject: Subject) -> None:
 
 
 @check("supported_dtypes", "FloatTensor", "HalfTensor", "LongTensor", "IntTensor")
-def tensor_classes_are_exact(subject: Subject) -> None:
+def tensor_classes_are_exact(accelerator: Accelerator) -> None:
     """FloatTensor and the other classes distinguish dtypes and devices, and use the current device."""
-    accelerator = subject.accelerator
     dtypes = accelerator.supported_dtypes()
     dtypes.append(torch.int8)
     require(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import (
     TOLERANCE,
     distance,
@@ -18,7 +19,6 @@ from acclimate.conformance.checks.assertions import (
 )
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.dtypes.arithmetic import known, numbers
-from acclimate.conformance.checks.target import Subject
 
 _Operation = Callable[..., torch.Tensor]
 
@@ -47,9 +47,8 @@ _PRODUCTS: dict[str, tuple[_Operation, tuple[int, ...], tuple[int, ...]]] = {
 
 
 @check("supported_dtypes", timeout_s=90)
-def products_of_any_shape(subject: Subject) -> None:
+def products_of_any_shape(accelerator: Accelerator) -> None:
     """Every supported dtype multiplies large, batched, transposed and strided matrices correctly."""
-    accelerator = subject.accelerator
     device = accelerator.current_device_name()
     for dtype in accelerator.supported_dtypes():
         known(dtype)
@@ -77,9 +76,8 @@ _REDUCTIONS: dict[str, _Operation] = {
 
 
 @check("supported_dtypes")
-def reductions(subject: Subject) -> None:
+def reductions(accelerator: Accelerator) -> None:
     """Every supported dtype reduces many elements, over any dimension and stride, within its precision."""
-    accelerator = subject.accelerator
     device = accelerator.current_device_name()
     values = numbers(33, 8192 + 5)
     for dtype in accelerator.supported_dtypes():
@@ -109,9 +107,8 @@ _REARRANGED: dict[str, _Operation] = {
 
 
 @check("supported_dtypes", "synchronize", timeout_s=90)
-def transfers(subject: Subject) -> None:
+def transfers(accelerator: Accelerator) -> None:
     """Copying tensors of any dtype, size and stride to the device and back keeps their values."""
-    accelerator = subject.accelerator
     device = accelerator.current_device_name()
     exact = numbers(61, 517)
     large = numbers((1 << 20) + 7)
@@ -201,9 +198,8 @@ _LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
 
 
 @check("supported_dtypes", timeout_s=120)
-def layers(subject: Subject) -> None:
+def layers(accelerator: Accelerator) -> None:
     """Common layers give right results and gradients on batches in every supported dtype."""
-    accelerator = subject.accelerator
     device = accelerator.current_device_name()
     inputs = numbers(4, 6, 16)
     for dtype in accelerator.supported_dtypes():

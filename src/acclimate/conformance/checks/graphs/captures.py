@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from acclimate.accelerator import RecordedGraph
+from acclimate.accelerator import Accelerator, RecordedGraph
 from acclimate.conformance.checks.assertions import (
     DeliberateError,
     equal,
@@ -18,14 +18,12 @@ from acclimate.conformance.checks.assertions import (
 )
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.graphs.replays import new_graph, warm_up
-from acclimate.conformance.checks.target import Subject
 from acclimate.errors import GraphCaptureError
 
 
 @check("create_graph", "capture_to_graph", "replay_graph", timeout_s=90)
-def graphs_are_independent(subject: Subject) -> None:
+def graphs_are_independent(accelerator: Accelerator) -> None:
     """Several graphs can be replayed in any order, each with its own inputs and results."""
-    accelerator = subject.accelerator
     device = accelerator.current_device_name()
     inputs = [torch.full((16,), float(n), device=device) for n in range(3)]
     shared = torch.zeros(16, device=device)
@@ -61,9 +59,8 @@ def graphs_are_independent(subject: Subject) -> None:
 
 
 @check("capture_to_graph", "replay_graph", "manual_seed", timeout_s=90)
-def replays_draw_new_numbers(subject: Subject) -> None:
+def replays_draw_new_numbers(accelerator: Accelerator) -> None:
     """Each replay draws new random numbers, and the same ones again after the same seed."""
-    accelerator = subject.accelerator
     device = accelerator.current_device_name()
     graph = new_graph(accelerator)
     ones = torch.ones(512, device=device)
@@ -92,9 +89,8 @@ def replays_draw_new_numbers(subject: Subject) -> None:
 
 
 @check("capture_to_graph", "replay_graph")
-def every_result_is_replayed(subject: Subject) -> None:
+def every_result_is_replayed(accelerator: Accelerator) -> None:
     """A replay updates every result of the capture: outputs, views, copies, and in-place changes."""
-    accelerator = subject.accelerator
     device = accelerator.current_device_name()
     graph = new_graph(accelerator)
     inputs = torch.zeros(6, 40, device=device)
@@ -143,9 +139,8 @@ def every_result_is_replayed(subject: Subject) -> None:
 
 
 @check("capture_to_graph", "is_current_stream_capturing")
-def capture_ends_after_an_error(subject: Subject) -> None:
+def capture_ends_after_an_error(accelerator: Accelerator) -> None:
     """An error within a capture ends it and is not suppressed; the next capture works."""
-    accelerator = subject.accelerator
     ones = torch.ones(4, device=accelerator.current_device_name())
     failed = new_graph(accelerator)
     accelerator.synchronize()
@@ -170,9 +165,8 @@ def capture_ends_after_an_error(subject: Subject) -> None:
 
 
 @check("capture_to_graph", "create_graph", "replay_graph")
-def second_capture_replaces(subject: Subject) -> None:
+def second_capture_replaces(accelerator: Accelerator) -> None:
     """A second capture into a graph replaces the first; a failed one leaves the first unchanged."""
-    accelerator = subject.accelerator
     graph = new_graph(accelerator)
     counts = torch.zeros(3, device=accelerator.current_device_name())
     warm_up(accelerator, lambda: counts.add_(1))
@@ -204,9 +198,8 @@ def second_capture_replaces(subject: Subject) -> None:
 
 
 @check("capture_to_graph", "create_graph")
-def what_is_no_graph_is_refused(subject: Subject) -> None:
+def what_is_no_graph_is_refused(accelerator: Accelerator) -> None:
     """capture_to_graph raises GraphCaptureError for anything but a graph of this accelerator."""
-    accelerator = subject.accelerator
     new_graph(accelerator)
     for given in (None, object(), "graph"):
         with (
@@ -217,9 +210,8 @@ def what_is_no_graph_is_refused(subject: Subject) -> None:
 
 
 @check("capture_to_graph", "replay_graph")
-def capture_options(subject: Subject) -> None:
+def capture_options(accelerator: Accelerator) -> None:
     """A capture on a given stream, and one that shares another graph's memory, replay correctly."""
-    accelerator = subject.accelerator
     ones = torch.ones(64, device=accelerator.current_device_name())
     stream = accelerator.Stream()
     first, second = new_graph(accelerator), new_graph(accelerator)
@@ -242,9 +234,8 @@ def capture_options(subject: Subject) -> None:
 
 
 @check("is_current_stream_capturing", "capture_to_graph")
-def capture_is_one_threads(subject: Subject) -> None:
+def capture_is_one_threads(accelerator: Accelerator) -> None:
     """A capture belongs to one thread, and a second capture within it is refused."""
-    accelerator = subject.accelerator
     graph = new_graph(accelerator)
     ones = torch.ones(4, device=accelerator.current_device_name())
     with accelerator.capture_to_graph(graph):

@@ -15,7 +15,6 @@ from acclimate.conformance.checks.assertions import (
     require_close,
 )
 from acclimate.conformance.checks.check import check
-from acclimate.conformance.checks.target import Subject
 
 
 def new_graph(accelerator: Accelerator) -> Any:
@@ -36,9 +35,8 @@ def warm_up(accelerator: Accelerator, work: Any) -> None:
 
 
 @check("create_graph", "capture_to_graph", "replay_graph", "supports_graphs", timeout_s=90)
-def replay_follows_inputs(subject: Subject) -> None:
+def replay_follows_inputs(accelerator: Accelerator) -> None:
     """A replay reads the present values of the captured inputs, and writes to the captured results."""
-    accelerator = subject.accelerator
     graph = new_graph(accelerator)
     device = accelerator.current_device_name()
     weight, inputs = torch.randn(32, 32, device=device), torch.zeros(8, 32, device=device)
@@ -61,9 +59,8 @@ def replay_follows_inputs(subject: Subject) -> None:
 
 
 @check("capture_to_graph", "replay_graph")
-def replay_repeats_updates(subject: Subject) -> None:
+def replay_repeats_updates(accelerator: Accelerator) -> None:
     """A captured in-place update is repeated by every replay."""
-    accelerator = subject.accelerator
     graph = new_graph(accelerator)
     counter = torch.zeros(16, device=accelerator.current_device_name())
 
@@ -83,9 +80,8 @@ def replay_repeats_updates(subject: Subject) -> None:
 
 
 @check("capture_to_graph", "replay_graph", timeout_s=90)
-def replay_trains(subject: Subject) -> None:
+def replay_trains(accelerator: Accelerator) -> None:
     """A captured training step (forward, backward, update) trains like the same step without a graph."""
-    accelerator = subject.accelerator
     graph = new_graph(accelerator)
     device = accelerator.current_device_name()
     generator = torch.Generator().manual_seed(3)
@@ -115,9 +111,8 @@ def replay_trains(subject: Subject) -> None:
 
 
 @check("is_current_stream_capturing", "capture_to_graph")
-def capture_is_told(subject: Subject) -> None:
+def capture_is_told(accelerator: Accelerator) -> None:
     """is_current_stream_capturing is True within a capture and False outside."""
-    accelerator = subject.accelerator
     graph = new_graph(accelerator)
     ones = torch.ones(4, device=accelerator.current_device_name())
     accelerator.synchronize()
@@ -130,9 +125,8 @@ def capture_is_told(subject: Subject) -> None:
 
 
 @check("replay_graph", "create_graph")
-def empty_graph_refused(subject: Subject) -> None:
+def empty_graph_refused(accelerator: Accelerator) -> None:
     """Replaying a graph that has no capture, or was reset, raises."""
-    accelerator = subject.accelerator
     graph = new_graph(accelerator)
     with refused("replaying a graph without a capture", RuntimeError):
         accelerator.replay_graph(graph)
@@ -146,9 +140,8 @@ def empty_graph_refused(subject: Subject) -> None:
 
 
 @check("capture_to_graph", "is_current_stream_capturing")
-def host_reads_refused(subject: Subject) -> None:
+def host_reads_refused(accelerator: Accelerator) -> None:
     """Reading a value back to the host within a capture raises, since a replay could not repeat it."""
-    accelerator = subject.accelerator
     graph = new_graph(accelerator)
     ones = torch.ones(4, device=accelerator.current_device_name())
     accelerator.synchronize()

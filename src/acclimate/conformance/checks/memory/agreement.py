@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import MIB, NotOfferedError, equal, exactly, require
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.memory.allocations import (
@@ -20,13 +21,11 @@ from acclimate.conformance.checks.memory.allocations import (
     require_figures,
     settle,
 )
-from acclimate.conformance.checks.target import Subject
 
 
 @check("memory_reserved", "memory_cached", "max_memory_reserved", "empty_cache")
-def reserved_follows_allocations(subject: Subject) -> None:
+def reserved_follows_allocations(accelerator: Accelerator) -> None:
     """Reserved memory grows with an allocation by about its size, and empty_cache returns it."""
-    accelerator = subject.accelerator
     require_figures(accelerator)
     release(accelerator)
     size = allocation_size(accelerator)
@@ -50,9 +49,8 @@ def reserved_follows_allocations(subject: Subject) -> None:
 
 
 @check("max_memory_allocated", "max_memory_reserved", "max_memory_cached", "reset_peak_memory_stats")
-def peak_is_the_highest(subject: Subject) -> None:
+def peak_is_the_highest(accelerator: Accelerator) -> None:
     """The peak is the most memory in use at one time, not the sum of all allocations, nor the last."""
-    accelerator = subject.accelerator
     require_figures(accelerator)
     size = allocation_size(accelerator)
     currents = current_figures(accelerator).values()
@@ -73,9 +71,8 @@ def peak_is_the_highest(subject: Subject) -> None:
 
 
 @check("memory_stats", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_allocated")
-def statistics_agree(subject: Subject) -> None:
+def statistics_agree(accelerator: Accelerator) -> None:
     """memory_stats and the methods return the same numbers, and no peak is below its figure."""
-    accelerator = subject.accelerator
     require_figures(accelerator)
     release(accelerator)
     accelerator.reset_peak_memory_stats()
@@ -122,9 +119,8 @@ def _require_equal(found: dict[str, Any], methods: dict[str, Figure]) -> None:
 
 
 @check("memory_summary")
-def summary(subject: Subject) -> None:
+def summary(accelerator: Accelerator) -> None:
     """memory_summary returns a text that changes with the figures, shorter if abbreviated."""
-    accelerator = subject.accelerator
     require_figures(accelerator)
     texts = []
     for abbreviated in (False, True):
@@ -141,9 +137,8 @@ def summary(subject: Subject) -> None:
 
 
 @check("total_memory", "mem_get_info", "available_memory")
-def capacity_agrees(subject: Subject) -> None:
+def capacity_agrees(accelerator: Accelerator) -> None:
     """Allocations do not change the total memory, and mem_get_info agrees with available_memory."""
-    accelerator = subject.accelerator
     total = accelerator.total_memory()
     info_total = accelerator.mem_get_info()[1]
     size = min(2 * allocation_size(accelerator), total // 4)
@@ -169,9 +164,8 @@ def capacity_agrees(subject: Subject) -> None:
 
 
 @check("reset_accumulated_memory_stats", "reset_peak_memory_stats", "memory_stats")
-def resets_keep_to_their_figures(subject: Subject) -> None:
+def resets_keep_to_their_figures(accelerator: Accelerator) -> None:
     """A reset changes only its own figures: not the allocated memory, nor the figures of the other reset."""
-    accelerator = subject.accelerator
     require_figures(accelerator)
     if "allocated_bytes.all.allocated" not in accelerator.memory_stats():
         raise NotOfferedError("its allocator has no counters that only grow")

@@ -18,7 +18,6 @@ from acclimate.conformance.checks.memory.allocations import (
     release,
     settle,
 )
-from acclimate.conformance.checks.target import Subject
 from acclimate.imports import describe
 
 _FIGURES_LAG_S = 1.5  # some systems update the host's available memory only now and then
@@ -26,9 +25,8 @@ _BEYOND_ADDRESSES = 2**50  # bytes; more than a process can address: a host may 
 
 
 @check("total_memory", "available_memory", "mem_get_info", "get_device_properties")
-def capacity(subject: Subject) -> None:
+def capacity(accelerator: Accelerator) -> None:
     """Available memory is at most the total, and falls with an allocation."""
-    accelerator = subject.accelerator
     total = exactly(accelerator.total_memory(), int, "total_memory()")
     available = exactly(accelerator.available_memory(), int, "available_memory()")
     require(0 < available <= total, f"{mib(available)} of {mib(total)} are available")
@@ -63,9 +61,8 @@ def capacity(subject: Subject) -> None:
 
 
 @check("OutOfMemoryError", "is_out_of_memory", "memory_allocated", timeout_s=120)
-def out_of_memory(subject: Subject) -> str | None:
+def out_of_memory(accelerator: Accelerator) -> str | None:
     """Too large an allocation raises what is_out_of_memory recognises, and the device still works."""
-    accelerator = subject.accelerator
     kind = accelerator.OutOfMemoryError
     require(isinstance(kind, type) and issubclass(kind, RuntimeError), f"OutOfMemoryError is {kind!r}")
     settle(accelerator)

@@ -23,7 +23,6 @@ from acclimate.conformance.checks.memory.allocations import (
     require_figures,
     settle,
 )
-from acclimate.conformance.checks.target import Subject
 
 _LAG_S = 1.0  # some devices update their available memory only now and then
 _COUNTERS = ("allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current",
@@ -44,9 +43,8 @@ def _all_figures(accelerator: Accelerator) -> dict[str, Figure]:
     "reset_peak_memory_stats", "reset_accumulated_memory_stats", "memory_stats", "memory_summary",
     "mem_get_info", "total_memory", "available_memory",
 )  # fmt: skip
-def device_arguments(subject: Subject) -> str | None:
+def device_arguments(accelerator: Accelerator) -> str | None:
     """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
-    accelerator = subject.accelerator
     methods: dict[str, Callable[[DeviceLike], object]] = {
         **current_figures(accelerator),
         **peak_figures(accelerator),
@@ -65,9 +63,8 @@ def device_arguments(subject: Subject) -> str | None:
     "memory_allocated", "max_memory_allocated", "memory_reserved", "memory_cached", "max_memory_reserved",
     "max_memory_cached", "memory_stats", "memory_summary", "reset_peak_memory_stats",
 )  # fmt: skip
-def devices_are_counted_apart(subject: Subject) -> None:
+def devices_are_counted_apart(accelerator: Accelerator) -> None:
     """An allocation changes every figure of its device, however the device is named, and of no other."""
-    accelerator = subject.accelerator
     require_figures(accelerator)
     names = several_devices(accelerator)
     release(accelerator)
@@ -107,9 +104,8 @@ def devices_are_counted_apart(subject: Subject) -> None:
 
 @check("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
        "reset_accumulated_memory_stats")  # fmt: skip
-def resets_by_device(subject: Subject) -> None:
+def resets_by_device(accelerator: Accelerator) -> None:
     """A reset applies to its device, however the device is named, and to no other."""
-    accelerator = subject.accelerator
     require_figures(accelerator)
     names = several_devices(accelerator)
     size, slack = 16 * MIB, 4 * MIB  # several devices are not a host: their figures are exact
@@ -155,9 +151,8 @@ def _raise_peaks(accelerator: Accelerator, names: list[str], size: int) -> None:
 
 
 @check("available_memory", "mem_get_info", "total_memory", timeout_s=120)
-def what_is_left_by_device(subject: Subject) -> None:
+def what_is_left_by_device(accelerator: Accelerator) -> None:
     """An allocation on one device lowers the available memory of that device, and of no other."""
-    accelerator = subject.accelerator
     names = several_devices(accelerator)
     figures: dict[str, Figure] = {
         "available_memory": accelerator.available_memory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import MIB, exactly, require
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.memory.allocations import (
@@ -16,13 +17,11 @@ from acclimate.conformance.checks.memory.allocations import (
     require_figures,
     settle,
 )
-from acclimate.conformance.checks.target import Subject
 
 
 @check("memory_allocated", "empty_cache")
-def allocation_shows(subject: Subject) -> None:
+def allocation_shows(accelerator: Accelerator) -> None:
     """memory_allocated grows by what is allocated, and falls when it is freed."""
-    accelerator = subject.accelerator
     require_figures(accelerator)
     settle(accelerator)
     size = allocation_size(accelerator)
@@ -45,9 +44,8 @@ def allocation_shows(subject: Subject) -> None:
 
 
 @check("memory_allocated", "memory_reserved", "empty_cache")
-def nothing_leaks(subject: Subject) -> None:
+def nothing_leaks(accelerator: Accelerator) -> None:
     """Allocating and freeing repeatedly ends with as much memory in use as before."""
-    accelerator = subject.accelerator
     size = allocation_size(accelerator) // 2
     figures = {
         "memory_allocated()": accelerator.memory_allocated,
@@ -68,9 +66,8 @@ def nothing_leaks(subject: Subject) -> None:
 
 
 @check("max_memory_allocated", "max_memory_reserved", "max_memory_cached", timeout_s=90)
-def peak(subject: Subject) -> str | None:
+def peak(accelerator: Accelerator) -> str | None:
     """The peak includes an allocation that has been freed since."""
-    accelerator = subject.accelerator
     require_figures(accelerator)
     release(accelerator)
     size = allocation_size(accelerator)
@@ -98,9 +95,8 @@ def peak(subject: Subject) -> str | None:
 @check(
     "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached", "max_memory_allocated"
 )
-def peak_reset(subject: Subject) -> None:
+def peak_reset(accelerator: Accelerator) -> None:
     """Each way to reset the peaks sets them to what is in use now, and no lower."""
-    accelerator = subject.accelerator
     require_figures(accelerator)
     size = allocation_size(accelerator)
     kept = fill(accelerator, size)
@@ -122,9 +118,8 @@ def peak_reset(subject: Subject) -> None:
 
 
 @check("memory_reserved", "memory_cached", "max_memory_reserved", "max_memory_cached", "max_memory_allocated")
-def figures_agree(subject: Subject) -> None:
+def figures_agree(accelerator: Accelerator) -> None:
     """Reserved is at least allocated, a peak is at least its figure, and the older names return the same."""
-    accelerator = subject.accelerator
     held = fill(accelerator, allocation_size(accelerator))
     allocated = accelerator.memory_allocated()
     reserved = exactly(accelerator.memory_reserved(), int, "memory_reserved()")
@@ -147,9 +142,8 @@ def figures_agree(subject: Subject) -> None:
 
 
 @check("memory_stats", "memory_summary", "memory_allocated")
-def statistics(subject: Subject) -> None:
+def statistics(accelerator: Accelerator) -> None:
     """memory_stats has torch's keys, follows allocations, and agrees with memory_allocated."""
-    accelerator = subject.accelerator
     require_figures(accelerator)
     size = allocation_size(accelerator)
     settle(accelerator)
@@ -185,9 +179,8 @@ def statistics(subject: Subject) -> None:
 
 
 @check("reset_accumulated_memory_stats", "ipc_collect", "memory_stats")
-def accumulated_statistics(subject: Subject) -> None:
+def accumulated_statistics(accelerator: Accelerator) -> None:
     """reset_accumulated_memory_stats resets the counters that only grow; ipc_collect changes no tensor."""
-    accelerator = subject.accelerator
     held = fill(accelerator, 8 * MIB)
     accelerator.ipc_collect()
     require(int(held[-1]) == 7, "ipc_collect() changed a tensor")

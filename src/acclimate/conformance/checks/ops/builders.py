@@ -19,7 +19,6 @@ from acclimate.conformance.checks.assertions import (
     require,
 )
 from acclimate.conformance.checks.check import check
-from acclimate.conformance.checks.target import Subject
 from acclimate.errors import CompilerNotFoundError
 from acclimate.imports import describe
 
@@ -32,9 +31,8 @@ extern "C" __attribute__((visibility("default"))) std::int64_t twice(std::int64_
 
 
 @check("op_builders", "get_op_builder", "create_op_builder", "op_builder_dir", "op_builder_package")
-def builders_found(subject: Subject) -> None:
+def builders_found(accelerator: Accelerator) -> None:
     """Every op builder is found by name, as a class and as an object; an unknown name gives None."""
-    accelerator = subject.accelerator
     package = exactly(accelerator.op_builder_dir(), str, "op_builder_dir()")
     require(package == accelerator.op_builder_package, f"op_builder_dir() is {package!r}")
     home = importlib.import_module(package)
@@ -61,9 +59,9 @@ def builders_found(subject: Subject) -> None:
 
 
 @check("toolkit_version")
-def toolkit(subject: Subject) -> str:
+def toolkit(accelerator: Accelerator) -> str:
     """toolkit_version returns the version of the vendor's software as one word, or None."""
-    version = subject.accelerator.toolkit_version()
+    version = accelerator.toolkit_version()
     if version is None:
         raise NotOfferedError("toolkit_version() is None")
     require(len(exactly(version, str, "toolkit_version()").split()) == 1, f"it is {version!r}")
@@ -71,9 +69,8 @@ def toolkit(subject: Subject) -> str:
 
 
 @check("create_op_builder", "op_builders", timeout_s=600)
-def builders_load(subject: Subject) -> str | None:
+def builders_load(accelerator: Accelerator) -> str | None:
     """Every op that says it is compatible builds and loads."""
-    accelerator = subject.accelerator
     if not accelerator.op_builders:
         raise NotOfferedError("it names no op builders")
     incompatible = []
@@ -90,9 +87,8 @@ def builders_load(subject: Subject) -> str | None:
 
 
 @check("op_compiler", "op_compile_flags", "op_include_paths", "op_link_flags", timeout_s=120)
-def toolchain(subject: Subject) -> None:
+def toolchain(accelerator: Accelerator) -> None:
     """op_compiler and the flags compile and link C++ source into a library that works."""
-    accelerator = subject.accelerator
     with refused('op_compiler(".no such kind")', CompilerNotFoundError):
         accelerator.op_compiler(".no such kind")
     try:
@@ -133,12 +129,11 @@ def toolchain(subject: Subject) -> None:
 
 
 @check("build_extension", "op_builders")
-def ahead_of_time(subject: Subject) -> None:
+def ahead_of_time(accelerator: Accelerator) -> None:
     """build_extension returns a subclass of torch's setuptools command that builds an op's builder()."""
     from setuptools import Distribution
     from torch.utils.cpp_extension import BuildExtension
 
-    accelerator = subject.accelerator
     command = accelerator.build_extension()
     require(
         isinstance(command, type) and issubclass(command, BuildExtension), f"build_extension() is {command!r}"

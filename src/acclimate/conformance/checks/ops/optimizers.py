@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import NotOfferedError, distance, equal, require
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.ops.builders import builder_of
-from acclimate.conformance.checks.target import Subject
 
 _STEPS = 3
 _ROUNDING = 1e-5  # of float32 over so many steps, relative to the largest element
@@ -53,9 +53,8 @@ _Rule = Callable[[int, _Settings, torch.Tensor, torch.Tensor, torch.Tensor, torc
 
 
 @check("create_op_builder", timeout_s=600)
-def optimizer_ops_compute(subject: Subject) -> None:
+def optimizer_ops_compute(accelerator: Accelerator) -> None:
     """The optimizer ops update every tensor of a group, in each mode, like the same rule in torch."""
-    accelerator = subject.accelerator
     found = [name for name in _OPTIMIZERS if name in accelerator.op_builders]
     usable = [name for name in found if builder_of(accelerator, name).is_compatible(verbose=False)]
     if not usable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import (
     NotOfferedError,
     Work,
@@ -14,14 +15,12 @@ from acclimate.conformance.checks.assertions import (
     short,
 )
 from acclimate.conformance.checks.check import check
-from acclimate.conformance.checks.target import Subject
 from acclimate.errors import InvalidDeviceError
 
 
 @check("pin_memory", "pin_empty", "pin_empty_like", "unpin_memory")
-def contents(subject: Subject) -> None:
+def contents(accelerator: Accelerator) -> None:
     """Pinning keeps values, dtype and shape, on the host; templates give tensors of the requested shape."""
-    accelerator = subject.accelerator
     for dtype in (torch.float32, torch.int64, torch.bfloat16, torch.bool):
         original = (torch.arange(24) % 5).to(dtype).reshape(4, 6)
         pinned = accelerator.pin_memory(original)
@@ -49,9 +48,8 @@ def contents(subject: Subject) -> None:
 
 
 @check("is_pinned", "pin_memory", "pin_empty")
-def told_truly(subject: Subject) -> None:
+def told_truly(accelerator: Accelerator) -> None:
     """is_pinned distinguishes pinned from ordinary memory, and pin_memory returns pinned memory."""
-    accelerator = subject.accelerator
     ordinary = torch.ones(1024)
     pinned = {
         "pin_memory": accelerator.pin_memory(ordinary),
@@ -76,9 +74,8 @@ def told_truly(subject: Subject) -> None:
 
 
 @check("pin_memory", "pin_empty", "synchronize", timeout_s=90)
-def copies(subject: Subject) -> None:
+def copies(accelerator: Accelerator) -> None:
     """Non-blocking copies to and from pinned memory are complete after synchronize."""
-    accelerator = subject.accelerator
     device = accelerator.current_device_name()
     work = Work(accelerator, at_least_ms=10)
     for seed in range(3):
@@ -94,9 +91,8 @@ def copies(subject: Subject) -> None:
 
 
 @check("pin_empty", "pin_empty_like")
-def only_on_the_host(subject: Subject) -> None:
+def only_on_the_host(accelerator: Accelerator) -> None:
     """pin_empty and pin_empty_like raise InvalidDeviceError for any device but the host."""
-    accelerator = subject.accelerator
     with refused('pin_empty(device="meta")', InvalidDeviceError):
         accelerator.pin_empty(4, dtype=torch.float32, device="meta")
     with refused('pin_empty_like(device="meta")', InvalidDeviceError):
@@ -104,9 +100,8 @@ def only_on_the_host(subject: Subject) -> None:
 
 
 @check("register_host_memory", "unregister_host_memory", "pin_memory_alignment", "is_pinned")
-def registration(subject: Subject) -> None:
+def registration(accelerator: Accelerator) -> None:
     """register_host_memory pins memory that torch allocated otherwise; unregister_host_memory unpins it."""
-    accelerator = subject.accelerator
     alignment = exactly(accelerator.pin_memory_alignment(), int, "pin_memory_alignment()")
     require(
         alignment >= 1 and alignment & (alignment - 1) == 0,
@@ -136,9 +131,8 @@ def registration(subject: Subject) -> None:
 
 
 @check("on_accelerator")
-def on_accelerator(subject: Subject) -> None:
+def on_accelerator(accelerator: Accelerator) -> None:
     """on_accelerator is True for tensors on the device, and for no others."""
-    accelerator = subject.accelerator
     places = dict.fromkeys((accelerator.device_type, accelerator.current_device_name()), True)
     places["meta"] = False
     places["cpu"] = torch.zeros(1).device.type == accelerator.device_type

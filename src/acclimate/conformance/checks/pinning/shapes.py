@@ -9,7 +9,6 @@ import torch
 from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import device_names, equal, exactly, is_host, require, short
 from acclimate.conformance.checks.check import check
-from acclimate.conformance.checks.target import Subject
 
 _SHAPED: dict[str, Callable[[], torch.Tensor]] = {
     "an empty tensor": lambda: torch.empty(0),
@@ -35,9 +34,8 @@ def _locks(accelerator: Accelerator) -> bool:
 
 
 @check("pin_memory", "is_pinned", "unpin_memory")
-def any_tensor_is_pinned(subject: Subject) -> None:
+def any_tensor_is_pinned(accelerator: Accelerator) -> None:
     """pin_memory pins strided, empty, large and scalar tensors alike, and keeps values and shape."""
-    accelerator = subject.accelerator
     locks = _locks(accelerator)
     for what, make in _SHAPED.items():
         original = make()
@@ -62,9 +60,8 @@ def any_tensor_is_pinned(subject: Subject) -> None:
 
 
 @check("pin_memory", "pin_empty", "pin_empty_like")
-def templates(subject: Subject) -> None:
+def templates(accelerator: Accelerator) -> None:
     """Without a copy the result is new memory of the requested shape, pinned like other memory."""
-    accelerator = subject.accelerator
     locks = _locks(accelerator)
     for what, make in _SHAPED.items():
         template = make().detach()
@@ -113,9 +110,8 @@ def templates(subject: Subject) -> None:
 
 
 @check("pin_memory", "synchronize", timeout_s=90)
-def copies_of_any_shape(subject: Subject) -> None:
+def copies_of_any_shape(accelerator: Accelerator) -> None:
     """Copies between pinned memory and every device are right for strided, empty and large tensors."""
-    accelerator = subject.accelerator
     for index, name in enumerate(device_names(accelerator)):
         for what, make in _SHAPED.items():
             values = make().detach()
@@ -129,9 +125,8 @@ def copies_of_any_shape(subject: Subject) -> None:
 
 
 @check("is_pinned", "on_accelerator")
-def places_are_told(subject: Subject) -> None:
+def places_are_told(accelerator: Accelerator) -> None:
     """on_accelerator and is_pinned distinguish device, pinned and ordinary memory."""
-    accelerator = subject.accelerator
     on_host = is_host(accelerator)
     for name in device_names(accelerator):
         base = torch.ones(6, 4, device=name)

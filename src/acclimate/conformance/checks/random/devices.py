@@ -23,16 +23,14 @@ from acclimate.conformance.checks.device_arguments import (
     require_device_arguments,
     ways_to_name,
 )
-from acclimate.conformance.checks.target import Subject
 from acclimate.errors import InvalidDeviceError
 
 _SEED = 20_260_211
 
 
 @check("default_generator", "get_rng_state", "set_rng_state")
-def device_arguments(subject: Subject) -> str | None:
+def device_arguments(accelerator: Accelerator) -> str | None:
     """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
-    accelerator = subject.accelerator
     state = accelerator.get_rng_state()
     methods: dict[str, Callable[..., object]] = {
         "get_rng_state": accelerator.get_rng_state,
@@ -48,9 +46,8 @@ def device_arguments(subject: Subject) -> str | None:
 
 
 @check("get_rng_state", "set_rng_state", "default_generator", "manual_seed", "initial_seed", "seed")
-def current_device_is_meant(subject: Subject) -> None:
+def current_device_is_meant(accelerator: Accelerator) -> None:
     """Without a device argument, methods use the generator of the current device."""
-    accelerator = subject.accelerator
     for index, name in enumerate(several_devices(accelerator)):
         for other in range(accelerator.device_count()):  # each with a state of its own
             with accelerator.device(other):
@@ -84,9 +81,8 @@ def current_device_is_meant(subject: Subject) -> None:
 
 
 @check("default_generator", "default_generators")
-def generators_by_device(subject: Subject) -> None:
+def generators_by_device(accelerator: Accelerator) -> None:
     """However a device is named, default_generator returns its generator; default_generators is in order."""
-    accelerator = subject.accelerator
     _require_generators(accelerator)
     if not has_indices(accelerator):
         raise NotOfferedError("its devices share one generator")
@@ -100,9 +96,8 @@ def generators_by_device(subject: Subject) -> None:
 
 
 @check("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all")
-def host_is_left_alone(subject: Subject) -> None:
+def host_is_left_alone(accelerator: Accelerator) -> None:
     """Seeding and restoring the device do not change the host's generator."""
-    accelerator = subject.accelerator
     if is_host(accelerator):
         raise NotOfferedError("its generator is the host's")
     actions: dict[str, Callable[[], object]] = {

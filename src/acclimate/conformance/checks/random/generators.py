@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import (
     device_names,
     equal,
@@ -13,7 +14,6 @@ from acclimate.conformance.checks.assertions import (
     several_devices,
 )
 from acclimate.conformance.checks.check import check
-from acclimate.conformance.checks.target import Subject
 
 _SEED = 20_260_101
 
@@ -24,9 +24,8 @@ def _draw(device: str, count: int = 257) -> torch.Tensor:
 
 
 @check("manual_seed", "initial_seed")
-def seeds(subject: Subject) -> None:
+def seeds(accelerator: Accelerator) -> None:
     """Equal seeds give equal numbers, different seeds different ones, and initial_seed returns the seed."""
-    accelerator = subject.accelerator
     device = accelerator.current_device_name()
     accelerator.manual_seed(_SEED)
     started = exactly(accelerator.initial_seed(), int, "initial_seed()")
@@ -41,9 +40,8 @@ def seeds(subject: Subject) -> None:
 
 
 @check("manual_seed_all")
-def seeds_of_all_devices(subject: Subject) -> None:
+def seeds_of_all_devices(accelerator: Accelerator) -> None:
     """manual_seed_all seeds every device, so that each repeats its numbers."""
-    accelerator = subject.accelerator
     names = device_names(accelerator)
     accelerator.manual_seed_all(_SEED)
     first = [_draw(name) for name in names]
@@ -56,9 +54,8 @@ def seeds_of_all_devices(subject: Subject) -> None:
 
 
 @check("get_rng_state", "set_rng_state")
-def state_saved_and_restored(subject: Subject) -> None:
+def state_saved_and_restored(accelerator: Accelerator) -> None:
     """Restoring a saved state gives the same numbers again, on each device."""
-    accelerator = subject.accelerator
     for index, name in enumerate(device_names(accelerator)):
         for device in (index, name):
             state = accelerator.get_rng_state(device)
@@ -81,9 +78,8 @@ def state_saved_and_restored(subject: Subject) -> None:
 
 
 @check("get_rng_state_all", "set_rng_state_all")
-def states_of_all_devices(subject: Subject) -> None:
+def states_of_all_devices(accelerator: Accelerator) -> None:
     """get_rng_state_all returns one state per device; restoring them repeats the numbers of all devices."""
-    accelerator = subject.accelerator
     names = device_names(accelerator)
     for index in range(len(names)):  # each with a state of its own
         with accelerator.device(index):
@@ -102,9 +98,8 @@ def states_of_all_devices(subject: Subject) -> None:
 
 
 @check("manual_seed", "set_rng_state", "get_rng_state")
-def devices_draw_independently(subject: Subject) -> None:
+def devices_draw_independently(accelerator: Accelerator) -> None:
     """Seeding, restoring and drawing on one device do not change the other devices' generators."""
-    accelerator = subject.accelerator
     names = several_devices(accelerator)
     accelerator.manual_seed_all(_SEED)
     for index, name in enumerate(names):
@@ -129,9 +124,8 @@ def devices_draw_independently(subject: Subject) -> None:
 
 
 @check("default_generator", "default_generators")
-def generators(subject: Subject) -> None:
+def generators(accelerator: Accelerator) -> None:
     """The default generator of a device is the one that its operations use."""
-    accelerator = subject.accelerator
     with offered_or_not("default generators"):
         generators = accelerator.default_generators
     require(
@@ -161,9 +155,8 @@ def generators(subject: Subject) -> None:
 
 
 @check("seed", "seed_all", "initial_seed")
-def fresh_seeds(subject: Subject) -> None:
+def fresh_seeds(accelerator: Accelerator) -> None:
     """seed and seed_all return a different seed each time, with which manual_seed repeats the numbers."""
-    accelerator = subject.accelerator
     device = accelerator.current_device_name()
     with offered_or_not("seeding with a fresh number"):
         seeds = [accelerator.seed(), accelerator.seed()]
@@ -188,9 +181,8 @@ def fresh_seeds(subject: Subject) -> None:
 
 
 @check("manual_seed", "initial_seed", "seed", "default_generator")
-def last_seed_is_told(subject: Subject) -> None:
+def last_seed_is_told(accelerator: Accelerator) -> None:
     """initial_seed returns the last seed, set by manual_seed, seed, torch.manual_seed or a generator."""
-    accelerator = subject.accelerator
     device = accelerator.current_device_name()
     with offered_or_not("seeding with a fresh number"):
         accelerator.seed()
@@ -223,9 +215,8 @@ def last_seed_is_told(subject: Subject) -> None:
 
 
 @check("random")
-def torch_random(subject: Subject) -> None:
+def torch_random(accelerator: Accelerator) -> None:
     """random() returns torch.random, whose fork_rng keeps this device's state."""
-    accelerator = subject.accelerator
     module = accelerator.random()
     require(module is torch.random, f"random() is {module!r}")
     device = accelerator.current_device_name()

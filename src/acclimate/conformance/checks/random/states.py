@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import device_names, equal, require
 from acclimate.conformance.checks.check import check
-from acclimate.conformance.checks.target import Subject
 
 _COUNT = 301
 
@@ -29,9 +29,8 @@ def _kinds_of_draws(device: str) -> dict[str, Callable[[], torch.Tensor]]:
 
 
 @check("get_rng_state", "set_rng_state", "manual_seed")
-def every_kind_of_draw_repeats(subject: Subject) -> None:
+def every_kind_of_draw_repeats(accelerator: Accelerator) -> None:
     """Restoring a state, or seeding again, repeats random numbers of every distribution."""
-    accelerator = subject.accelerator
     device = accelerator.current_device_name()
     draws = _kinds_of_draws(device)
     state = accelerator.get_rng_state()
@@ -47,9 +46,8 @@ def every_kind_of_draw_repeats(subject: Subject) -> None:
 
 
 @check("get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all")
-def states_are_copies(subject: Subject) -> None:
+def states_are_copies(accelerator: Accelerator) -> None:
     """Drawing numbers does not change a saved state, which can be restored repeatedly and from a copy."""
-    accelerator = subject.accelerator
     for index, name in enumerate(device_names(accelerator)):
         state = accelerator.get_rng_state(index)
         kept = state.clone()
@@ -82,9 +80,8 @@ def states_are_copies(subject: Subject) -> None:
 
 
 @check("manual_seed", "manual_seed_all", "initial_seed")
-def seeds_of_every_size(subject: Subject) -> None:
+def seeds_of_every_size(accelerator: Accelerator) -> None:
     """A seed from 0 to 2**63 - 1 is used unchanged, and initial_seed returns it."""
-    accelerator = subject.accelerator
     for seed in (0, 1, 2**31, 2**40 + 3, 2**63 - 1):
         for seeding in (accelerator.manual_seed, accelerator.manual_seed_all):
             seeding(seed)

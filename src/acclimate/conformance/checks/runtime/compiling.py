@@ -6,6 +6,7 @@ import warnings
 
 import torch
 
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import (
     NotOfferedError,
     equal,
@@ -15,14 +16,12 @@ from acclimate.conformance.checks.assertions import (
     require_close,
 )
 from acclimate.conformance.checks.check import check
-from acclimate.conformance.checks.target import Subject
 from acclimate.errors import UnknownCompileBackendError
 
 
 @check("compile_backend", "get_compile_backend", timeout_s=240)
-def compiles(subject: Subject) -> str | None:
+def compiles(accelerator: Accelerator) -> str | None:
     """A function compiled with the accelerator's backend gives the same results and gradients as eager."""
-    accelerator = subject.accelerator
     backend = exactly(accelerator.get_compile_backend(), str, "get_compile_backend()")
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -49,9 +48,8 @@ def compiles(subject: Subject) -> str | None:
 
 
 @check("get_compile_backend", "set_compile_backend")
-def compile_backend_chosen(subject: Subject) -> None:
+def compile_backend_chosen(accelerator: Accelerator) -> None:
     """set_compile_backend accepts a backend that torch has, and refuses any other."""
-    accelerator = subject.accelerator
     before = accelerator.get_compile_backend()
     try:
         for backend in ("eager", "aot_eager"):
@@ -67,9 +65,8 @@ def compile_backend_chosen(subject: Subject) -> None:
 
 
 @check("is_triton_supported", "prefer_triton_grouped_mm", timeout_s=180)
-def triton(subject: Subject) -> None:
+def triton(accelerator: Accelerator) -> None:
     """If is_triton_supported is True, a Triton kernel runs and gives right results."""
-    accelerator = subject.accelerator
     supported = exactly(accelerator.is_triton_supported(), bool, "is_triton_supported()")
     preferred = exactly(accelerator.prefer_triton_grouped_mm(), bool, "prefer_triton_grouped_mm()")
     require(

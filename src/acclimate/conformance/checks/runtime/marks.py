@@ -10,7 +10,6 @@ import torch
 from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import DeliberateError, exactly, let_through, require
 from acclimate.conformance.checks.check import check
-from acclimate.conformance.checks.target import Subject
 
 _TREE = {
     "acclimate outer": None,
@@ -31,9 +30,8 @@ _THREAD_PATIENCE_S = 30
 
 
 @check("range_push", "range_pop", "nvtx", "supports_nvtx_domain")
-def profiler_marks(subject: Subject) -> str | None:
+def profiler_marks(accelerator: Accelerator) -> str | None:
     """Ranges nest and keep their names, also through NVTX's functions; closing one too many is harmless."""
-    accelerator = subject.accelerator
     domains = exactly(accelerator.supports_nvtx_domain, bool, "supports_nvtx_domain")
     accelerator.range_pop()  # none is open
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -88,9 +86,8 @@ def _open_and_close(accelerator: Accelerator, domain: str | None) -> None:
 
 
 @check("range_push", "range_pop")
-def ranges_of_threads(subject: Subject) -> str | None:
+def ranges_of_threads(accelerator: Accelerator) -> str | None:
     """Each thread has its own ranges: range_pop does not close another thread's."""
-    accelerator = subject.accelerator
     accelerator.range_pop()  # none is open
     opened, done = threading.Event(), threading.Event()
 
@@ -132,9 +129,8 @@ def _mark(accelerator: Accelerator, name: str) -> None:
 
 
 @check("lazy_call", "init")
-def lazy_calls(subject: Subject) -> None:
+def lazy_calls(accelerator: Accelerator) -> None:
     """Lazy calls are made exactly once, in order, at the latest when the device is initialised."""
-    accelerator = subject.accelerator
     calls: list[int] = []
     for number in range(3):
         accelerator.lazy_call(lambda number=number: calls.append(number))  # type: ignore[misc]

@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import (
     BrokenPromiseError,
     NotOfferedError,
@@ -13,19 +14,17 @@ from acclimate.conformance.checks.assertions import (
     equal,
     exactly,
     require,
-    with_streams,
+    require_streams,
 )
 from acclimate.conformance.checks.check import check
-from acclimate.conformance.checks.target import Subject
 
 _ROUNDS = 5
 _CLOCK_SLACK_MS = 2.0  # what reading two clocks one after the other may differ by on a busy host
 
 
 @check("Stream", "stream", "current_stream", "default_stream")
-def current_stream(subject: Subject) -> None:
+def current_stream(accelerator: Accelerator) -> None:
     """Within stream(s) the current stream is s, and afterwards the previous one; None changes nothing."""
-    accelerator = subject.accelerator
     before = accelerator.current_stream()
     default = accelerator.default_stream()
     for what, found in (("current_stream()", before), ("default_stream()", default)):
@@ -54,9 +53,8 @@ def current_stream(subject: Subject) -> None:
 
 
 @check("set_stream", "current_stream")
-def set_stream(subject: Subject) -> None:
+def set_stream(accelerator: Accelerator) -> None:
     """set_stream(s) makes s the current stream until another is set; set_stream(None) changes nothing."""
-    accelerator = subject.accelerator
     before, chosen = accelerator.current_stream(), accelerator.Stream()
     try:
         accelerator.set_stream(chosen)
@@ -75,9 +73,8 @@ def set_stream(subject: Subject) -> None:
 
 
 @check("Event", "synchronize")
-def events_measure_time(subject: Subject) -> None:
+def events_measure_time(accelerator: Accelerator) -> None:
     """elapsed_time is the time of the work between two events, in milliseconds."""
-    accelerator = subject.accelerator
     work = Work(accelerator)
     for _ in range(_ROUNDS):
         start, end = accelerator.Event(enable_timing=True), accelerator.Event(enable_timing=True)
@@ -104,9 +101,9 @@ def events_measure_time(subject: Subject) -> None:
 
 
 @check("Stream", "Event", "stream", "current_stream")
-def events_order_streams(subject: Subject) -> None:
+def events_order_streams(accelerator: Accelerator) -> None:
     """A stream that waits for another stream's event sees the work before that event."""
-    accelerator = with_streams(subject.accelerator)
+    require_streams(accelerator)
     work = Work(accelerator)
     for _ in range(_ROUNDS):
         producer, consumer = accelerator.Stream(), accelerator.Stream()
@@ -127,9 +124,9 @@ def events_order_streams(subject: Subject) -> None:
 
 
 @check("Stream", "stream", "synchronize", "supports_streams")
-def streams_wait_for_streams(subject: Subject) -> None:
+def streams_wait_for_streams(accelerator: Accelerator) -> None:
     """A stream that waits for another sees its queued work; synchronize() waits for the stream's own."""
-    accelerator = with_streams(subject.accelerator)
+    require_streams(accelerator)
     work = Work(accelerator)
     for _ in range(_ROUNDS):
         producer, consumer = accelerator.Stream(), accelerator.Stream()
@@ -151,9 +148,8 @@ def streams_wait_for_streams(subject: Subject) -> None:
 
 
 @check("resolves_data_dependency", "stream")
-def dependencies_resolved_by_the_device(subject: Subject) -> None:
+def dependencies_resolved_by_the_device(accelerator: Accelerator) -> None:
     """If the device says so, one stream can use the results of another without an explicit wait."""
-    accelerator = subject.accelerator
     if not accelerator.resolves_data_dependency():
         raise NotOfferedError("it says that streams must wait for each other explicitly")
     work = Work(accelerator)

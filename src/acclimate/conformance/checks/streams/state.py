@@ -12,18 +12,16 @@ from acclimate.conformance.checks.assertions import (
     in_thread,
     let_through,
     require,
+    require_streams,
     several_devices,
-    with_streams,
 )
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.device_arguments import require_device_arguments, ways_to_name
-from acclimate.conformance.checks.target import Subject
 
 
 @check("stream", "current_stream", "default_stream")
-def stream_context_ends(subject: Subject) -> None:
+def stream_context_ends(accelerator: Accelerator) -> None:
     """After stream(s) the previous stream is current, even after an error, which is not suppressed."""
-    accelerator = subject.accelerator
     before = accelerator.current_stream()
     default = accelerator.default_stream()
     outer, inner = accelerator.Stream(), accelerator.Stream()
@@ -50,9 +48,8 @@ def stream_context_ends(subject: Subject) -> None:
 
 
 @check("stream", "set_stream", "current_stream")
-def current_stream_of_a_thread(subject: Subject) -> None:
+def current_stream_of_a_thread(accelerator: Accelerator) -> None:
     """Each thread has its own current stream: a new thread starts on the default stream."""
-    accelerator = subject.accelerator
     mine = accelerator.Stream()
 
     def look() -> tuple[bool, bool]:
@@ -94,17 +91,16 @@ def current_stream_of_a_thread(subject: Subject) -> None:
 
 
 @check("current_stream", "default_stream")
-def device_arguments(subject: Subject) -> str | None:
+def device_arguments(accelerator: Accelerator) -> str | None:
     """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
-    accelerator = subject.accelerator
     methods = {"current_stream": accelerator.current_stream, "default_stream": accelerator.default_stream}
     return require_device_arguments(accelerator, methods)
 
 
 @check("current_stream", "default_stream", "set_stream", "Stream")
-def streams_by_device(subject: Subject) -> None:
+def streams_by_device(accelerator: Accelerator) -> None:
     """Each device has its own current stream: setting one does not change those of the others."""
-    accelerator = with_streams(subject.accelerator)
+    require_streams(accelerator)
     names = several_devices(accelerator)
     for index in range(len(names)):
         for device in ways_to_name(accelerator, index):

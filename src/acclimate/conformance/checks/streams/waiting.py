@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import (
     BrokenPromiseError,
     Work,
@@ -15,10 +16,9 @@ from acclimate.conformance.checks.assertions import (
     exactly,
     refused,
     require,
-    with_streams,
+    require_streams,
 )
 from acclimate.conformance.checks.check import check
-from acclimate.conformance.checks.target import Subject
 
 _ROUNDS = 3
 _QUERY_TIMEOUT_S = 30.0
@@ -27,9 +27,8 @@ _LENGTH = 1 << 14
 
 
 @check("Stream", "Event", "stream")
-def objects(subject: Subject) -> None:
+def objects(accelerator: Accelerator) -> None:
     """Streams and events take torch's arguments, wait for each other, and know when they are complete."""
-    accelerator = subject.accelerator
     ones = torch.ones(8, device=accelerator.current_device_name())
     streams = {
         "Stream()": accelerator.Stream(),
@@ -67,9 +66,9 @@ def objects(subject: Subject) -> None:
 
 
 @check("Event", "Stream", "synchronize", "current_stream")
-def host_waits(subject: Subject) -> None:
+def host_waits(accelerator: Accelerator) -> None:
     """Each way to wait on the host for an event or a stream waits until earlier copies are complete."""
-    accelerator = with_streams(subject.accelerator)
+    require_streams(accelerator)
     work = Work(accelerator)
     ways: dict[str, Callable[[Any, Any], object]] = {
         "the event's synchronize()": lambda stream, event: event.synchronize(),
@@ -106,9 +105,9 @@ def _until(done: Callable[[], bool]) -> None:
 
 
 @check("Stream", "Event", "stream", "current_stream")
-def streams_wait(subject: Subject) -> None:
+def streams_wait(accelerator: Accelerator) -> None:
     """Each way for a stream to wait orders its work: it reads what was written before."""
-    accelerator = with_streams(subject.accelerator)
+    require_streams(accelerator)
     work = Work(accelerator)
     ways: dict[str, Callable[[Any, Any, Any], object]] = {
         "wait_event()": lambda waiting, event, producer: waiting.wait_event(event),
@@ -139,9 +138,8 @@ def streams_wait(subject: Subject) -> None:
 
 
 @check("Event")
-def event_times_add_up(subject: Subject) -> None:
+def event_times_add_up(accelerator: Accelerator) -> None:
     """The times between three events add up, and recording an event again replaces its time."""
-    accelerator = subject.accelerator
     work = Work(accelerator, at_least_ms=5)
     for _ in range(_ROUNDS):
         first, second, third = (accelerator.Event(enable_timing=True) for _ in range(3))
@@ -170,9 +168,8 @@ def event_times_add_up(subject: Subject) -> None:
 
 
 @check("Event")
-def events_without_timing(subject: Subject) -> None:
+def events_without_timing(accelerator: Accelerator) -> None:
     """elapsed_time raises for an event that was not recorded, or was made without enable_timing=True."""
-    accelerator = subject.accelerator
     recorded, untimed = accelerator.Event(enable_timing=True), accelerator.Event()
     recorded.record()
     untimed.record()
