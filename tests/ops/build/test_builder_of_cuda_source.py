@@ -149,13 +149,13 @@ def test_without_a_toolkit_the_reason_says_where_it_was_looked_for(
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(CompilerNotFoundError, match="no nvcc: not in CUDA_HOME, not on PATH"):
+    with pytest.raises(CompilerNotFoundError, match="there is no nvcc in CUDA_HOME, on PATH"):
         cuda_toolkit.nvcc()
     assert builder.incompatibility() is not None
 
 
 def test_a_source_that_the_accelerator_has_no_compiler_for_is_named() -> None:
     with pytest.raises(
-        CompilerNotFoundError, match=r'the cuda accelerator names no compiler for "\.sycl" files'
+        CompilerNotFoundError, match=r'the cuda accelerator has no compiler for "\.sycl" files'
     ):
         CUDAAccelerator().op_compiler(".sycl")
