@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import accelerator
+
+from acclimate.accelerator import DeviceProperties
 
 Stream = torch.Stream
 Event = torch.Event
@@ -160,26 +161,14 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
     return [dtype for dtype in (torch.float16, torch.bfloat16) if dtype in has["supported_dtypes"]]
 
 
-@dataclass(frozen=True)
-class Properties:
-    """What there is to know of a device."""
-
-    name: str
-    total_memory: int
-    """Bytes."""
-    multi_processor_count: int = 1
-    major: int = 0
-    minor: int = 0
-
-
 def is_bf16_supported() -> bool:
     """Whether it computes in bfloat16; torch's own devices have this function too."""
     return torch.bfloat16 in get_amp_supported_dtype()
 
 
-def get_device_properties(device: int | str | torch.device | None = None) -> Properties:
+def get_device_properties(device: int | str | torch.device | None = None) -> DeviceProperties:
     """What there is to know of a device."""
-    return Properties("acclimate's emulated accelerator", mem_get_info(_index(device))[1])
+    return DeviceProperties("acclimate's emulated accelerator", mem_get_info(_index(device))[1])
 
 
 def get_device_name(device: int | str | torch.device | None = None) -> str:

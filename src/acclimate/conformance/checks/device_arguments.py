@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -13,6 +14,11 @@ from acclimate.imports import describe
 
 Methods = Mapping[str, Callable[[DeviceLike], object]]
 """By name, a method that takes a device."""
+
+
+def methods_of(accelerator: Accelerator, *names: str) -> dict[str, Callable[..., Any]]:
+    """The accelerator's methods of these names, by name."""
+    return {name: getattr(accelerator, name) for name in names}
 
 
 def has_indices(accelerator: Accelerator) -> bool:

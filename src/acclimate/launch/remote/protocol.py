@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 from acclimate.errors import LaunchProtocolError
 from acclimate.launch.plan.job import JobPlan
@@ -128,27 +128,7 @@ def check_outcome(outcome: Outcome, job: JobPlan) -> None:
         raise LaunchProtocolError("It names a rank that does not exist.")
 
 
-class Channel(Protocol):
-    """A connection to the other side."""
-
-    def fileno(self) -> int:
-        """Readable when bytes have arrived."""
-        ...
-
-    def send(self, message: Mapping[str, object]) -> None:
-        """Sends a message; the next :meth:`receive` reports a lost connection."""
-        ...
-
-    def receive(self) -> list[Message] | None:
-        """Waits for bytes and returns the complete messages; ``None`` if the other side has gone.
-
-        Raises:
-            LaunchProtocolError: the data is not a message.
-        """
-        ...
-
-
-class PipeChannel(Channel):
+class PipeChannel:
     """A connection over two descriptors, such as those of a remote command: one to read, one to write.
 
     Ranks may write to the same stream, so each message there begins with a mark that they cannot know.
@@ -208,7 +188,7 @@ class PipeChannel(Channel):
         return [decode(line, FROM_LAUNCHER) for line in self._lines.feed(piece)] if piece else None
 
 
-class SocketChannel(Channel):
+class SocketChannel:
     """A TCP connection. The kernel detects the loss of the other host even without traffic.
 
     Args:
@@ -268,6 +248,10 @@ class SocketChannel(Channel):
     def close(self) -> None:
         """Closes the connection."""
         self._connection.close()
+
+
+Channel: TypeAlias = PipeChannel | SocketChannel
+"""A connection to the other side, whose loss ``receive`` reports and ``send`` does not."""
 
 
 class MessageDemux:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import torch
 
-from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import (
     BrokenPromiseError,
     DeliberateError,
@@ -22,6 +21,7 @@ from acclimate.conformance.checks.assertions import (
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.device_arguments import (
     has_indices,
+    methods_of,
     require_device_arguments,
     ways_to_name,
 )
@@ -170,19 +170,14 @@ def _require_current(accelerator: Accelerator, expected: int, where: str) -> Non
         )
 
 
-@check("set_device", "device", "synchronize", "get_device_properties", "get_device_name",
-       "get_device_capability")  # fmt: skip
+_WITH_DEVICE = ("set_device", "device", "synchronize", "get_device_properties", "get_device_name",
+                "get_device_capability")  # fmt: skip
+
+
+@check(*_WITH_DEVICE)
 def absent_devices(accelerator: Accelerator) -> str | None:
     """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
-    methods: dict[str, Callable[[DeviceLike], object]] = {
-        "set_device": accelerator.set_device,
-        "device": accelerator.device,
-        "synchronize": accelerator.synchronize,
-        "get_device_properties": accelerator.get_device_properties,
-        "get_device_name": accelerator.get_device_name,
-        "get_device_capability": accelerator.get_device_capability,
-    }
-    return require_device_arguments(accelerator, methods)
+    return require_device_arguments(accelerator, methods_of(accelerator, *_WITH_DEVICE))
 
 
 @check("get_device_properties", "get_device_name", "get_device_capability", "total_memory")

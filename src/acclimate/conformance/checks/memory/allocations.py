@@ -10,6 +10,7 @@ import torch
 
 from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import MIB, NotOfferedError, require
+from acclimate.conformance.checks.device_arguments import methods_of
 
 # A host's figures are those of the whole process: allocations are large compared with whatever else it does.
 SIZE = 96 * MIB
@@ -43,29 +44,19 @@ def release(accelerator: Accelerator) -> None:
 
 def current_figures(accelerator: Accelerator) -> dict[str, Figure]:
     """By name, the methods that say how much memory is in use."""
-    return {
-        "memory_allocated": accelerator.memory_allocated,
-        "memory_reserved": accelerator.memory_reserved,
-        "memory_cached": accelerator.memory_cached,
-    }
+    return methods_of(accelerator, "memory_allocated", "memory_reserved", "memory_cached")
 
 
 def peak_figures(accelerator: Accelerator) -> dict[str, Figure]:
     """By name, the methods that give the peak of each of these, in the same order."""
-    return {
-        "max_memory_allocated": accelerator.max_memory_allocated,
-        "max_memory_reserved": accelerator.max_memory_reserved,
-        "max_memory_cached": accelerator.max_memory_cached,
-    }
+    return methods_of(accelerator, "max_memory_allocated", "max_memory_reserved", "max_memory_cached")
 
 
 def peak_resets(accelerator: Accelerator) -> dict[str, Callable[..., None]]:
     """By name, the methods that reset peaks."""
-    return {
-        "reset_peak_memory_stats": accelerator.reset_peak_memory_stats,
-        "reset_max_memory_allocated": accelerator.reset_max_memory_allocated,
-        "reset_max_memory_cached": accelerator.reset_max_memory_cached,
-    }
+    return methods_of(
+        accelerator, "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"
+    )
 
 
 def require_figures(accelerator: Accelerator) -> None:

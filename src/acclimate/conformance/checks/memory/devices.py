@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
-from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import MIB, BrokenPromiseError, require, several_devices
 from acclimate.conformance.checks.check import check
-from acclimate.conformance.checks.device_arguments import require_device_arguments, ways_to_name
+from acclimate.conformance.checks.device_arguments import methods_of, require_device_arguments, ways_to_name
 from acclimate.conformance.checks.memory.allocations import (
     ROUNDS,
     SLACK,
@@ -37,26 +36,18 @@ def _all_figures(accelerator: Accelerator) -> dict[str, Figure]:
     return figures | {f'memory_stats()["{name}"]': of_statistics(name) for name in _COUNTERS}
 
 
-@check(
+_WITH_DEVICE = (
     "memory_allocated", "max_memory_allocated", "reset_max_memory_allocated", "memory_reserved",
     "max_memory_reserved", "memory_cached", "max_memory_cached", "reset_max_memory_cached",
     "reset_peak_memory_stats", "reset_accumulated_memory_stats", "memory_stats", "memory_summary",
     "mem_get_info", "total_memory", "available_memory",
 )  # fmt: skip
+
+
+@check(*_WITH_DEVICE)
 def device_arguments(accelerator: Accelerator) -> str | None:
     """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
-    methods: dict[str, Callable[[DeviceLike], object]] = {
-        **current_figures(accelerator),
-        **peak_figures(accelerator),
-        **peak_resets(accelerator),
-        "reset_accumulated_memory_stats": accelerator.reset_accumulated_memory_stats,
-        "memory_stats": accelerator.memory_stats,
-        "memory_summary": accelerator.memory_summary,
-        "mem_get_info": accelerator.mem_get_info,
-        "total_memory": accelerator.total_memory,
-        "available_memory": accelerator.available_memory,
-    }
-    return require_device_arguments(accelerator, methods)
+    return require_device_arguments(accelerator, methods_of(accelerator, *_WITH_DEVICE))
 
 
 @check(
