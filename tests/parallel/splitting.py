@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from architectures import tiny_model
-from thread_ranks import ThreadRanks, on_threads
 from torch import nn
 
 from acclimate.parallel import Plan, apply_plan, gather, make_plan
+from acclimate.parallel.apply import put_together
+from acclimate.parallel.verify import ThreadRanks, on_threads
 
 PROMPT, NEW_TOKENS = 9, 12
 
@@ -59,6 +60,40 @@ def generate(model: Any) -> torch.Tensor:
 
 
 def own_parameters(model: nn.Module) -> int:
-    ends = [model.get_input_embeddings(), model.get_output_embeddings()]  # type: ignore[operator]
-    embeddings = {id(each.weight) for each in ends if each is not None}
+    tables = [each for each in model.modules() if isinstance(each, nn.Embedding)]
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    embeddings = {id(each.weight) for each in [*tables, *([head] if head is not None else [])]}
     return sum(p.numel() for p in model.parameters() if id(p) not in embeddings)
+
+
+def worst_gradient(name: str, size: int, **changes: Any) -> float:
+    """The largest relative difference of a parameter's gradient, put together from the ranks'."""
+    model = tiny_model(name, **changes)
+    plan = make_plan(model, size)
+    parts = [copy.deepcopy(model) for _ in range(size)]
+    loss(model).backward()
+    whole = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+    def work(ranks: ThreadRanks) -> float:
+        part = apply_plan(parts[ranks.rank], plan, ranks)
+        loss(part).backward()
+        own = dict(part.named_parameters(remove_duplicate=False))
+        worst = 0.0
+        for n, expected in whole.items():
+            gradient = own[n].grad if n in own else None
+            if plan.splits[n].kind == "replicated":
+                assert gradient is not None, n
+            else:
+                gradient = put_together(gradient, plan.splits[n], ranks, expected)
+            worst = max(
+                worst, float((gradient - expected).abs().max() / expected.abs().max().clamp(min=1e-3))
+            )
+        return worst
+
+    return max(on_threads(size, work))
+
+
+def loss(model: Any) -> torch.Tensor:
+    found = -model(tokens(2)).logits.float().log_softmax(-1)[..., 5].mean()
+    assert isinstance(found, torch.Tensor)
+    return found

@@ -1,23 +1,71 @@
-"""A split model gives what the whole one gives."""
+"""A split model gives what the whole one gives, forward and backward."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from architectures import ARCHITECTURES
-from splitting import compare
+from architectures import ARCHITECTURES, MULTI_HEAD
+from splitting import compare, worst_gradient
 
-NAMED = ("llama", "gpt2", "mixtral", "olmo2")
+# One of each kind: grouped queries, fused layouts, experts, ALiBi, sinks, latent attention, wide norms.
+NAMED = [
+    "llama",
+    "gpt2",
+    "mixtral",
+    "olmo2",
+    "codegen",
+    "bloom",
+    "deepseek_v3",
+    "gpt_oss",
+    "falcon",
+    "phi3",
+    "gpt_bigcode",
+    "gemma3_text",
+]
+QUICK = ("llama", "gpt2", "deepseek_v3")
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in NAMED else pytest.param(n, marks=pytest.mark.slow) for n in ARCHITECTURES]
-)
-def test_a_split_model_gives_the_logits_text_and_weights_of_the_whole_one(name: str) -> None:
+def names(quick: Sequence[str]) -> list[Any]:
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in ARCHITECTURES]
+
+
+@pytest.mark.parametrize("name", names(NAMED))
+def test_a_model_on_2_ranks_gives_the_logits_text_and_weights_of_the_whole_one(name: str) -> None:
     found = compare(name, 2)
     assert found.error < 1e-4
     assert found.same_text
     assert found.same_weights
     assert found.largest_share <= 0.60
+
+
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("name", names(QUICK))
+def test_a_model_on_more_ranks_gives_the_same(name: str, size: int) -> None:
+    found = compare(name, size)
+    assert found.error < 1e-4
+    assert found.same_text
+    assert found.same_weights
+    assert found.largest_share <= 0.60
+
+
+@pytest.mark.parametrize("name", [n for n in names(("qwen3",)) if n not in MULTI_HEAD])
+def test_a_model_with_one_key_value_head_gives_the_same(name: str) -> None:
+    found = compare(name, 2, num_key_value_heads=1)
+    assert found.error < 1e-4
+    assert found.same_text
+    assert found.same_weights
+    assert found.largest_share <= 0.60
+
+
+@pytest.mark.parametrize("name", names(("qwen3", "deepseek_v3", "mixtral")))
+def test_the_gradients_of_a_split_model_are_those_of_the_whole_one(name: str) -> None:
+    assert worst_gradient(name, 2) < 1e-3
+
+
+def test_copies_of_a_key_value_head_get_the_sum_of_their_gradients() -> None:
+    assert worst_gradient("llama", 3) < 1e-3

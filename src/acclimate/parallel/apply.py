@@ -13,6 +13,7 @@ from acclimate.errors import PlanError
 from acclimate.parallel.collectives import ProcessRanks, Ranks
 from acclimate.parallel.layers import change_module, place_shard
 from acclimate.parallel.split import Plan, Split
+from acclimate.parallel.training import sum_gradients
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -52,6 +53,7 @@ def apply_plan(model: nn.Module, plan: Plan, group: dist.ProcessGroup | DeviceMe
         place_shard(modules[owner], last, plan.splits[name], ranks.rank, tensor, made)
     for name, change in plan.modules.items():
         change_module(modules[name], change, ranks)
+    sum_gradients(model, plan, ranks)
     return model
 
 

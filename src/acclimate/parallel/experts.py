@@ -137,10 +137,16 @@ def _ways(
                 yield hidden, dict(combination), attributes
 
 
+def _aligned(hidden: int, size: int) -> int:
+    """Grouped matrix products need rows of a multiple of 16 bytes."""
+    multiple = max(_multiple(hidden, size), 8)
+    return multiple if hidden % multiple == 0 and hidden // multiple >= size else 1
+
+
 def _layout(
     own: dict[str, nn.Parameter], hidden: int, ways: dict[str, _Way], attributes: dict[str, int], size: int
 ) -> ExpertLayout:
-    counts = even_counts(hidden, size, _multiple(hidden, size))
+    counts = even_counts(hidden, size, _aligned(hidden, size))
     stops = list(itertools.accumulate(counts))
     shares = [range(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
     parameters = {

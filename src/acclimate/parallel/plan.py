@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +15,12 @@ from acclimate.errors import PlanError
 from acclimate.parallel.experts import ExpertLayout
 from acclimate.parallel.fit import Layout, Region
 from acclimate.parallel.norms import formula_of
+from acclimate.parallel.sources import Wish, wishes_of_model, wishes_of_user
 from acclimate.parallel.split import Change, Kind, Plan, Ranges, Source, Split, ranges, shard
 from acclimate.parallel.structure import Structure, find_structure
 from acclimate.parallel.trace import Trace
 from acclimate.parallel.units import even_counts
+from acclimate.parallel.verify import verify_plan
 
 __all__ = ["Change", "Plan", "Split", "make_plan", "shard"]
 
@@ -28,6 +31,7 @@ def make_plan(
     user: Mapping[str, Any] | None = None,
     *,
     example: Callable[[nn.Module], Any] | None = None,
+    verify: bool | Literal["auto"] = "auto",
 ) -> Plan:
     """Returns how a model is split over ``size`` ranks; the model may be on the meta device.
 
@@ -36,11 +40,23 @@ def make_plan(
         size: the number of ranks.
         user: what to split how, by patterns of module names; see ``docs/autotp.md``.
         example: calls the model once, where it cannot be called with ``input_ids`` alone.
+        verify: runs each kind of layer whole and split, and compares; ``"auto"``: where something comes from
+            the structure alone.
 
     Raises:
         PlanError: a module cannot be split as asked, or not be shown to be right.
     """
-    return _Planner(model, size).plan(traced(model, example))
+    if size < 1:
+        raise PlanError(f"A model cannot be split over {size} ranks; at least 1 is needed.")
+    names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
+    wished = wishes_of_user(user, names)
+    published = wishes_of_model(model, names)
+    trace = traced(model, example)
+    planner = _Planner(model, size, wished, published)
+    plan = planner.plan(trace)
+    if verify is True or (verify == "auto" and "structure" in plan.source.values()):
+        verify_plan(trace, plan)
+    return plan
 
 
 def traced(model: nn.Module, example: Callable[[nn.Module], Any] | None) -> Trace:
@@ -52,7 +68,10 @@ def traced(model: nn.Module, example: Callable[[nn.Module], Any] | None) -> Trac
 
 
 class _Planner:
-    def __init__(self, model: nn.Module, size: int) -> None:
+    def __init__(
+        self, model: nn.Module, size: int, wished: Mapping[str, Wish], published: Mapping[str, Wish]
+    ) -> None:
+        self.wished, self.published = wished, published
         self.model = model
         self.size = size
         self.splits: dict[str, Split] = {}
@@ -64,28 +83,81 @@ class _Planner:
         self.tensors |= {n: b for n, b in model.named_buffers(remove_duplicate=False) if n in persistent}
 
     def plan(self, trace: Trace) -> Plan:
-        structure = Structure() if self.size == 1 else find_structure(trace, self.size)
+        kept = {name for name, wish in self.wished.items() if wish == "replicated"}
+        structure = Structure() if self.size == 1 else find_structure(trace, self.size, kept)
         for region, layout in structure.regions:
             self._split_region(trace, region, layout)
         for name, experts in structure.experts.items():
             self._split_experts(name, experts)
         if self.size > 1:
-            self._split_vocabulary(trace)
+            self._split_vocabulary(trace, kept)
         shared = self._share()
         for name, tensor in self.tensors.items():
             if name not in self.splits:
                 parts = (((0, tensor.shape[0]) if tensor.dim() else (0, 1),),) * self.size
                 self.splits[name] = Split(name, tuple(tensor.shape), "replicated", 0, parts)
         self.partial -= {name for name in self.partial if self.splits[name].kind != "replicated"}
+        if self.size > 1:
+            self._check(trace, structure, kept)
         return Plan(
             self.size,
             self.splits,
-            self.source,
+            self._sources(),
             self.changes,
             shared,
             frozenset(self.partial),
             structure.whole,
         )
+
+    def _sources(self) -> dict[str, Source]:
+        """Says of each split module whose word it is; what all say is shown right all the same."""
+        found: dict[str, Source] = {}
+        for name in self.source:
+            role = self._role(name)
+            if name in self.wished:
+                found[name] = "user"
+            elif name in self.published and (role != "columns" or self.published[name] == "columns"):
+                found[name] = "published"
+            else:
+                found[name] = "structure"
+        return found
+
+    def _role(self, name: str) -> str:
+        role = self.changes[name].role
+        return "vocabulary" if role == "head" else role
+
+    def _check(self, trace: Trace, structure: Structure, kept: Container[str]) -> None:
+        """Raises where the user asks for what is not right, or most of the model would stay whole."""
+        for name, wish in self.wished.items():
+            is_linear = name in trace.linears or name in trace.experts or name in trace.vocabulary
+            role = self._role(name) if name in self.source else None
+            if wish == "replicated" or not is_linear or role == wish:
+                continue
+            found = f"its structure says {role}" if role else "it has to stay whole"
+            reason = f": {structure.whole[name]}" if name in structure.whole else ""
+            raise PlanError(
+                f"{name} cannot be split by {wish}, as the mapping asks: {found}{reason}. "
+                'Leave it out of the mapping, or map it to "replicated".'
+            )
+        ends = {*trace.vocabulary, trace.head}
+        split = whole = 0
+        for name, tensor in self.tensors.items():
+            owner = name.rpartition(".")[0]
+            if owner not in ends and owner not in kept and tensor.is_floating_point():
+                split += tensor.numel() * (name in self.splits)
+                whole += tensor.numel() * (name not in self.splits)
+        if whole > split:
+            reasons = {n: r for n, r in structure.whole.items() if n not in kept}
+            patterns = sorted({re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in reasons})
+            mapping = ", ".join(f'"{pattern}": "replicated"' for pattern in patterns)
+            listed = [f"{name} ({reason})" for name, reason in reasons.items()]
+            more = f"; and {len(listed) - 4} more" if len(listed) > 4 else ""
+            raise PlanError(
+                f"{type(self.model).__name__} cannot be split over {self.size} ranks: "
+                f"{whole / (split + whole):.0%} of its parameters would stay whole on every rank. No split "
+                f"was shown to be right for {'; '.join(listed[:4])}{more}. To keep them whole all the same, "
+                f"give the mapping {{{mapping}}}."
+            )
 
     # -- regions ---------------------------------------------------------------------------------
 
@@ -161,9 +233,9 @@ class _Planner:
 
     # -- vocabulary ------------------------------------------------------------------------------
 
-    def _split_vocabulary(self, trace: Trace) -> None:
+    def _split_vocabulary(self, trace: Trace, kept: Container[str]) -> None:
         for name, role in [*((n, "vocabulary") for n in trace.vocabulary), (trace.head, "head")]:
-            if name is None:
+            if name is None or name in kept:
                 continue
             weight = self.tensors[f"{name}.weight"]
             dim = 0 if role == "vocabulary" else trace.linears[name][0]

@@ -264,9 +264,8 @@ class Trace:
         names = inspect.signature(self.model.forward).parameters
         config = getattr(self.model, "config", None)
         tokens = torch.arange(BATCH * LENGTH).view(BATCH, LENGTH) + 3
-        if config is None:
-            return self.model(tokens)
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        get_text = getattr(config, "get_text_config", None)
+        text = get_text() if get_text is not None else config
         tokens = tokens % max(1, min(getattr(text, "vocab_size", 16) or 16, 1 << 20))
         given: dict[str, Any] = {}
         if "input_features" in names:
@@ -282,7 +281,7 @@ class Trace:
             given["decoder_input_ids"] = tokens
         if "use_cache" in names or any(p.kind is p.VAR_KEYWORD for p in names.values()):
             given["use_cache"] = False
-        return self.model(**given)
+        return self.model(**given) if given else self.model(tokens)
 
     def _entry(self, *shape: int) -> Tensor:
         self.entries.append(self.numbers(*shape).requires_grad_())

@@ -1,0 +1,108 @@
+"""What the user and the model's own plan say about which modules are split how."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from torch import nn
+
+from acclimate.errors import PlanError
+
+Wish = Literal["columns", "rows", "experts", "vocabulary", "replicated"]
+WISHES: dict[str, Wish] = {
+    "columns": "columns", "column": "columns", "colwise": "columns",
+    "rows": "rows", "row": "rows", "rowwise": "rows",
+    "experts": "experts", "vocabulary": "vocabulary",
+    "replicated": "replicated", "skip": "replicated", "whole": "replicated",
+}  # fmt: skip
+
+
+def wishes_of_user(user: Mapping[str, Any] | None, modules: Iterable[str]) -> dict[str, Wish]:
+    """Returns what the user says about each module.
+
+    Args:
+        user: module name patterns (``model.layers.*.mlp.up_proj``) to ``columns``, ``rows``, ``experts``,
+            ``vocabulary`` or ``replicated``; or DeepSpeed's ``partition_config``.
+        modules: the names of the model's modules.
+
+    Raises:
+        PlanError: a pattern fits no module, or a value is unknown.
+    """
+    if not user:
+        return {}
+    names = list(modules)
+    config = _partition_config(user)
+    found: dict[str, Wish] = {}
+    if config is None:
+        for pattern, value in user.items():
+            wish = _wish(pattern, value)
+            fitting = fnmatch.filter(names, pattern.removesuffix(".weight"))
+            if not fitting:
+                raise PlanError(
+                    f"No module fits the pattern {pattern!r} of the mapping.{_close(pattern, names)}"
+                )
+            found.update(dict.fromkeys(fitting, wish))
+        return found
+    for spec in config.get("layer_specs", ()):
+        for pattern in spec.get("patterns", ()):
+            try:
+                expression = re.compile(pattern)
+            except re.error as error:
+                raise PlanError(f"The pattern {pattern!r} of layer_specs is not valid: {error}.") from error
+            wish = _wish(pattern, spec.get("partition_type", "column"))
+            for name in names:
+                # DeepSpeed's patterns are of parameters' names.
+                if expression.match(f"{name}.weight"):
+                    found.setdefault(name, wish)
+    if not config.get("use_default_specs", False):
+        for name in names:
+            found.setdefault(name, "replicated")
+    return found
+
+
+def _partition_config(user: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    for key in ("tensor_parallel", "autotp", "partition_config"):
+        if isinstance(user.get(key), Mapping):
+            return _partition_config(user[key]) or user[key]
+    return user if "layer_specs" in user else None
+
+
+def _wish(pattern: str, value: object) -> Wish:
+    if not isinstance(value, str) or value not in WISHES:
+        known = ", ".join(dict.fromkeys(WISHES.values()))
+        raise PlanError(f"{pattern!r} is mapped to {value!r}, which is none of {known}.")
+    return WISHES[value]
+
+
+def _close(pattern: str, names: list[str]) -> str:
+    last = pattern.rpartition(".")[2]
+    fitting = [name for name in names if name.rpartition(".")[2] == last]
+    return f" Is {fitting[0]!r} meant?" if fitting else ""
+
+
+def wishes_of_model(model: nn.Module, modules: Iterable[str]) -> dict[str, Wish]:
+    """Returns what the plan that a transformers model publishes says about each module."""
+    published: dict[str, Any] = {}
+    config = getattr(model, "config", None)
+    prefix = getattr(model, "base_model_prefix", "")
+    base = getattr(config, "base_model_tp_plan", None)
+    if isinstance(base, Mapping):
+        has_base = prefix and hasattr(model, prefix)
+        published |= {f"{prefix}.{key}" if has_base else key: value for key, value in base.items()}
+    own = getattr(model, "_tp_plan", None)
+    if isinstance(own, Mapping):
+        published |= own
+    found: dict[str, Wish] = {}
+    for name in modules:
+        pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+        value = published.get(pattern, published.get(name))
+        if value is None:
+            value = next((v for k, v in published.items() if k.startswith(f"{pattern}.")), None)
+        if isinstance(value, str):
+            kind = next((w for key, w in (("colwise", "columns"), ("rowwise", "rows")) if key in value), None)
+            if kind is not None:
+                found[name] = kind  # type: ignore[assignment]
+    return found

@@ -1,0 +1,181 @@
+"""Runs each kind of block of a plan whole and split, on random numbers, and compares.
+
+The ranks are threads of this process, so that it needs no other one and no weight of the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from acclimate.errors import PlanError
+from acclimate.parallel.apply import apply_plan
+from acclimate.parallel.split import Plan
+from acclimate.parallel.trace import Trace, detached
+
+TOLERANCE = 1e-4
+TIMEOUT_S = 300.0
+
+
+class ThreadRanks:
+    """One of some ranks that are threads of this process."""
+
+    def __init__(self, rank: int, size: int, barrier: threading.Barrier, slots: list[Tensor | None]) -> None:
+        self.rank, self.size = rank, size
+        self._barrier, self._slots = barrier, slots
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sums a tensor over the ranks, in place, and returns it."""
+        with torch.no_grad():
+            return tensor.copy_(torch.stack(self._exchange(tensor)).sum(0))
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Returns each rank's tensor, stacked along a new first dimension."""
+        with torch.no_grad():
+            return torch.stack(self._exchange(tensor))
+
+    def _exchange(self, tensor: Tensor) -> list[Tensor]:
+        self._slots[self.rank] = tensor
+        self._barrier.wait()
+        found = [each.clone() for each in self._slots if each is not None]
+        self._barrier.wait()
+        return found
+
+
+def on_threads(size: int, work: Callable[[ThreadRanks], Any]) -> list[Any]:
+    """Runs a function as each of some ranks; returns what they return, or raises what the first raised."""
+    barrier = threading.Barrier(size, timeout=TIMEOUT_S)
+    slots: list[Tensor | None] = [None] * size
+    found: list[Any] = [None] * size
+    errors: list[BaseException] = []
+    grad = torch.is_grad_enabled()
+
+    def run(rank: int) -> None:
+        try:
+            with torch.set_grad_enabled(grad):
+                found[rank] = work(ThreadRanks(rank, size, barrier, slots))
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            errors.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+    return found
+
+
+def verify_plan(trace: Trace, plan: Plan) -> None:
+    """Compares each kind of repeated block of a traced model, whole and split.
+
+    Raises:
+        PlanError: a block gives another result when it is split.
+    """
+    seen: set[object] = set()
+    for name in repeated_blocks(trace):
+        block = trace.modules[name]
+        inner = part_of_plan(plan, name)
+        kind = (
+            type(block),
+            tuple((n, s.shape, s.parts) for n, s in inner.splits.items()),
+            str(inner.modules),
+        )
+        if kind in seen or not inner.modules:
+            continue
+        seen.add(kind)
+        error = difference(trace, name, inner)
+        if not error <= TOLERANCE:
+            raise PlanError(
+                f"{name} ({type(block).__name__}) does not give the same on {plan.size} ranks as whole: the "
+                f"largest relative difference is {error:.1e}. Keep it whole with the mapping "
+                f'{{"{name}.*": "replicated"}}, or use one rank.'
+            )
+
+
+def repeated_blocks(trace: Trace) -> list[str]:
+    """Returns the outermost modules that stand in lists: the layers of the model."""
+    found: list[str] = []
+    for name, module in trace.modules.items():
+        if isinstance(module, nn.ModuleList) and not any(name.startswith(f"{each}.") for each in found):
+            found += [
+                f"{name}.{key}" for key, _ in module.named_children() if f"{name}.{key}" in trace.blocks
+            ]
+    return found
+
+
+def part_of_plan(plan: Plan, block: str) -> Plan:
+    """Returns the plan of one block, with names as in it."""
+
+    def inside(name: str) -> bool:
+        return name.startswith(f"{block}.") or name == block
+
+    at = len(block) + 1
+    return Plan(
+        plan.size,
+        {n[at:]: s for n, s in plan.splits.items() if inside(n)},
+        {n[at:]: s for n, s in plan.source.items() if inside(n)},
+        {n[at:]: c for n, c in plan.modules.items() if inside(n)},
+        {n[at:]: o[at:] for n, o in plan.shared.items() if inside(n)},
+        frozenset(n[at:] for n in plan.partial if inside(n)),
+    )
+
+
+def difference(trace: Trace, name: str, plan: Plan) -> float:
+    """Returns how much a block's results differ on the ranks, relative to the largest number in them."""
+    first = trace.blocks[name][0]
+    args, kwargs = pytree.tree_map(
+        lambda each: each.float() if isinstance(each, Tensor) and each.dtype == torch.float64 else each,
+        detached((first.args, first.kwargs)),
+    )
+    whole = _with_random_weights(trace, trace.modules[name])
+
+    shape = next(each.shape for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor))
+
+    def results(block: nn.Module) -> list[Tensor]:
+        with torch.no_grad():
+            found = block(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        tensors = [each for each in pytree.tree_leaves(found) if isinstance(each, Tensor)]
+        # Not what it returns of its heads, such as attention's weights: a rank has those of its own heads.
+        return [each for each in tensors if each.shape == shape] or tensors[:1]
+
+    expected = results(whole)
+    found = on_threads(plan.size, lambda ranks: results(apply_plan(copy.deepcopy(whole), plan, ranks)))
+    worst = 0.0
+    for each in found:
+        if [one.shape for one in each] != [one.shape for one in expected]:
+            return float("inf")
+        for one, other in zip(each, expected, strict=True):
+            gap = (one - other).abs().max() / other.abs().max().clamp(min=1.0)
+            worst = max(worst, float(gap) if gap == gap else float("inf"))
+    return worst
+
+
+def _with_random_weights(trace: Trace, block: nn.Module) -> nn.Module:
+    """A copy of a block that really runs, in float32."""
+    new = {
+        id(p): nn.Parameter(torch.randn(p.shape, generator=trace.random).div_(max(1, p.shape[-1]) ** 0.5))
+        for p in block.parameters()
+        if p.is_meta and p.is_floating_point()
+    }
+    hooks = [
+        (module, module._forward_pre_hooks, module.__dict__.pop("forward", None))
+        for module in block.modules()
+    ]
+    try:
+        for module, _, _ in hooks:
+            module._forward_pre_hooks = type(module._forward_pre_hooks)()
+        return copy.deepcopy(block, dict(new)).float()
+    finally:
+        for module, before, forward in hooks:
+            module._forward_pre_hooks = before
+            if forward is not None:
+                module.forward = forward
