@@ -280,6 +280,9 @@ def _choices(
                 if type(value) is int and "head" in attribute:
                     offer("attribute", (name, f"config.{attribute}"), 0, attribute, value)
     for name in region.parameters:
+        # A number that other layers get too, such as T5's relative positions, stays whole.
+        if sum(name in used for used in trace.uses.values()) > 1:
+            continue
         for dim, length in enumerate(trace.parameters[name].shape):
             offer("parameter", name, dim, name.rpartition(".")[2], length)
     first = trace.blocks[region.block][0]

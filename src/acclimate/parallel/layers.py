@@ -59,19 +59,24 @@ def _own(parts: Ranges) -> Tensor:
     return torch.tensor([place for start, stop in parts for place in range(start, stop)], dtype=torch.long)
 
 
+def _length(parts: tuple[Ranges, ...]) -> int:
+    return max(stop for each in parts for _, stop in each)
+
+
 def _select_arguments(
     module: nn.Module, arguments: Mapping[str | int, tuple[int, tuple[Ranges, ...]]], rank: int
 ) -> None:
-    own = {key: (dim, _own(parts[rank])) for key, (dim, parts) in arguments.items()}
+    own = {key: (dim, _own(parts[rank]), _length(parts)) for key, (dim, parts) in arguments.items()}
 
     def select(
         _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         positional, named = list(args), dict(kwargs)
-        for key, (dim, indices) in own.items():
+        for key, (dim, indices, whole) in own.items():
             owner: Any = positional if isinstance(key, int) else named
             value = owner[key] if isinstance(key, str) or key < len(positional) else None
-            if isinstance(value, Tensor):
+            # A block before this one may have made it for the rank's own heads already.
+            if isinstance(value, Tensor) and value.shape[dim] == whole:
                 owner[key] = value.index_select(dim, indices.to(value.device))
         return tuple(positional), named
 

@@ -18,7 +18,7 @@ from acclimate.parallel.norms import formula_of
 from acclimate.parallel.sources import Wish, wishes_of_model, wishes_of_user
 from acclimate.parallel.split import Change, Kind, Plan, Ranges, Source, Split, ranges, shard
 from acclimate.parallel.structure import Structure, find_structure
-from acclimate.parallel.trace import Trace
+from acclimate.parallel.trace import Trace, TraceError, weight_of
 from acclimate.parallel.units import even_counts
 from acclimate.parallel.verify import verify_plan
 
@@ -60,11 +60,35 @@ def make_plan(
 
 
 def traced(model: nn.Module, example: Callable[[nn.Module], Any] | None) -> Trace:
-    """Runs the model's copy, in float32 if its code only works in that."""
-    try:
-        return Trace(model, example)
-    except PlanError:
-        return Trace(model, example, torch.float32)
+    """Runs the model's copy.
+
+    Where its code only works in float32, in that. A module whose code uses the weights of linear modules
+    itself really runs, with all that is in it, and stays whole.
+    """
+    opaque: list[type[nn.Module]] = []
+    while True:
+        try:
+            return Trace(model, example, opaque=opaque)
+        except TraceError as error:
+            first = error
+        try:
+            return Trace(model, example, torch.float32, opaque)
+        except TraceError as error:
+            module = error.module
+            if module is None or type(module) in opaque or type(module) is type(model):
+                raise first from None
+            if not _holds_linears(module):
+                raise first from None
+            opaque.append(type(module))
+
+
+def _holds_linears(module: nn.Module) -> bool:
+    return any(weight_of(each) is not None for each in module.modules())
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 class _Planner:
@@ -91,14 +115,14 @@ class _Planner:
             self._split_experts(name, experts)
         if self.size > 1:
             self._split_vocabulary(trace, kept)
-        shared = self._share()
+        shared = self._share(trace)
+        if self.size > 1:
+            self._check(trace, structure, kept)
         for name, tensor in self.tensors.items():
             if name not in self.splits:
                 parts = (((0, tensor.shape[0]) if tensor.dim() else (0, 1),),) * self.size
                 self.splits[name] = Split(name, tuple(tensor.shape), "replicated", 0, parts)
         self.partial -= {name for name in self.partial if self.splits[name].kind != "replicated"}
-        if self.size > 1:
-            self._check(trace, structure, kept)
         return Plan(
             self.size,
             self.splits,
@@ -147,7 +171,7 @@ class _Planner:
                 split += tensor.numel() * (name in self.splits)
                 whole += tensor.numel() * (name not in self.splits)
         if whole > split:
-            reasons = {n: r for n, r in structure.whole.items() if n not in kept}
+            reasons = self._reasons(trace, structure, kept)
             patterns = sorted({re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in reasons})
             mapping = ", ".join(f'"{pattern}": "replicated"' for pattern in patterns)
             listed = [f"{name} ({reason})" for name, reason in reasons.items()]
@@ -158,6 +182,22 @@ class _Planner:
                 f"was shown to be right for {'; '.join(listed[:4])}{more}. To keep them whole all the same, "
                 f"give the mapping {{{mapping}}}."
             )
+
+    def _reasons(self, trace: Trace, structure: Structure, kept: Container[str]) -> dict[str, str]:
+        """Says of each module with a whole matrix why that is not split, the largest first."""
+        found: dict[str, tuple[int, str]] = {}
+        for name, tensor in self.tensors.items():
+            owner = name.rpartition(".")[0]
+            if name in self.splits or owner in kept or tensor.dim() < 2 or owner in trace.vocabulary:
+                continue
+            opaque = any(type(trace.modules[each]) in trace.opaque for each in _parents(owner))
+            own = "its code uses weights of linear modules itself" if opaque else "the layout is not known"
+            found[owner] = (-tensor.numel(), structure.whole.get(owner, own))
+        return {name: reason for name, (_, reason) in sorted(found.items(), key=lambda each: each[1][0])}
+
+    def _is_used(self, trace: Trace, name: str) -> bool:
+        owner = name.rpartition(".")[0]
+        return owner in trace.linears or owner in trace.vocabulary or owner in trace.experts
 
     # -- regions ---------------------------------------------------------------------------------
 
@@ -268,7 +308,7 @@ class _Planner:
             whole: Ranges = ((0, self.tensors[name].shape[0]),)
             self._split(name, "rows", 0, (whole, *((),) * (self.size - 1)))
 
-    def _share(self) -> dict[str, str]:
+    def _share(self, trace: Trace) -> dict[str, str]:
         """Gives tied parameters one split; returns the first name of each other name.
 
         Raises:
@@ -283,6 +323,11 @@ class _Planner:
             one, two = self.splits.get(name), self.splits.get(other)
             if one is None and two is None:
                 continue
+            # A module that only holds another's parameter does not use it: the trace ran without its numbers.
+            if one is None and two is not None and not self._is_used(trace, name):
+                one = self.splits[name] = replace(two, name=name)
+            if two is None and one is not None and not self._is_used(trace, other):
+                two = self.splits[other] = replace(one, name=other)
             if one is None or two is None or replace(one, name=other) != two:
                 raise PlanError(
                     f"{name} is the same parameter as {other}, but the two would be split differently "

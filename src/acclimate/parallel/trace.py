@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,27 @@ from torch.utils import _pytree as pytree
 from acclimate.errors import PlanError
 
 BATCH, LENGTH = 2, 5
+
+
+class TraceError(PlanError):
+    """The model's copy could not be run."""
+
+    def __init__(self, module: nn.Module | None, message: str) -> None:
+        super().__init__(message)
+        self.module = module
+        """The module whose code failed."""
+
+
+def _raised_in(error: BaseException) -> nn.Module | None:
+    """Returns the innermost module whose code an error passed through."""
+    found = None
+    place = error.__traceback__
+    while place is not None:
+        owner = place.tb_frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            found = owner
+        place = place.tb_next
+    return found
 
 
 @dataclass
@@ -131,7 +152,9 @@ class Trace:
         model: nn.Module,
         example: Callable[[nn.Module], Any] | None = None,
         dtype: torch.dtype = torch.float64,
+        opaque: Collection[type[nn.Module]] = (),
     ) -> None:
+        self.opaque = opaque
         self.dtype = dtype
         meta = {
             id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.is_floating_point())
@@ -158,7 +181,10 @@ class Trace:
     # -- preparing -------------------------------------------------------------------------------
 
     def _place_stand_ins(self) -> None:
+        really_run = [n for n, m in self.modules.items() if type(m) in self.opaque and n]
         for name, module in self.modules.items():
+            if any(name.startswith(f"{each}.") for each in really_run):
+                continue
             if name in self.vocabulary or self._is_large_embedding(module):
                 module.forward = self._stand_in(name, module.weight.shape[-1], entry=True)
             elif (dims := weight_of(module)) is not None:
@@ -251,10 +277,11 @@ class Trace:
                 torch.manual_seed(0)
                 found = example(self.model) if example is not None else self._call()
         except Exception as error:
-            raise PlanError(
+            raise TraceError(
+                _raised_in(error),
                 f"{type(self.model).__name__} could not be run to see what flows where: "
                 f"{type(error).__name__}: {error}. Give a call that works: "
-                "make_plan(..., example=lambda model: model(...))."
+                "make_plan(..., example=lambda model: model(...)).",
             ) from error
         leaves = pytree.tree_leaves(dict(found) if isinstance(found, Mapping) else found)
         return [each for each in leaves if isinstance(each, Tensor) and each.requires_grad]
@@ -275,6 +302,8 @@ class Trace:
             size = getattr(config, "image_size", 32)
             height, width = size if isinstance(size, list | tuple) else (size, size)
             given["pixel_values"] = self._entry(BATCH, getattr(config, "num_channels", 3), height, width)
+        elif "input_values" in names:
+            given["input_values"] = self._entry(BATCH, 8000)
         elif "input_ids" in names:
             given["input_ids"] = tokens
         if "decoder_input_ids" in names:

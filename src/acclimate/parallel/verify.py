@@ -148,7 +148,14 @@ def difference(trace: Trace, name: str, plan: Plan) -> float:
         return [each for each in tensors if each.shape == shape] or tensors[:1]
 
     expected = results(whole)
-    found = on_threads(plan.size, lambda ranks: results(apply_plan(copy.deepcopy(whole), plan, ranks)))
+    try:
+        found = on_threads(plan.size, lambda ranks: results(apply_plan(copy.deepcopy(whole), plan, ranks)))
+    except Exception as error:
+        kind = type(trace.modules[name]).__name__
+        raise PlanError(
+            f"{name} ({kind}) does not run on {plan.size} ranks: {type(error).__name__}: {error}. "
+            f'Keep it whole with the mapping {{"{name}.*": "replicated"}}, or use one rank.'
+        ) from error
     worst = 0.0
     for each in found:
         if [one.shape for one in each] != [one.shape for one in expected]:
