@@ -304,3 +304,12 @@ class InvalidPortSettingsError(AcclimateError, ValueError):
 
 class PlanError(AcclimateError, ValueError):
     """A model cannot be split as asked, or cannot be shown to be right when it is split."""
+
+
+class TraceError(PlanError):
+    """A model cannot be run without its weights, to see what can be split."""
+
+    def __init__(self, module: object, message: str) -> None:
+        super().__init__(message)
+        self.module = module
+        """The module whose code failed, or ``None``."""

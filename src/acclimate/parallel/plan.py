@@ -11,14 +11,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from acclimate.errors import PlanError
+from acclimate.errors import PlanError, TraceError
 from acclimate.parallel.experts import ExpertLayout
 from acclimate.parallel.fit import Layout, Region
 from acclimate.parallel.norms import formula_of
 from acclimate.parallel.sources import Wish, wishes_of_model, wishes_of_user
 from acclimate.parallel.split import Change, Kind, Plan, Ranges, Source, Split, ranges, shard
 from acclimate.parallel.structure import Structure, find_structure
-from acclimate.parallel.trace import Trace, TraceError, weight_of
+from acclimate.parallel.trace import Trace, weight_of
 from acclimate.parallel.units import even_counts
 from acclimate.parallel.verify import verify_plan
 
@@ -75,7 +75,7 @@ def traced(model: nn.Module, example: Callable[[nn.Module], Any] | None) -> Trac
             return Trace(model, example, torch.float32, opaque)
         except TraceError as error:
             module = error.module
-            if module is None or type(module) in opaque or type(module) is type(model):
+            if not isinstance(module, nn.Module) or type(module) in opaque or type(module) is type(model):
                 raise first from None
             if not _holds_linears(module):
                 raise first from None

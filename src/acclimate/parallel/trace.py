@@ -20,18 +20,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
-from acclimate.errors import PlanError
+from acclimate.errors import PlanError, TraceError
 
 BATCH, LENGTH = 2, 5
-
-
-class TraceError(PlanError):
-    """The model's copy could not be run."""
-
-    def __init__(self, module: nn.Module | None, message: str) -> None:
-        super().__init__(message)
-        self.module = module
-        """The module whose code failed."""
 
 
 def _raised_in(error: BaseException) -> nn.Module | None:
