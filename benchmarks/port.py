@@ -109,7 +109,11 @@ def count(path: Path, target: str) -> Counts:
         counts.failed.append(f"{path}: {result.failure}")
         return counts
     counts.lines = result.before.count("\n")
-    counts.before = sites(result.before)
+    try:
+        counts.before = sites(result.before)
+    except SyntaxError as error:
+        counts.failed.append(f"{path}: this Python cannot read it to count in it: {error.msg}")
+        return counts
     counts.exempt = sum(site.status is Status.EXEMPT and site.code != "ACC301" for site in result.sites)
     counts.deepspeed_finds = sum("torch.cuda" in line for line in result.before.splitlines())
     counts.expression_edits = len(re.findall(r"\btorch\.cuda\b", result.before))

@@ -276,3 +276,60 @@ def test_the_torch_target_says_what_torch_lacks_and_acclimate_has() -> None:
     source = "import torch\n\ng = torch.cuda.CUDAGraph()\n"
     reasons = [site.reason for site in port_text(source, Settings("torch", unsafe=True)).sites]
     assert reasons == ["torch has no graph for every device; --to acclimate has"]
+
+
+def test_what_stands_behind_a_test_of_the_device_in_an_and_goes_together_with_it() -> None:
+    # On another accelerator the first half would be true, and the second would raise.
+    stays(
+        "import torch\n\n\ndef f():\n    return torch.cuda.is_available() and torch.cuda.nccl.version() >= (2, 10)\n"
+    )
+    both = "import torch\n\n\ndef f():\n    return torch.cuda.is_available() and torch.cuda.is_bf16_supported()\n"
+    assert "torch.cuda" not in ported(both)
+
+
+def test_a_default_and_what_it_is_compared_with_are_the_same_backend() -> None:
+    source = "import torch\n\n\ndef f(args):\n    return getattr(args, 'sync_backend', 'nccl') == 'nccl'\n"
+    assert ported(source).count("communication_backend_name()") == 2
+    stays("import torch\n\n\ndef f(args):\n    return getattr(args.nccl, 'nccl')\n")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_pinning_is_asked_for_once_and_a_data_loader_keeps_its_own(target: str) -> None:
+    source = """
+        import torch
+
+
+        def f(data, x):
+            a = torch.empty(3, dtype=torch.int8,).pin_memory()
+            if torch.accelerator.is_available():
+                b = torch.zeros(3, pin_memory=True)
+            return torch.utils.data.DataLoader(data, pin_memory=True), torch.ones(1, pin_memory=False), x.get().pin_memory()
+        """
+    text = ported(source, target)
+    assert "DataLoader(data, pin_memory=True), torch.ones(1, pin_memory=False)" in text
+    assert "b = torch.zeros(3, pin_memory=True)" in text
+    if target == "torch":
+        assert "torch.empty(3, dtype=torch.int8, pin_memory=torch.accelerator.is_available(),)" in text
+        assert "x.get().pin_memory()" in text
+
+
+def test_a_variable_that_is_set_or_compared_stays() -> None:
+    stays(
+        "import os\n\nos.environ['CUDA_VISIBLE_DEVICES'] = '1'\nos.environ.setdefault('CUDA_VISIBLE_DEVICES', '1')\n"
+    )
+    stays(
+        "import os\n\nos.environ.pop('CUDA_VISIBLE_DEVICES', None)\ndel os.environ['CUDA_VISIBLE_DEVICES']\n"
+    )
+    text = ported("import os\n\n\ndef f():\n    return os.environ['CUDA_VISIBLE_DEVICES']\n")
+    assert "os.environ[get_accelerator().visible_devices_variable or 'CUDA_VISIBLE_DEVICES']" in text
+
+
+def test_a_case_keeps_its_guard_and_an_alternative_stays() -> None:
+    source = (
+        "import torch\n\n\ndef f(device, fast):\n    match device.type:\n        case 'cuda' if fast or slow:\n"
+        "            return 1\n        case 'cuda' | 'xpu':\n            return 2\n"
+    )
+    text = ported(source)
+    assert "case _ if device.type == get_accelerator().device_name() and (fast or slow):" in text
+    assert "case 'cuda' | 'xpu':" in text
+    stays("def f(mode):\n    match mode:\n        case 'cuda':\n            return 1\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ from acclimate.port.tree import Span
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
 HINTS = re.compile(
-    rb"cuda|nccl|\.pin_memory\(|device_ids|op_builder|\.to\(\s*" + _INDEX + rb"|device\s*=\s*" + _INDEX, re.I
+    rb"cuda|nccl|pin_memory|device_ids|op_builder|\.to\(\s*" + _INDEX + rb"|device\s*=\s*" + _INDEX, re.I
 )
 """A file without any of these has nothing to port; a quick test that needs no syntax tree."""
 
@@ -117,8 +119,22 @@ def port_text(
         return Ported(text, sites)
     edits += _head(file, applied)
     result = render(file.tree.bytes, edits).decode()
-    cst.parse_module(result)
+    _parse_again(result)
     return Ported(result, sites)
+
+
+def _parse_again(text: str) -> None:
+    """Raises for what is no Python.
+
+    Raises:
+        libcst.ParserSyntaxError: neither this Python nor libcst, which may know a newer one, can read it.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(text)
+    except (SyntaxError, ValueError):
+        cst.parse_module(text)
 
 
 # -- finding -----------------------------------------------------------------------------------------
@@ -251,7 +267,10 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
 
 
 def _branches(file: SourceFile, finding: Finding) -> list[Span]:
-    """What runs only where a finding, as part of a test of the device, is true."""
+    """What runs only where a finding, as part of a test of the device, is true.
+
+    That is also what stands to the right of it in an ``and``.
+    """
     node = finding.node
     if node is None or finding.outcome is not Outcome.CONVERT:
         return []
@@ -260,14 +279,16 @@ def _branches(file: SourceFile, finding: Finding) -> list[Span]:
     if finding.rule.name not in test_rules and not is_question:
         return []
     below = node
+    found: list[Span] = []
     for around in file.tree.ancestors(node):
         if isinstance(around, (cst.If, cst.IfExp)):
-            return [file.span(around.body)] if below is around.test else []
-        conjunction = isinstance(around, cst.BooleanOperation) and isinstance(around.operator, cst.And)
-        if not conjunction:
-            return []
+            return [*found, file.span(around.body)] if below is around.test else found
+        if not isinstance(around, cst.BooleanOperation) or not isinstance(around.operator, cst.And):
+            return found
+        if below is around.left:
+            found.append(file.span(around.right))
         below = around
-    return []
+    return found
 
 
 def _follow(file: SourceFile, decision: _Decision, need: _Decision) -> bool:

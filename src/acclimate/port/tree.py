@@ -6,6 +6,7 @@ Positions are offsets into the UTF-8 text, so an edit is a cut of bytes and all 
 from __future__ import annotations
 
 import bisect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -16,6 +17,7 @@ from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper, ScopeProv
 from libcst.metadata.scope_provider import Assignment, ImportAssignment, QualifiedNameSource, Scope
 
 Function = cst.FunctionDef | cst.Lambda
+_LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,7 @@ class Tree:
             for below in held(node):
                 self._parents[below] = node
         self._scopes = cast(Mapping[cst.CSTNode, Scope | None], found[ScopeProvider])
-        self.line_starts = [0]
-        for index, byte in enumerate(self.bytes):
-            if byte == 0x0A or (byte == 0x0D and self.bytes[index + 1 : index + 2] != b"\n"):
-                self.line_starts.append(index + 1)
+        self.line_starts = [0, *(found.end() for found in _LINE_END.finditer(self.bytes))]
         self.newline = self.module.default_newline
         self.indent = self.module.default_indent
         self._qualified: dict[cst.CSTNode, str | None] = {}

@@ -287,13 +287,24 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             f"{_IMPORT}\ndef f(device):\n    return get_accelerator().device_name() in device\n",
             "import torch\n\n\ndef f(device):\n    return 'cpu' not in device\n",
         ),
+        Example(
+            'import torch\n\n\ndef f(device):\n    match device.type:\n        case "cuda":\n            return 1\n'
+            "        case _:\n            return 2\n",
+            f"{_IMPORT}\ndef f(device):\n    match device.type:\n"
+            "        case _ if device.type == get_accelerator().device_name():\n            return 1\n"
+            "        case _:\n            return 2\n",
+            "import torch\n\n\ndef f(device):\n    match device.type:\n"
+            '        case _ if device.type != "cpu":\n            return 1\n        case _:\n            return 2\n',
+        ),
         Example('ok = "cuda" in rng_state\nfast = impl == "cuda"\n', None, None),
     )
-    nodes = (cst.Comparison, cst.Call)
+    nodes = (cst.Comparison, cst.Call, cst.MatchCase)
 
     def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
         if isinstance(node, cst.Call):
             return self._start(file, node)
+        if isinstance(node, cst.MatchCase):
+            return self._case(file, node)
         if not isinstance(node, cst.Comparison):
             return None
         if len(node.comparisons) != 1:
@@ -340,6 +351,28 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             replace(Span(left.end, right.start), f" {flipped} "),
         )
         return self.convert(file, node, *edits, unsafe=_BRANCH, claims=(literal,))
+
+    def _case(self, file: SourceFile, node: cst.MatchCase) -> Finding | None:
+        """``case "cuda":`` of a ``match`` on a device, which becomes a test, as a pattern must be a literal."""
+        match = file.tree.parent(node)
+        literal = node.pattern.value if isinstance(node.pattern, cst.MatchValue) else None
+        if literal is None or string_value(literal) != "cuda" or not isinstance(match, cst.Match):
+            return None
+        if not is_device_like(file, match.subject):
+            return self.exempt(file, literal, "nothing shows that a device is compared")
+        if not isinstance(match.subject, (cst.Name, cst.Attribute)):
+            return self.left(file, literal, "a test would evaluate what is matched a second time")
+        quote, subject = file.quote(literal), file.tree.source(match.subject)
+        if file.target.name == "acclimate":
+            test = f"{subject} == {file.target.device_type}"
+        else:
+            test = f"{subject} != {quote}cpu{quote}"
+        edits = [replace(file.span(node.pattern), f"_ if {test}")]
+        if node.guard is not None:
+            guard = file.span(node.guard)
+            between = Span(file.span(node.pattern).end, guard.start)
+            edits += [replace(between, " and ("), insert(guard.end, ")")]
+        return self.convert(file, literal, *edits, unsafe=_BRANCH)
 
     def _members(
         self, file: SourceFile, node: cst.Comparison, holder: cst.Tuple | cst.List | cst.Set

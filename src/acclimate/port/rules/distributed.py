@@ -7,9 +7,10 @@ import re
 import libcst as cst
 
 from acclimate.port.edits import insert, replace
-from acclimate.port.rules.base import Example, Finding, Rule
+from acclimate.port.rules.base import Example, Finding, Rule, is_assigned
 from acclimate.port.rules.devices import AT_IMPORT, HELPER
 from acclimate.port.source import SourceFile
+from acclimate.port.targets import AcclimateTarget
 from acclimate.port.tree import called_name, keyword, positional, string_value
 from acclimate.port.values import BACKEND_NAME, Kind
 
@@ -28,7 +29,8 @@ class CommunicationBackend(Rule):
     summary = '`"nccl"` where a communication backend is meant'
     explanation = """\
 `"nccl"` becomes `get_accelerator().communication_backend_name()`: `"nccl"` on CUDA, `"gloo"` on a CPU. torch alone has
-`torch.distributed.get_default_backend_for_device`."""
+`torch.distributed.get_default_backend_for_device`. `"cpu:gloo,cuda:nccl"` names the host once where there is no other
+device, since torch refuses a device that is named twice."""
     examples = (
         Example(
             "import torch\n\n\ndef f():\n    torch.distributed.init_process_group(backend='nccl')\n",
@@ -36,6 +38,16 @@ class CommunicationBackend(Rule):
             "    torch.distributed.init_process_group(backend=get_accelerator().communication_backend_name())\n",
             f"{_WITH_HELPER}def f():\n    torch.distributed.init_process_group("
             "backend=torch.distributed.get_default_backend_for_device(accelerator_type()))\n",
+        ),
+        Example(
+            "import torch\n\n\ndef f():\n    torch.distributed.init_process_group('cpu:gloo,cuda:nccl')\n",
+            f"{_IMPORT}\ndef f():\n"
+            "    torch.distributed.init_process_group(('cpu:gloo' if get_accelerator().device_name() == 'cpu' else "
+            "f'cpu:gloo,{get_accelerator().device_name()}:{get_accelerator().communication_backend_name()}'))\n",
+            f"{_WITH_HELPER}def f():\n"
+            "    torch.distributed.init_process_group(('cpu:gloo' if accelerator_type() == 'cpu' else "
+            "f'cpu:gloo,{accelerator_type()}:"
+            "{torch.distributed.get_default_backend_for_device(accelerator_type())}'))\n",
         ),
     )
     nodes = (cst.SimpleString,)
@@ -45,9 +57,7 @@ class CommunicationBackend(Rule):
         if text is None or isinstance(file.tree.parent(node), (cst.Expr, cst.ConcatenatedString)):
             return None
         if text in ("cuda:nccl,cpu:gloo", "cpu:gloo,cuda:nccl"):
-            return self.left(
-                file, node, "it names a backend for each of two devices, which may be the same one"
-            )
+            return self._both(file, node)
         if text != "nccl":
             return None
         found = self._role(file, node)
@@ -58,6 +68,22 @@ class CommunicationBackend(Rule):
         if file.target.name == "torch" and file.runs_at_import(node):
             found = found or AT_IMPORT
         return self.becomes(file, node, file.target.backend, unsafe=found)
+
+    def _both(self, file: SourceFile, node: cst.CSTNode) -> Finding:
+        """A finding for a string that names the host's backend and CUDA's."""
+        unsafe = self._role(file, node)
+        if unsafe is None or unsafe == "data" or file.in_fstring(node):
+            return self.left(file, node, "nothing shows that it is a backend of torch.distributed")
+        if file.target.name == "torch" and file.runs_at_import(node):
+            unsafe = unsafe or AT_IMPORT
+        quote, kind = file.quote(node), file.target.device_type
+        return self.becomes(
+            file,
+            node,
+            f"({quote}cpu:gloo{quote} if {kind} == {quote}cpu{quote} else "
+            f"f{quote}cpu:gloo,{{{kind}}}:{{{file.target.backend}}}{quote})",
+            unsafe=unsafe,
+        )
 
     def _role(self, file: SourceFile, node: cst.CSTNode) -> str | None:
         """Why it is unsafe, ``""`` where it is safe, ``"data"``, or ``None`` where nothing is known."""
@@ -99,8 +125,11 @@ class CommunicationBackend(Rule):
         index = positional(call).index(argument) if argument in positional(call) else None
         if name in _TAKES_BACKEND and (index == 0 or name not in _TAKES_BACKEND_FIRST):
             return ""
-        first = string_value(call.args[0].value) if call.args else None
-        if name in ("get", "getattr", "DEFINE_string", "getenv") and index and _OPTION.search(first or ""):
+        key = 1 if name == "getattr" else 0
+        said = string_value(call.args[key].value) if index is not None and index > key else None
+        if name in ("get", "getattr", "pop", "setdefault", "DEFINE_string", "getenv") and _OPTION.search(
+            said or ""
+        ):
             return ""
         return None
 
@@ -160,18 +189,62 @@ class VisibleDevices(Rule):
     name = "visible-devices"
     summary = "`CUDA_VISIBLE_DEVICES`"
     explanation = """\
-Each vendor has a variable of its own, and it must be set before the vendor's library looks at it. No edit does that
-for a program in the middle of it. `acclimate run` sets the right variable for each rank, and
-`get_accelerator().set_visible_devices_envs(…)` does it in code."""
-    examples = (Example('import os\n\nos.environ["CUDA_VISIBLE_DEVICES"] = "0"\n', None, None),)
+Each vendor has a variable of its own. `get_accelerator().visible_devices_variable` is its name, and a program that
+reads the variable can ask for it; a host has none, so the old name stays behind an `or`. It is unsafe, since the
+accelerator is chosen there, and since the name is another one on ROCm.
+
+A variable that is set must be set before the vendor's library looks at it. No edit does that for a program in the
+middle of it, so it is left. `acclimate run` sets the right variable for each rank, and
+`get_accelerator().set_visible_devices_envs(…)` does it in code. torch alone has no name for the variable."""
+    examples = (
+        Example(
+            'import os\n\n\ndef f():\n    return os.environ.get("CUDA_VISIBLE_DEVICES", "")\n',
+            "import os\n\nfrom acclimate import get_accelerator\n\n\ndef f():\n"
+            '    return os.environ.get(get_accelerator().visible_devices_variable or "CUDA_VISIBLE_DEVICES", "")\n',
+            None,
+        ),
+        Example('import os\n\nos.environ["CUDA_VISIBLE_DEVICES"] = "0"\n', None, None),
+    )
     nodes = (cst.SimpleString,)
 
     def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
         if string_value(node) != "CUDA_VISIBLE_DEVICES":
             return None
-        return self.left(
-            file, node, "each vendor has a variable of its own; `acclimate run` sets it for each rank"
+        parent = file.tree.parent(node)
+        if isinstance(parent, cst.BooleanOperation) and file.tree.source(parent.left).endswith(
+            ".visible_devices_variable"
+        ):
+            return None
+        if not _is_read_from_environment(file, node):
+            return self.left(
+                file, node, "each vendor has a variable of its own; `acclimate run` sets it for each rank"
+            )
+        target = file.target
+        if not isinstance(target, AcclimateTarget) or target.of_deepspeed:
+            return self.left(file, node, "torch has no name for each vendor's variable; --to acclimate has")
+        return self.becomes(
+            file,
+            node,
+            f"{target.accelerator}.visible_devices_variable or ",
+            file.span(node),
+            unsafe="the accelerator is chosen here, and ROCm's variable has another name",
         )
+
+
+def _is_read_from_environment(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a string is the name of an environment variable whose value is read."""
+    at = file.tree.parent(node)
+    if isinstance(at, cst.Arg):
+        call = file.tree.parent(at)
+        reads = ("os.environ.get", "os.getenv")
+        return isinstance(call, cst.Call) and call.args[0] is at and file.tree.qualified(call.func) in reads
+    element = file.tree.parent(at) if isinstance(at, cst.Index) else None
+    holder = file.tree.parent(element) if element is not None else None
+    return (
+        isinstance(holder, cst.Subscript)
+        and file.tree.qualified(holder.value) == "os.environ"
+        and not is_assigned(file, holder)
+    )
 
 
 class ProfilerActivities(Rule):

@@ -19,6 +19,12 @@ _WITH_HELPER = f"import torch\n\n\n{HELPER}\n\n"
 _OWN_OBJECTS = re.compile(
     r"^(self|cls|args|opt|opts|options|cfg|config|conf|hparams|hps|FLAGS|params|flags)$"
 )
+_PINNED_FACTORIES = {
+    *("torch.empty", "torch.zeros", "torch.ones", "torch.full", "torch.rand", "torch.randn", "torch.randint"),
+    *("torch.arange", "torch.tensor", "torch.empty_like", "torch.zeros_like", "torch.ones_like"),
+    *("torch.full_like", "torch.rand_like", "torch.randn_like", "torch.empty_strided", "torch.eye"),
+    *("torch.linspace", "torch.randperm"),
+}
 _DTYPES = {
     "FloatTensor": "float32", "HalfTensor": "float16", "DoubleTensor": "float64", "LongTensor": "int64",
     "IntTensor": "int32", "ShortTensor": "int16", "ByteTensor": "uint8", "CharTensor": "int8",
@@ -199,8 +205,10 @@ class PinMemory(Rule):
     summary = "`x.pin_memory()`"
     explanation = """\
 `x.pin_memory()` raises on a machine without an accelerator. `get_accelerator().pin_memory(x)` gives `x` back there.
-With `--to torch` a test goes around it, where it is not in one already and `x` is a plain name. A branch on the device
-and the pinning inside it are changed together or not at all."""
+With `--to torch` a test goes around it, where it is not in one already and `x` is a plain name; where torch makes the
+tensor in the same expression, the test is its argument `pin_memory`. `pin_memory=True` raises in the same way, and
+becomes a test of the device; a `DataLoader`'s only warns, and stays. A branch on the device and the pinning inside it
+are changed together or not at all."""
     examples = (
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor):\n    return x.pin_memory()\n",
@@ -216,12 +224,21 @@ and the pinning inside it are changed together or not at all."""
             "import torch\n\n\ndef f(x: torch.Tensor, device):\n    if device.type != 'cpu':\n"
             "        x = x.pin_memory()\n    return x.to(device)\n",
         ),
+        Example(
+            "import torch\n\n\ndef f(n):\n    return torch.empty(n, pin_memory=True), torch.zeros(n).pin_memory()\n",
+            f"{_IMPORT}\ndef f(n):\n    return torch.empty(n, pin_memory=get_accelerator().device_name() != "
+            '"cpu"), get_accelerator().pin_memory(torch.zeros(n))\n',
+            "import torch\n\n\ndef f(n):\n    return torch.empty(n, pin_memory=torch.accelerator.is_available()), "
+            "torch.zeros(n, pin_memory=torch.accelerator.is_available())\n",
+        ),
     )
     nodes = (cst.Call,)
 
     def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
         if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
             return None
+        if _pins_new_tensor(file, node):
+            return self._argument(file, node)
         if node.func.attr.value != "pin_memory" or file.tree.qualified(node.func) is not None:
             return None
         receiver = node.func.value
@@ -243,10 +260,42 @@ and the pinning inside it are changed together or not at all."""
             parts: tuple[Part, ...] = (f"{file.target.accelerator}.pin_memory(", value, ")")
             return self.becomes(file, node, *parts, unsafe=unsafe)
         already = any(isinstance(each, cst.IfExp) for each in file.tree.ancestors(node))
-        if file.is_guarded(node) or already or not isinstance(receiver, cst.Name):
+        if file.is_guarded(node) or already:
             return None
+        if _makes_tensor(file, receiver) and isinstance(receiver, cst.Call) and receiver.args:
+            last = receiver.args[-1]
+            text = f", pin_memory={file.target.not_host}"
+            keep = insert(file.span(last.value).end, text)
+            rest = replace(Span(file.span(receiver).end, file.span(node).end))
+            return self.convert(file, node, keep, rest, claims=(node.func,))
+        if not isinstance(receiver, cst.Name):
+            return self.left(file, node, "a test around it would evaluate what is pinned a second time")
         text = f" if {file.target.not_host} else {receiver.value})"
         return self.becomes(file, node, "(", file.span(node), text, unsafe=unsafe)
+
+    def _argument(self, file: SourceFile, node: cst.Call) -> Finding | None:
+        """``torch.empty(n, pin_memory=True)``."""
+        given = keyword(node, "pin_memory")
+        if given is None or file.is_guarded(node):
+            return None
+        quote = file.quote(node)
+        host = f"{file.target.device_type} != {quote}cpu{quote}"
+        text = host if isinstance(file.target, AcclimateTarget) else file.target.not_host
+        return self.becomes(file, given.value, text)
+
+
+def _makes_tensor(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a call is one of torch's that make a tensor and take ``pin_memory``."""
+    if not isinstance(node, cst.Call) or has_unpacking(node) or keyword(node, "pin_memory") is not None:
+        return False
+    return file.tree.qualified(node.func) in _PINNED_FACTORIES
+
+
+def _pins_new_tensor(file: SourceFile, node: cst.Call) -> bool:
+    """Whether a call makes a tensor in pinned memory."""
+    given = keyword(node, "pin_memory")
+    pins = given is not None and isinstance(given.value, cst.Name) and given.value.value == "True"
+    return pins and file.tree.qualified(node.func) in _PINNED_FACTORIES
 
 
 class TensorType(Rule):
