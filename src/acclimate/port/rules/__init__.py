@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from acclimate.port.rules import devices, distributed, imports, precision, runtime, tensors
+from acclimate.port.rules import devices, distributed, imports, numbers, precision, runtime, tensors
 from acclimate.port.rules.base import Example, Finding, Outcome, Rule
 
 RULES: tuple[Rule, ...] = (
@@ -18,7 +18,7 @@ RULES: tuple[Rule, ...] = (
     runtime.RuntimeReference(),
     imports.OtherUse(),
     devices.AvailableChoice(),
-    devices.DeviceObject(),
+    numbers.DeviceObject(),
     devices.DeviceFormat(),
     devices.DeviceComparison(),
     devices.DeviceString(),
@@ -30,7 +30,7 @@ RULES: tuple[Rule, ...] = (
     distributed.VisibleDevices(),
     distributed.ProfilerActivities(),
     distributed.OpBuilders(),
-    devices.IntegerDevice(),
+    numbers.IntegerDevice(),
 )
 """The first rule that finds something at a place has it."""
 

@@ -104,6 +104,16 @@ class Rule(ABC):
         return Finding(self, file.span(node), Outcome.EXEMPT, reason, claims=(node, *claims), node=node)
 
 
+def without_argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Edit:
+    """An edit that takes an argument and its comma out of a call."""
+    index = next(i for i, each in enumerate(call.args) if each is argument)
+    place = file.span(argument)
+    if index + 1 < len(call.args):
+        return replace(Span(place.start, file.span(call.args[index + 1]).start))
+    start = file.span(call.args[index - 1].value).end if index else place.start
+    return replace(Span(start, place.end))
+
+
 MODULE_PREFIX = "torch.cuda"
 _SUBMODULES = ("random", "memory", "streams", "graphs")
 

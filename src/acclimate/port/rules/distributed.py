@@ -7,7 +7,7 @@ import re
 import libcst as cst
 
 from acclimate.port.edits import insert, replace
-from acclimate.port.rules.base import Example, Finding, Rule, is_assigned
+from acclimate.port.rules.base import Example, Finding, Rule, is_assigned, without_argument
 from acclimate.port.rules.devices import AT_IMPORT, HELPER
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
@@ -142,7 +142,8 @@ class DeviceIds(Rule):
     summary = "`device_ids` of `DistributedDataParallel` and `barrier`"
     explanation = """\
 On a CPU `device_ids` and `output_device` must be `None`. On CUDA they stay: they also make the wrapper move its inputs.
-`barrier` takes `device_ids` only with NCCL."""
+Only NCCL's `barrier` takes `device_ids`, so they go there. That is unsafe: NCCL then takes the current device, which
+`get_accelerator().set_device(…)` sets."""
     examples = (
         Example(
             "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n\n"
@@ -153,6 +154,11 @@ On a CPU `device_ids` and `output_device` must be `None`. On CUDA they stay: the
             "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n\ndef f(model, rank):\n"
             "    return DDP(model, device_ids=[rank] if torch.accelerator.is_available() else None)\n",
         ),
+        Example(
+            "import torch.distributed as dist\n\n\ndef f(rank):\n    dist.barrier(device_ids=[rank])\n",
+            "import torch.distributed as dist\n\n\ndef f(rank):\n    dist.barrier()\n",
+            "import torch.distributed as dist\n\n\ndef f(rank):\n    dist.barrier()\n",
+        ),
     )
     nodes = (cst.Call,)
 
@@ -162,8 +168,8 @@ On a CPU `device_ids` and `output_device` must be `None`. On CUDA they stay: the
         name = file.tree.qualified(node.func) or called_name(node) or ""
         if name.rpartition(".")[2] not in ("DistributedDataParallel", "DDP", "barrier"):
             return None
-        given = [keyword(node, word) for word in ("device_ids", "output_device")]
-        values = [each.value for each in given if each is not None]
+        both = [keyword(node, word) for word in ("device_ids", "output_device")]
+        values = [each.value for each in both if each is not None]
         values = [each for each in values if file.values.of(each).kind is not Kind.NONE]
         if not values or any(
             isinstance(each, (cst.IfExp, cst.Lambda, cst.BooleanOperation)) for each in values
@@ -173,6 +179,16 @@ On a CPU `device_ids` and `output_device` must be `None`. On CUDA they stay: the
             return None
         if isinstance(values[0], cst.List) and not values[0].elements:
             return None
+        if name.endswith("barrier"):
+            given = keyword(node, "device_ids")
+            if given is None:
+                return None
+            return self.convert(
+                file,
+                node,
+                without_argument(file, node, given),
+                unsafe="NCCL then takes the current device",
+            )
         quote = file.quote(node)
         host = f"{file.target.device_type} != {quote}cpu{quote}"
         condition = host if file.target.name == "acclimate" else file.target.not_host

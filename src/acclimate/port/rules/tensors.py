@@ -7,7 +7,15 @@ import re
 import libcst as cst
 
 from acclimate.port.edits import Part, insert, replace
-from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read
+from acclimate.port.rules.base import (
+    Example,
+    Finding,
+    Rule,
+    cuda_name,
+    is_assigned,
+    is_read,
+    without_argument,
+)
 from acclimate.port.rules.devices import AT_IMPORT, HELPER
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget, Missing
@@ -207,7 +215,8 @@ class PinMemory(Rule):
 `x.pin_memory()` raises on a machine without an accelerator. `get_accelerator().pin_memory(x)` gives `x` back there.
 With `--to torch` a test goes around it, where it is not in one already and `x` is a plain name; where torch makes the
 tensor in the same expression, the test is its argument `pin_memory`. `pin_memory=True` raises in the same way, and
-becomes a test of the device; a `DataLoader`'s only warns, and stays. A branch on the device and the pinning inside it
+becomes a test of the device; a `DataLoader`'s only warns, and stays, but its `pin_memory_device="cuda"` goes, as torch
+pins for the device that it finds. A branch on the device and the pinning inside it
 are changed together or not at all."""
     examples = (
         Example(
@@ -235,10 +244,15 @@ are changed together or not at all."""
     nodes = (cst.Call,)
 
     def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        if not isinstance(node, cst.Call):
             return None
+        device = keyword(node, "pin_memory_device")
+        if device is not None and (string_value(device.value) or "").startswith("cuda"):
+            return self.convert(file, node, without_argument(file, node, device), claims=(device.value,))
         if _pins_new_tensor(file, node):
             return self._argument(file, node)
+        if not isinstance(node.func, cst.Attribute):
+            return None
         if node.func.attr.value != "pin_memory" or file.tree.qualified(node.func) is not None:
             return None
         receiver = node.func.value

@@ -1,0 +1,126 @@
+"""Rules for devices that are told by a number."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from acclimate.port.edits import replace
+from acclimate.port.rules.base import Example, Finding, Rule, cuda_name
+from acclimate.port.rules.devices import HELPER, unsafe_at_import
+from acclimate.port.sinks import DEVICE_METHODS, Sink, sink_of
+from acclimate.port.source import SourceFile
+from acclimate.port.targets import AcclimateTarget
+from acclimate.port.tree import Span, called_name, keyword, positional, string_value
+from acclimate.port.values import Kind
+
+_IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
+_WITH_HELPER = f"import torch\n\n\n{HELPER}\n\n"
+
+
+class DeviceObject(Rule):
+    """``torch.device("cuda", i)``."""
+
+    code = "ACC205"
+    name = "device-object"
+    summary = '`torch.device("cuda", i)`'
+    explanation = "The number stays a number: `torch.device(get_accelerator().device_name(i))`."
+    examples = (
+        Example(
+            'import torch\n\n\ndef f(rank):\n    return torch.device("cuda", rank)\n',
+            f"{_IMPORT}\ndef f(rank):\n    return torch.device(get_accelerator().device_name(rank))\n",
+            f"{_WITH_HELPER}def f(rank):\n    return torch.device(accelerator_type(), rank)\n",
+        ),
+    )
+    nodes = (cst.Call,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call) or file.tree.qualified(node.func) != "torch.device":
+            return None
+        kind = keyword(node, "type")
+        arguments = positional(node)
+        first = arguments[0].value if arguments else kind.value if kind else None
+        number = keyword(node, "index") or (arguments[1] if len(arguments) == 2 else None)
+        if first is None or number is None or string_value(first) != "cuda" or len(node.args) != 2:
+            return None
+        unsafe = unsafe_at_import(file, node)
+        if not isinstance(file.target, AcclimateTarget):
+            edit = replace(file.span(first), file.target.device_type)
+            return self.convert(file, node, edit, unsafe=unsafe, claims=(first,))
+        inside = Span(file.span(node.args[0]).start, file.span(node.args[-1]).end)
+        edit = replace(inside, *file.device_at(file.span(number.value)))
+        return self.convert(file, node, edit, unsafe=unsafe, claims=(first,))
+
+
+class IntegerDevice(Rule):
+    """``x.to(rank)``, where a number stands for a CUDA device."""
+
+    code = "ACC206"
+    name = "integer-device"
+    summary = "a number as a device: `x.to(rank)`, `device=rank`"
+    explanation = """\
+torch takes a number for a device of the accelerator, and raises on a machine without one. The number gets the device's
+name around it. It is safe where the code shows that the value is a number, and unsafe where only a name such as `rank`
+says so."""
+    examples = (
+        Example(
+            "import torch\n\n\ndef f(x):\n    return x.to(0)\n",
+            f"{_IMPORT}\ndef f(x):\n    return x.to(get_accelerator().device_name(0))\n",
+            f'{_WITH_HELPER}def f(x):\n    return x.to(f"{{accelerator_type()}}:0")\n',
+        ),
+        Example(
+            "import os\n\nimport torch\n\n\ndef f(x):\n"
+            '    rank = int(os.environ["LOCAL_RANK"])\n    return torch.ones_like(x, device=rank)\n',
+            "import os\n\nimport torch\nfrom acclimate import get_accelerator\n\n\ndef f(x):\n"
+            '    rank = int(os.environ["LOCAL_RANK"])\n'
+            "    return torch.ones_like(x, device=get_accelerator().device_name(rank))\n",
+            None,
+        ),
+    )
+    nodes = (cst.Call,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call):
+            return None
+        qualified = file.tree.qualified(node.func) or ""
+        device = keyword(node, "device")
+        arguments = positional(node)
+        is_method = isinstance(node.func, cst.Attribute) and called_name(node) in DEVICE_METHODS - {"cuda"}
+        if is_method and not qualified:
+            device = device or (arguments[0] if arguments else None)
+        elif qualified == "torch.device":
+            device = arguments[0] if len(arguments) == 1 and len(node.args) == 1 else None
+        elif not qualified.startswith("torch.") or qualified.startswith("torch.cuda."):
+            return None
+        if device is None or device.star:
+            return None
+        if not isinstance(
+            device.value, (cst.Integer, cst.Name, cst.Attribute, cst.BinaryOperation, cst.Subscript)
+        ):
+            return None
+        value = file.values.of(device.value)
+        if isinstance(device.value, cst.Name) and self._becomes_device(file, device.value):
+            return None
+        if value.kind is not Kind.NUMBER or (file.target.name == "torch" and file.in_fstring(node)):
+            return None
+        if (
+            isinstance(device.value, cst.Integer) is False
+            and not value.certain
+            and is_method
+            and "torch" not in file.names
+        ):
+            return None
+        place = file.span(device.value)
+        parts = file.device_at(device.value.value if isinstance(device.value, cst.Integer) else place)
+        unsafe = "" if value.certain else "only its name says that this is a number"
+        edit = replace(place, *parts)
+        return self.convert(file, device.value, edit, unsafe=unsafe or unsafe_at_import(file, node))
+
+    @staticmethod
+    def _becomes_device(file: SourceFile, name: cst.Name) -> bool:
+        """Whether a name holds ``torch.cuda.current_device()`` that becomes a device's name."""
+        for assignment in file.tree.assignments(name):
+            holder = file.tree.parent(file.tree.parent(assignment.node) or assignment.node)
+            made = holder.value if isinstance(holder, cst.Assign) else None
+            if isinstance(made, cst.Call) and cuda_name(file, made.func) == "current_device":
+                return sink_of(file, made) is Sink.DEVICE
+        return False
