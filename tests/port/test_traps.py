@@ -333,3 +333,28 @@ def test_a_case_keeps_its_guard_and_an_alternative_stays() -> None:
     assert "case _ if device.type == get_accelerator().device_name() and (fast or slow):" in text
     assert "case 'cuda' | 'xpu':" in text
     stays("def f(mode):\n    match mode:\n        case 'cuda':\n            return 1\n")
+
+
+def test_a_branch_that_calls_a_function_of_cudas_own_stays_with_its_test() -> None:
+    # On a host the branch was not taken, and the reference implementation ran; it must not build CUDA's now.
+    stays(
+        """
+        import torch
+
+
+        def bias(x, impl="cuda"):
+            if impl == "cuda" and x.device.type == "cuda" and init():
+                return _bias_cuda(x)
+            return bias_reference(x)
+
+
+        def scan(x: torch.Tensor):
+            return scan_cuda_forward(x) if x.is_cuda else reference(x)
+        """
+    )
+
+
+def test_the_device_that_an_operator_is_written_for_stays() -> None:
+    stays(
+        'import torch\n\n\n@torch.library.custom_op("a::b", mutates_args=(), device_types="cuda")\ndef b(x): ...\n'
+    )

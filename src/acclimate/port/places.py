@@ -92,6 +92,8 @@ def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Place:
     first = string_value(call.args[0].value) if call.args else None
     if argument.keyword is not None:
         word = argument.keyword.value
+        if word == "device_types":
+            return Place(Role.DATA, "it says for which device an operator is written")
         if word in _SAFE_KEYWORDS:
             return DEVICE
         if name in ("add_argument", "option", "Option", "DEFINE_string", "add_flag") and word in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 
 import libcst as cst
@@ -13,6 +14,9 @@ from acclimate.port.values import Values
 
 _BUILD_MODULES = ("torch.utils.cpp_extension", "setuptools", "distutils.core", "distutils")
 _KERNEL_MARKS = {"triton.jit", "triton.autotune", "numba.cuda.jit", "cutlass.cute.jit", "cutlass.cute.kernel"}
+_CUDA_FUNCTION = re.compile(
+    r"_cuda(_(kernel|fwd|bwd|forward|backward|impl|ext|op))?$|^cuda_|^Cuda[A-Z]|Cuda$"
+)
 _HOME_OF_ACCELERATOR = {
     "acclimate.get_accelerator": False,
     "deepspeed.accelerator.get_accelerator": True,
@@ -177,6 +181,26 @@ class SourceFile:
                 return isinstance(right.operator, (cst.Equal, cst.In))
             return said == "cpu" and isinstance(right.operator, (cst.NotEqual, cst.NotIn))
         return isinstance(test, cst.Attribute) and test.attr.value == "is_cuda"
+
+    @cached_property
+    def _cuda_functions(self) -> list[tuple[Span, str]]:
+        """The calls of functions, not torch's, whose names say that they are CUDA's."""
+        found: list[tuple[Span, str]] = []
+        for node in self.tree.nodes:
+            name = called_name(node) if isinstance(node, cst.Call) else None
+            if name is None or not isinstance(node, cst.Call) or not _CUDA_FUNCTION.search(name):
+                continue
+            if not (self.tree.qualified(node.func) or "").startswith("torch."):
+                found.append((self.tree.span(node), name))
+        return found
+
+    def cuda_function_in(self, places: list[Span]) -> str:
+        """The name of a function of CUDA's own that is called in one of some places; ``""`` where none is."""
+        for place in places:
+            for span, name in self._cuda_functions:
+                if place.start <= span.start and span.end <= place.end:
+                    return name
+        return ""
 
     def quote(self, node: cst.CSTNode) -> str:
         """The quote for a new string: the literal's own, or one that no string around it has."""
