@@ -83,21 +83,6 @@ class Child:
         return f"; it wrote: {text}" if text else ""
 
 
-def in_child(
-    task: str,
-    source: str,
-    arguments: Mapping[str, Any] | None = None,
-    environment: Mapping[str, str] | None = None,
-    timeout_s: float = 150,
-) -> Any:
-    """Runs one task in a child process; see :class:`Child`.
-
-    Raises:
-        BrokenPromiseError: as :meth:`Child.result`.
-    """
-    return Child(task, source, arguments, environment).result(timeout_s)
-
-
 def _main(task: str, source: str, arguments: str) -> None:
     channel = own_channel()
     try:

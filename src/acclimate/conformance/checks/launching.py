@@ -19,7 +19,7 @@ from acclimate.conformance.checks.assertions import (
     require,
 )
 from acclimate.conformance.checks.check import check
-from acclimate.conformance.checks.children import in_child
+from acclimate.conformance.checks.children import Child
 from acclimate.conformance.checks.target import Subject, load
 from acclimate.conformance.processes import ending
 
@@ -68,12 +68,12 @@ def visible_devices(subject: Subject) -> str | None:
     strings = dict(os.environ)
     accelerator.set_visible_devices_envs(strings, [str(last)])
     require(strings == environment, "set_visible_devices_envs() treats 0 and '0' differently")
-    seen = in_child(f"{__name__}:count_devices", subject.source, environment=environment)
+    seen = Child(f"{__name__}:count_devices", subject.source, environment=environment).result()
     require(seen == 1, f"with {_assignments(environment, variables)} a child sees {seen} devices")
     if last == 0:
         return "with only one device here, a limit cannot be observed"
     accelerator.set_visible_devices_envs(environment, [last, 0])
-    seen = in_child(f"{__name__}:count_devices", subject.source, environment=environment)
+    seen = Child(f"{__name__}:count_devices", subject.source, environment=environment).result()
     require(seen == 2, f"with {_assignments(environment, variables)} a child sees {seen} devices")
     return None
 
@@ -110,7 +110,7 @@ def exported_variables(accelerator: Accelerator) -> None:
 def launched_rank(subject: Subject) -> None:
     """In a launched rank the current device exists before one is set; on a host it is LOCAL_RANK."""
     environment = {**os.environ, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2"}
-    told = in_child(f"{__name__}:describe_rank", subject.source, environment=environment)
+    told = Child(f"{__name__}:describe_rank", subject.source, environment=environment).result()
     require(
         told["types"] == ["int", "int", "str"],
         f"current_device(), device_count() and current_device_name() are of the types {told['types']}",
@@ -140,7 +140,7 @@ def fork_after_selection(subject: Subject) -> None:
     """A process can fork after it has selected its accelerator and counted devices; the child computes."""
     if not hasattr(os, "fork"):
         raise NotOfferedError("this system does not fork")
-    in_child(f"{__name__}:select_and_fork", subject.source, timeout_s=250)
+    Child(f"{__name__}:select_and_fork", subject.source).result(timeout_s=250)
 
 
 def select_and_fork(source: str) -> None:

@@ -68,24 +68,19 @@ class LogFile:
         self.path = path
         self.error: OSError | None = None
         # Appended to, so that a second run does not take away what the first one said.
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-
-    @property
-    def descriptor(self) -> int:
-        """Its number, so that forked processes can close it."""
-        return self._descriptor
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def write(self, data: bytes) -> None:
         """Appends data; an error is stored in ``error`` and ends the log."""
         while data and self.error is None:
             try:
-                data = data[os.write(self._descriptor, data) :]
+                data = data[os.write(self.descriptor, data) :]
             except OSError as error:
                 self.error = error
 
     def close(self) -> None:
         """Closes the file."""
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
 
 class Tail:

@@ -29,6 +29,15 @@ def reduced_dtypes(accelerator: Accelerator) -> list[torch.dtype]:
     return offered
 
 
+def supported(accelerator: Accelerator) -> list[torch.dtype]:
+    """The supported dtypes; fails the check if models do not compute in one."""
+    dtypes = accelerator.supported_dtypes()
+    for dtype in dtypes:
+        if dtype not in TOLERANCE:
+            raise BrokenPromiseError(f"supported_dtypes() has {short(dtype)}, in which models do not compute")
+    return dtypes
+
+
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     """Numbers that every floating-point type represents exactly: quarters between -2 and 2."""
     generator = torch.Generator().manual_seed(seed)
@@ -61,8 +70,7 @@ def list_of_dtypes(accelerator: Accelerator) -> None:
 def products(accelerator: Accelerator) -> None:
     """Every supported dtype multiplies matrices within its precision."""
     left, right = numbers(48, 64), numbers(64, 32, seed=1)
-    for dtype in accelerator.supported_dtypes():
-        known(dtype)
+    for dtype in supported(accelerator):
         device = accelerator.current_device_name()
         product = left.to(dtype).to(device) @ right.to(dtype).to(device)
         require(product.dtype == dtype, f"a product of {short(dtype)} is {short(product.dtype)}")
@@ -73,8 +81,7 @@ def products(accelerator: Accelerator) -> None:
 def sums(accelerator: Accelerator) -> None:
     """Every supported dtype adds, sums and computes softmax within its precision."""
     left, right = numbers(32, 128), numbers(32, 128, seed=1)
-    for dtype in accelerator.supported_dtypes():
-        known(dtype)
+    for dtype in supported(accelerator):
         device = accelerator.current_device_name()
         a, b = left.to(dtype).to(device), right.to(dtype).to(device)
         require_close(a + b, left + right, dtype, "a sum of two tensors")
@@ -106,8 +113,7 @@ def casts(accelerator: Accelerator) -> None:
 @check("supported_dtypes", timeout_s=90)
 def training_step(accelerator: Accelerator) -> None:
     """Every supported dtype trains: gradients and updated weights are right within its precision."""
-    for dtype in accelerator.supported_dtypes():
-        known(dtype)
+    for dtype in supported(accelerator):
         gradient, weights = _trained(accelerator.current_device_name(), dtype)
         wanted_gradient, wanted_weights = _trained("cpu", torch.float64)
         allowed = 2 * TOLERANCE[dtype]
@@ -236,9 +242,3 @@ def gradient_scaling(accelerator: Accelerator) -> None:
     scaler.update()
     require(equal(weight, after), "a step with infinite gradients is not skipped")
     require(scaler.get_scale() < 1024.0, f"an overflow changes the scale from 1024 to {scaler.get_scale()}")
-
-
-def known(dtype: torch.dtype) -> None:
-    """Fails the check if models do not compute in a dtype."""
-    if dtype not in TOLERANCE:
-        raise BrokenPromiseError(f"supported_dtypes() has {short(dtype)}, in which models do not compute")

@@ -18,7 +18,7 @@ from acclimate.conformance.checks.assertions import (
     short,
 )
 from acclimate.conformance.checks.check import check
-from acclimate.conformance.checks.dtypes.arithmetic import known, numbers
+from acclimate.conformance.checks.dtypes.arithmetic import numbers, supported
 
 _Operation = Callable[..., torch.Tensor]
 
@@ -50,8 +50,7 @@ _PRODUCTS: dict[str, tuple[_Operation, tuple[int, ...], tuple[int, ...]]] = {
 def products_of_any_shape(accelerator: Accelerator) -> None:
     """Every supported dtype multiplies large, batched, transposed and strided matrices correctly."""
     device = accelerator.current_device_name()
-    for dtype in accelerator.supported_dtypes():
-        known(dtype)
+    for dtype in supported(accelerator):
         for what, (multiply, left_shape, right_shape) in _PRODUCTS.items():
             left, right = numbers(*left_shape), numbers(*right_shape, seed=1)
             product = multiply(left.to(dtype).to(device), right.to(dtype).to(device))
@@ -80,8 +79,7 @@ def reductions(accelerator: Accelerator) -> None:
     """Every supported dtype reduces many elements, over any dimension and stride, within its precision."""
     device = accelerator.current_device_name()
     values = numbers(33, 8192 + 5)
-    for dtype in accelerator.supported_dtypes():
-        known(dtype)
+    for dtype in supported(accelerator):
         on_device = values.to(dtype).to(device)
         for what, reduce in _REDUCTIONS.items():
             require_close(reduce(on_device), reduce(values), dtype, what)
@@ -202,8 +200,7 @@ def layers(accelerator: Accelerator) -> None:
     """Common layers give right results and gradients on batches in every supported dtype."""
     device = accelerator.current_device_name()
     inputs = numbers(4, 6, 16)
-    for dtype in accelerator.supported_dtypes():
-        known(dtype)
+    for dtype in supported(accelerator):
         allowed = 4 * TOLERANCE[dtype]
         for what, make in _LAYERS.items():
             if what == "a convolution" and dtype == torch.float64:

@@ -17,7 +17,7 @@ from acclimate.conformance.checks.assertions import (
     require_close,
 )
 from acclimate.conformance.checks.check import check
-from acclimate.conformance.checks.graphs.replays import new_graph, warm_up
+from acclimate.conformance.checks.graphs.replays import captured, new_graph, replay, warm_up
 from acclimate.errors import GraphCaptureError
 
 
@@ -34,27 +34,23 @@ def graphs_are_independent(accelerator: Accelerator) -> None:
             shared.mul_(2).add_(number + 1)
             return given * 10 + shared
 
-        graph = new_graph(accelerator)
-        warm_up(accelerator, work)
-        with accelerator.capture_to_graph(graph):
-            results.append(work())
+        graph, result = captured(accelerator, work)
         graphs.append(graph)
+        results.append(result)
     require(len({id(graph) for graph in graphs}) == 3, "create_graph() returns the same graph again")
     shared.zero_()
     expected_shared = 0.0
     for turn, number in enumerate((2, 0, 1, 1, 2, 0)):
         inputs[number].fill_(float(turn))
-        accelerator.replay_graph(graphs[number])
+        replay(accelerator, graphs[number])
         expected_shared = expected_shared * 2 + number + 1
-        accelerator.synchronize()
         found, wanted = results[number].cpu(), torch.full((16,), turn * 10 + expected_shared)
         require(
             equal(found, wanted), f"replay {turn + 1} of several graphs gives {found[0]}, not {wanted[0]}"
         )
     kept = results[1].cpu().clone()
     graphs[0].reset()
-    accelerator.replay_graph(graphs[2])
-    accelerator.synchronize()
+    replay(accelerator, graphs[2])
     require(equal(results[1], kept), "resetting or replaying a graph changes another graph's result")
 
 
@@ -62,19 +58,15 @@ def graphs_are_independent(accelerator: Accelerator) -> None:
 def replays_draw_new_numbers(accelerator: Accelerator) -> None:
     """Each replay draws new random numbers, and the same ones again after the same seed."""
     device = accelerator.current_device_name()
-    graph = new_graph(accelerator)
     ones = torch.ones(512, device=device)
 
     def work() -> tuple[torch.Tensor, torch.Tensor]:
         return torch.nn.functional.dropout(ones, 0.5), torch.rand(512, device=device)
 
-    warm_up(accelerator, work)
-    with accelerator.capture_to_graph(graph):
-        results = work()
+    graph, results = captured(accelerator, work)
 
     def replayed() -> list[torch.Tensor]:
-        accelerator.replay_graph(graph)
-        accelerator.synchronize()
+        replay(accelerator, graph)
         return [result.cpu().clone() for result in results]
 
     accelerator.manual_seed(11)
@@ -92,7 +84,6 @@ def replays_draw_new_numbers(accelerator: Accelerator) -> None:
 def every_result_is_replayed(accelerator: Accelerator) -> None:
     """A replay updates every result of the capture: outputs, views, copies, and in-place changes."""
     device = accelerator.current_device_name()
-    graph = new_graph(accelerator)
     inputs = torch.zeros(6, 40, device=device)
     table = torch.zeros(6, device=device)
     history = torch.zeros(3, device=device)
@@ -109,18 +100,14 @@ def every_result_is_replayed(accelerator: Accelerator) -> None:
             "the last result": (doubled + 1).t().contiguous(),
         }  # fmt: skip
 
-    warm_up(accelerator, work)
-    with accelerator.capture_to_graph(graph):
-        results = work()
-    accelerator.synchronize()
+    graph, results = captured(accelerator, work)
     history.zero_()
     generator = torch.Generator().manual_seed(3)
     for turn in range(1, 4):
         fresh = torch.randint(-50, 50, (6, 40), generator=generator).float()
         fresh[torch.arange(6), torch.randint(0, 40, (6,), generator=generator)] = 100  # one maximum a row
         inputs.copy_(fresh)
-        accelerator.replay_graph(graph)
-        accelerator.synchronize()
+        replay(accelerator, graph)
         doubled = fresh * 2
         wanted = {
             "the first result": doubled, "a view": doubled[1:3], "a sum": doubled.sum(-1),
@@ -159,8 +146,7 @@ def capture_ends_after_an_error(accelerator: Accelerator) -> None:
     with accelerator.capture_to_graph(graph):
         result = ones + 4
     ones.fill_(2)
-    accelerator.replay_graph(graph)
-    accelerator.synchronize()
+    replay(accelerator, graph)
     require(equal(result, torch.full((4,), 6.0)), "a capture after a failed one gives a wrong result")
 
 
@@ -173,8 +159,7 @@ def second_capture_replaces(accelerator: Accelerator) -> None:
 
     def replayed() -> list[float]:
         counts.zero_()
-        accelerator.replay_graph(graph)
-        accelerator.synchronize()
+        replay(accelerator, graph)
         found: list[float] = counts.tolist()
         return found
 
@@ -252,6 +237,5 @@ def capture_is_one_threads(accelerator: Accelerator) -> None:
             still = accelerator.is_current_stream_capturing()
             require(still is True, "refusing a second capture ends the first one")
     ones.fill_(3)
-    accelerator.replay_graph(graph)
-    accelerator.synchronize()
+    replay(accelerator, graph)
     require(equal(doubled, torch.full((4,), 6.0)), "a replay gives a wrong result")

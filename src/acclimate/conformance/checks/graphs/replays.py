@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,6 +16,8 @@ from acclimate.conformance.checks.assertions import (
     require_close,
 )
 from acclimate.conformance.checks.check import check
+
+_T = TypeVar("_T")
 
 
 def new_graph(accelerator: Accelerator) -> Any:
@@ -34,25 +37,37 @@ def warm_up(accelerator: Accelerator, work: Any) -> None:
     accelerator.synchronize()
 
 
+def captured(accelerator: Accelerator, work: Callable[[], _T]) -> tuple[Any, _T]:
+    """A graph into which work was captured after a first run, and the result of the capture."""
+    graph = new_graph(accelerator)
+    warm_up(accelerator, work)
+    with accelerator.capture_to_graph(graph):
+        result = work()
+    accelerator.synchronize()
+    return graph, result
+
+
+def replay(accelerator: Accelerator, graph: Any) -> None:
+    """Replays a graph and waits for its work."""
+    accelerator.replay_graph(graph)
+    accelerator.synchronize()
+
+
 @check("create_graph", "capture_to_graph", "replay_graph", "supports_graphs", timeout_s=90)
 def replay_follows_inputs(accelerator: Accelerator) -> None:
     """A replay reads the present values of the captured inputs, and writes to the captured results."""
-    graph = new_graph(accelerator)
     device = accelerator.current_device_name()
     weight, inputs = torch.randn(32, 32, device=device), torch.zeros(8, 32, device=device)
 
     def work() -> torch.Tensor:
         return torch.relu(inputs @ weight) + inputs.sum(-1, keepdim=True)
 
-    warm_up(accelerator, work)
-    with accelerator.capture_to_graph(graph):
-        result = work()
+    graph, result = captured(accelerator, work)
     address = result.data_ptr()
     for seed in range(3):
         fresh = torch.randn(8, 32, generator=torch.Generator().manual_seed(seed))
         inputs.copy_(fresh)
-        accelerator.replay_graph(graph)
-        accelerator.synchronize()
+        replay(accelerator, graph)
         wanted = torch.relu(fresh.double() @ weight.cpu().double()) + fresh.double().sum(-1, keepdim=True)
         require_close(result, wanted, torch.float32, f"the result of replay {seed + 1}")
     require(result.data_ptr() == address, "a replay moves the result to another address")
@@ -61,16 +76,8 @@ def replay_follows_inputs(accelerator: Accelerator) -> None:
 @check("capture_to_graph", "replay_graph")
 def replay_repeats_updates(accelerator: Accelerator) -> None:
     """A captured in-place update is repeated by every replay."""
-    graph = new_graph(accelerator)
     counter = torch.zeros(16, device=accelerator.current_device_name())
-
-    def work() -> None:
-        counter.add_(1)
-
-    warm_up(accelerator, work)
-    with accelerator.capture_to_graph(graph):
-        work()
-    accelerator.synchronize()
+    graph, _ = captured(accelerator, lambda: counter.add_(1))
     before = counter.cpu().clone()
     for _ in range(4):
         accelerator.replay_graph(graph)
@@ -82,7 +89,6 @@ def replay_repeats_updates(accelerator: Accelerator) -> None:
 @check("capture_to_graph", "replay_graph", timeout_s=90)
 def replay_trains(accelerator: Accelerator) -> None:
     """A captured training step (forward, backward, update) trains like the same step without a graph."""
-    graph = new_graph(accelerator)
     device = accelerator.current_device_name()
     generator = torch.Generator().manual_seed(3)
     start = torch.randn(8, 16, generator=generator) / 4
@@ -95,9 +101,7 @@ def replay_trains(accelerator: Accelerator) -> None:
         with torch.no_grad():
             parameter.sub_(0.1 * gradient)
 
-    warm_up(accelerator, lambda: step(weight, inputs))
-    with accelerator.capture_to_graph(graph):
-        step(weight, inputs)
+    graph, _ = captured(accelerator, lambda: step(weight, inputs))
     with torch.no_grad():
         weight.copy_(start)
     expected = start.clone().requires_grad_()
