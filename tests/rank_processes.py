@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -80,10 +81,12 @@ class RankProcesses:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self, function: Callable[..., Any], *arguments: Any, ranks: list[int] | None = None) -> None:
-        """Lets ranks run ``function(rank, *arguments)``."""
+    def start(
+        self, function: Callable[..., Any], *arguments: Any, ranks: list[int] | None = None, **options: Any
+    ) -> None:
+        """Lets ranks run ``function(rank, *arguments, **options)``."""
         for rank in self._all(ranks):
-            self._ends[rank].send((function, arguments))
+            self._ends[rank].send((partial(function, **options), arguments))
 
     def hear(self, rank: int, timeout_s: float = 120) -> Told:
         """What a rank's function did."""
@@ -93,15 +96,15 @@ class RankProcesses:
         return told
 
     def run(
-        self, function: Callable[..., Any], *arguments: Any, ranks: list[int] | None = None
+        self, function: Callable[..., Any], *arguments: Any, ranks: list[int] | None = None, **options: Any
     ) -> list[Told]:
         """Runs a function on all ranks, or some."""
-        self.start(function, *arguments, ranks=ranks)
+        self.start(function, *arguments, ranks=ranks, **options)
         return [self.hear(rank) for rank in self._all(ranks)]
 
-    def values(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def values(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
         """What a function returned on all ranks; fails where one raised."""
-        told = self.run(function, *arguments)
+        told = self.run(function, *arguments, **options)
         assert not any(one.error for one in told), [one.error for one in told]
         return [one.value for one in told]
 

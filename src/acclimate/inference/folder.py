@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from acclimate.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError, some_of
+from acclimate.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError, excerpt, some_of
 from acclimate.inference.model_limits import WeightTotals
 from acclimate.inference.quiet import first_line
 
@@ -238,12 +238,31 @@ def check_safetensors(path: Path) -> dict[str, int]:
     except CorruptModelError:
         raise
     except Exception as error:  # the reader's own type, or OSError for an empty file
-        raise CorruptModelError(
-            f"{path} is truncated or corrupt: {_not_what_it_should_be(path, first_line(error))}"
-        ) from error
+        reason = _cut_off(path) or _not_what_it_should_be(path, first_line(error))
+        raise CorruptModelError(f"{path} is truncated or corrupt: {reason}") from error
     if not shapes:
         raise CorruptModelError(f"{path} holds no tensors")
     return shapes
+
+
+def _cut_off(path: Path) -> str | None:
+    """Names the first tensor of a safetensors file that ends beyond the file; ``None`` if there is none."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= size - 8:
+                return None
+            header = json.loads(file.read(length))
+        ends = {
+            name: fields["data_offsets"][1] + 8 + length
+            for name, fields in header.items()
+            if name != "__metadata__"
+        }
+        end, name = min((end, name) for name, end in ends.items() if end > size)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return None
+    return f"the tensor {excerpt(name)} is cut off: it ends at byte {end:,}, and the file has {size:,}"
 
 
 def _check_pickle(path: Path) -> tuple[int, int]:

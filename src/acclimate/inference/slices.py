@@ -66,7 +66,7 @@ def slices(
         prefix, _, leaf = name.rpartition(".")
         module = model.get_submodule(prefix)
         local = _tensors(module, leaf).get(leaf)
-        if local is None:  # this rank holds nothing of it
+        if local is None or not local.is_meta:  # this rank holds nothing of it, or zeros
             continue
         values = whole if plan is None or name not in plan.splits else shard(whole, plan.splits[name], rank)
         if tuple(values.shape) != tuple(local.shape):
