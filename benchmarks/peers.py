@@ -25,7 +25,7 @@ def deepspeed_python() -> Path:
         print(f"installing {DEEPSPEED} into .peers/ (once)", file=sys.stderr)
         venv.create(python.parents[1], with_pip=True)
         pip = [python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt"]
-        subprocess.run([*pip, "torch", "setuptools", "wheel", "ninja"], check=True)
+        subprocess.run([*pip, "torch", "setuptools", "wheel", "ninja", "transformers"], check=True)
         # Its setup imports torch, which an isolated build would fetch anew.
         subprocess.run([*pip, "--no-build-isolation", DEEPSPEED], check=True)
     return python
