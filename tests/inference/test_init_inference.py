@@ -179,6 +179,7 @@ def test_two_ranks_hold_their_slices_and_generate_what_the_whole_model_does(
         assert found["is its own module"]
 
 
+@pytest.mark.slow
 def test_three_ranks_generate_what_the_whole_model_does(folders: dict[str, Path], tmp_path: Path) -> None:
     environment = {"ACCLIMATE_ACCELERATOR": "cpu", "ACCLIMATE_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
     with RankProcesses(3, backend="gloo", environment=environment) as three:
@@ -213,6 +214,7 @@ def test_mixed_dtypes_become_the_one_asked_for(two: RankProcesses, folder: Path)
         assert found["dtypes"] == ["torch.bfloat16"]
 
 
+@pytest.mark.slow
 def test_loading_takes_little_more_memory_than_the_shard_and_the_largest_tensor(
     two: RankProcesses, tmp_path: Path
 ) -> None:
