@@ -8,6 +8,7 @@ The same file runs in one process. Nothing in it is about hardware, and all that
 from __future__ import annotations
 
 import argparse
+import sys
 
 import torch
 from transformers import AutoTokenizer
@@ -30,7 +31,7 @@ def main() -> None:
     with torch.inference_mode():
         tokens = model.generate(**inputs, max_new_tokens=options.max_new_tokens, do_sample=False)
     if model.model_ranks.is_first:
-        print(tokenizer.decode(tokens[0], skip_special_tokens=True))
+        sys.stdout.write(tokenizer.decode(tokens[0], skip_special_tokens=True) + "\n")
 
 
 if __name__ == "__main__":

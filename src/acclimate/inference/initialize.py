@@ -300,8 +300,7 @@ def _make_plan(
         return None
     from acclimate.parallel import make_plan
 
-    made: Plan = make_plan(model, ranks.size, user_plan)
-    return made
+    return make_plan(model, ranks.size, user_plan, verify=verify)
 
 
 def _apply(model: Any, plan: Plan, ranks: ModelRanks) -> Any:
