@@ -20,13 +20,18 @@ from warm_starts import pytest_unconfigure as pytest_unconfigure
 from warm_starts import warm_python as warm_python
 from warm_starts import warm_starts as warm_starts
 
-# How long an example takes says nothing where other work shares the processors.
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shared")
 
-
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     take_signals()
+    # How long an example takes says nothing where other work shares the processors. `make test` tries the
+    # same examples each time, so that a failure comes from a change; other runs try new ones.
+    settings.register_profile(
+        "shared",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize=config.option.markexpr == "not slow",
+    )
+    settings.load_profile("shared")
     # Else each of the many processes that tests start would compile the sources anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# Imported once, in the process that all ranks are forked from.
-_PRELOADED = ["torch.distributed", "acclimate.comm"]
+# Imported once, in the process that all ranks are forked from: torch._dynamo comes with the first optimizer,
+# and hypothesis with the modules of tests.
+_PRELOADED = ["torch.distributed", "acclimate.comm", "torch._dynamo", "hypothesis", "pytest"]
 _CONTEXT.set_forkserver_preload(_PRELOADED)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 LONGEST_FIRST = (
     "tests/conformance/test_conformance.py",
-    "tests/comm/test_collectives.py",
+    "tests/comm",
     "extensions/acclimate-sim/tests/test_sim_folders.py",
     "tests/inference",
     "tests/launch/test_run_command.py",
@@ -18,7 +18,6 @@ LONGEST_FIRST = (
     "tests/ops/aio/test_aio_engines.py",
     "tests/docs/test_guide.py",
     "tests/examples/test_train_gpt.py",
-    "tests/comm/test_comm_failures.py",
     "tests/launch/elastic/test_elastic.py",
     "tests/launch/engines/test_mpi.py",
     "tests/launch/engines/test_ssh.py",

@@ -119,7 +119,12 @@ def reduced(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
     wide_dtype = torch.float32 if dtype in (*FLOAT8, torch.float16, torch.bfloat16) else wide_dtype
     wide = [tensor.to(wide_dtype) for tensor in tensors]
     total = _fold(wide, _FUNCTIONS[op])
-    return (total / len(tensors) if op == "AVG" else total).to(dtype)
+    if op == "AVG" and total.is_complex():
+        # torch divides complex numbers by complex ones, in ways that round differently.
+        total = torch.view_as_complex(torch.view_as_real(total) / len(tensors))
+    elif op == "AVG":
+        total = total / len(tensors)
+    return total.to(dtype)
 
 
 def _as_int64(tensor: torch.Tensor) -> torch.Tensor:
