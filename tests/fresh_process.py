@@ -60,7 +60,7 @@ class FreshProcesses:
         )
 
     def run(
-        self, code: str, path: Sequence[Path] = (), env: Mapping[str, str] | None = None, timeout_s: int = 60
+        self, code: str, path: Sequence[Path] = (), env: Mapping[str, str] | None = None, timeout_s: int = 600
     ) -> Outcome:
         """Runs ``code`` with the folders of ``path`` in front of ``sys.path``.
 

@@ -89,7 +89,7 @@ class RankProcesses:
         for rank in self._all(ranks):
             self._ends[rank].send((partial(function, **options), arguments))
 
-    def hear(self, rank: int, timeout_s: float = 120) -> Told:
+    def hear(self, rank: int, timeout_s: float = 600) -> Told:
         """What a rank's function did."""
         if not self._ends[rank].poll(timeout_s):
             raise AssertionError(f"rank {rank} did not end within {timeout_s} s")

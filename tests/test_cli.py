@@ -26,7 +26,7 @@ def run(
         capture_output=True,
         text=True,
         env={**plain_environment(), **(env or {})},
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -132,7 +132,7 @@ def test_a_reader_that_leaves_early_causes_no_traceback(option: list[str]) -> No
     command.stdout.close()  # gone before the first line is written
     complaint = command.stderr.read()
     command.stderr.close()
-    assert (command.wait(timeout=120), complaint) == (1, "")
+    assert (command.wait(timeout=600), complaint) == (1, "")
 
 
 def test_head_shows_the_first_line_and_nothing_else() -> None:
@@ -141,7 +141,7 @@ def test_head_shows_the_first_line_and_nothing_else() -> None:
         capture_output=True,
         text=True,
         env={**plain_environment(), "DS_ACCELERATOR": "cpu", "COLUMNS": "60"},
-        timeout=120,
+        timeout=600,
     )
     assert shown.stdout.startswith("acclimate")
     assert (shown.stdout.count("\n"), shown.stderr) == (1, "")

@@ -87,7 +87,7 @@ def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         env={**environment, "PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
         check=False,
     )
 

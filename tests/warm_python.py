@@ -142,7 +142,7 @@ class WarmServer:
 
     def close(self) -> None:
         """Ends the server."""
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=600)
         self._folder.cleanup()
 
 

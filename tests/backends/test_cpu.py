@@ -272,7 +272,7 @@ def test_a_real_cgroups_limit_is_the_total() -> None:
             ["sh", "-c", f'echo $$ > "{group}/cgroup.procs" && exec "$0" -c "$1"', sys.executable, code],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
         assert told.stdout.strip() == str(1536 * MIB), told.stderr
     finally:

@@ -235,7 +235,9 @@ def test_members_of_a_group_share_a_cache_when_told_to(place: Path) -> None:
     command = f"mount --bind {passwd} /etc/passwd && mount --bind {group} /etc/group"
     for user, uid, told in users:
         command += f" && umask 077 && {sys.executable} {script} {user} {uid} '{told}'"
-    ended = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command], capture_output=True, text=True, timeout=600
+    )
     if "built" not in ended.stdout and ("mount" in ended.stderr or "unshare" in ended.stderr):
         pytest.skip(f"this system refuses a mount namespace: {ended.stderr}")
     assert ended.stdout.splitlines() == [

@@ -41,7 +41,7 @@ def build(folder: Path, replaced: dict[str, Path]) -> Path:
 
 def run(program: Path, ranks: int, rounds: int, has_spare_cores: bool) -> subprocess.CompletedProcess[str]:
     command = [str(program), str(ranks), str(rounds), str(int(has_spare_cores))]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ QUICK_PROFILES = ("", "mps-like", "v100-like", "hpu-like")
 
 
 def python(
-    *arguments: str, folder: Path = HERE, timeout_s: float = 280, **variables: str
+    *arguments: str, folder: Path = HERE, timeout_s: float = 600, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python in a folder, with the planted faults importable."""
     environment = {**plain_environment(), "PYTHONPATH": str(HERE), **variables}
@@ -251,7 +251,7 @@ class Modest(CPUAccelerator):
     for category in ("graphs", "communication", "streams/current_stream"):
         arguments += ["--only", category]
     command = [sys.executable, "-m", "acclimate", "conformance", *arguments]
-    subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, timeout=250)
+    subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, timeout=600)
     results = json.loads((tmp_path / "found.json").read_text())["results"]
     outcomes = {result["category"]: set() for result in results}
     for result in results:

@@ -39,7 +39,7 @@ def examined(warm_python: WarmPython) -> Examined:
         command = [sys.executable, "examine_mutants.py", module, *profile]
         with warm_python.in_place():
             run = subprocess.run(
-                command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=280
+                command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=600
             )
         assert run.returncode == 0, run.stderr
         return {result["name"]: result for result in json.loads(run.stdout)}

@@ -208,7 +208,7 @@ def test_results_are_shown_and_other_files_written_where_one_cannot_be(tmp_path:
         "--accelerator", "cpu", "--only", "devices/counts", "--report", "/dev/full",
         "--junit", str(tmp_path / "missing" / "out.xml"), "--json", str(kept),
     )  # fmt: skip
-    out, errors = run.communicate(timeout=120)
+    out, errors = run.communicate(timeout=600)
     assert run.returncode == 2
     assert "100 %" in out
     assert "--report /dev/full: No space left on device" in errors
@@ -267,7 +267,7 @@ class Waiting(CPUAccelerator):
         assert time.monotonic() < deadline, "the check that waits was not reached"
         time.sleep(0.1)
     run.send_signal(signal_number)
-    out, errors = run.communicate(timeout=60)
+    out, errors = run.communicate(timeout=600)
     assert run.returncode == 130, errors
     assert "interrupted: 1 checks not run, in memory" in out
     assert "Traceback" not in errors

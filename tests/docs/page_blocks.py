@@ -58,7 +58,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def run_command(
-    command: str, env: Mapping[str, str], folder: Path, timeout_s: float = 250
+    command: str, env: Mapping[str, str], folder: Path, timeout_s: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command of a page, which needs no shell, with standard error in its output."""
     words = shlex.split(command)

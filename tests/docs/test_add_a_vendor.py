@@ -85,7 +85,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) ->
     program = "from acclimate import get_accelerator; get_accelerator()"  # builds the device, and says so
     sim = {**made.environment, "ACCLIMATE_ACCELERATOR": "sim"}
     with warm_python.in_place():
-        subprocess.run([sys.executable, "-c", program], env=sim, check=True, capture_output=True, timeout=250)
+        subprocess.run([sys.executable, "-c", program], env=sim, check=True, capture_output=True, timeout=600)
     return made
 
 

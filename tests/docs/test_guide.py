@@ -99,7 +99,7 @@ class PageRun:
     @cached_property
     def outcomes(self) -> dict[str, str]:
         """What each snippet came to, by its line."""
-        _, errors = self.process.communicate(timeout=200)
+        _, errors = self.process.communicate(timeout=600)
         assert self.process.returncode == 0, errors
         told: dict[str, str] = json.loads((self.folder / "outcomes.json").read_text())
         return told
@@ -176,7 +176,7 @@ open(sys.argv[1], "w").write(json.dumps(told))
     for profile in (STRICTEST, "sync=off"):
         command = [sys.executable, "-c", program, "told.json"]
         env = {**environment("sim"), "ACCLIMATE_SIM": profile}
-        subprocess.run(command, env=env, cwd=tmp_path, check=True, timeout=200)
+        subprocess.run(command, env=env, cwd=tmp_path, check=True, timeout=600)
         told.append(json.loads((tmp_path / "told.json").read_text()))
     strict, forgiving = told
     assert strict == forgiving

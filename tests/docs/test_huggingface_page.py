@@ -27,7 +27,7 @@ def test_a_command_prints_what_the_page_shows(command: str, shown: str, tmp_path
     programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     run = subprocess.run(
         command, shell=True, cwd=tmp_path, env={**plain_environment(), "PATH": programs},
-        capture_output=True, text=True, timeout=250, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert agrees(run.stdout, shown), run.stdout

@@ -62,7 +62,7 @@ sys.argv = {[str(SCRIPT), f"--out={out}", *TINY, *options]!r}
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
     command, env = [sys.executable, "-c", code], environment(DS_ACCELERATOR="cpu")
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 
 
 # -- a whole run -------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def start_ranks(
     return [start(out, *options, **shared, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(ranks)]
 
 
-def wait(process: subprocess.Popen[str], timeout_s: float = 200) -> int:
+def wait(process: subprocess.Popen[str], timeout_s: float = 600) -> int:
     try:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -90,7 +90,7 @@ def wait(process: subprocess.Popen[str], timeout_s: float = 200) -> int:
         raise
 
 
-def wait_for_step(out: Path, step: int, process: subprocess.Popen[str], timeout_s: float = 200) -> None:
+def wait_for_step(out: Path, step: int, process: subprocess.Popen[str], timeout_s: float = 600) -> None:
     """Returns once a run has done a step; fails where it ends before."""
     until = time.monotonic() + timeout_s
     while not any(row["step"] >= step for row in rows(out)):

@@ -38,7 +38,7 @@ def assert_one_line_error(done: subprocess.CompletedProcess[str], *words: str) -
 
 def test_text_goes_to_stdout_and_the_figures_to_stderr(tiny_folder: Path) -> None:
     arguments = command(PROMPT, "--model", str(tiny_folder), "--max-new-tokens", "20", "--dtype", "float32")
-    done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout) > 10
     closing = done.stderr.strip().splitlines()[-1]
@@ -112,7 +112,7 @@ def test_text_comes_while_the_model_writes_and_ctrl_c_ends_with_figures_and_130(
     time.sleep(0.2)
     assert process.poll() is None, "the text came only when the process was done"
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=600)
     assert process.returncode == 130
     closing = stderr.decode().strip().splitlines()[-1]
     assert "tokens/s" in closing
@@ -149,7 +149,7 @@ def test_a_reader_that_goes_away_is_no_traceback(
     process = warm.start(PROMPT, *endless(tiny_folder, tmp_path))
     os.read(process.stdout.fileno(), 1)
     process.stdout.close()
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=600)
     assert process.returncode == 141
     assert b"Traceback" not in stderr
     assert b"BrokenPipe" not in stderr

@@ -45,7 +45,7 @@ class WarmProcess:
             self.returncode = self._number()
         return self.returncode
 
-    def wait(self, timeout: float = 60) -> int:
+    def wait(self, timeout: float = 600) -> int:
         if self.returncode is None:
             if not select.select([self._connection], [], [], timeout)[0]:
                 self.kill()
@@ -60,7 +60,7 @@ class WarmProcess:
             digits += self._connection.recv(1)
         return int(digits)
 
-    def communicate(self, timeout: float = 60) -> tuple[bytes, bytes]:
+    def communicate(self, timeout: float = 600) -> tuple[bytes, bytes]:
         contents: dict[str, bytes] = {"stdout": b"", "stderr": b""}
 
         def read(name: str, pipe: Any) -> None:
@@ -130,7 +130,7 @@ class WarmProcesses:
             os.close(descriptor)
         return WarmProcess(connection, *readable)
 
-    def run(self, *arguments: str, timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, timeout: float = 600, **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs a process to its end."""
         process = self.start(*arguments, **options)
         out, err = process.communicate(timeout)

@@ -64,7 +64,7 @@ def broken(tmp_path: Path) -> Path:
 def run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     env = {**plain_environment(), "PYTHONPATH": str(folder), "ACCLIMATE_CACHE": str(folder / "cache")}
     return subprocess.run(
-        [sys.executable, *arguments], env={**env, **variables}, capture_output=True, text=True, timeout=120
+        [sys.executable, *arguments], env={**env, **variables}, capture_output=True, text=True, timeout=600
     )
 
 

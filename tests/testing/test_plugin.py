@@ -34,7 +34,7 @@ def run_pytest(folder: Path, *arguments: str, **variables: str) -> subprocess.Co
         env={**plain_environment(), **variables},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
 

@@ -113,7 +113,7 @@ def test_a_process_that_ends_finishes_what_it_asked_for(engine: str, tmp_path: P
         env={**plain_environment(), **needs(engine), "DS_ACCELERATOR": "cpu"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr

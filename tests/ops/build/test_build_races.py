@@ -43,7 +43,7 @@ class Asker:
         assert self.process.stdout.readline() == "asks\n", self.process.communicate()[1]
 
     def answer(self) -> str:
-        stdout, stderr = self.process.communicate(timeout=120)
+        stdout, stderr = self.process.communicate(timeout=600)
         assert self.process.returncode == 0, stderr
         return stdout.split()[-1]
 
@@ -144,7 +144,7 @@ def test_waiting_too_long_names_who_builds(workshop: Workshop, ask: Callable[...
     builder = ask()
     wait_for(started.exists, "the compiler to start")
     other = ask(ACCLIMATE_BUILD_TIMEOUT="0.1")
-    _, stderr = other.process.communicate(timeout=60)
+    _, stderr = other.process.communicate(timeout=600)
     assert other.process.returncode == 1
     message = stderr.strip().splitlines()[-1]
     assert message.startswith("acclimate.errors.OpLockTimeoutError: Waited 0.1 s for process ")

@@ -70,7 +70,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> d
             )
             for rank in range(2)
         ]
-    outputs = [rank.communicate(timeout=200) for rank in ranks]
+    outputs = [rank.communicate(timeout=600) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     answer: dict[str, object] = json.loads(outputs[0][0])
     return answer
