@@ -358,3 +358,42 @@ def test_the_device_that_an_operator_is_written_for_stays() -> None:
     stays(
         'import torch\n\n\n@torch.library.custom_op("a::b", mutates_args=(), device_types="cuda")\ndef b(x): ...\n'
     )
+
+
+def test_a_branch_whose_function_here_calls_cudas_own_stays_too() -> None:
+    stays(
+        """
+        import torch
+        import fused_cuda
+
+
+        class Fused(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return fused_cuda.linear(x)
+
+
+        def dense(x: torch.Tensor):
+            if x.is_cuda:
+                return Fused.apply(x)
+            return torch.nn.functional.linear(x, x)
+        """
+    )
+
+
+def test_a_function_that_only_moves_is_not_taken_for_cudas_own() -> None:
+    source = """
+        import torch
+
+
+        def move_to_cuda(x: torch.Tensor):
+            return x.cuda()
+
+
+        def f(x):
+            if torch.cuda.is_available():
+                x = move_to_cuda(x)
+            return x
+        """
+    assert "get_accelerator().is_available()" in ported(source)
+    assert "cuda()" not in ported(source)

@@ -221,7 +221,7 @@ def _first(file: SourceFile, finding: Finding, settings: Settings) -> _Decision:
         return _Decision(finding, Status.LEFT, True, finding.reason, hidden or _is_ignored(file, finding))
     kernel = file.cuda_function_in(_branches(file, finding))
     if kernel:
-        reason = f"the branch calls `{kernel}`, whose name says that it is CUDA's own"
+        reason = f"the branch calls `{kernel}`, which by its name, or by what it calls, is CUDA's own"
         return _Decision(finding, Status.LEFT, True, reason, hidden or _is_ignored(file, finding))
     if hidden or _is_ignored(file, finding):
         return _Decision(finding, Status.LEFT, True, "it is ignored", hidden=True)

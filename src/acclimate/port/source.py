@@ -17,6 +17,7 @@ _KERNEL_MARKS = {"triton.jit", "triton.autotune", "numba.cuda.jit", "cutlass.cut
 _CUDA_FUNCTION = re.compile(
     r"_cuda(_(kernel|fwd|bwd|forward|backward|impl|ext|op))?$|^cuda_|^Cuda[A-Z]|Cuda$"
 )
+_MOVES_OR_ASKS = re.compile(r"(^|_)(to|move|use|uses|is|has|on|no|set|seed|init|load)_cuda$")
 _HOME_OF_ACCELERATOR = {
     "acclimate.get_accelerator": False,
     "deepspeed.accelerator.get_accelerator": True,
@@ -184,15 +185,26 @@ class SourceFile:
 
     @cached_property
     def _cuda_functions(self) -> list[tuple[Span, str]]:
-        """The calls of functions, not torch's, whose names say that they are CUDA's."""
-        found: list[tuple[Span, str]] = []
-        for node in self.tree.nodes:
-            name = called_name(node) if isinstance(node, cst.Call) else None
-            if name is None or not isinstance(node, cst.Call) or not _CUDA_FUNCTION.search(name):
-                continue
-            if not (self.tree.qualified(node.func) or "").startswith("torch."):
-                found.append((self.tree.span(node), name))
+        """Calls of functions, not torch's, whose names, or whose bodies here, say that they are CUDA's."""
+        calls = [
+            (self.tree.span(node), dotted(node.func))
+            for node in self.tree.nodes
+            if isinstance(node, cst.Call)
+            and not (self.tree.qualified(node.func) or "").startswith("torch.")
+            and dotted(node.func)
+        ]
+        found = [(span, name) for span, name in calls if _is_cuda_function(name)]
+        own = {
+            node.name.value
+            for node in self.tree.module.body
+            if isinstance(node, (cst.FunctionDef, cst.ClassDef)) and self._holds(self.tree.span(node), found)
+        }
+        found += [(span, name) for span, name in calls if name.partition(".")[0] in own]
         return found
+
+    @staticmethod
+    def _holds(place: Span, calls: list[tuple[Span, str]]) -> bool:
+        return any(place.start <= span.start and span.end <= place.end for span, _ in calls)
 
     def cuda_function_in(self, places: list[Span]) -> str:
         """The name of a function of CUDA's own that is called in one of some places; ``""`` where none is."""
@@ -224,6 +236,13 @@ class SourceFile:
     def span(self, node: cst.CSTNode) -> Span:
         """The bytes of a node."""
         return self.tree.span(node)
+
+
+def _is_cuda_function(name: str) -> bool:
+    """Whether the name of a function says that it is CUDA's own: ``scan_cuda``, ``scan_cuda.forward``."""
+    *modules, last = name.split(".")
+    own = _CUDA_FUNCTION.search(last) and not _MOVES_OR_ASKS.search(last)
+    return bool(own) or any(each.endswith("_cuda") for each in modules)
 
 
 def dotted(node: cst.CSTNode | None) -> str:
