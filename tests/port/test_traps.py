@@ -397,3 +397,17 @@ def test_a_function_that_only_moves_is_not_taken_for_cudas_own() -> None:
         """
     assert "get_accelerator().is_available()" in ported(source)
     assert "cuda()" not in ported(source)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'torch.load(p, map_location=None if torch.cuda.is_available() else "cpu")',
+        'torch.load(p, map_location=torch.device("cpu") if not torch.cuda.is_available() else None)',
+    ],
+)
+def test_a_checkpoint_still_goes_to_the_host_where_there_is_only_a_host(line: str) -> None:
+    # `get_accelerator().is_available()` is true on a host, and `None` is where the checkpoint's tensors were.
+    text = ported(f"import torch\n\n\ndef f(p):\n    return {line}\n")
+    assert 'get_accelerator().device_name() != "cpu"' in text
+    assert "is_available" not in text

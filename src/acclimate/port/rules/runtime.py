@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import libcst as cst
 
 from acclimate.port.edits import Edit, Part, replace
@@ -52,6 +54,9 @@ same arguments. torch alone has some in `torch.accelerator`, where a few have an
 of the device. `torch.accelerator` raises on a machine without an accelerator, so with `--to torch` a call that is not
 yet inside a test of the device gets one.
 
+`get_accelerator().is_available()` is also true where the host is all there is. A question that decides between `None`
+and `"cpu"`, as for a `map_location`, therefore asks for the name.
+
 Functions that only NVIDIA's hardware has are left."""
     examples = (
         Example(
@@ -83,6 +88,11 @@ Functions that only NVIDIA's hardware has are left."""
         if not name or has_own_rule(name):
             return None
         claims = (node.func,)
+        if name == "is_available" and file.target.name == "acclimate" and _decides_on_the_host(file, node):
+            quote = file.quote(node)
+            open_, close = ("(", ")") if isinstance(file.tree.parent(node), cst.UnaryOperation) else ("", "")
+            text = f"{open_}{file.target.device_type} != {quote}cpu{quote}{close}"
+            return self.becomes(file, node, text, claims=claims)
         spelling = file.target.runtime(name)
         if isinstance(spelling, Missing):
             return self.left(file, node, spelling.reason, claims)
@@ -116,6 +126,21 @@ Functions that only NVIDIA's hardware has are left."""
                     return None
                 edits.append(replace(file.span(argument.keyword), "device_index"))
         return edits
+
+
+def _decides_on_the_host(file: SourceFile, call: cst.Call) -> bool:
+    """Whether a question decides between the host and ``None``, as ``None if is_available() else "cpu"`` does.
+
+    acclimate's answer is also true where the host is all there is, and a checkpoint's tensors then need the host.
+    """
+    below: cst.CSTNode = call
+    at = file.tree.parent(call)
+    if isinstance(at, cst.UnaryOperation) and isinstance(at.operator, cst.Not):
+        below, at = at, file.tree.parent(at)
+    if not isinstance(at, cst.IfExp) or below is not at.test:
+        return False
+    sides = (file.tree.source(at.body), file.tree.source(at.orelse))
+    return "None" in sides and any(re.search(r"['\"]cpu['\"]", side) for side in sides)
 
 
 class CurrentDevice(Rule):
