@@ -7,9 +7,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from acclimate.comm.gloo import gloo_instead
+from acclimate.comm.gloo import gloo_group, gloo_instead
 from acclimate.comm.native import load_backend
-from acclimate.comm.rendezvous import Opening, Rendezvous, why_not_shared
+from acclimate.comm.rendezvous import Offer, Opening, Rendezvous, ranks_by_host, why_not_shared
 from acclimate.errors import AcclimateError
 
 NAME = "shm"
@@ -24,35 +24,71 @@ def register() -> None:
 def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """A group of this backend, or one of gloo's where the ranks cannot share memory.
 
+    Ranks on several hosts share memory on each host, and their hosts are linked by gloo.
+
     Args:
         store: of the group alone.
         rank: this one.
         size: of the group.
         timeout: of each collective.
     """
-    rendezvous = Rendezvous(store, rank, size)
+    meeting = Rendezvous(store, rank, size)
     native, refusal = _native()
-    offers = rendezvous.offers(refusal)
+    offers = meeting.offers(refusal)
     refusal = why_not_shared(offers, native.MOST_RANKS if native is not None else len(offers))
     if not refusal:
-
-        def open_group(opening: Opening) -> Any:
-            geometry = opening.memory.geometry
-            return native.create(
-                opening.memory.descriptor,
-                opening.rank,
-                opening.processes,
-                geometry.slot_bytes,
-                geometry.ring_bytes,
-                int(timeout.total_seconds() * 1000),
-                opening.has_spare_cores,
-            )
-
-        joined = rendezvous.join(offers, native.bytes, open_group)
-        if joined.group is not None:
-            return joined.group
-        refusal = joined.refusal
+        hosts = ranks_by_host(offers)
+        local, refusal = _on_this_host(native, store, offers, hosts, rank, timeout)
+        if len(hosts) > 1:
+            refusal = meeting.agree("hosts", refusal)
+        if not refusal and len(hosts) == 1:
+            return native.on_one_host(local)
+        if not refusal:
+            return _across_hosts(native, local, store, offers, hosts, rank, timeout)
     return gloo_instead(store, rank, size, timeout, refusal)
+
+
+def _on_this_host(
+    native: Any, store: Any, offers: tuple[Offer, ...], hosts: list[list[int]], rank: int, timeout: timedelta
+) -> tuple[Any, str]:
+    """The memory shared with this host's ranks, or the reason why there is none."""
+
+    def open_group(opening: Opening) -> Any:
+        geometry = opening.memory.geometry
+        return native.open_group(
+            opening.memory.descriptor,
+            opening.rank,
+            opening.processes,
+            geometry.slot_bytes,
+            geometry.ring_bytes,
+            int(timeout.total_seconds() * 1000),
+            opening.has_spare_cores,
+        )
+
+    number, ranks = next((number, ranks) for number, ranks in enumerate(hosts) if rank in ranks)
+    meeting = Rendezvous(dist.PrefixStore(f"host/{number}", store), ranks.index(rank), len(ranks))
+    joined = meeting.join(tuple(offers[other] for other in ranks), native.bytes, open_group)
+    return joined.group, joined.refusal
+
+
+def _across_hosts(
+    native: Any,
+    local: Any,
+    store: Any,
+    offers: tuple[Offer, ...],
+    hosts: list[list[int]],
+    rank: int,
+    timeout: timedelta,
+) -> Any:
+    leaders = [ranks[0] for ranks in hosts]
+    between_leaders = None
+    if rank in leaders:
+        own = dist.PrefixStore("leaders", store)
+        between_leaders = gloo_group(own, leaders.index(rank), len(leaders), timeout)
+    everyone = gloo_group(dist.PrefixStore("everyone", store), rank, len(offers), timeout)
+    named = [(offers[ranks[0]].name, ranks) for ranks in hosts]
+    board = dist.PrefixStore("board", store)
+    return native.across_hosts(local, rank, named, between_leaders, everyone, board)
 
 
 def _native() -> tuple[Any, str]:

@@ -1,8 +1,11 @@
-"""The group that ranks get which cannot share memory."""
+"""Groups of gloo: between hosts, and for ranks that cannot share memory."""
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -28,4 +31,42 @@ def gloo_instead(store: Any, rank: int, size: int, timeout: timedelta, refusal: 
             size,
             refusal,
         )
-    return dist.ProcessGroupGloo(store, rank, size, timeout)
+    return gloo_group(store, rank, size, timeout)
+
+
+def gloo_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """A group of gloo, at the address from which this host reaches the store.
+
+    gloo itself takes the address that the host's name stands for, which is a loopback address on many systems.
+    ``GLOO_SOCKET_IFNAME`` names an interface instead.
+
+    Args:
+        store: of the group alone.
+        rank: this one.
+        size: of the group.
+        timeout: of each collective.
+    """
+    address = None if os.environ.get("GLOO_SOCKET_IFNAME") else _address_towards(store)
+    if address is None:
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    options._timeout = timeout
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _address_towards(store: Any) -> str | None:
+    """This host's address in the network of the store; ``None`` where the store is not at an address."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, dist.TCPStore):
+        return None
+    try:
+        found = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, there = found[0]
+        with closing(socket.socket(family, kind, protocol)) as probe:
+            probe.connect(there)  # sends nothing
+            here: str = probe.getsockname()[0]
+    except OSError:
+        return None
+    return here

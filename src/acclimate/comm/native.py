@@ -61,7 +61,7 @@ class ShmBackendBuilder(TransportBuilder):
 
     def sources(self) -> list[str | Source]:
         """The transport, and what makes a backend of it."""
-        return ["csrc/backend.cpp", "csrc/messages.cpp", *TRANSPORT]
+        return ["csrc/backend.cpp", "csrc/hosts.cpp", "csrc/messages.cpp", *TRANSPORT]
 
     def define(self) -> None:
         """Nothing: it has no operator."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -24,7 +25,9 @@ class Offer:
     """What one rank tells the others of itself."""
 
     host: str
-    """Of the host, and of the numbers that its processes have there."""
+    """Of the host, its network, and the numbers that its processes have there."""
+    name: str
+    """What a person calls the host. Several may have the same."""
     process: int
     cores: tuple[int, ...]
     processors: float
@@ -106,11 +109,15 @@ class Rendezvous:
                         shared.close()
             except (OSError, RuntimeError) as error:
                 refusal = f"{error}"
-        answers = self._exchange("ready", {"refusal": refusal})
+        refusal = self.agree("ready", refusal)
         if made is not None:
             made.close()
-        refusal = _first_refusal([answer["refusal"] for answer in answers])
         return Joined(None if refusal else group, offers, refusal)
+
+    def agree(self, topic: str, refusal: str) -> str:
+        """The first rank's reason not to go on, equal on all ranks; empty where none has one."""
+        answers = self._exchange(topic, {"refusal": refusal})
+        return _first_refusal([answer["refusal"] for answer in answers])
 
     def _exchange(self, topic: str, said: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Tells the other ranks, and hears all of them."""
@@ -140,15 +147,18 @@ class Rendezvous:
 
 
 def why_not_shared(offers: tuple[Offer, ...], most_ranks: int) -> str:
-    """Why these ranks cannot share memory, which each of them finds alike; empty where they can."""
+    """Why not even ranks of one host can share memory, which each finds alike; empty where they can."""
     if len(offers) > most_ranks:
         return f"there are {len(offers)} ranks, and {most_ranks} is the most"
-    refusal = _first_refusal([offer.refusal for offer in offers])
-    if refusal:
-        return refusal
-    hosts = [offer.host for offer in offers]
-    other = next((rank for rank, host in enumerate(hosts) if host != hosts[0]), None)
-    return "" if other is None else f"ranks 0 and {other} are on different hosts, or in different containers"
+    return _first_refusal([offer.refusal for offer in offers])
+
+
+def ranks_by_host(offers: tuple[Offer, ...]) -> list[list[int]]:
+    """The ranks of each host, in the order of their first ranks."""
+    hosts: dict[str, list[int]] = {}
+    for rank, offer in enumerate(offers):
+        hosts.setdefault(offer.host, []).append(rank)
+    return list(hosts.values())
 
 
 def _first_refusal(refusals: list[str]) -> str:
@@ -176,11 +186,12 @@ def _own_offer(refusal: str) -> Offer:
         quota = topology.cpu_quota()
         free = topology.available_memory()
     except (OSError, AttributeError, AcclimateError) as error:  # not Linux, or no /proc
-        return Offer("", os.getpid(), (), 0.0, 0, refusal or f"this system shares no memory so: {error}")
+        return Offer("", "", os.getpid(), (), 0.0, 0, refusal or f"this system shares no memory so: {error}")
     if not hasattr(os, "memfd_create"):
         refusal = refusal or f"it needs memfd_create, which {sys.platform} has not"
     return Offer(
         host,
+        socket.gethostname(),
         os.getpid(),
         cores,
         quota if quota is not None else float(len(cores) + 2**20),
@@ -191,5 +202,7 @@ def _own_offer(refusal: str) -> Offer:
 
 def _host() -> str:
     # Processes are found by their number, so those of another PID namespace are as far away as another host.
+    # One with a network of its own is meant to be one.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
+    spaces = ":".join(str(os.stat(f"/proc/self/ns/{space}").st_ino) for space in ("pid", "net"))
+    return f"{boot}:{spaces}"

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from acclimate.comm.gloo import gloo_instead
-from acclimate.comm.rendezvous import Opening, Rendezvous, why_not_shared
+from acclimate.comm.rendezvous import Opening, Rendezvous, ranks_by_host, why_not_shared
 from acclimate.errors import InvalidEnvironmentError, InvalidRankError, UnsupportedError
 from acclimate.ops import registry
 
@@ -83,6 +83,8 @@ def initialize(size: int, rank: int) -> None:
     meeting = Rendezvous(store, rank, size)
     offers = meeting.offers(why_not_here() or ("" if _is_native() else "the op was not built"))
     refusal = why_not_shared(offers, _MOST_RANKS)
+    if len(ranks_by_host(offers)) > 1:
+        refusal = refusal or "they are on different hosts, or in different containers"
     if not refusal:
         refusal = meeting.join(offers, torch.ops.acclimate.shm_comm_bytes, _open).refusal
     _state.gloo = gloo_instead(store, rank, size, _TIMEOUT, refusal) if refusal else None

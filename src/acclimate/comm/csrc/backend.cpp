@@ -2,6 +2,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include "gloo_link.h"
 #include "tensors.h"
 
 namespace acclimate_comm {
@@ -97,7 +98,7 @@ std::vector<size_t> sizes_of(const at::Tensor& tensor, const std::vector<T>& spl
 // One collective under way. Until start() nothing was told to the other ranks.
 class ShmBackend::Turn {
  public:
-  Turn(Group& group, const Call& call, milliseconds timeout, bool is_background)
+  Turn(Transport& group, const Call& call, milliseconds timeout, bool is_background)
       : group(group), call_(call), timeout_(timeout), is_background_(is_background) {}
 
   void start(const Call& call) {
@@ -110,7 +111,7 @@ class ShmBackend::Turn {
     if (!has_started_) group.refuse(call_, timeout_, is_background_);
   }
 
-  Group& group;
+  Transport& group;
 
  private:
   Call call_;
@@ -144,7 +145,7 @@ WorkPointer ShmBackend::run(Outline outline, Body body) {
   const bool may_wait = !outline.is_async;
   auto work = c10::make_intrusive<ShmWork>(rank_, outline.type, outline.title, std::move(outline.outputs));
   const auto turn_of = [this, call = outline.call, timeout = outline.timeout](bool is_background) {
-    return Turn(*group_, call, timeout, is_background);
+    return Turn(*transport_, call, timeout, is_background);
   };
   queue_.run(work, may_wait, [turn_of, body = std::move(body)](bool is_background) {
     Turn turn = turn_of(is_background);
@@ -162,9 +163,9 @@ WorkPointer ShmBackend::run(Outline outline, Body body) {
   return work;
 }
 
-ShmBackend::ShmBackend(std::unique_ptr<Group> group, milliseconds timeout)
-    : Backend(group->rank(), group->size()),
-      group_(std::move(group)),
+ShmBackend::ShmBackend(std::unique_ptr<Transport> transport, milliseconds timeout)
+    : Backend(transport->rank(), transport->size()),
+      transport_(std::move(transport)),
       options_(c10::make_intrusive<Options>("shm", timeout)) {
   init();
 }
@@ -173,35 +174,37 @@ ShmBackend::~ShmBackend() { close(); }
 
 void ShmBackend::setTimeout(milliseconds timeout) {
   options_->timeout = timeout;
-  group_->set_timeout(timeout);
+  transport_->set_timeout(timeout);
 }
 
-void ShmBackend::abort() { group_->abort("Rank " + std::to_string(rank_) + " aborted the group."); }
+void ShmBackend::abort() { transport_->abort("Rank " + std::to_string(rank_) + " aborted the group."); }
 
 void ShmBackend::shutdown() { close(); }
 
 void ShmBackend::close() {
   if (is_closed_) return;
   is_closed_ = true;
-  if (group_->was_forked()) {
+  if (transport_->was_forked()) {
     queue_.abandon();
     messages_.reset();
+    host_messages_.release();  // its threads do not exist here
     return;
   }
   queue_.stop();
   const std::lock_guard lock(messages_mutex_);
   if (messages_) messages_->stop();
-  group_->leave();
+  transport_->leave();
+  if (host_messages_) host_messages_->stop();
 }
 
 // -- reductions --------------------------------------------------------------------------------------
 
 void ShmBackend::all_reduce_one(Turn& turn, const at::Tensor& tensor, Op op) {
-  const Reducer reducer = reducer_of(tensor.scalar_type(), op);
+  const Reducer reducer = reducer_of(tensor.scalar_type(), op, turn.group.widens_halves());
   Target target(tensor, true);
   const at::Tensor wide = widened(target.memory(), reducer.dtype);
   turn.start(call_of(Kind::kAllReduce, tensor, 0, static_cast<int>(op)));
-  all_reduce(turn.group, wide.data_ptr(), wide.data_ptr(), elements_of(wide), reducer.reduce);
+  turn.group.all_reduce(wide.data_ptr(), wide.data_ptr(), elements_of(wide), reducer.reduce);
   if (!wide.is_same(target.memory())) target.memory().copy_(wide);
   target.finish();
 }
@@ -232,11 +235,11 @@ WorkPointer ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opti
                         tensors};
   return run(outline, [tensors, root, op = options.reduceOp](Turn& turn) {
     const at::Tensor& tensor = only(tensors);
-    const Reducer reducer = reducer_of(tensor.scalar_type(), op_of(op));
+    const Reducer reducer = reducer_of(tensor.scalar_type(), op_of(op), turn.group.widens_halves());
     Target target(tensor, true);
     const at::Tensor wide = widened(target.memory(), reducer.dtype);
     turn.start();
-    reduce_to_root(turn.group, wide.data_ptr(), wide.data_ptr(), elements_of(wide), reducer.reduce, root);
+    turn.group.reduce(wide.data_ptr(), wide.data_ptr(), elements_of(wide), reducer.reduce, root);
     if (turn.group.rank() != root) return;
     if (!wide.is_same(target.memory())) target.memory().copy_(wide);
     target.finish();
@@ -244,7 +247,7 @@ WorkPointer ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opti
 }
 
 void ShmBackend::scatter_sums(Turn& turn, const at::Tensor& output, const Tensors& inputs, Op op) {
-  const Reducer reducer = reducer_of(output.scalar_type(), op);
+  const Reducer reducer = reducer_of(output.scalar_type(), op, turn.group.widens_halves());
   check_count(inputs.size(), size_, "inputs");
   Tensors wide;
   Sources sources;
@@ -257,7 +260,7 @@ void ShmBackend::scatter_sums(Turn& turn, const at::Tensor& output, const Tensor
   at::Tensor sum = target.memory();
   if (sum.scalar_type() != reducer.dtype) sum = at::empty(sum.sizes(), sum.options().dtype(reducer.dtype));
   turn.start(call_of(Kind::kReduceScatter, output, 0, static_cast<int>(op)));
-  acclimate_comm::reduce_scatter(turn.group, sources, sum.data_ptr(), elements_of(sum), reducer.reduce);
+  turn.group.reduce_scatter(sources, sum.data_ptr(), elements_of(sum), reducer.reduce);
   if (!sum.is_same(target.memory())) target.memory().copy_(sum);
   target.finish();
 }
@@ -328,7 +331,7 @@ WorkPointer ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
     const at::Tensor& tensor = only(tensors);
     Target target(tensor, turn.group.rank() == root);
     turn.start();
-    acclimate_comm::broadcast(turn.group, target.data(), elements_of(tensor).bytes(), root);
+    turn.group.broadcast(target.data(), elements_of(tensor).bytes(), root);
     if (turn.group.rank() != root) target.finish();
   });
 }
@@ -344,7 +347,7 @@ void ShmBackend::gather_one(Turn& turn, const Tensors& outputs, const at::Tensor
   }
   const at::Tensor source = flat(input);
   turn.start(call_of(Kind::kAllGather, input));
-  all_gather(turn.group, source.data_ptr(), memory, elements_of(source).bytes());
+  turn.group.all_gather(source.data_ptr(), memory, elements_of(source).bytes());
   for (Target& target : targets) target.finish();
 }
 
@@ -372,7 +375,7 @@ WorkPointer ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
     const at::Tensor source = flat(input);
     const size_t bytes = elements_of(source).bytes();
     turn.start();
-    all_gather(turn.group, source.data_ptr(), parts_of(target.data(), bytes, size_), bytes);
+    turn.group.all_gather(source.data_ptr(), parts_of(target.data(), bytes, size_), bytes);
     target.finish();
   });
 }
@@ -410,7 +413,7 @@ WorkPointer ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensor
       const at::Tensor source = flat(inputs[i]);
       const size_t bytes = elements_of(source).bytes();
       turn.start(call_of(Kind::kAllGather, source));
-      all_gather(turn.group, source.data_ptr(), parts_of(target.data(), bytes, size_), bytes);
+      turn.group.all_gather(source.data_ptr(), parts_of(target.data(), bytes, size_), bytes);
       target.finish();
     }
   });
@@ -436,7 +439,7 @@ WorkPointer ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
     }
     const at::Tensor source = flat(input);
     turn.start();
-    acclimate_comm::gather(turn.group, source.data_ptr(), memory, elements_of(source).bytes(), root);
+    turn.group.gather(source.data_ptr(), memory, elements_of(source).bytes(), root);
     for (Target& target : targets) target.finish();
   });
 }
@@ -461,7 +464,7 @@ WorkPointer ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
     }
     Target target(output);
     turn.start();
-    acclimate_comm::scatter(turn.group, memory, target.data(), elements_of(output).bytes(), root);
+    turn.group.scatter(memory, target.data(), elements_of(output).bytes(), root);
     target.finish();
   });
 }
@@ -497,7 +500,7 @@ WorkPointer ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
       to_offset += received[rank];
     }
     turn.start();
-    all_to_all(turn.group, from, sent, to, received, input.element_size());
+    turn.group.all_to_all(from, sent, to, received, input.element_size());
     target.finish();
   });
 }
@@ -526,7 +529,7 @@ WorkPointer ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::
       received.push_back(elements_of(outputs[rank]).bytes());
     }
     turn.start();
-    all_to_all(turn.group, from, sent, to, received, inputs[0].element_size());
+    turn.group.all_to_all(from, sent, to, received, inputs[0].element_size());
     for (Target& target : targets) target.finish();
   });
 }
@@ -538,7 +541,7 @@ WorkPointer ShmBackend::barrier(const c10d::BarrierOptions& options) {
   const Outline outline{c10d::OpType::BARRIER, "shm:barrier", call, options, {}};
   return run(outline, [](Turn& turn) {
     turn.start();
-    acclimate_comm::barrier(turn.group);
+    turn.group.barrier();
   });
 }
 
@@ -554,17 +557,27 @@ WorkPointer ShmBackend::message(Tensors& tensors, int peer, int tag, bool is_sen
   const at::Tensor& tensor = only(tensors);
   TORCH_CHECK(peer != rank_, "a rank cannot send to itself");
   TORCH_CHECK(tag >= 0, "a tag has to be from 0 on, and this one is ", tag);
-  TORCH_CHECK(!group_->was_forked(), "this process was forked after the group was created");
+  TORCH_CHECK(!transport_->was_forked(), "this process was forked after the group was created");
   calls_++;
   const Call call = call_of(is_sent ? Kind::kSend : Kind::kReceive, tensor, tag);
   const auto type = is_sent            ? c10d::OpType::SEND
                     : peer == kAnyRank ? c10d::OpType::RECVANYSOURCE
                                        : c10d::OpType::RECV;
   auto work = c10::make_intrusive<ShmWork>(rank_, type, is_sent ? "shm:send" : "shm:recv", tensors);
-  const auto done = [work](const std::shared_ptr<Target>& target, std::exception_ptr failure, int source) {
+  // What is sent is kept until then.
+  const auto target = std::make_shared<Target>(is_sent ? flat(tensor) : tensor);
+  if (transport_->one_host() == nullptr) {
+    {
+      const std::lock_guard lock(messages_mutex_);
+      if (!host_messages_) host_messages_ = std::make_unique<HostMessages>(static_cast<Hosts&>(*transport_));
+    }
+    host_messages_->start(work, target, call, peer, raise);
+    return work;
+  }
+  const auto done = [work, target, is_sent](std::exception_ptr failure, int source) {
     try {
       if (failure) std::rethrow_exception(failure);
-      target->finish();
+      if (!is_sent) target->finish();
     } catch (const CommError& error) {
       try {
         raise(error);
@@ -574,22 +587,18 @@ WorkPointer ShmBackend::message(Tensors& tensors, int peer, int tag, bool is_sen
     } catch (...) {
       failure = std::current_exception();
     }
-    work->complete(failure, source);
+    work->came_from(source);
+    work->complete(failure);
   };
   {
     const std::lock_guard lock(messages_mutex_);
-    if (!messages_) messages_ = std::make_unique<Messages>(*group_);
+    if (!messages_) messages_ = std::make_unique<Messages>(*transport_->one_host());
   }
   const size_t bytes = elements_of(tensor).bytes();
   if (is_sent) {
-    const at::Tensor source = flat(tensor);
-    const auto copy = std::make_shared<Target>(source);  // kept until it is sent
-    messages_->send(copy->data(), bytes, call, peer, milliseconds(0),
-                    [done, copy](std::exception_ptr failure, int from) { done(copy, failure, from); });
+    messages_->send(target->data(), bytes, call, peer, milliseconds(0), done);
   } else {
-    const auto target = std::make_shared<Target>(tensor);
-    messages_->receive(target->data(), bytes, call, peer, milliseconds(0),
-                       [done, target](std::exception_ptr failure, int from) { done(target, failure, from); });
+    messages_->receive(target->data(), bytes, call, peer, milliseconds(0), done);
   }
   return work;
 }
@@ -608,25 +617,49 @@ WorkPointer ShmBackend::recvAnysource(Tensors& tensors, int tag) {
 
 namespace {
 
-c10::intrusive_ptr<c10d::Backend> create(int descriptor, int rank, const std::vector<pid_t>& pids,
-                                         size_t slot_bytes, size_t ring_bytes, int64_t timeout_ms,
-                                         bool has_spare_cores) {
-  const milliseconds timeout(timeout_ms);
+using pybind11::call_guard;
+using pybind11::gil_scoped_release;
+
+std::shared_ptr<Group> open_group(int descriptor, int rank, const std::vector<pid_t>& pids, size_t slot_bytes,
+                                  size_t ring_bytes, int64_t timeout_ms, bool has_spare_cores) {
   try {
-    auto group = std::make_unique<Group>(descriptor, rank, pids, Geometry{slot_bytes, ring_bytes}, timeout,
-                                         has_spare_cores);
-    return c10::make_intrusive<ShmBackend>(std::move(group), timeout);
+    return std::make_shared<Group>(descriptor, rank, pids, Geometry{slot_bytes, ring_bytes},
+                                   milliseconds(timeout_ms), has_spare_cores);
   } catch (const CommError& error) {
     raise(error);
   }
+}
+
+c10::intrusive_ptr<c10d::Backend> on_one_host(std::shared_ptr<Group> group) {
+  const milliseconds timeout = group->timeout();
+  return c10::make_intrusive<ShmBackend>(std::make_unique<OneHost>(std::move(group)), timeout);
+}
+
+c10::intrusive_ptr<c10d::Backend> across_hosts(std::shared_ptr<Group> local, int rank,
+                                               const std::vector<std::pair<std::string, std::vector<int>>>& hosts,
+                                               const c10::intrusive_ptr<c10d::Backend>& leaders,
+                                               const c10::intrusive_ptr<c10d::Backend>& everyone,
+                                               const c10::intrusive_ptr<c10d::Store>& store) {
+  const milliseconds timeout = local->timeout();
+  std::vector<HostRanks> of_hosts;
+  for (const auto& [name, ranks] : hosts) of_hosts.push_back({name, ranks});
+  return c10::make_intrusive<ShmBackend>(
+      std::make_unique<Hosts>(std::move(local), std::move(of_hosts), rank,
+                              leaders ? std::make_unique<GlooLink>(leaders) : nullptr,
+                              std::make_unique<GlooLink>(everyone), std::make_unique<StoreBoard>(store), timeout),
+      timeout);
 }
 
 }  // namespace
 }  // namespace acclimate_comm
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  module.def("create", &acclimate_comm::create, pybind11::call_guard<pybind11::gil_scoped_release>());
-  module.def("bytes", &acclimate_comm::Layout::bytes);
-  module.def("instruction_set", &acclimate_comm::instruction_set);
-  module.attr("MOST_RANKS") = acclimate_comm::kMostRanks;
+  namespace comm = acclimate_comm;
+  pybind11::class_<comm::Group, std::shared_ptr<comm::Group>>(module, "Group");
+  module.def("open_group", &comm::open_group, comm::call_guard<comm::gil_scoped_release>());
+  module.def("on_one_host", &comm::on_one_host, comm::call_guard<comm::gil_scoped_release>());
+  module.def("across_hosts", &comm::across_hosts, comm::call_guard<comm::gil_scoped_release>());
+  module.def("bytes", &comm::Layout::bytes);
+  module.def("instruction_set", &comm::instruction_set);
+  module.attr("MOST_RANKS") = comm::kMostRanks;
 }

@@ -6,8 +6,9 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "collectives.h"
+#include "host_messages.h"
 #include "messages.h"
+#include "transport.h"
 #include "work.h"
 
 namespace acclimate_comm {
@@ -17,7 +18,7 @@ using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
 class ShmBackend final : public c10d::Backend {
  public:
-  ShmBackend(std::unique_ptr<Group> group, std::chrono::milliseconds timeout);
+  ShmBackend(std::unique_ptr<Transport> transport, std::chrono::milliseconds timeout);
   ~ShmBackend() override;
 
   const std::string getBackendName() const override { return "shm"; }
@@ -73,11 +74,12 @@ class ShmBackend final : public c10d::Backend {
   void gather_one(Turn& turn, const Tensors& outputs, const at::Tensor& input);
   void scatter_sums(Turn& turn, const at::Tensor& output, const Tensors& inputs, Op op);
 
-  std::unique_ptr<Group> group_;
+  std::unique_ptr<Transport> transport_;
   c10::intrusive_ptr<Options> options_;
   Queue queue_;
   std::mutex messages_mutex_;
-  std::unique_ptr<Messages> messages_;
+  std::unique_ptr<Messages> messages_;  // on one host
+  std::unique_ptr<HostMessages> host_messages_;
   std::atomic<uint64_t> calls_{0};
   bool is_closed_ = false;
 };

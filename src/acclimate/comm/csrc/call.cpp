@@ -51,4 +51,12 @@ std::string describe(const Call& call) {
   return text;
 }
 
+std::string with_tag(const Call& call) { return describe(call) + " with tag " + std::to_string(call.root); }
+
+CommError different_messages(int from, const Call& sent, int to, const Call& wanted) {
+  return {Reason::kMismatch, "Rank " + std::to_string(from) + " called " + with_tag(sent) + " to rank " +
+                                 std::to_string(to) + ", but rank " + std::to_string(to) + " called " +
+                                 with_tag(wanted) + "."};
+}
+
 }  // namespace acclimate_comm

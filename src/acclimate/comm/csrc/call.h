@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "errors.h"
 #include "layout.h"
 
 namespace acclimate_comm {
@@ -48,5 +49,8 @@ enum class Dtype : uint8_t {
 
 std::string dtype_name(uint8_t dtype);
 std::string describe(const Call& call);  // all_reduce(SUM) of 8 float32
+std::string with_tag(const Call& call);  // send of 8 float32 with tag 0
+// What the two ranks of a message are told whose calls are not equal.
+CommError different_messages(int from, const Call& sent, int to, const Call& wanted);
 
 }  // namespace acclimate_comm

@@ -1,6 +1,5 @@
 #include "collectives.h"
 
-#include <algorithm>
 #include <cstring>
 
 namespace acclimate_comm {
@@ -22,18 +21,6 @@ size_t part_bytes(const Group& group, size_t parts) {
   return group.layout().slot_bytes() / parts / kLine * kLine;
 }
 
-// Calls `round(offset, bytes)` for each part of so many bytes; once where there are none, as every collective
-// waits for all ranks.
-template <class Round>
-void in_parts(size_t bytes, size_t most, const Round& round) {
-  size_t offset = 0;
-  do {
-    const size_t now = std::min(most, bytes - offset);
-    round(offset, now);
-    offset += now;
-  } while (offset < bytes);
-}
-
 // Every rank reads all contributions and does the whole reduction.
 void all_reduce_alone(Group& group, const void* from, void* to, Elements elements, Reduce reduce) {
   const void* sources[kMostRanks];
@@ -42,7 +29,7 @@ void all_reduce_alone(Group& group, const void* from, void* to, Elements element
     group.exchange();
     for (int rank = 0; rank < group.size(); rank++) sources[rank] = group.contributed(rank, bytes);
     sources[group.rank()] = at(from, offset);
-    reduce(at(to, offset), sources, group.size(), bytes / elements.bytes_each);
+    reduce(at(to, offset), sources, group.size(), bytes / elements.bytes_each, group.size());
   });
 }
 
@@ -88,7 +75,7 @@ class SharedReduction {
     }
     sources_[group_.rank()] = at(from_, offset + begin);
     char* const target = at(to_, offset + begin);
-    reduce_(target, sources_, group_.size(), (end - begin) / elements_.bytes_each);
+    reduce_(target, sources_, group_.size(), (end - begin) / elements_.bytes_each, group_.size());
     copy(group_.layout().result(group_.rank(), parity), target, end - begin);
   }
 
@@ -119,7 +106,8 @@ void all_reduce(Group& group, const void* from, void* to, Elements elements, Red
   }
 }
 
-void reduce_to_root(Group& group, const void* from, void* to, Elements elements, Reduce reduce, int root) {
+void reduce_to_root(Group& group, const void* from, void* to, Elements elements, Reduce reduce, int root,
+                    int divisor) {
   const void* sources[kMostRanks];
   in_parts(elements.bytes(), part_bytes(group, 1), [&](size_t offset, size_t bytes) {
     if (group.rank() != root) copy(group.contribution(bytes), at(from, offset), bytes);
@@ -127,7 +115,7 @@ void reduce_to_root(Group& group, const void* from, void* to, Elements elements,
     if (group.rank() != root) return;
     for (int rank = 0; rank < group.size(); rank++) sources[rank] = group.contributed(rank, bytes);
     sources[root] = at(from, offset);
-    reduce(at(to, offset), sources, group.size(), bytes / elements.bytes_each);
+    reduce(at(to, offset), sources, group.size(), bytes / elements.bytes_each, divisor);
   });
 }
 
@@ -164,7 +152,7 @@ void reduce_scatter(Group& group, const Sources& from, void* to, Elements elemen
       sources[rank] = group.layout().slot(rank, parity) + group.rank() * part;
     }
     sources[group.rank()] = at(from[group.rank()], offset);
-    reduce(at(to, offset), sources, group.size(), now / elements.bytes_each);
+    reduce(at(to, offset), sources, group.size(), now / elements.bytes_each, group.size());
   });
 }
 
@@ -202,6 +190,22 @@ void scatter(Group& group, const Sources& from, void* to, size_t bytes, int root
 
 void barrier(Group& group) { group.exchange(); }
 
+void check_exchange(int ranks, const std::function<size_t(int, int)>& sent,
+                    const std::function<size_t(int, int)>& expected, size_t bytes_each) {
+  for (int source = 0; source < ranks; source++) {
+    for (int target = 0; target < ranks; target++) {
+      const size_t sends = sent(source, target), takes = expected(source, target);
+      if (sends == takes) continue;
+      throw CommError(Reason::kMismatch,
+                      "Rank " + std::to_string(source) + " called all_to_all with " +
+                          std::to_string(sends / bytes_each) + " elements for rank " +
+                          std::to_string(target) + ", but rank " + std::to_string(target) + " expects " +
+                          std::to_string(takes / bytes_each) + " elements from rank " +
+                          std::to_string(source) + ".");
+    }
+  }
+}
+
 void all_to_all(Group& group, const Sources& from, const std::vector<size_t>& sent, const Targets& to,
                 const std::vector<size_t>& received, size_t bytes_each) {
   const int size = group.size();
@@ -211,20 +215,16 @@ void all_to_all(Group& group, const Sources& from, const std::vector<size_t>& se
   memcpy(own, sent.data(), row);
   memcpy(own + row, received.data(), row);
   group.exchange();
+  const auto row_of = [&](int rank) {
+    return reinterpret_cast<const size_t*>(group.layout().slot(rank, parity));
+  };
+  check_exchange(
+      size, [&](int source, int target) { return row_of(source)[target]; },
+      [&](int source, int target) { return row_of(target)[size + source]; }, bytes_each);
   size_t longest = 0;
   for (int source = 0; source < size; source++) {
-    const auto* const sends = reinterpret_cast<const size_t*>(group.layout().slot(source, parity));
     for (int target = 0; target < size; target++) {
-      const auto* const takes = reinterpret_cast<const size_t*>(group.layout().slot(target, parity) + row);
-      if (sends[target] != takes[source]) {
-        throw CommError(Reason::kMismatch, "Rank " + std::to_string(source) + " called all_to_all with " +
-                                               std::to_string(sends[target] / bytes_each) +
-                                               " elements for rank " + std::to_string(target) +
-                                               ", but rank " + std::to_string(target) + " expects " +
-                                               std::to_string(takes[source] / bytes_each) +
-                                               " elements from rank " + std::to_string(source) + ".");
-      }
-      if (source != target) longest = std::max(longest, sends[target]);
+      if (source != target) longest = std::max(longest, row_of(source)[target]);
     }
   }
   copy(to[group.rank()], from[group.rank()], sent[group.rank()]);

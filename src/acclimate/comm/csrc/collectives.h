@@ -1,7 +1,9 @@
 // The collectives over bytes in memory. Each starts after Group::begin().
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <vector>
 
 #include "group.h"
@@ -20,8 +22,9 @@ struct Elements {
 
 // `to` may be `from`.
 void all_reduce(Group& group, const void* from, void* to, Elements elements, Reduce reduce);
-// `to` is used on the root only, and may be `from`.
-void reduce_to_root(Group& group, const void* from, void* to, Elements elements, Reduce reduce, int root);
+// `to` is used on the root only, and may be `from`. An average divides by `divisor`.
+void reduce_to_root(Group& group, const void* from, void* to, Elements elements, Reduce reduce, int root,
+                    int divisor);
 void broadcast(Group& group, void* data, size_t bytes, int root);
 void all_gather(Group& group, const void* from, const Targets& to, size_t bytes);
 void reduce_scatter(Group& group, const Sources& from, void* to, Elements elements, Reduce reduce);
@@ -31,5 +34,20 @@ void barrier(Group& group);
 // Sizes in bytes, one a rank. They are compared first.
 void all_to_all(Group& group, const Sources& from, const std::vector<size_t>& sent, const Targets& to,
                 const std::vector<size_t>& received, size_t bytes_each);
+
+// Throws where a rank sends another other than what that one expects, in bytes.
+void check_exchange(int ranks, const std::function<size_t(int from, int to)>& sent,
+                    const std::function<size_t(int from, int to)>& expected, size_t bytes_each);
+// Calls `round(offset, bytes)` for each part of at most so many bytes; once where there are none, as every
+// collective waits for all ranks.
+template <class Round>
+void in_parts(size_t bytes, size_t most, const Round& round) {
+  size_t offset = 0;
+  do {
+    const size_t now = std::min(most, bytes - offset);
+    round(offset, now);
+    offset += now;
+  } while (offset < bytes);
+}
 
 }  // namespace acclimate_comm

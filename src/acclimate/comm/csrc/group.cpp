@@ -22,12 +22,20 @@ constexpr milliseconds kSlice{100};
 
 const char* const kUnusable = " This group cannot be used any more: destroy it.";
 
-std::string seconds(milliseconds time) {
+}  // namespace
+
+std::string time_of(milliseconds time) {
   const auto count = time.count();
   return count % 1000 == 0 ? std::to_string(count / 1000) + " s" : std::to_string(count) + " ms";
 }
 
-}  // namespace
+std::string different_calls(const std::string& rank, const Call& call, const std::string& other,
+                            const Call& others) {
+  return "Rank " + rank + " called " + describe(call) + ", but rank " + other + " called " +
+         describe(others) +
+         ". All ranks of a group have to call the same collectives in the same order, with equal sizes and "
+         "dtypes.";
+}
 
 void relax() {
 #if defined(__x86_64__)
@@ -168,8 +176,8 @@ void Group::sleep_until_published(int rank, std::atomic<uint64_t>& stamp, Clock:
     check_peers(nullptr);
     const auto now = Clock::now();
     if (now >= deadline) {
-      fail(Reason::kTimeout, "Rank " + std::to_string(rank_) + " gave up after " + seconds(call_timeout_) +
-                                 ": rank " + std::to_string(rank) + " (process " +
+      fail(Reason::kTimeout, "Rank " + number(rank_) + " gave up after " + time_of(call_timeout_) +
+                                 ": rank " + number(rank) + " (process " +
                                  std::to_string(peers_.pid(rank)) + ") did not take part in " +
                                  describe(call_) + ".");
     }
@@ -197,9 +205,9 @@ void Group::check_peer(int rank, const std::string& doing) {
 
 void Group::peer_is_gone(int rank, const std::string& doing) {
   const bool left = layout_.lines(rank).presence.load(std::memory_order_acquire) != 0;
-  fail(Reason::kPeerGone, "Rank " + std::to_string(rank) + " (process " + std::to_string(peers_.pid(rank)) +
+  fail(Reason::kPeerGone, "Rank " + number(rank) + " (process " + std::to_string(peers_.pid(rank)) +
                               (left ? ") left the group" : ") ended") + " while rank " +
-                              std::to_string(rank_) + " waited for it in " + doing + ".");
+                              number(rank_) + " waited for it in " + doing + ".");
 }
 
 void Group::throw_mismatch() {
@@ -207,19 +215,17 @@ void Group::throw_mismatch() {
   // All ranks see the same posts, so all of them tell the same.
   for (int peer = 0; peer < size_; peer++) {
     if (posts(peer).call.refused != 0) {
-      throw CommError(Reason::kMismatch, "Rank " + std::to_string(peer) + " refused its arguments of " +
-                                             describe(posts(peer).call) + ", which rank " +
-                                             std::to_string(rank_) + " met with " + describe(call_) +
-                                             ". The error on rank " + std::to_string(peer) + " says why.");
+      const std::string met =
+          peer == rank_ ? "" : ", which rank " + number(rank_) + " met with " + describe(call_);
+      throw CommError(Reason::kMismatch, "Rank " + number(peer) + " refused its arguments of " +
+                                             describe(posts(peer).call) + met + ". The error on rank " +
+                                             number(peer) + " says why.");
     }
   }
   for (int peer = 1; peer < size_; peer++) {
     if (posts(peer).call == posts(0).call) continue;
     throw CommError(Reason::kMismatch,
-                    "Rank 0 called " + describe(posts(0).call) + ", but rank " + std::to_string(peer) +
-                        " called " + describe(posts(peer).call) +
-                        ". All ranks of a group have to call the same collectives in the same order, with "
-                        "equal sizes and dtypes.");
+                    different_calls(number(0), posts(0).call, number(peer), posts(peer).call));
   }
   throw CommError(Reason::kMismatch, "Ranks called different collectives.");
 }
@@ -244,10 +250,18 @@ void Group::abort(const std::string& why) {
   }
 }
 
-void Group::throw_if_failed() const {
+std::string Group::failure() const {
   const Header& header = layout_.header();
-  if (header.failure.load(std::memory_order_acquire) != static_cast<uint32_t>(Failure::kThere)) return;
-  throw CommError(static_cast<Reason>(header.failure_kind), std::string(header.text) + kUnusable);
+  return header.failure.load(std::memory_order_acquire) == static_cast<uint32_t>(Failure::kThere)
+             ? header.text
+             : "";
+}
+
+void Group::throw_if_failed() const {
+  const std::string text = failure();
+  if (!text.empty()) {
+    throw CommError(static_cast<Reason>(layout_.header().failure_kind), text + kUnusable);
+  }
 }
 
 void Group::leave() {

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "call.h"
@@ -37,6 +38,8 @@ class Group {
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
+  // What errors call the ranks, where this group is a part of a larger one.
+  void call_ranks(std::vector<int> numbers) { numbers_ = std::move(numbers); }
   int rank() const { return rank_; }
   int size() const { return size_; }
   const Layout& layout() const { return layout_; }
@@ -59,11 +62,16 @@ class Group {
     return contribution_of(rank, static_cast<int>(round_ & 1), bytes);
   }
 
+  std::string number(int rank) const {
+    return std::to_string(numbers_.empty() ? rank : numbers_[static_cast<size_t>(rank)]);
+  }
   // The group becomes unusable for all ranks, with this text.
   [[noreturn]] void fail(Reason reason, const std::string& text);
   void abort(const std::string& why);
   // This rank will take no part any more; tells those that wait for it.
   void leave();
+  // What the group's first failure was; empty before.
+  std::string failure() const;
   void throw_if_failed() const;
   // Fails where a rank that has to do more for this round, or one that is asked for, has ended or left.
   void check_peers(const char* doing);
@@ -85,6 +93,7 @@ class Group {
   unsigned char* memory_;
   int rank_;
   int size_;
+  std::vector<int> numbers_;
   Layout layout_;
   Peers peers_;
   std::chrono::milliseconds timeout_;
@@ -100,6 +109,11 @@ class Group {
   Clock::time_point waited_since_{};
 };
 
+// "60 s" or "1500 ms".
+std::string time_of(std::chrono::milliseconds time);
+// What is told of two ranks whose calls are not equal.
+std::string different_calls(const std::string& rank, const Call& call, const std::string& other,
+                            const Call& others);
 void relax();
 // Sleeps while a word of shared memory holds a value, for at most so long.
 void futex_wait(const void* word, uint32_t value, std::chrono::milliseconds longest);

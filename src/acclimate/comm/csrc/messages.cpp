@@ -25,13 +25,8 @@ static_assert(sizeof(MessageHeader) <= kUnit);
 
 size_t padded(size_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
 
-std::string with_tag(const Call& call) { return describe(call) + " with tag " + std::to_string(call.root); }
-
 std::exception_ptr refusal(int from, const Call& sent, int to, const Call& wanted) {
-  return std::make_exception_ptr(
-      CommError(Reason::kMismatch, "Rank " + std::to_string(from) + " called " + with_tag(sent) +
-                                       " to rank " + std::to_string(to) + ", but rank " + std::to_string(to) +
-                                       " called " + with_tag(wanted) + "."));
+  return std::make_exception_ptr(different_messages(from, sent, to, wanted));
 }
 
 // Between the linear positions of a ring and its memory.

@@ -123,8 +123,9 @@ struct Sum {
 
 struct Average : Sum {
   template <class T>
-  static T finish(T value, int sources) {
-    return static_cast<T>(value / static_cast<T>(sources));
+  static T finish(T value, int divisor) {
+    // Not narrowed to T, which may be too small for the number of ranks.
+    return static_cast<T>(value / divisor);
   }
 };
 
@@ -186,7 +187,7 @@ struct Xor : Sum {
 constexpr size_t kBlock = 512;
 
 template <class Type, class Rule>
-void reduce(void* to, const void* const* from, int sources, size_t elements) {
+void reduce(void* to, const void* const* from, int sources, size_t elements, int divisor) {
   using Stored = typename Type::Stored;
   using Value = typename Type::Value;
   auto* const out = static_cast<Stored*>(to);
@@ -196,7 +197,7 @@ void reduce(void* to, const void* const* from, int sources, size_t elements) {
     const Stored* const b = source(1);
 #pragma GCC ivdep
     for (size_t i = 0; i < elements; i++) {
-      out[i] = Type::store(Rule::finish(Rule::combine(Type::load(a[i]), Type::load(b[i])), 2));
+      out[i] = Type::store(Rule::finish(Rule::combine(Type::load(a[i]), Type::load(b[i])), divisor));
     }
     return;
   }
@@ -209,7 +210,7 @@ void reduce(void* to, const void* const* from, int sources, size_t elements) {
       const Stored* const next = source(s) + begin;
       for (size_t i = 0; i < count; i++) block[i] = Rule::combine(block[i], Type::load(next[i]));
     }
-    for (size_t i = 0; i < count; i++) out[begin + i] = Type::store(Rule::finish(block[i], sources));
+    for (size_t i = 0; i < count; i++) out[begin + i] = Type::store(Rule::finish(block[i], divisor));
   }
 }
 
@@ -240,25 +241,25 @@ inline Lanes divide(Lanes a, float b) { return _mm256_div_ps(a, _mm256_set1_ps(b
 
 #if defined(__F16C__)
 template <class Rule, bool kAverage>
-void sum_halves(void* to, const void* const* from, int sources, size_t elements) {
+void sum_halves(void* to, const void* const* from, int sources, size_t elements, int divisor) {
   constexpr int kMostSources = kMostRanks;
   auto* const out = static_cast<uint16_t*>(to);
   const size_t whole = elements / kLanes * kLanes;
   for (size_t i = 0; i < whole; i += kLanes) {
     Lanes sum = load_half(static_cast<const uint16_t*>(from[0]) + i);
     for (int s = 1; s < sources; s++) sum = add(sum, load_half(static_cast<const uint16_t*>(from[s]) + i));
-    store_half(out + i, kAverage ? divide(sum, static_cast<float>(sources)) : sum);
+    store_half(out + i, kAverage ? divide(sum, static_cast<float>(divisor)) : sum);
   }
   const void* rest[kMostSources];
   for (int s = 0; s < sources; s++) rest[s] = static_cast<const uint16_t*>(from[s]) + whole;
-  reduce<Float16, Rule>(out + whole, rest, sources, elements - whole);
+  reduce<Float16, Rule>(out + whole, rest, sources, elements - whole, divisor);
 }
 #endif
 
 // A complex number's sum is that of its parts.
 template <class T, class Rule>
-void reduce_parts(void* to, const void* const* from, int sources, size_t elements) {
-  reduce<Plain<T>, Rule>(to, from, sources, 2 * elements);
+void reduce_parts(void* to, const void* const* from, int sources, size_t elements, int divisor) {
+  reduce<Plain<T>, Rule>(to, from, sources, 2 * elements, divisor);
 }
 
 template <class Type>

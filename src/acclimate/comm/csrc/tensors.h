@@ -51,16 +51,18 @@ class Target {
   at::Tensor memory_;
 };
 
-// How numbers of a dtype are reduced: as they are, or widened where no kernel computes in the dtype.
+// How numbers of a dtype are reduced: as they are, or widened where no kernel computes in the dtype, or half
+// precision would be rounded more than once.
 struct Reducer {
   Reduce reduce;
   at::ScalarType dtype;
 };
 
-inline Reducer reducer_of(at::ScalarType dtype, Op op) {
+inline Reducer reducer_of(at::ScalarType dtype, Op op, bool widens_halves) {
   at::ScalarType computed = dtype;
   if (dtype == at::kComplexHalf) computed = at::kComplexFloat;
-  if (at::isFloat8Type(dtype)) computed = at::kFloat;
+  const bool is_half = dtype == at::kHalf || dtype == at::kBFloat16;
+  if (at::isFloat8Type(dtype) || (is_half && widens_halves)) computed = at::kFloat;
   const Reduce reduce = op < Op::kNone ? find_reduce(static_cast<Dtype>(computed), op) : nullptr;
   TORCH_CHECK(reduce != nullptr, "the backend shm has no such reduction: ",
               describe({static_cast<uint8_t>(Kind::kAllReduce), static_cast<uint8_t>(op),

@@ -18,15 +18,18 @@ class ShmWork final : public c10d::Work {
   ShmWork(int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs)
       : c10d::Work(rank, type, title), outputs_(std::move(outputs)) {}
 
-  void complete(const std::exception_ptr& failure, int source = -1) {
+  void complete(const std::exception_ptr& failure) {
     c10::intrusive_ptr<c10::ivalue::Future> future;
     {
       const std::lock_guard lock(mutex_);
-      source_ = source;
       future = future_;
     }
     if (future) settle(*future, failure);
     finish(failure);
+  }
+  void came_from(int source) {
+    const std::lock_guard lock(mutex_);
+    source_ = source;
   }
   std::vector<at::Tensor> result() override { return outputs_; }
   int sourceRank() const override { return source_; }

@@ -1,0 +1,85 @@
+// send and recv between hosts: the sender tells its call, the receiver agrees, and then the content follows, as
+// gloo ends a process that gets more than it expects.
+#pragma once
+
+#include <map>
+
+#include "hosts.h"
+#include "tensors.h"
+#include "work.h"
+
+namespace acclimate_comm {
+
+class HostMessages {
+ public:
+  explicit HostMessages(Hosts& hosts) : hosts_(hosts) {}
+
+  // In the order of the calls with the same tag and peer; -1 receives from any rank.
+  void start(const c10::intrusive_ptr<ShmWork>& work, const std::shared_ptr<Target>& target, const Call& call,
+             int peer, std::function<void(const CommError&)> raise) {
+    const bool is_sent = static_cast<Kind>(call.kind) == Kind::kSend;
+    Queue* queue = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      queue = &queues_[{is_sent, peer, call.root}];
+    }
+    queue->run(work, false, [this, work, target, call, peer, is_sent, raise](bool) {
+      try {
+        hosts_.pass_message(call, peer, [&](Link& link, std::chrono::milliseconds timeout) {
+          if (is_sent) {
+            send(link, target->data(), call, peer, timeout);
+          } else {
+            work->came_from(receive(link, target->data(), call, peer, timeout));
+          }
+        });
+        if (!is_sent) target->finish();
+      } catch (const CommError& error) {
+        raise(error);
+      }
+    });
+  }
+
+  // After the links are cut, so that nothing is pending for long.
+  void stop() { queues_.clear(); }
+
+ private:
+  // Three of gloo's tags for one of torch's, so that content never meets a receive of another size.
+  static constexpr int kTags = 3;
+  static int tag_of(const Call& call, int part) { return static_cast<int>(call.root) * kTags + part; }
+
+  static size_t bytes_of(const Call& call) {
+    return call.numel * c10::elementSize(static_cast<c10::ScalarType>(call.dtype));
+  }
+
+  static void compare(const Call& sent, int from, const Call& wanted, int to) {
+    if (sent.numel != wanted.numel || sent.dtype != wanted.dtype) throw different_messages(from, sent, to, wanted);
+  }
+
+  void send(Link& link, const void* data, const Call& call, int to, std::chrono::milliseconds timeout) const {
+    Call answer;
+    const auto answered = link.receive(&answer, sizeof answer, to, tag_of(call, 1));
+    link.send(&call, sizeof call, to, tag_of(call, 0))->wait(timeout);
+    answered->wait(timeout);
+    compare(call, hosts_.rank(), answer, to);
+    if (call.numel != 0) link.send(data, bytes_of(call), to, tag_of(call, 2))->wait(timeout);
+  }
+
+  int receive(Link& link, void* data, const Call& call, int from, std::chrono::milliseconds timeout) const {
+    Call sent;
+    const int source = link.receive(&sent, sizeof sent, from, tag_of(call, 0))->wait(timeout);
+    const int sender = from < 0 ? source : from;
+    const bool is_equal = sent.numel == call.numel && sent.dtype == call.dtype;
+    std::unique_ptr<Transfer> content;
+    if (is_equal && call.numel != 0) content = link.receive(data, bytes_of(call), sender, tag_of(call, 2));
+    link.send(&call, sizeof call, sender, tag_of(call, 1))->wait(timeout);
+    compare(sent, sender, call, hosts_.rank());
+    if (content) content->wait(timeout);
+    return sender;
+  }
+
+  Hosts& hosts_;
+  std::mutex mutex_;
+  std::map<std::tuple<bool, int, uint32_t>, Queue> queues_;
+};
+
+}  // namespace acclimate_comm
