@@ -1,4 +1,4 @@
-"""Collectives between ranks of this host, beside gloo's and DeepSpeed's shared-memory op, in one run.
+"""Collectives between ranks of this host, beside gloo's and DeepSpeed's and vLLM's shared-memory ops, in one run.
 
     python benchmarks/comm.py [op backend many ddp] [--picture docs/comm.png]
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import results
-from peers import DEEPSPEED, deepspeed_python
+from peers import DEEPSPEED, VLLM, deepspeed_python, vllm_library
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +36,8 @@ def main() -> int:
     parser.add_argument("--picture", type=Path, help="where to draw the times over the sizes")
     options = parser.parse_args()
     python = deepspeed_python()
-    figures = [figure for part in options.parts or PARTS for figure in measure(part, python)]
+    library = vllm_library()
+    figures = [figure for part in options.parts or PARTS for figure in measure(part, python, library)]
     show(figures)
     if options.picture:
         draw(figures, options.picture)
@@ -49,11 +50,11 @@ def main() -> int:
         )
         for figure in figures
     ]
-    results.record("comm", kept, {"DeepSpeed": DEEPSPEED.partition("==")[2]})
+    results.record("comm", kept, {"DeepSpeed": DEEPSPEED.partition("==")[2], "vLLM": VLLM.partition("==")[2]})
     return 0 if all(figure.advantage(peer) >= 1 for figure in kept for peer in figure.peers) else 1
 
 
-def measure(part: str, python: Path) -> list[dict[str, Any]]:
+def measure(part: str, python: Path, vllm: Path) -> list[dict[str, Any]]:
     """The figures of one part."""
     size = PARTS[part]
     with socket.socket() as taken:
@@ -67,7 +68,7 @@ def measure(part: str, python: Path) -> list[dict[str, Any]]:
         environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE), "PYTHONWARNINGS": "ignore"}
         # DeepSpeed builds with the ninja beside its Python.
         environ["PATH"] = f"{python.parent}{os.pathsep}{environ['PATH']}"
-        command = [python, Path(__file__).with_name("comm_ranks.py"), part, str(rank), str(size)]
+        command = [python, Path(__file__).with_name("comm_ranks.py"), part, str(rank), str(size), vllm]
         ranks.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True))
     try:
         said = [process.communicate(timeout=900)[0] for process in ranks]

@@ -63,19 +63,20 @@ def interleaved(works: dict[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def op(rank: int, size: int, gloo: Any) -> list[dict[str, Any]]:
-    """Sums over ranks as a native operator: ours and DeepSpeed's."""
+    """Sums over ranks as a native operator: ours, DeepSpeed's and vLLM's."""
     from acclimate import get_accelerator
 
     ours = get_accelerator().create_op_builder("ShareMemCommBuilder").load()
     ours.initialize(size, rank)
-    theirs = deepspeed_op(rank, size)
+    deepspeed, vllm = deepspeed_op(rank, size), vllm_op(rank, size)
     figures = []
     for dtype in DTYPES:
         for elements in ELEMENTS:
             tensor = torch.zeros(elements, dtype=dtype)
             works = {
                 "acclimate": lambda x=tensor: torch.ops.acclimate.inference_all_reduce_(x),
-                "DeepSpeed": lambda x=tensor: theirs(x),
+                "DeepSpeed": lambda x=tensor: deepspeed(x),
+                "vLLM": lambda x=tensor: vllm(x),
             }
             figures.append(figure("all_reduce, native op", dtype, elements, interleaved(works)))
     return figures
@@ -88,6 +89,16 @@ def deepspeed_op(rank: int, size: int) -> Callable[[torch.Tensor], Any]:
     module = ShareMemCommBuilder().load(verbose=False)
     module.initialize(size, rank)
     return torch.ops.deepspeed.inference_all_reduce_
+
+
+def vllm_op(rank: int, size: int) -> Callable[[torch.Tensor], Any]:
+    torch.ops.load_library(sys.argv[4])
+    name = f"acclimate-benchmark-{os.environ['MASTER_PORT']}"
+    handle = torch.ops._C.init_shm_manager(name, size, rank, torch.get_num_threads())
+    dist.barrier()
+    torch.ops._C.join_shm_manager(handle, name)
+    dist.barrier()
+    return lambda tensor: torch.ops._C.shm_allreduce(handle, tensor)
 
 
 def backend(rank: int, size: int, gloo: Any) -> list[dict[str, Any]]:

@@ -43,10 +43,16 @@ class NetworkHosts:
             assert holder.stdout is not None
             assert holder.stdout.readline() == "up\n"
         first, second = (holder.pid for holder in self._holders)
-        script = ["set -e", f"ip link add ends{first} netns {first} type veth peer name ends{second} netns {second}"]
+        script = [
+            "set -e",
+            f"ip link add ends{first} netns {first} type veth peer name ends{second} netns {second}",
+        ]
         for process, address in zip((first, second), ADDRESSES, strict=True):
             enter = f"nsenter --target={process} --net ip"
-            script += [f"{enter} address add {address}/24 dev ends{process}", f"{enter} link set ends{process} up"]
+            script += [
+                f"{enter} address add {address}/24 dev ends{process}",
+                f"{enter} link set ends{process} up",
+            ]
         subprocess.run(["sh", "-c", "\n".join(script)], check=True)
         self.places = [f"/proc/{holder.pid}/ns/net" for holder in self._holders]
 

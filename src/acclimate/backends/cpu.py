@@ -34,6 +34,7 @@ class CPUAccelerator(Accelerator):
         "FusedAdamBuilder": "acclimate.ops.optimizers.builders:FusedAdamCPUBuilder",
         "FusedLionBuilder": "acclimate.ops.optimizers.builders:FusedLionCPUBuilder",
         "ShareMemCommBuilder": "acclimate.comm.shm_op:ShareMemCommBuilder",
+        "CCLCommBuilder": "acclimate.comm.ccl_op:CCLCommBuilder",
     }
 
     @property

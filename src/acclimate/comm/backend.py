@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from acclimate.comm.gloo import gloo_group, gloo_instead
 from acclimate.comm.native import load_backend
@@ -66,7 +67,7 @@ def _on_this_host(
         )
 
     number, ranks = next((number, ranks) for number, ranks in enumerate(hosts) if rank in ranks)
-    meeting = Rendezvous(dist.PrefixStore(f"host/{number}", store), ranks.index(rank), len(ranks))
+    meeting = Rendezvous(distributed_c10d.PrefixStore(f"host/{number}", store), ranks.index(rank), len(ranks))
     joined = meeting.join(tuple(offers[other] for other in ranks), native.bytes, open_group)
     return joined.group, joined.refusal
 
@@ -83,11 +84,11 @@ def _across_hosts(
     leaders = [ranks[0] for ranks in hosts]
     between_leaders = None
     if rank in leaders:
-        own = dist.PrefixStore("leaders", store)
+        own = distributed_c10d.PrefixStore("leaders", store)
         between_leaders = gloo_group(own, leaders.index(rank), len(leaders), timeout)
-    everyone = gloo_group(dist.PrefixStore("everyone", store), rank, len(offers), timeout)
+    everyone = gloo_group(distributed_c10d.PrefixStore("everyone", store), rank, len(offers), timeout)
     named = [(offers[ranks[0]].name, ranks) for ranks in hosts]
-    board = dist.PrefixStore("board", store)
+    board = distributed_c10d.PrefixStore("board", store)
     return native.across_hosts(local, rank, named, between_leaders, everyone, board)
 
 

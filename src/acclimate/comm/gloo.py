@@ -10,6 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import distributed_c10d
 
 _logger = logging.getLogger("acclimate")
 
@@ -37,8 +39,8 @@ def gloo_instead(store: Any, rank: int, size: int, timeout: timedelta, refusal: 
 def gloo_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """A group of gloo, at the address from which this host reaches the store.
 
-    gloo itself takes the address that the host's name stands for, which is a loopback address on many systems.
-    ``GLOO_SOCKET_IFNAME`` names an interface instead.
+    gloo itself takes the address that the host's name stands for, which is a loopback address on many
+    systems. ``GLOO_SOCKET_IFNAME`` names an interface instead.
 
     Args:
         store: of the group alone.
@@ -49,17 +51,18 @@ def gloo_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     address = None if os.environ.get("GLOO_SOCKET_IFNAME") else _address_towards(store)
     if address is None:
         return dist.ProcessGroupGloo(store, rank, size, timeout)
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=address)]
     options._timeout = timeout
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    return gloo(store, rank, size, options)
 
 
 def _address_towards(store: Any) -> str | None:
     """This host's address in the network of the store; ``None`` where the store is not at an address."""
-    while isinstance(store, dist.PrefixStore):
+    while isinstance(store, distributed_c10d.PrefixStore):
         store = store.underlying_store
-    if not isinstance(store, dist.TCPStore):
+    if not isinstance(store, TCPStore):
         return None
     try:
         found = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_DGRAM)

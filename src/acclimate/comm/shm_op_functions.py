@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,9 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from acclimate.comm.gloo import gloo_instead
+from acclimate.comm.op_store import store_for
 from acclimate.comm.rendezvous import Opening, Rendezvous, ranks_by_host, why_not_shared
 from acclimate.errors import InvalidEnvironmentError, InvalidRankError, UnsupportedError
 from acclimate.ops import registry
@@ -79,7 +78,7 @@ def initialize(size: int, rank: int) -> None:
         raise InvalidRankError(f"rank is {rank}, but has to be from 0 to {size - 1}, as size is {size}.")
     if (_state.size, _state.rank) == (size, rank):
         return
-    store = dist.distributed_c10d.PrefixStore(f"acclimate/shm_comm/{next(_groups)}", _store(size, rank))
+    store = store_for("shm_comm", next(_groups), size, rank)
     meeting = Rendezvous(store, rank, size)
     offers = meeting.offers(why_not_here() or ("" if _is_native() else "the op was not built"))
     refusal = why_not_shared(offers, _MOST_RANKS)
@@ -155,17 +154,3 @@ def _is_native() -> bool:
             "acclimate::shm_comm_open", "CompositeExplicitAutograd"
         )
     )
-
-
-def _store(size: int, rank: int) -> Any:
-    if dist.is_initialized() and dist.get_world_size() == size:
-        return dist.distributed_c10d._get_default_store()
-    if size > 1 and not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
-        raise InvalidEnvironmentError(
-            "initialize() needs a way for the ranks to find each other. Call acclimate.init_distributed() "
-            "before, or set MASTER_ADDR and MASTER_PORT."
-        )
-    if size == 1:
-        return torch._C._distributed_c10d.HashStore()
-    store, _, _ = next(rendezvous("env://", rank, size))
-    return store

@@ -635,18 +635,19 @@ c10::intrusive_ptr<c10d::Backend> on_one_host(std::shared_ptr<Group> group) {
   return c10::make_intrusive<ShmBackend>(std::make_unique<OneHost>(std::move(group)), timeout);
 }
 
-c10::intrusive_ptr<c10d::Backend> across_hosts(std::shared_ptr<Group> local, int rank,
-                                               const std::vector<std::pair<std::string, std::vector<int>>>& hosts,
-                                               const c10::intrusive_ptr<c10d::Backend>& leaders,
-                                               const c10::intrusive_ptr<c10d::Backend>& everyone,
-                                               const c10::intrusive_ptr<c10d::Store>& store) {
+c10::intrusive_ptr<c10d::Backend> across_hosts(
+    std::shared_ptr<Group> local, int rank,
+    const std::vector<std::pair<std::string, std::vector<int>>>& hosts,
+    const c10::intrusive_ptr<c10d::Backend>& leaders, const c10::intrusive_ptr<c10d::Backend>& everyone,
+    const c10::intrusive_ptr<c10d::Store>& store) {
   const milliseconds timeout = local->timeout();
   std::vector<HostRanks> of_hosts;
   for (const auto& [name, ranks] : hosts) of_hosts.push_back({name, ranks});
   return c10::make_intrusive<ShmBackend>(
       std::make_unique<Hosts>(std::move(local), std::move(of_hosts), rank,
                               leaders ? std::make_unique<GlooLink>(leaders) : nullptr,
-                              std::make_unique<GlooLink>(everyone), std::make_unique<StoreBoard>(store), timeout),
+                              std::make_unique<GlooLink>(everyone), std::make_unique<StoreBoard>(store),
+                              timeout),
       timeout);
 }
 

@@ -196,12 +196,11 @@ void check_exchange(int ranks, const std::function<size_t(int, int)>& sent,
     for (int target = 0; target < ranks; target++) {
       const size_t sends = sent(source, target), takes = expected(source, target);
       if (sends == takes) continue;
-      throw CommError(Reason::kMismatch,
-                      "Rank " + std::to_string(source) + " called all_to_all with " +
-                          std::to_string(sends / bytes_each) + " elements for rank " +
-                          std::to_string(target) + ", but rank " + std::to_string(target) + " expects " +
-                          std::to_string(takes / bytes_each) + " elements from rank " +
-                          std::to_string(source) + ".");
+      throw CommError(Reason::kMismatch, "Rank " + std::to_string(source) + " called all_to_all with " +
+                                             std::to_string(sends / bytes_each) + " elements for rank " +
+                                             std::to_string(target) + ", but rank " + std::to_string(target) +
+                                             " expects " + std::to_string(takes / bytes_each) +
+                                             " elements from rank " + std::to_string(source) + ".");
     }
   }
 }

@@ -50,11 +50,12 @@ class GlooLink final : public Link {
   }
 
   std::unique_ptr<Transfer> send(const void* data, size_t bytes, int to, int tag) override {
-    return start(data, bytes, [&](c10d::Backend& gloo, auto& tensors) { return gloo.send(tensors, to, tag); });
+    return start(data, bytes, false,
+                 [&](c10d::Backend& gloo, auto& tensors) { return gloo.send(tensors, to, tag); });
   }
 
   std::unique_ptr<Transfer> receive(void* data, size_t bytes, int from, int tag) override {
-    return start(data, bytes, [&](c10d::Backend& gloo, auto& tensors) {
+    return start(data, bytes, true, [&](c10d::Backend& gloo, auto& tensors) {
       return from < 0 ? gloo.recvAnysource(tensors, tag) : gloo.recv(tensors, from, tag);
     });
   }
@@ -69,7 +70,8 @@ class GlooLink final : public Link {
  private:
   class GlooTransfer final : public Transfer {
    public:
-    GlooTransfer(GlooLink& link, c10::intrusive_ptr<c10d::Work> work) : link_(link), work_(std::move(work)) {}
+    GlooTransfer(GlooLink& link, c10::intrusive_ptr<c10d::Work> work, bool is_received)
+        : link_(link), work_(std::move(work)), is_received_(is_received) {}
     ~GlooTransfer() override {
       const std::lock_guard lock(link_.mutex_);
       link_.transfers_.erase(work_.get());
@@ -78,12 +80,13 @@ class GlooLink final : public Link {
       bool is_done = false;
       translated([&] { is_done = work_->wait(timeout); });
       if (!is_done) throw LinkError(false, "it was ended");
-      return work_->sourceRank();
+      return is_received_ ? work_->sourceRank() : -1;
     }
 
    private:
     GlooLink& link_;
     c10::intrusive_ptr<c10d::Work> work_;
+    bool is_received_;
   };
 
   static at::Tensor bytes_at(const void* data, size_t bytes) {
@@ -124,14 +127,14 @@ class GlooLink final : public Link {
   }
 
   template <class Body>
-  std::unique_ptr<Transfer> start(const void* data, size_t bytes, const Body& body) {
+  std::unique_ptr<Transfer> start(const void* data, size_t bytes, bool is_received, const Body& body) {
     const auto gloo = this->gloo();
     std::vector<at::Tensor> tensors{bytes_at(data, bytes)};
     c10::intrusive_ptr<c10d::Work> work;
     translated([&] { work = body(*gloo, tensors); });
     const std::lock_guard lock(mutex_);
     transfers_.insert(work.get());
-    return std::make_unique<GlooTransfer>(*this, std::move(work));
+    return std::make_unique<GlooTransfer>(*this, std::move(work), is_received);
   }
 
   std::mutex mutex_;

@@ -177,9 +177,8 @@ void Group::sleep_until_published(int rank, std::atomic<uint64_t>& stamp, Clock:
     const auto now = Clock::now();
     if (now >= deadline) {
       fail(Reason::kTimeout, "Rank " + number(rank_) + " gave up after " + time_of(call_timeout_) +
-                                 ": rank " + number(rank) + " (process " +
-                                 std::to_string(peers_.pid(rank)) + ") did not take part in " +
-                                 describe(call_) + ".");
+                                 ": rank " + number(rank) + " (process " + std::to_string(peers_.pid(rank)) +
+                                 ") did not take part in " + describe(call_) + ".");
     }
     const auto left = std::chrono::duration_cast<milliseconds>(deadline - now) + milliseconds(1);
     futex_wait(&stamp, static_cast<uint32_t>(seen), std::min(left, kSlice));
@@ -206,8 +205,8 @@ void Group::check_peer(int rank, const std::string& doing) {
 void Group::peer_is_gone(int rank, const std::string& doing) {
   const bool left = layout_.lines(rank).presence.load(std::memory_order_acquire) != 0;
   fail(Reason::kPeerGone, "Rank " + number(rank) + " (process " + std::to_string(peers_.pid(rank)) +
-                              (left ? ") left the group" : ") ended") + " while rank " +
-                              number(rank_) + " waited for it in " + doing + ".");
+                              (left ? ") left the group" : ") ended") + " while rank " + number(rank_) +
+                              " waited for it in " + doing + ".");
 }
 
 void Group::throw_mismatch() {

@@ -1,5 +1,5 @@
-// send and recv between hosts: the sender tells its call, the receiver agrees, and then the content follows, as
-// gloo ends a process that gets more than it expects.
+// send and recv between hosts: the sender tells its call, the receiver agrees, and then the content follows,
+// as gloo ends a process that gets more than it expects.
 #pragma once
 
 #include <map>
@@ -14,35 +14,65 @@ class HostMessages {
  public:
   explicit HostMessages(Hosts& hosts) : hosts_(hosts) {}
 
-  // In the order of the calls with the same tag and peer; -1 receives from any rank.
+  // Messages of the same tag and peer are passed in the order of the calls; -1 receives from any rank.
   void start(const c10::intrusive_ptr<ShmWork>& work, const std::shared_ptr<Target>& target, const Call& call,
-             int peer, std::function<void(const CommError&)> raise) {
-    const bool is_sent = static_cast<Kind>(call.kind) == Kind::kSend;
-    Queue* queue = nullptr;
-    {
-      const std::lock_guard lock(mutex_);
-      queue = &queues_[{is_sent, peer, call.root}];
-    }
-    queue->run(work, false, [this, work, target, call, peer, is_sent, raise](bool) {
+             int peer, const std::function<void(const CommError&)>& raise) {
+    const Key key{is_sent(call), peer, call.root};
+    const std::lock_guard lock(mutex_);
+    auto& chain = chains_[key];
+    chain.push_back([this, work, target, call, peer, raise] {
+      std::exception_ptr failure;
       try {
-        hosts_.pass_message(call, peer, [&](Link& link, std::chrono::milliseconds timeout) {
-          if (is_sent) {
-            send(link, target->data(), call, peer, timeout);
-          } else {
-            work->came_from(receive(link, target->data(), call, peer, timeout));
-          }
-        });
-        if (!is_sent) target->finish();
-      } catch (const CommError& error) {
-        raise(error);
+        try {
+          pass(*work, *target, call, peer);
+        } catch (const CommError& error) {
+          raise(error);
+        }
+      } catch (...) {
+        failure = std::current_exception();
       }
+      work->complete(failure);
     });
+    if (chain.size() == 1) std::thread([this, key] { serve(key); }).detach();
   }
 
   // After the links are cut, so that nothing is pending for long.
-  void stop() { queues_.clear(); }
+  void stop() {
+    std::unique_lock lock(mutex_);
+    ended_.wait(lock, [this] { return chains_.empty(); });
+  }
 
  private:
+  using Key = std::tuple<bool, int, uint32_t>;
+
+  static bool is_sent(const Call& call) { return static_cast<Kind>(call.kind) == Kind::kSend; }
+
+  // A thread lives as long as there are messages of its key: programs may use a new tag for every message.
+  void serve(const Key& key) {
+    std::unique_lock lock(mutex_);
+    auto& chain = chains_[key];
+    while (!chain.empty()) {
+      const auto& message = chain.front();
+      lock.unlock();
+      message();
+      lock.lock();
+      chain.pop_front();
+    }
+    chains_.erase(key);
+    ended_.notify_all();
+  }
+
+  void pass(ShmWork& work, Target& target, const Call& call, int peer) {
+    hosts_.pass_message(call, peer, [&](Link& link, std::chrono::milliseconds timeout) {
+      if (is_sent(call)) {
+        send(link, target.data(), call, peer, timeout);
+      } else {
+        work.came_from(receive(link, target.data(), call, peer, timeout));
+      }
+    });
+    if (!is_sent(call)) target.finish();
+  }
+
   // Three of gloo's tags for one of torch's, so that content never meets a receive of another size.
   static constexpr int kTags = 3;
   static int tag_of(const Call& call, int part) { return static_cast<int>(call.root) * kTags + part; }
@@ -52,7 +82,8 @@ class HostMessages {
   }
 
   static void compare(const Call& sent, int from, const Call& wanted, int to) {
-    if (sent.numel != wanted.numel || sent.dtype != wanted.dtype) throw different_messages(from, sent, to, wanted);
+    if (sent.numel != wanted.numel || sent.dtype != wanted.dtype)
+      throw different_messages(from, sent, to, wanted);
   }
 
   void send(Link& link, const void* data, const Call& call, int to, std::chrono::milliseconds timeout) const {
@@ -79,7 +110,8 @@ class HostMessages {
 
   Hosts& hosts_;
   std::mutex mutex_;
-  std::map<std::tuple<bool, int, uint32_t>, Queue> queues_;
+  std::condition_variable ended_;
+  std::map<Key, std::deque<std::function<void()>>> chains_;
 };
 
 }  // namespace acclimate_comm

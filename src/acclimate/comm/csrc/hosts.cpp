@@ -352,8 +352,8 @@ void Hosts::pass_message(const Call& call, int peer, const std::function<void(Li
     const std::string whom = peer < 0 ? "any rank" : "rank " + std::to_string(peer);
     const std::string way = static_cast<Kind>(call.kind) == Kind::kSend ? " to " : " from ";
     if (text.empty() && error.is_timeout) {
-      text = "Rank " + std::to_string(rank_) + " gave up after " + time_of(timeout) + ": " + with_tag(call) + way +
-             whom + " was not done.";
+      text = "Rank " + std::to_string(rank_) + " gave up after " + time_of(timeout) + ": " + with_tag(call) +
+             way + whom + " was not done.";
     } else if (text.empty()) {
       text = "Rank " + std::to_string(rank_) + " lost the connection to " + whom + " in " + with_tag(call) +
              ": " + error.what() + ".";

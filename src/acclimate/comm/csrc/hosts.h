@@ -1,5 +1,5 @@
-// Collectives of ranks on several hosts: shared memory on each host, and links between the hosts' first ranks,
-// their leaders.
+// Collectives of ranks on several hosts: shared memory on each host, and links between the hosts' first
+// ranks, their leaders.
 #pragma once
 
 #include "transport.h"
@@ -16,7 +16,7 @@ class LinkError : public std::runtime_error {
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  // Throws LinkError. The rank that they came from.
+  // Throws LinkError. The rank that they came from; -1 where they were sent.
   virtual int wait(std::chrono::milliseconds timeout) = 0;
 };
 

@@ -8,8 +8,8 @@
 namespace acclimate_comm {
 
 // Combines the sources in their order, so that all ranks get the same bits. `to` may be one of them.
-// Half-precision numbers are combined in fp32 and rounded once. An average divides the sum by `divisor`, which
-// is 1 where more sources follow.
+// Half-precision numbers are combined in fp32 and rounded once. An average divides the sum by `divisor`,
+// which is 1 where more sources follow.
 using Reduce = void (*)(void* to, const void* const* from, int sources, size_t elements, int divisor);
 
 // nullptr where the reduction does not exist for the dtype: the bits of floats, the order of complex numbers.

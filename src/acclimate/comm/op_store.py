@@ -1,0 +1,42 @@
+"""The store through which the ranks of DeepSpeed's communication ops find each other."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import rendezvous
+
+from acclimate.errors import InvalidEnvironmentError
+
+
+def store_for(op: str, number: int, size: int, rank: int) -> Any:
+    """A store of one group of an op.
+
+    Args:
+        op: its name.
+        number: how many groups of it this process made before.
+        size: the number of ranks.
+        rank: this one.
+
+    Raises:
+        InvalidEnvironmentError: there is neither a default group of this size nor ``MASTER_ADDR``.
+    """
+    return distributed_c10d.PrefixStore(f"acclimate/{op}/{number}", _shared(size, rank))
+
+
+def _shared(size: int, rank: int) -> Any:
+    if dist.is_initialized() and dist.get_world_size() == size:
+        return distributed_c10d._get_default_store()
+    if size > 1 and not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
+        raise InvalidEnvironmentError(
+            "initialize() needs a way for the ranks to find each other. Call acclimate.init_distributed() "
+            "before, or set MASTER_ADDR and MASTER_PORT."
+        )
+    if size == 1:
+        return torch._C._distributed_c10d.HashStore()
+    store, _, _ = next(rendezvous("env://", rank, size))
+    return store
