@@ -1,4 +1,4 @@
-"""Collectives between ranks of this host, beside gloo's and DeepSpeed's and vLLM's shared-memory ops, in one run.
+"""Collectives between ranks of this host, beside those of gloo, DeepSpeed and vLLM, in one run.
 
     python benchmarks/comm.py [op backend many ddp] [--picture docs/comm.png]
 
