@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from collective_cases import COMPLEX, FLOAT8, FLOATS, Case, cases, expected, run
 from hypothesis import HealthCheck, given, settings
-from rank_processes import RankProcesses, Told
 
 import acclimate
+from rank_processes import RankProcesses, Told
 
 RANKS = 4
 UNEVEN = [0, 1, 3]

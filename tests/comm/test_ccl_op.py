@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from rank_processes import RankProcesses
 
 import acclimate
 from acclimate.comm.ccl_op import oneccl_folder
 from acclimate.errors import OpBuildError
+from rank_processes import RankProcesses
 
 
 def builder() -> Any:
