@@ -72,6 +72,7 @@ def describe(model: torch.nn.Module, plan: Plan, name: str) -> dict[str, Any]:
         name: of the model.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    in_order = [plan.splits[name] for name in tensors if name in plan.splits and name not in plan.shared]
     parameters: list[dict[str, Any]] = [
         {
             "name": split.name,
@@ -82,19 +83,14 @@ def describe(model: torch.nn.Module, plan: Plan, name: str) -> dict[str, Any]:
             "ranges": [[list(each) for each in part] for part in split.parts],
             "bytes": [_shard_bytes(split, rank, tensors) for rank in range(plan.size)],
         }
-        for split in plan.splits.values()
-        if split.name not in plan.shared
+        for split in in_order
     ]
     return {
         "model": name,
         "class": type(model).__name__,
         "ranks": plan.size,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
-        "bytes": sum(
-            prod(split.shape) * tensors[split.name].dtype.itemsize
-            for split in plan.splits.values()
-            if split.name not in plan.shared
-        ),
+        "bytes": sum(prod(split.shape) * tensors[split.name].dtype.itemsize for split in in_order),
         "bytes_per_rank": [sum(each["bytes"][rank] for each in parameters) for rank in range(plan.size)],
         "parameters": parameters,
         "tied": dict(plan.shared),
