@@ -11,17 +11,24 @@ from acclimate.port.formats import counts, diff
 from acclimate.port.work import FileResult
 
 _STYLE = """
-:root { color-scheme: light dark; --line: #8884; --add: #2da44e26; --del: #cf222e26; --dim: #8889; }
+:root { color-scheme: light dark; --line: #8884; --add: #ddf4e2; --del: #fbdcdc; }
+:root { --dim: #5f5f5f; --bad: #a40e26; background: #fff; color: #1a1a1a; --link: #0047ab; }
+@media (prefers-color-scheme: dark) {
+  :root { background: #161616; color: #ececec; --link: #8ab4f8; }
+  :root { --add: #12361f; --del: #451a1e; --dim: #a5a5a5; --bad: #ff8a93; }
+}
+a { color: var(--link); }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; overflow-wrap: anywhere; }
-table { border-collapse: collapse; width: 100%; } th, td { text-align: left; padding: .25rem .6rem;
+table { border-collapse: collapse; display: block; overflow-x: auto; }
+th, td { text-align: left; padding: .25rem .6rem;
 border-bottom: 1px solid var(--line); vertical-align: top; }
 td.n, th.n { text-align: right; white-space: nowrap; }
 code, pre { font: 13px/1.45 ui-monospace, monospace; } td code { overflow-wrap: anywhere; }
 pre { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; padding: .5rem 0; }
 pre span { display: block; padding: 0 .75rem; white-space: pre; min-height: 1.45em; }
 .add { background: var(--add); } .del { background: var(--del); } .hunk { color: var(--dim); }
-details { margin: .5rem 0; } summary { cursor: pointer; } .failed { color: #cf222e; }
+details { margin: .5rem 0; } summary { cursor: pointer; } .failed { color: var(--bad); }
 """
 
 _WORDS = {

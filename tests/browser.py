@@ -20,6 +20,30 @@ from typing import Any
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _TIMEOUT_S = 60
 
+# Of all text that is shown, the lowest ratio of contrast to what is behind it, by WCAG's formula.
+LOWEST_CONTRAST = """(() => {
+  const parse = text => text.match(/[\\d.]+/g).map(Number);
+  const linear = v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map(v => linear(v / 255));
+    return .2126 * x + .7152 * y + .0722 * z;
+  };
+  let lowest = [99, ''];
+  for (const element of document.body.querySelectorAll('*')) {
+    const own = [...element.childNodes].some(node => node.nodeType === 3 && node.textContent.trim());
+    if (!own || !element.checkVisibility()) continue;
+    let behind = element, back = [0, 0, 0, 0];
+    while (behind && (back.length === 4 && back[3] === 0)) {
+      back = parse(getComputedStyle(behind).backgroundColor);
+      behind = behind.parentElement;
+    }
+    const [a, b] = [light(parse(getComputedStyle(element).color)), light(back)].sort((x, y) => y - x);
+    const ratio = (a + .05) / (b + .05);
+    if (ratio < lowest[0]) lowest = [ratio, element.outerHTML.slice(0, 120)];
+  }
+  return lowest;
+})()"""
+
 
 def installed() -> str | None:
     """The path of a browser; None where there is none."""
