@@ -11,6 +11,7 @@ LONGEST_FIRST = (
     "tests/comm",
     "extensions/acclimate-sim/tests/test_sim_folders.py",
     "tests/inference",
+    "tests/parallel",
     "tests/launch/test_run_command.py",
     "tests/ops/optimizers/test_optimizer_ops.py",
     "extensions/acclimate-sim/tests/test_sim_operators.py",
