@@ -122,19 +122,29 @@ def tiny_model(name: str, **changes: Any) -> nn.Module:
 
     config = tiny_config(name, **changes)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return randomise(model.eval())
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    # Text that repeats one token would hide a wrong cache.
+    for seed in range(1, 12):
+        randomise(model, seed)
+        text = model.generate(torch.arange(3, 12)[None], max_new_tokens=8, do_sample=False)
+        if len(set(text[0, 9:].tolist())) > 3:
+            break
+    return model
 
 
-def randomise(model: nn.Module) -> nn.Module:
+def randomise(model: nn.Module, seed: int = 1) -> nn.Module:
     """Gives every parameter random values, also biases and norms, which a new model has all the same."""
-    random = torch.Generator().manual_seed(1)
+    random = torch.Generator().manual_seed(seed)
+    tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
     with torch.no_grad():
         for p in model.parameters():
             noise = torch.randn(p.shape, generator=random)
-            if p.dim() >= 2:
+            if id(p) in tables:
+                # Smaller, as a tied head would repeat the last token else.
+                p.copy_(noise * (0.5 / p.shape[-1] ** 0.5))
+            elif p.dim() >= 2:
                 p.copy_(noise * (1.5 / p.shape[-1] ** 0.5))
-            elif p.mean().abs() > 0.5:
+            elif p.mean() > 0.5:
                 p.copy_(1 + 0.3 * noise)
             else:
                 p.copy_(0.3 * noise)
@@ -142,3 +152,12 @@ def randomise(model: nn.Module) -> nn.Module:
             if b.is_floating_point() and b.dim() == 1 and not b.any():
                 b.copy_(0.1 * torch.randn(b.shape, generator=random))
     return model
+
+
+def meta_model(name: str, **changes: Any) -> nn.Module:
+    """The same model without weights."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: nn.Module = AutoModelForCausalLM.from_config(tiny_config(name, **changes), dtype=torch.float32)
+    return model.eval()

@@ -27,7 +27,7 @@ NAMED = [
     "gpt_bigcode",
     "gemma3_text",
 ]
-QUICK = ("llama", "gpt2", "deepseek_v3")
+QUICK = ("gpt2",)
 
 
 def names(quick: Sequence[str]) -> list[Any]:
@@ -62,7 +62,7 @@ def test_a_model_with_one_key_value_head_gives_the_same(name: str) -> None:
     assert found.largest_share <= 0.60
 
 
-@pytest.mark.parametrize("name", names(("qwen3", "deepseek_v3", "mixtral")))
+@pytest.mark.parametrize("name", names(("deepseek_v3",)))
 def test_the_gradients_of_a_split_model_are_those_of_the_whole_one(name: str) -> None:
     assert worst_gradient(name, 2) < 1e-3
 

@@ -1,0 +1,134 @@
+"""Plans: what they say, whose word they follow, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from acclimate.errors import PlanError
+from acclimate.parallel import Split, make_plan, shard
+from acclimate.parallel.apply import apply_plan
+from acclimate.parallel.training import clip_grad_norm
+from acclimate.parallel.verify import ThreadRanks, on_threads
+
+
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 10), nn.Linear(10, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.down(torch.relu(self.up(x)))
+        return out
+
+
+class Mixer(nn.Module):
+    """Every column of ``down`` depends on every column of ``up``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 10), nn.Linear(10, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.down(self.up(x).softmax(-1))
+        return out
+
+
+class Model(nn.Module):
+    def __init__(self, block: type[nn.Module]) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(20, 6)
+        self.layers = nn.ModuleList(block() for _ in range(2))
+        self.head = nn.Linear(6, 20, bias=False)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.tokens
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.tokens(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def plan_of(user: Any = None, block: type[nn.Module] = Perceptron, size: int = 3) -> Any:
+    return make_plan(Model(block), size, user)
+
+
+def test_any_model_is_split_by_what_flows_where() -> None:
+    plan = plan_of()
+    assert plan.splits["layers.1.up.weight"].kind == "columns"
+    assert plan.splits["layers.1.up.weight"].parts == (((0, 4),), ((4, 7),), ((7, 10),))
+    assert (plan.splits["layers.1.down.weight"].kind, plan.splits["layers.1.down.weight"].dim) == ("rows", 1)
+    assert plan.splits["tokens.weight"].kind == plan.splits["head.weight"].kind == "vocabulary"
+    assert set(plan.source.values()) == {"structure"}
+
+
+def test_a_bias_of_rows_is_on_one_rank_only() -> None:
+    assert plan_of().splits["layers.0.down.bias"].parts == (((0, 6),), (), ())
+
+
+def test_what_cannot_be_split_is_refused_with_module_reason_and_mapping() -> None:
+    with pytest.raises(PlanError) as refused:
+        plan_of(block=Mixer)
+    assert "layers.0.down (all columns between layers.0.up and it depend on each other" in str(refused.value)
+    assert '"layers.*.up": "replicated"' in str(refused.value)
+
+
+def test_the_mapping_of_a_refusal_is_accepted() -> None:
+    plan = plan_of({"layers.*.up": "replicated", "layers.*.down": "replicated"}, Mixer)
+    assert plan.splits["layers.0.up.weight"].kind == "replicated"
+
+
+def test_a_mapping_that_is_not_right_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"layers\.0\.up cannot be split by rows.*its structure says columns"):
+        plan_of({"layers.0.up": "rows"})
+
+
+def test_a_pattern_that_fits_nothing_is_refused() -> None:
+    with pytest.raises(
+        PlanError, match=r"No module fits the pattern 'blocks\.\*\.up'.* Is 'layers\.0\.up' meant"
+    ):
+        plan_of({"blocks.*.up": "columns"})
+
+
+def test_deepspeeds_layer_specs_are_read() -> None:
+    specs = [
+        {"patterns": [r".*\.up\.weight$"], "partition_type": "column"},
+        {"patterns": [r".*\.down\.weight$"], "partition_type": "row"},
+    ]
+    plan = plan_of({"tensor_parallel": {"partition_config": {"layer_specs": specs}}})
+    assert plan.source["layers.0.up"] == "user"
+    assert plan.splits["head.weight"].kind == "replicated"
+
+
+def test_a_shard_is_its_ranges_in_their_order() -> None:
+    split = Split("w", (6,), "columns", 0, (((4, 6), (0, 1)), ()))
+    assert shard(torch.arange(6), split, 0).tolist() == [4, 5, 0]
+    assert shard(torch.arange(6), split, 1).tolist() == []
+
+
+def test_the_norm_that_gradients_are_clipped_by_is_the_whole_models() -> None:
+    torch.manual_seed(0)
+    whole = Model(Perceptron)
+    state = whole.state_dict()
+    plan = make_plan(whole, 3)
+    tokens = torch.arange(8).view(2, 4)
+    whole(tokens).square().mean().backward()
+    expected = nn.utils.clip_grad_norm_(whole.parameters(), 1.0)
+
+    def work(ranks: ThreadRanks) -> float:
+        model = Model(Perceptron)
+        model.load_state_dict(state)
+        apply_plan(model, plan, ranks)
+        model(tokens).square().mean().backward()
+        return float(clip_grad_norm(model, plan, ranks, 1.0))
+
+    assert on_threads(3, work) == pytest.approx([float(expected)] * 3, rel=1e-5)
