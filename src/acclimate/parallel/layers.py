@@ -106,6 +106,10 @@ def _rows(module: nn.Module, change: Change, ranks: Ranks) -> None:
         module.register_forward_pre_hook(
             lambda _, args: (args[0].index_select(-1, own.to(args[0].device)), *args[1:])
         )
+    if not change.parts[ranks.rank]:
+        width = max(module.weight.shape)  # type: ignore[arg-type]
+        # Some linear modules cannot work without columns; the sum of none keeps the graph for backward.
+        module.forward = lambda inputs: inputs.sum(-1, keepdim=True).expand(*inputs.shape[:-1], width)
     module.register_forward_hook(lambda _, args, output: sum_over_ranks(output, ranks))
 
 
@@ -184,7 +188,7 @@ def place_shard(
         module._parameters[name] = made[id(whole)]
         return
     shape = split.shard_shape(rank)
-    if not split.parts[rank] and split.kind in ("rows", "experts") and len(split.shape) < 3:
+    if rank and split.parts[0] == ((0, split.shape[split.dim]),) and not any(split.parts[1:]):
         # A summand that another rank adds.
         del module._parameters[name]
         if type(module).forward is nn.Linear.forward:
