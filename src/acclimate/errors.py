@@ -292,6 +292,13 @@ class ConformanceError(AcclimateError, RuntimeError):
     """An accelerator cannot be checked: it does not load, or there is no such check."""
 
 
+# -- compat --------------------------------------------------------------------------------------
+
+
+class ImportOrderError(AcclimateError, ImportError):
+    """A library was imported too early to be given an accelerator."""
+
+
 # -- port ----------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import pkgutil
 import shutil
 import socket
 import sys
@@ -120,8 +121,19 @@ def plan_job(options: RunOptions, accelerator: Backend | None, environ: Mapping[
     return replace(
         job,
         command=_command(options, here) if options.command else (),
-        environment={**({} if here else exported), **options.environment},
+        environment={**({} if here else exported), **options.environment, **_for_libraries(options, environ)},
     )
+
+
+def _for_libraries(options: RunOptions, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables with which other libraries run on this accelerator."""
+    if not (options.deepspeed or options.deepspeed_names):
+        return {}
+    asked = "1" if options.deepspeed else "names"
+    path = options.environment.get("PYTHONPATH", environ.get("PYTHONPATH", ""))
+    # By name, since compat/ is above this room.
+    describe = pkgutil.resolve_name("acclimate.compat.deepspeed:child_environment")
+    return dict(describe(path, asked))
 
 
 def _working_directory() -> str:

@@ -134,6 +134,15 @@ class RunOptions:
         help="a variable for all ranks; without a value, its value here (may be repeated)",
     )
 
+    deepspeed: bool = _flag(
+        _ranks, "--deepspeed", help="DeepSpeed runs on the accelerator that acclimate finds"
+    )
+    deepspeed_names: bool = _flag(
+        _ranks,
+        "--deepspeed_names",
+        help="without DeepSpeed: import deepspeed finds the names of its accelerator layer",
+    )
+
     bind_cores_to_rank: bool = _flag(
         _binding, "--bind_cores_to_rank", help="give each rank its own cores, and memory near them"
     )
@@ -293,6 +302,10 @@ def read_options(args: argparse.Namespace, environ: Mapping[str, str]) -> RunOpt
         )
     if options.module and options.no_python:
         raise LaunchOptionError("--module and --no_python contradict each other: Python runs a module.")
+    if options.deepspeed and options.deepspeed_names:
+        raise LaunchOptionError(
+            "--deepspeed and --deepspeed_names contradict each other: one is with DeepSpeed, one without."
+        )
     if options.use_hyperthreads and not options.bind_cores:
         raise LaunchOptionError("--use_hyperthreads says how cores are bound; add --bind_cores_to_rank.")
     if options.node_rank is not None:

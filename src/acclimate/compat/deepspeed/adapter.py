@@ -1,0 +1,102 @@
+"""One of our accelerators as a DeepSpeed accelerator."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from acclimate.compat.deepspeed.builders import builder_class, builder_package
+
+if TYPE_CHECKING:
+    import torch
+
+    from acclimate.accelerator import Accelerator
+
+_PINNING = ("pin_memory", "pin_empty", "pin_empty_like", "is_pinned", "unpin_memory")
+"""Methods that stay DeepSpeed's: they count pinned bytes, and use DeepSpeed's own allocator if
+``DS_PIN_MEMORY_BACKEND=native``. Otherwise they call the ``_torch_…`` methods, which are ours."""
+_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+"""What DeepSpeed's launcher sets for accelerators without such a variable: it takes the first without asking
+whether there is one. DeepSpeed's CPU accelerator gives the same name."""
+
+
+class _Differences:
+    """What DeepSpeed expects in another form than our interface has it."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self._name = accelerator.device_type  # ZeRO stage 3 takes it for a device
+        self._communication_backend_name = accelerator.communication_backend_name()
+        self._compile_backend = accelerator.get_compile_backend()
+
+    def __getattr__(self, name: str) -> Any:
+        """What only our interface has."""
+        if name == "accelerator":  # not set yet: a copy is being made
+            raise AttributeError(name)
+        return getattr(self.accelerator, name)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.accelerator.name}>"
+
+    def _torch_pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.accelerator.pin_memory(tensor)
+
+    def _torch_empty_pinned(self, tensor: torch.Tensor, shape: Iterable[int]) -> torch.Tensor:
+        return self.accelerator.pin_empty(tuple(shape), dtype=tensor.dtype)
+
+    def _torch_is_pinned(self, tensor: torch.Tensor) -> bool:
+        return self.accelerator.is_pinned(tensor)
+
+    @property
+    def _torch_pins_host_memory(self) -> bool:
+        return self.accelerator._pins_host_memory()
+
+    def op_builder_dir(self) -> str:
+        return builder_package(self._name)
+
+    def get_op_builder(self, class_name: str) -> type[Any]:
+        return builder_class(self.accelerator, class_name)
+
+    def create_op_builder(self, class_name: str) -> Any:
+        return self.get_op_builder(class_name)()
+
+    def visible_devices_envs(self) -> list[str]:
+        return self.accelerator.visible_devices_envs() or [_VISIBLE_DEVICES]
+
+    def set_visible_devices_envs(
+        self, current_env: MutableMapping[str, str], local_accelerator_ids: Iterable[int | str]
+    ) -> None:
+        devices = ",".join(map(str, local_accelerator_ids))
+        current_env.update(dict.fromkeys(self.visible_devices_envs(), devices))
+
+
+def adapt(accelerator: Accelerator) -> Any:
+    """Returns the accelerator as an object of a subclass of DeepSpeed's ``DeepSpeedAccelerator``.
+
+    All members of that class are there, so that one added by a later release has DeepSpeed's default or
+    ours. Members that only our interface has work, too.
+    """
+    from deepspeed.accelerator.abstract_accelerator import DeepSpeedAccelerator
+
+    members = {
+        name: _property(name) if isinstance(member, property) else _method(name)
+        for name, member in inspect.getmembers_static(DeepSpeedAccelerator)
+        if not name.startswith("_")
+        and name not in _PINNING
+        and not hasattr(_Differences, name)
+        and hasattr(type(accelerator), name)
+    }
+    return type("AcclimateAccelerator", (_Differences, DeepSpeedAccelerator), members)(accelerator)
+
+
+def _method(name: str) -> Any:
+    def method(self: _Differences, *args: Any, **options: Any) -> Any:
+        return getattr(self.accelerator, name)(*args, **options)
+
+    method.__name__ = name
+    return method
+
+
+def _property(name: str) -> property:
+    return property(lambda self: getattr(self.accelerator, name))

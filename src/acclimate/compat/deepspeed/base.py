@@ -1,0 +1,104 @@
+"""A base class for accelerators that were written for DeepSpeed."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from acclimate.accelerator import Accelerator, MixedPrecision
+from acclimate.backends import BUILTIN
+
+
+class DeepSpeedAccelerator(Accelerator):
+    """DeepSpeed's base class, with a default for everything that a subclass lacks.
+
+    A subclass sets ``_name`` and ``_communication_backend_name``, as DeepSpeed's do; what our interface calls
+    ``name``, ``device_type``, ``communication_backend`` and ``visible_devices_variable`` follows from them.
+    A method that an older release of DeepSpeed declared with fewer arguments takes ours as well.
+    """
+
+    _name: str
+    _communication_backend_name: str
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, own in list(vars(cls).items()):
+            ours = inspect.getattr_static(Accelerator, name, None)
+            if not inspect.isfunction(own):
+                continue
+            if inspect.isfunction(ours):
+                setattr(cls, name, _with_our_arguments(own, ours))
+            elif name == "amp":  # a method then, a property now
+                setattr(cls, name, property(functools.partial(_Amp, amp=own)))
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        # Code asks with isinstance() whether it got an accelerator, which all of ours are.
+        return True if cls is DeepSpeedAccelerator and Accelerator in other.__mro__ else NotImplemented
+
+    @property
+    def device_type(self) -> str:
+        return self._name.partition(".")[0]
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def communication_backend(self) -> str:
+        return self._communication_backend_name
+
+    @property
+    def visible_devices_variable(self) -> str | None:
+        record = next((record for record in BUILTIN if record.name == self._name), None)
+        return record.visible_devices_variable() if record is not None else None
+
+
+class _Amp(MixedPrecision):
+    """``acc.amp.autocast(…)`` as our interface has it, and ``acc.amp()`` as the subclass has it."""
+
+    def __init__(self, accelerator: Any, amp: Callable[[Any], Any]) -> None:
+        super().__init__(accelerator)
+        self._amp = functools.partial(amp, accelerator)
+
+    def __call__(self) -> Any:
+        return self._amp()
+
+
+def _with_our_arguments(own: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method that can be called with its own arguments or with ours.
+
+    An argument of ours that ``own`` does not have, and that has its default, is left out; ``device_index`` is
+    the current device's where only ``own`` needs it. Calls that cannot be expressed so go to ``ours``.
+    """
+    theirs, wanted = inspect.signature(own), inspect.signature(ours)
+    taken = theirs.parameters
+    if any(each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in taken.values()):
+        return own
+    needed = {name for name, each in taken.items() if each.default is each.empty}
+    if needed <= {name for name, each in wanted.parameters.items() if each.default is each.empty} and set(
+        wanted.parameters
+    ) <= set(taken):
+        return own
+
+    @functools.wraps(own)
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        try:
+            theirs.bind(self, *args, **options)
+        except TypeError:
+            pass
+        else:
+            return own(self, *args, **options)
+        given = wanted.bind(self, *args, **options).arguments
+        if "device_index" in needed - set(given):
+            given["device_index"] = self.current_device()
+        left_out = {name: value for name, value in given.items() if name not in taken}
+        if needed <= set(given) and all(
+            value == wanted.parameters[name].default for name, value in left_out.items()
+        ):
+            return own(**{name: value for name, value in given.items() if name in taken})
+        return ours(self, *args, **options)
+
+    return method

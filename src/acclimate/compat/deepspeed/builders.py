@@ -1,0 +1,109 @@
+"""The op builders that DeepSpeed gets by name: its own, or ours under the names that it expects."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import pkgutil
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from acclimate.accelerator import Accelerator
+
+PACKAGE = "deepspeed.ops.op_builder"
+"""DeepSpeed's builders for CUDA; those for other devices are in subpackages of it."""
+
+OURS = {
+    "AsyncIOBuilder": ("async_io", "DS_BUILD_AIO", "deepspeed.ops.aio"),
+    "CPUAdagradBuilder": ("cpu_adagrad", "DS_BUILD_CPU_ADAGRAD", "deepspeed.ops.adagrad"),
+    "CPUAdamBuilder": ("cpu_adam", "DS_BUILD_CPU_ADAM", "deepspeed.ops.adam"),
+    "CPULionBuilder": ("cpu_lion", "DS_BUILD_CPU_LION", "deepspeed.ops.lion"),
+    "ShareMemCommBuilder": ("deepspeed_shm_comm", "DS_BUILD_SHM_COMM", "deepspeed.ops.comm"),
+}
+"""Builders of ours with the functions of DeepSpeed's: ``NAME``, ``BUILD_VAR`` and package of each."""
+
+
+def builder_package(device_type: str) -> str:
+    """Returns the name of DeepSpeed's package of builders for a device: the host's, if it has none."""
+    if device_type == "cuda":
+        return PACKAGE
+    of_device = f"{PACKAGE}.{device_type}"
+    return of_device if find_spec(of_device) is not None else f"{PACKAGE}.cpu"
+
+
+def builder_class(accelerator: Accelerator, class_name: str) -> type[Any]:
+    """Returns a builder's class: ours if ``ACCLIMATE_DEEPSPEED_OPS=1``, else DeepSpeed's.
+
+    For an op that neither has, DeepSpeed's ``NotImplementedBuilder``, whose ``load()`` raises.
+    """
+    if os.environ.get("ACCLIMATE_DEEPSPEED_OPS") == "1" and class_name in OURS:
+        ours = _adapted(accelerator, class_name)
+        if ours is not None:
+            return ours
+    theirs = _deepspeed_builders(builder_package(accelerator.device_type))
+    return theirs.get(class_name) or theirs["NotImplementedBuilder"]
+
+
+@functools.cache
+def _deepspeed_builders(package: str) -> dict[str, type[Any]]:
+    # The host's first: those of a device replace them.
+    names = [f"{PACKAGE}.cpu"] if package != f"{PACKAGE}.cpu" else []
+    found: dict[str, type[Any]] = {}
+    for name in (*names, package):
+        folder = importlib.import_module(name).__path__
+        for module in pkgutil.iter_modules(folder):
+            if not module.ispkg and module.name not in ("all_ops", "builder"):
+                members = vars(importlib.import_module(f"{name}.{module.name}"))
+                found.update({key: each for key, each in members.items() if _is_builder(key, each)})
+    return found
+
+
+def _is_builder(name: str, member: Any) -> bool:
+    return name.endswith("Builder") and inspect.isclass(member) and not inspect.isabstract(member)
+
+
+class _AdaptedBuilder:
+    """A builder of ours that has what DeepSpeed reads of its own builders."""
+
+    NAME: str
+    BUILD_VAR: str
+    package: str
+    ours: Callable[[], Any]
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name or self.NAME
+        self._builder = type(self).ours()
+        self.error_log: str | None = self._builder.incompatibility()
+
+    def __getattr__(self, name: str) -> Any:
+        """What only our builders have."""
+        if name == "_builder":  # not set yet: a copy is being made
+            raise AttributeError(name)
+        return getattr(self._builder, name)
+
+    def absolute_name(self) -> str:
+        return f"{self.package}.{self.NAME}_op"
+
+    def load(self, verbose: bool = False) -> Any:
+        return self._builder.load(verbose)
+
+    jit_load = load
+
+
+@functools.cache
+def _adapted(accelerator: Accelerator, class_name: str) -> type[Any] | None:
+    """Returns a class whose objects, made without arguments, build for this accelerator."""
+    if accelerator.get_op_builder(class_name) is None:
+        return None
+    name, variable, package = OURS[class_name]
+    members = {
+        "NAME": name,
+        "BUILD_VAR": variable,
+        "package": package,
+        "ours": staticmethod(lambda: accelerator.create_op_builder(class_name)),
+    }
+    return type(class_name, (_AdaptedBuilder,), members)

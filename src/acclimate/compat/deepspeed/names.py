@@ -1,0 +1,135 @@
+"""DeepSpeed's module names without DeepSpeed: a table of what stands behind each, and its importer.
+
+A module here is made when it is imported, and looks a name up when it is used. Only names of the accelerator
+layer, the op builders and what runs here are in the table; nothing pretends that DeepSpeed is installed:
+``importlib.metadata`` does not know it, so transformers and Accelerate find no DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pkgutil import resolve_name
+from types import ModuleType
+from typing import Any
+
+_HERE = "acclimate.compat.deepspeed"
+_CHOICE = {name: f"acclimate:{name}" for name in ("get_accelerator", "set_accelerator")}
+_CHOICE["is_current_accelerator_supported"] = "acclimate:is_current_accelerator_supported"
+_CLASSES = {
+    "cpu": ("CPU_Accelerator", "acclimate.backends.cpu:CPUAccelerator"),
+    "cuda": ("CUDA_Accelerator", "acclimate.backends.cuda:CUDAAccelerator"),
+    "hpu": ("HPU_Accelerator", "acclimate.backends.hpu:HPUAccelerator"),
+    "mlu": ("MLU_Accelerator", "acclimate.backends.mlu:MLUAccelerator"),
+    "mps": ("MPS_Accelerator", "acclimate.backends.mps:MPSAccelerator"),
+    "npu": ("NPU_Accelerator", "acclimate.backends.npu:NPUAccelerator"),
+    "sdaa": ("SDAA_Accelerator", "acclimate.backends.sdaa:SDAAAccelerator"),
+    "xpu": ("XPU_Accelerator", "acclimate.backends.xpu:XPUAccelerator"),
+}
+_ADAM = {"DeepSpeedCPUAdam": "acclimate.ops:CPUAdam", "FusedAdam": "acclimate.ops:FusedAdam"}
+_LION = {"DeepSpeedCPULion": "acclimate.ops:CPULion", "FusedLion": "acclimate.ops:FusedLion"}
+_ADAGRAD = {"DeepSpeedCPUAdagrad": "acclimate.ops:CPUAdagrad"}
+_LAMB = {"FusedLamb": "acclimate.ops:FusedLamb"}
+_LOGGING = {"logger": f"{_HERE}.functions:logger", "log_dist": f"{_HERE}.functions:log_dist"}
+_BUILDER = {
+    "OpBuilder": f"{_HERE}.op_builder:OpBuilder",
+    "TORCH_MAJOR": f"{_HERE}.op_builder:TORCH_MAJOR",
+    "TORCH_MINOR": f"{_HERE}.op_builder:TORCH_MINOR",
+}
+
+NAMES: Mapping[str, Mapping[str, str]] = {
+    "deepspeed": {
+        **_CHOICE,
+        "init_distributed": f"{_HERE}.functions:init_distributed",
+        "init_inference": f"{_HERE}.functions:init_inference",
+        "initialize": f"{_HERE}.functions:initialize",
+        "logger": f"{_HERE}.functions:logger",
+    },
+    "deepspeed.accelerator": {
+        **_CHOICE,
+        "DeepSpeedAccelerator": f"{_HERE}.base:DeepSpeedAccelerator",
+    },
+    "deepspeed.accelerator.abstract_accelerator": {
+        "DeepSpeedAccelerator": f"{_HERE}.base:DeepSpeedAccelerator",
+    },
+    "deepspeed.accelerator.real_accelerator": {
+        **_CHOICE,
+        "SUPPORTED_ACCELERATOR_LIST": "acclimate.backends:SPECIFIED",
+    },
+    **{f"deepspeed.accelerator.{name}_accelerator": dict([pair]) for name, pair in _CLASSES.items()},
+    "deepspeed.comm": {"init_distributed": f"{_HERE}.functions:init_distributed"},
+    "deepspeed.git_version_info": {
+        "installed_ops": f"{_HERE}.functions:installed_ops",
+        "torch_info": f"{_HERE}.functions:torch_info",
+        "version": "acclimate:__version__",
+    },
+    "deepspeed.ops": {},
+    "deepspeed.ops.adagrad": _ADAGRAD,
+    "deepspeed.ops.adam": _ADAM,
+    "deepspeed.ops.lamb": _LAMB,
+    "deepspeed.ops.lion": _LION,
+    "deepspeed.ops.op_builder": {"OpBuilder": _BUILDER["OpBuilder"]},
+    "deepspeed.ops.op_builder.async_io": {},
+    "deepspeed.ops.op_builder.builder": _BUILDER,
+    "deepspeed.ops.op_builder.sparse_attn": {},
+    "deepspeed.utils": _LOGGING,
+    "deepspeed.utils.logging": _LOGGING,
+}
+"""What each module has: names, and ``"module:name"`` of what they stand for."""
+
+_OTHERS: Mapping[str, str] = {
+    "deepspeed.comm": f"{_HERE}.functions:collective",
+    "deepspeed.ops.op_builder": f"{_HERE}.op_builder:builder_class",
+    "deepspeed.ops.op_builder.async_io": f"{_HERE}.op_builder:builder_class",
+    "deepspeed.ops.op_builder.sparse_attn": f"{_HERE}.op_builder:builder_class",
+}
+"""Functions that look up any other name of a module, and raise ``AttributeError`` if there is none."""
+
+
+class NamesFinder(MetaPathFinder, Loader):
+    """Finds and makes the modules of :data:`NAMES`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Returns the spec of a module in the table; else ``None``."""
+        if fullname not in NAMES:
+            return None
+        is_package = any(name.startswith(f"{fullname}.") for name in NAMES)
+        return ModuleSpec(fullname, self, origin=_HERE, is_package=is_package)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Gives the module its names."""
+        name = module.__name__
+        names, others = NAMES[name], _OTHERS.get(name)
+
+        def get(wanted: str) -> Any:
+            if wanted in names:
+                value = resolve_name(names[wanted])
+                setattr(module, wanted, value)  # the next use does not call this function
+                return value
+            if others is not None and not wanted.startswith("_"):
+                return resolve_name(others)(wanted)
+            raise AttributeError(
+                f"module {name!r} has no attribute {wanted!r}: this is what acclimate offers without "
+                "DeepSpeed. docs/deepspeed.md says how to run DeepSpeed itself."
+            )
+
+        module.__doc__ = "Names of DeepSpeed, for code and extensions that were written for it."
+        module.__dict__.update(__getattr__=get, __dir__=lambda: sorted({*vars(module), *names}))
+
+
+def offer() -> bool:
+    """Makes ``import deepspeed`` find these names, unless DeepSpeed is installed.
+
+    Returns:
+        Whether these names are what ``import deepspeed`` gives.
+    """
+    if any(isinstance(finder, NamesFinder) for finder in sys.meta_path):
+        return True
+    if "deepspeed" in sys.modules or PathFinder.find_spec("deepspeed") is not None:
+        return False
+    sys.meta_path.append(NamesFinder())
+    return True
