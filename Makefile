@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 WORKERS  ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? 2 : n > 4 ? 8 : 2 * n)))
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all engines bench lint docs clean
+.PHONY: demo test test-all test-deepspeed engines bench lint docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/acclimate generate "The most beautiful thing about mathematics is" --repetition-penalty 1.1 --max-new-tokens 28
@@ -20,6 +20,16 @@ test: $(VENV)/.dev engines
 
 test-all: $(VENV)/.dev $(VENV)/.demo engines
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+# DeepSpeed itself on our accelerator, in an environment of its own: where it is installed, other tests differ.
+test-deepspeed: $(VENV)-deepspeed/.ready
+	$(VENV)-deepspeed/bin/python -m pytest tests/compat/test_deepspeed_training.py $(ARGS)
+
+$(VENV)-deepspeed/.ready: constraints.txt pyproject.toml
+	$(MAKE) VENV=$(VENV)-deepspeed $(VENV)-deepspeed/.dev
+	$(VENV)-deepspeed/bin/python -m pip install --quiet setuptools wheel ninja
+	$(VENV)-deepspeed/bin/python -m pip install --quiet --no-build-isolation deepspeed==0.19.8
+	touch $@
 
 # The MPIs that tests start ranks with. Where they cannot be had, those tests skip.
 engines: $(VENV)/bin/python

@@ -1,7 +1,8 @@
 """DeepSpeed on any accelerator, and code written for DeepSpeed without it.
 
 With DeepSpeed installed, :func:`register` makes it run on this process's accelerator. It must be called
-before the first ``import deepspeed``; ``acclimate run --deepspeed`` does it for programs that cannot be edited.
+before the first ``import deepspeed``. ``acclimate run --deepspeed`` does it for programs that cannot be
+edited.
 
 Without DeepSpeed, importing this package is enough: ``import deepspeed`` then finds the names of its
 accelerator layer and of what runs here (:mod:`~acclimate.compat.deepspeed.names`).

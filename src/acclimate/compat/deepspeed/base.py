@@ -9,6 +9,7 @@ from typing import Any
 
 from acclimate.accelerator import Accelerator, MixedPrecision
 from acclimate.backends import BUILTIN
+from acclimate.errors import InvalidBackendError
 
 
 class DeepSpeedAccelerator(Accelerator):
@@ -19,8 +20,8 @@ class DeepSpeedAccelerator(Accelerator):
     A method that an older release of DeepSpeed declared with fewer arguments takes ours as well.
     """
 
-    _name: str
-    _communication_backend_name: str
+    _name: str | None = None
+    _communication_backend_name: str | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -40,20 +41,26 @@ class DeepSpeedAccelerator(Accelerator):
 
     @property
     def device_type(self) -> str:
-        return self._name.partition(".")[0]
+        return self.name.partition(".")[0]
 
     @property
     def name(self) -> str:
-        return self._name
+        return self._set("_name")
 
     @property
     def communication_backend(self) -> str:
-        return self._communication_backend_name
+        return self._set("_communication_backend_name")
 
     @property
     def visible_devices_variable(self) -> str | None:
-        record = next((record for record in BUILTIN if record.name == self._name), None)
+        record = next((record for record in BUILTIN if record.name == self.name), None)
         return record.visible_devices_variable() if record is not None else None
+
+    def _set(self, attribute: str) -> str:
+        value: str | None = getattr(self, attribute)
+        if value is None:
+            raise InvalidBackendError(f"{type(self).__name__} must set {attribute} in its constructor.")
+        return value
 
 
 class _Amp(MixedPrecision):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from acclimate import comm
+from acclimate import comm, inference
 from acclimate.errors import UnsupportedError
 
 logger = logging.getLogger("acclimate.deepspeed")
@@ -60,6 +60,64 @@ def init_distributed(
     """
     if dist_init_required is not False:
         comm.init_distributed(dist_backend, timeout, init_method, rank, world_size)
+
+
+_WITHOUT_EFFECT = frozenset(
+    {
+        "checkpoint",
+        "enable_cuda_graph",
+        "injection_policy",
+        "kernel_inject",
+        "keep_module_on_host",
+        "max_out_tokens",
+        "max_tokens",
+        "min_out_tokens",
+        "replace_method",
+        "replace_with_kernel_inject",
+        "return_tuple",
+        "set_empty_params",
+        "triangular_masking",
+        "use_triton",
+    }
+)
+"""Settings of DeepSpeed's kernels and of how it finds what to split, which have no counterpart here."""
+
+
+def init_inference(model: Any, config: Mapping[str, Any] | None = None, **settings: Any) -> Any:
+    """As :func:`acclimate.init_inference`, with DeepSpeed's settings, in ``config`` or as arguments.
+
+    Args:
+        model: as there.
+        config: settings; arguments of the same name take precedence.
+        settings: ``tensor_parallel={"tp_size": n}`` or ``mp_size=n``: the number of ranks; else 1.
+            ``dtype``: torch's. Those of DeepSpeed's kernels have no effect.
+
+    Raises:
+        UnsupportedError: a setting that changes results, and that is not here.
+        AcclimateError: as :func:`acclimate.init_inference`.
+    """
+    wanted = {**(config or {}), **settings}
+    tensor_parallel = wanted.pop("tensor_parallel", wanted.pop("tp", None)) or {}
+    ranks = tensor_parallel.get("tp_size", wanted.pop("mp_size", None))
+    wanted.pop("mp_size", None)
+    dtype = wanted.pop("dtype", "auto")
+    unknown = sorted(name for name in wanted if name not in _WITHOUT_EFFECT)
+    if unknown:
+        raise UnsupportedError(
+            f"deepspeed.init_inference() without DeepSpeed does not know {', '.join(unknown)}. "
+            "acclimate.init_inference() says what it takes."
+        )
+    name = str(dtype).rpartition(".")[2]
+    return inference.init_inference(model, ranks or 1, _SHORT_NAMES.get(name, name))
+
+
+_SHORT_NAMES = {
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "float": "float32",
+    "fp32": "float32",
+}
 
 
 def collective(name: str) -> Any:

@@ -1,0 +1,94 @@
+"""Trains small networks with DeepSpeed, one process for each setting, and prints their losses as JSON.
+
+    python deepspeed_program.py FOLDER SETTING...
+
+A setting is "stage,offload,dtype", such as "3,nvme,bf16". Started with a launcher, rank 0 prints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+STEPS = 5
+
+
+def configuration(stage: int, offload: str, dtype: str, folder: Path) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": stage}
+    if offload != "none":
+        place = {"device": offload, "pin_memory": True, "nvme_path": str(folder)}
+        zero["offload_optimizer"] = place
+        if stage == 3:
+            zero["offload_param"] = {**place, "buffer_size": 100_000}
+    if stage == 3:
+        zero["stage3_param_persistence_threshold"] = 0
+    return {
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-2}},
+        "zero_optimization": zero,
+        "bf16": {"enabled": dtype == "bf16"},
+        "aio": {"block_size": 262144, "queue_depth": 8},
+        "steps_per_print": 10**9,
+    }
+
+
+def train(setting: str, folder: Path) -> dict[str, Any]:
+    import deepspeed
+    import torch
+    from deepspeed.accelerator import get_accelerator
+
+    stage, offload, dtype = setting.split(",")
+    torch.manual_seed(0)
+    layers = torch.nn
+    model = layers.Sequential(layers.Linear(64, 128), layers.GELU(), layers.Linear(128, 8))
+    config = configuration(int(stage), offload, dtype, folder)
+    engine, *_ = deepspeed.initialize(model=model, config=config, model_parameters=model.parameters())
+    generator = torch.Generator().manual_seed(1 + torch.distributed.get_rank())
+    losses = []
+    for _ in range(STEPS):
+        x, y = (torch.randn(8, width, generator=generator).to(engine.device) for width in (64, 8))
+        output = engine(x.to(torch.bfloat16 if dtype == "bf16" else torch.float32))
+        loss = torch.nn.functional.mse_loss(output.float(), y)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    builder = get_accelerator().get_op_builder("CPUAdamBuilder")
+    return {
+        "losses": losses,
+        "device": str(engine.device),
+        "accelerator": type(get_accelerator()).__name__,
+        "builder": builder.__mro__[1].__module__,
+    }
+
+
+def main() -> None:
+    folder, *settings = sys.argv[1:]
+    # No process of these asks a launcher; DeepSpeed wants the variables of one.
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}.items():
+        os.environ.setdefault(name, value)
+    os.environ["LOCAL_SIZE"] = os.environ.get("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
+    import deepspeed  # noqa: F401 - before the forks, which then need not
+
+    port = int(os.environ.setdefault("MASTER_PORT", "29533"))
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    failed = 0
+    for number, setting in enumerate(settings):
+        process = os.fork()
+        if process == 0:
+            os.environ["MASTER_PORT"] = str(port + number)
+            result = train(setting, Path(folder))
+            if os.environ["RANK"] == "0":
+                sys.stdout.write(f"RESULT {json.dumps({'setting': setting, **result})}\n")
+                sys.stdout.flush()
+            os._exit(0)
+        failed |= os.waitpid(process, 0)[1]
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""Code and extensions written for DeepSpeed, where DeepSpeed is not installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import acclimate
+from acclimate import use_accelerator
+from acclimate.compat.deepspeed.names import NAMES, NamesFinder, offer
+from acclimate.errors import AcclimateError, OpBuildError, UnsupportedError
+
+
+@pytest.fixture(autouse=True)
+def names() -> Iterator[None]:
+    if not offer():
+        pytest.skip("DeepSpeed is installed")
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
+        del sys.modules[name]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, NamesFinder)]
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_every_name_of_the_table_is_there(module: str) -> None:
+    found = importlib.import_module(module)
+    assert all(getattr(found, name) is not None for name in NAMES[module])
+    assert set(NAMES[module]) <= set(dir(found))
+
+
+def test_the_line_of_the_specification_gives_the_accelerator() -> None:
+    from deepspeed.accelerator import get_accelerator, set_accelerator
+    from deepspeed.accelerator.abstract_accelerator import DeepSpeedAccelerator
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    with use_accelerator("cpu"):
+        assert get_accelerator() is acclimate.get_accelerator()
+        assert isinstance(get_accelerator(), DeepSpeedAccelerator)
+        before = get_accelerator()
+        set_accelerator(CPU_Accelerator())
+        assert get_accelerator() is not before
+    assert not isinstance(3, DeepSpeedAccelerator)
+
+
+def test_transformers_and_accelerate_find_no_deepspeed() -> None:
+    accelerate = pytest.importorskip("accelerate.utils")
+    integrations = pytest.importorskip("transformers.integrations")
+    import deepspeed
+
+    assert deepspeed.__spec__.origin == "acclimate.compat.deepspeed"
+    assert not accelerate.is_deepspeed_available()
+    assert not integrations.is_deepspeed_available()
+
+
+def test_builders_are_those_of_the_accelerator() -> None:
+    with use_accelerator("cpu") as accelerator:
+        from deepspeed.ops import op_builder
+        from deepspeed.ops.op_builder import CPUAdamBuilder
+        from deepspeed.ops.op_builder.async_io import AsyncIOBuilder
+
+        assert CPUAdamBuilder is accelerator.get_op_builder("CPUAdamBuilder")
+        assert AsyncIOBuilder is accelerator.get_op_builder("AsyncIOBuilder")
+        with pytest.raises(AttributeError, match="cpu accelerator has no op builder QuantizerBuilder"):
+            op_builder.QuantizerBuilder  # noqa: B018
+        with pytest.raises(ImportError, match="SparseAttnBuilder"):
+            from deepspeed.ops.op_builder.sparse_attn import SparseAttnBuilder  # noqa: F401
+
+
+def test_what_is_not_here_says_what_to_use_instead() -> None:
+    import deepspeed
+
+    with pytest.raises(UnsupportedError, match=r"acclimate run --deepspeed.*fully_shard"):
+        deepspeed.initialize(model=None)
+    with pytest.raises(AttributeError, match=r"'zero'.*docs/deepspeed\.md"):
+        deepspeed.zero  # noqa: B018
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("deepspeed.runtime")
+
+
+def test_settings_of_inference_are_translated(monkeypatch: pytest.MonkeyPatch) -> None:
+    import deepspeed
+
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("acclimate.inference.init_inference", lambda *args: calls.append(args))
+    deepspeed.init_inference("m", mp_size=2, dtype=torch.half, replace_with_kernel_inject=True)
+    deepspeed.init_inference("m", {"tensor_parallel": {"tp_size": 3}, "dtype": "bf16"})
+    deepspeed.init_inference("m")
+    assert calls == [("m", 2, "float16"), ("m", 3, "bfloat16"), ("m", 1, "auto")]
+    with pytest.raises(UnsupportedError, match="quant"):
+        deepspeed.init_inference("m", quant={"enabled": True})
+
+
+def test_messages_are_logged_on_the_named_ranks(caplog: pytest.LogCaptureFixture) -> None:
+    from deepspeed.utils import log_dist, logger
+
+    with caplog.at_level(logging.INFO, logger.name):
+        log_dist("everywhere")
+        log_dist("elsewhere", ranks=[1])
+    assert [record.getMessage() for record in caplog.records] == ["[Rank 0] everywhere"]
+
+
+# -- extensions ------------------------------------------------------------------------------------
+
+
+def extension_of_2023() -> Any:
+    """An accelerator with the methods, and the arguments, that DeepSpeed declared then."""
+    from deepspeed.accelerator.abstract_accelerator import DeepSpeedAccelerator
+
+    class Extension(DeepSpeedAccelerator):
+        def __init__(self) -> None:
+            self._name = "cpu"
+            self._communication_backend_name = "gloo"
+            self.calls: list[Any] = []
+
+        def current_device(self) -> int:
+            return 0
+
+        def range_push(self, msg: str) -> None:
+            self.calls.append(msg)
+
+        def range_pop(self) -> None:
+            self.calls.append("pop")
+
+        def pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+            self.calls.append("pin")
+            return tensor
+
+        def amp(self) -> str:
+            return "its own"
+
+        def initial_seed(self, seed: int) -> int:
+            return seed
+
+        def default_generator(self, device_index: int) -> torch.Generator:
+            self.calls.append(device_index)
+            return torch.default_generator
+
+    return Extension()
+
+
+def test_an_extension_of_2023_has_all_methods_and_takes_arguments_of_both_times() -> None:
+    extension = extension_of_2023()
+    assert (extension.name, extension.device_type) == ("cpu", "cpu")
+    assert extension.communication_backend_name() == extension.communication_backend == "gloo"
+    assert extension.get_compile_backend() == "inductor"
+    extension.range_push("step", domain=None)
+    extension.range_push("step")
+    extension.range_pop(domain=None)
+    extension.pin_memory(torch.ones(2), make_copy=True)
+    extension.default_generator()
+    extension.default_generator(3)
+    assert extension.calls == ["step", "step", "pop", "pin", 0, 3]
+    assert extension.amp() == "its own"
+    assert isinstance(extension.amp.GradScaler(enabled=False), torch.amp.GradScaler)
+    assert extension.initial_seed(4) == 4
+    assert extension.initial_seed() == torch.initial_seed()
+    # An argument with a meaning that the extension does not have goes to our method.
+    assert extension.pin_memory(torch.ones(2, 3), make_copy=False, match_shape=False).shape == (6,)
+
+
+def test_an_extension_can_be_set_as_the_accelerator() -> None:
+    extension = extension_of_2023()
+    with use_accelerator(extension):
+        from deepspeed.accelerator import get_accelerator
+
+        assert get_accelerator() is extension
+
+
+def test_a_subclass_without_a_name_says_so() -> None:
+    from deepspeed.accelerator import DeepSpeedAccelerator
+
+    class Nameless(DeepSpeedAccelerator):
+        pass
+
+    with pytest.raises(AcclimateError, match="Nameless must set _name"):
+        Nameless().device_type  # noqa: B018
+
+
+_MODULE = """
+#include <Python.h>
+static PyObject* answer(PyObject*, PyObject*) { return PyLong_FromLong(ANSWER); }
+static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "op", "", -1, methods};
+#define JOINED(a, b) a##b
+#define INIT(name) JOINED(PyInit_, name)
+PyMODINIT_FUNC INIT(TORCH_EXTENSION_NAME)() { return PyModule_Create(&definition); }
+"""
+
+_BUILDER = """
+from deepspeed.ops.op_builder.builder import OpBuilder, TORCH_MAJOR
+
+class AnswerBuilder(OpBuilder):
+    BUILD_VAR = "DS_BUILD_ANSWER"
+    NAME = "answer"
+
+    def __init__(self, name=None):
+        super().__init__(name=self.NAME if name is None else name)
+
+    def absolute_name(self):
+        return f"deepspeed.ops.{self.NAME}_op"
+
+    def sources(self):
+        return ["csrc/answer.cpp"]
+
+    def include_paths(self):
+        return []
+
+    def cxx_args(self):
+        return self.strip_empty_entries(["", f"-DANSWER={40 + TORCH_MAJOR}"])
+"""
+
+
+def test_a_builder_written_for_deepspeed_builds_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "vendor_ops"
+    (package / "csrc").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "answer.py").write_text(_BUILDER)
+    (package / "csrc" / "answer.cpp").write_text(_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
+    with use_accelerator("cpu"):
+        builder = importlib.import_module("vendor_ops.answer").AnswerBuilder()
+        if not builder.is_compatible():
+            pytest.skip(str(builder.error_log))
+        assert builder.load().answer() == 42
+        assert builder.jit_load(verbose=False).answer() == 42
+        (package / "csrc" / "answer.cpp").unlink()
+        with pytest.raises(OpBuildError, match=r"answer needs csrc/answer\.cpp|needs csrc/answer\.cpp"):
+            builder.load()
+
+
+# -- where the names are offered ---------------------------------------------------------------------
+
+
+def test_an_installed_deepspeed_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "deepspeed").mkdir()
+    (tmp_path / "deepspeed" / "__init__.py").write_text("real = True")
+    program = "import acclimate.compat.deepspeed, deepspeed; print(deepspeed.real)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_acclimate_run_offers_the_names_to_a_script_that_knows_nothing_of_it(tmp_path: Path) -> None:
+    # Python would run this one by itself; ours runs in its place, and then runs it.
+    (tmp_path / "sitecustomize.py").write_text("print('site of the user')")
+    (tmp_path / "train.py").write_text("import deepspeed.accelerator as a; print(a.get_accelerator().name)")
+    command = [sys.executable, "-m", "acclimate", "run", "--deepspeed_names", "--num_accelerators", "1"]
+    done = subprocess.run(
+        [*command, "--env", f"PYTHONPATH={tmp_path}", "--env", "DS_ACCELERATOR=cpu", "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "site of the user\ncpu\n", done.stderr

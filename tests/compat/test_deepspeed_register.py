@@ -1,0 +1,138 @@
+"""When DeepSpeed gets its accelerator, seen with a package that imports in DeepSpeed's order."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_FILES = {
+    "__init__.py": "from deepspeed.ops import builders",
+    "accelerator/__init__.py": "from .real_accelerator import get_accelerator",
+    "accelerator/abstract_accelerator.py": """
+import abc
+
+class DeepSpeedAccelerator(abc.ABC):
+    def __init__(self):
+        self._name = None
+
+    @abc.abstractmethod
+    def device_name(self, device_index): ...
+
+    @property
+    @abc.abstractmethod
+    def Event(self): ...
+
+    @abc.abstractmethod
+    def visible_devices_envs(self): ...
+
+    @abc.abstractmethod
+    def default_generator(self, device_index): ...
+
+    def is_fp64_supported(self):
+        return "a default that ours replaces"
+
+    def of_a_later_release(self):
+        return "a default that ours does not have"
+
+    _torch_pins_host_memory = True
+
+    def pin_memory(self, tensor):
+        return ("through DeepSpeed", self._torch_pin_memory(tensor), self._torch_pins_host_memory)
+""",
+    "accelerator/real_accelerator.py": """
+ds_accelerator = None
+
+def get_accelerator():
+    return ds_accelerator or "its own"
+""",
+    "ops/__init__.py": "",
+    "ops/builders.py": "from deepspeed.accelerator import get_accelerator\nfixed = get_accelerator()",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in _FILES.items():
+        path = tmp_path / "deepspeed" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {"DS_ACCELERATOR": "cpu", "PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def printed(folder: Path, program: str) -> list[str]:
+    done = run(folder, "-c", program)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+_USE = """
+import deepspeed, torch
+from deepspeed.accelerator.abstract_accelerator import DeepSpeedAccelerator
+accelerator = deepspeed.builders.fixed
+print(isinstance(accelerator, DeepSpeedAccelerator), accelerator._name, accelerator.device_name())
+print(accelerator.is_fp64_supported(), accelerator.of_a_later_release())
+print(accelerator.visible_devices_envs(), accelerator.Event.__name__)
+print(accelerator.default_generator(0) is torch.default_generator)
+print(accelerator.pin_memory("host")[0], accelerator.get_rss() > 0)
+"""
+_SEEN = [
+    "True cpu cpu",
+    "True a default that ours does not have",
+    "['CUDA_VISIBLE_DEVICES'] HostEvent",
+    "True",
+    "through DeepSpeed True",
+]
+
+
+def test_the_accelerator_is_set_while_deepspeed_is_imported(folder: Path) -> None:
+    register = "import acclimate.compat.deepspeed as d; d.register(); d.register()\n"
+    assert printed(folder, register + _USE) == _SEEN
+
+
+def test_without_register_nothing_of_deepspeed_changes(folder: Path) -> None:
+    program = "import acclimate.compat.deepspeed, deepspeed; print(deepspeed.builders.fixed)"
+    assert printed(folder, program) == ["its own"]
+
+
+def test_register_after_the_import_is_an_error_that_says_what_to_do(folder: Path) -> None:
+    done = run(folder, "-c", "import deepspeed, acclimate.compat.deepspeed as d; d.register()")
+    assert "ImportOrderError: deepspeed was imported before" in done.stderr
+    assert "acclimate run --deepspeed" in done.stderr
+
+
+def test_a_process_that_is_started_later_has_it_too(folder: Path) -> None:
+    program = f"""
+import subprocess, sys, acclimate.compat.deepspeed as d
+d.register(ops=True)
+sys.exit(subprocess.run([sys.executable, "-c", {_USE!r}]).returncode)
+"""
+    assert printed(folder, program) == _SEEN
+
+
+def test_acclimate_run_does_it_for_a_script_that_knows_nothing_of_it(folder: Path) -> None:
+    (folder / "train.py").write_text("import deepspeed; print(deepspeed.builders.fixed)")
+    done = run(folder, "-m", "acclimate", "run", "--deepspeed", "--num_accelerators", "1", "train.py")
+    assert done.stdout == "<AcclimateAccelerator cpu>\n", done.stderr
+
+
+def test_an_impossible_value_of_the_variable_is_an_error(folder: Path) -> None:
+    program = (
+        "import os, acclimate.compat.deepspeed as d; os.environ['ACCLIMATE_DEEPSPEED'] = 'yes'; d.start()"
+    )
+    assert 'must be 0, 1 or names. Value "yes" is not supported.' in run(folder, "-c", program).stderr
+
+
+def test_the_two_options_contradict_each_other(folder: Path) -> None:
+    done = run(folder, "-m", "acclimate", "run", "--deepspeed", "--deepspeed_names", "train.py")
+    assert done.returncode != 0
+    assert "contradict each other" in done.stderr
