@@ -16,6 +16,9 @@ from acclimate.inference.deferred import read
 if TYPE_CHECKING:
     from acclimate.parallel import Plan
 
+_SUMMED = 1 << 20
+"""The values that are checked at a time."""
+
 
 @dataclass
 class Slice:
@@ -87,6 +90,7 @@ def has_nan(tensor: torch.Tensor) -> bool:
     """Whether a tensor contains a value that is not a number."""
     if not tensor.is_floating_point() or tensor.dtype.itemsize == 1 or prod(tensor.shape) == 0:
         return False
-    # A sum is one pass over the memory without a temporary; it is NaN too where infinities cancel.
+    # A sum is NaN if a summand is. A sum in another dtype first makes a copy, so it is made of pieces.
     wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-    return bool(torch.isnan(tensor.sum(dtype=wide))) and bool(torch.isnan(tensor).any())
+    pieces = tensor.reshape(-1).split(_SUMMED)
+    return any(bool(torch.isnan(each.sum(dtype=wide))) and bool(torch.isnan(each).any()) for each in pieces)
