@@ -100,7 +100,7 @@ def test_different_sizes_are_an_error_on_every_rank(ranks: RankProcesses) -> Non
 
 
 def test_a_rank_outside_the_group_is_an_error() -> None:
-    with pytest.raises(ValueError, match="rank is 2, but has to be from 0 to 1"):
+    with pytest.raises(ValueError, match="rank is 2, but must be from 0 to 1"):
         load().initialize(2, 2)
 
 
@@ -118,3 +118,7 @@ def test_without_a_compiler_it_gives_the_same_through_gloo(tmp_path: Any) -> Non
     nothing = {"ACCLIMATE_CACHE": str(tmp_path), "CXX": "", "PATH": str(tmp_path)}
     with RankProcesses(2, backend=None, environment=nothing) as processes:
         assert processes.values(through_gloo, where) == [[3.0] * 6] * 2
+
+
+def test_deepspeed_is_told_that_the_op_reduces_every_dtype() -> None:
+    assert load().vector_kernel_level() == 2

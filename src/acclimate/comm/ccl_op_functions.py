@@ -43,7 +43,7 @@ def initialize(size: int, rank: int) -> None:
         InvalidEnvironmentError: there is neither a default group nor ``MASTER_ADDR``.
     """
     if not 0 <= rank < size:
-        raise InvalidRankError(f"rank is {rank}, but has to be from 0 to {size - 1}, as size is {size}.")
+        raise InvalidRankError(f"rank is {rank}, but must be from 0 to {size - 1}, as size is {size}.")
     if _place == {"size": size, "rank": rank}:
         return
     os.environ.setdefault("CCL_ATL_TRANSPORT", "ofi")

@@ -71,7 +71,7 @@ def _check(rank: int, world_size: int) -> None:
             f"rank is {rank} and world_size is {world_size}. Give both, or neither to have them found."
         )
     if rank >= world_size >= 0:
-        raise InvalidRankError(f"rank is {rank}, but has to be less than world_size, which is {world_size}.")
+        raise InvalidRankError(f"rank is {rank}, but must be less than world_size, which is {world_size}.")
 
 
 def _best_backend() -> str:

@@ -93,7 +93,7 @@ def meeting_point(place: Place, environ: Mapping[str, str]) -> tuple[str, int]:
     """
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if port is not None and not (port.isdecimal() and 0 < int(port) < 65536):
-        raise InvalidEnvironmentError(f'MASTER_PORT is "{port}", but has to be a number from 1 to 65535.')
+        raise InvalidEnvironmentError(f'MASTER_PORT is "{port}", but must be a number from 1 to 65535.')
     if not address:
         address = _first_host(place, environ)
     return address, int(port) if port is not None else _port_of_job(place, environ)
@@ -107,8 +107,7 @@ def _place(launcher: Launcher, environ: Mapping[str, str]) -> Place | None:
         return None
     if rank >= world_size:
         raise InvalidEnvironmentError(
-            f"{launcher.rank} is {rank}, but has to be less than {launcher.world_size}, which is "
-            f"{world_size}."
+            f"{launcher.rank} is {rank}, but must be less than {launcher.world_size}, which is {world_size}."
         )
     local_rank = _number(launcher.local_rank, environ, 0)
     # Slurm writes "4(x2)" where it is not one number.
@@ -121,9 +120,7 @@ def _number(variable: str, environ: Mapping[str, str], least: int) -> int | None
     if not text:
         return None
     if not text.isdecimal() or int(text) < least:
-        raise InvalidEnvironmentError(
-            f'{variable} is "{text}", but has to be a whole number from {least} on.'
-        )
+        raise InvalidEnvironmentError(f'{variable} is "{text}", but must be a whole number from {least} on.')
     return int(text)
 
 

@@ -75,7 +75,7 @@ def initialize(size: int, rank: int) -> None:
         InvalidEnvironmentError: there is neither a default group nor ``MASTER_ADDR``.
     """
     if not 0 <= rank < size:
-        raise InvalidRankError(f"rank is {rank}, but has to be from 0 to {size - 1}, as size is {size}.")
+        raise InvalidRankError(f"rank is {rank}, but must be from 0 to {size - 1}, as size is {size}.")
     if (_state.size, _state.rank) == (size, rank):
         return
     store = store_for("shm_comm", next(_groups), size, rank)
@@ -99,6 +99,15 @@ def get_rank() -> int:
 def get_world_size() -> int:
     """The number of ranks; 0 before :func:`initialize`."""
     return _state.size
+
+
+def vector_kernel_level() -> int:
+    """The level of vector instructions as DeepSpeed counts it: fp32 is reduced from 1 on, bf16 from 2 on.
+
+    Returns:
+        2 on every processor: the op chooses its kernels by itself, and has one without vectors.
+    """
+    return 2
 
 
 def inference_all_reduce(tensor: torch.Tensor, op: Any = None) -> torch.Tensor:

@@ -556,7 +556,7 @@ void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
 WorkPointer ShmBackend::message(Tensors& tensors, int peer, int tag, bool is_sent) {
   const at::Tensor& tensor = only(tensors);
   TORCH_CHECK(peer != rank_, "a rank cannot send to itself");
-  TORCH_CHECK(tag >= 0, "a tag has to be from 0 on, and this one is ", tag);
+  TORCH_CHECK(tag >= 0, "a tag must be 0 or more, and this one is ", tag);
   TORCH_CHECK(!transport_->was_forked(), "this process was forked after the group was created");
   calls_++;
   const Call call = call_of(is_sent ? Kind::kSend : Kind::kReceive, tensor, tag);
