@@ -12,6 +12,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import functools
 import gc
 import importlib
 import importlib.abc
@@ -31,7 +32,7 @@ import threading
 import traceback
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ STANDARD = sys.stdlib_module_names | {"__main__"}
 _EXECUTE = inspect.signature(subprocess.Popen._execute_child)
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _address = ""
+_use_one_thread: Callable[[], object] = bool
+"""Tells torch, if the server has imported it."""
 """Where the server listens. Set in the programs, for those that they start."""
 
 
@@ -161,7 +164,7 @@ class WarmPython:
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Within it, the Pythons that this process starts come from the server."""
-        global _address
+        global _address, _use_one_thread
         before = _address, subprocess.Popen
         _address, subprocess.Popen = self._address, WarmPopen
         try:
@@ -183,7 +186,8 @@ def serve(listening: str, *modules: str) -> None:
         importlib.import_module(module)
         groups.append({name for name in set(sys.modules) - before if _package(name) not in STANDARD})
     if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
+        _use_one_thread = functools.partial(sys.modules["torch"].set_num_threads, 1)
+    _use_one_thread()
     _Imported([{name: sys.modules.pop(name) for name in group} for group in groups]).install()
     gc.collect()
     gc.freeze()  # else every program would copy the pages that its garbage collector marks
@@ -286,6 +290,7 @@ def _package(module: str) -> str:
 
 def _become(request: dict[str, Any], streams: array.array[int]) -> None:
     """Becomes the program; does not return."""
+    _use_one_thread()  # torch makes a fork a new pool at its first use, for which two threads must not race
     if request["new_session"]:
         os.setsid()
     for number, stream in enumerate(streams):

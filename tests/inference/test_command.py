@@ -147,10 +147,10 @@ def test_a_reader_that_goes_away_is_no_traceback(
     warm: WarmProcesses, tiny_folder: Path, tmp_path: Path
 ) -> None:
     process = warm.start(PROMPT, *endless(tiny_folder, tmp_path))
-    os.read(process.stdout.fileno(), 1)
+    assert os.read(process.stdout.fileno(), 1)
     process.stdout.close()
     _, stderr = process.communicate(timeout=600)
-    assert process.returncode == 141
+    assert process.returncode == 141, stderr
     assert b"Traceback" not in stderr
     assert b"BrokenPipe" not in stderr
 

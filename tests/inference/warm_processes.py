@@ -190,6 +190,10 @@ def _attend(connection: socket.socket) -> None:
 
 def _become(request: dict[str, Any], descriptors: array.array[int]) -> None:
     """Becomes the process; does not return."""
+    import torch
+
+    # torch makes a forked child a new pool at its first use. The first two threads must not do that at once.
+    torch.set_num_threads(1)
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
