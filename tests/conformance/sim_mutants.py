@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.accelerator.recorded_graph import RecordedGraph
 from acclimate_sim.accelerator import SimAccelerator
 
 
@@ -345,6 +346,81 @@ class OtherDevicesVisible(SimAccelerator):
         super().set_visible_devices_envs(current_env, range(len(list(local_accelerator_ids))))
 
 
+class RefusedDeviceMoves(SimAccelerator):
+    """A refused set_device makes device 0 the current one."""
+
+    def set_device(self, device_index: DeviceLike) -> None:
+        try:
+            super().set_device(device_index)
+        except RuntimeError:
+            super().set_device(0)
+            raise
+
+
+class SeedsFromTheCurrentOn(SimAccelerator):
+    """seed_all leaves out the devices before the current one."""
+
+    def seed_all(self) -> int:
+        kept = [super(SeedsFromTheCurrentOn, self).get_rng_state(i) for i in range(self.current_device())]
+        seed = super().seed_all()
+        for index, state in enumerate(kept):
+            self.set_rng_state(state, index)
+        return seed
+
+
+class TypeIsDeviceZero(SimAccelerator):
+    """max_memory_allocated of the device's type alone is that of device 0."""
+
+    def max_memory_allocated(self, device_index: DeviceLike = None) -> int:
+        return super().max_memory_allocated(0 if device_index == self.device_type else device_index)
+
+
+class TotalOfANameIsAFloat(SimAccelerator):
+    """total_memory of a device that is named is a float."""
+
+    def total_memory(self, device_index: DeviceLike = None) -> Any:
+        total = super().total_memory(device_index)
+        return float(total) if isinstance(device_index, str) else total
+
+
+class ReservedOf32Bits(SimAccelerator):
+    """memory_reserved wraps at 4 GiB."""
+
+    def memory_reserved(self, device_index: DeviceLike = None) -> int:
+        return super().memory_reserved(device_index) & 0xFFFFFFFF
+
+
+class CacheIsAvailable(SimAccelerator):
+    """available_memory counts what the allocator keeps."""
+
+    def available_memory(self, device_index: DeviceLike = None) -> int:
+        return self.total_memory(device_index) - self.memory_allocated(device_index)
+
+
+class StreamBlockMoves(SimAccelerator):
+    """After stream(s), of another device, that device is current."""
+
+    @contextmanager
+    def stream(self, stream: Any | None) -> Iterator[Any]:
+        with super().stream(stream):
+            yield stream
+        if stream is not None:
+            self.set_device(stream.device.index)
+
+
+class _Keeping(RecordedGraph):
+    def reset(self) -> None:
+        self._kept = self._calls
+        super().reset()
+
+
+class ResetKeepsResults(SimAccelerator):
+    """reset() of a graph keeps what the graph held."""
+
+    def create_graph(self) -> Any:
+        return _Keeping()
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
         SetDeviceForgotten: "devices/set_device",
@@ -381,6 +457,14 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         CaptureStreamStays: "graphs/capture_options",
         MarksNothing: "runtime/profiler_marks",
         OtherDevicesVisible: "launching/visible_devices",
+        RefusedDeviceMoves: "devices/absent_devices",
+        SeedsFromTheCurrentOn: "random/fresh_seeds",
+        TypeIsDeviceZero: "memory/device_arguments",
+        TotalOfANameIsAFloat: "memory/device_arguments",
+        ReservedOf32Bits: "memory/figures_beyond_32_bits",
+        CacheIsAvailable: "memory/cache_is_not_available",
+        StreamBlockMoves: "devices/blocks_end_as_they_began",
+        ResetKeepsResults: "graphs/reset_frees_memory",
     },
     "sync=check": {
         SynchronizeForgotten: "devices/synchronize",

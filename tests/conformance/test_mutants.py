@@ -1,4 +1,4 @@
-"""Every planted fault is found by the check that is about it (mutants.py, state_ and sim_mutants.py)."""
+"""Every planted fault is found by the check that is about it (each module that ends in mutants.py)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ sys.path.insert(0, str(HERE))
 
 import mutants  # noqa: E402
 import state_mutants  # noqa: E402
+import value_mutants  # noqa: E402
 
 Examined: TypeAlias = Callable[..., dict[str, dict[str, Any]]]
 SIM_PROFILES = ("", "sync=check", "mps-like")
@@ -53,7 +54,9 @@ def require_found(result: dict[str, Any], fault: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "mutant", [*mutants.CAUGHT_BY, *state_mutants.CAUGHT_BY], ids=lambda mutant: mutant.__name__
+    "mutant",
+    [*mutants.CAUGHT_BY, *state_mutants.CAUGHT_BY, *value_mutants.CAUGHT_BY],
+    ids=lambda mutant: mutant.__name__,
 )
 def test_the_check_finds_the_fault_in_the_cpu(mutant: type, examined: Examined) -> None:
     require_found(examined(mutant.__module__)[mutant.__name__], mutant.__doc__)

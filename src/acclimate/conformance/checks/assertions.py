@@ -53,6 +53,8 @@ def refused(what: str, *kinds: type[BaseException]) -> Iterator[None]:
         yield
     except kinds:
         return
+    except BrokenPromiseError:
+        raise
     except Exception as error:
         raised = describe(error, whole=True)
         raise BrokenPromiseError(f"{what} raises {raised} and not {names}") from error

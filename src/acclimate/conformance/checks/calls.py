@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from acclimate.accelerator import CATEGORIES, Accelerator
+from acclimate.conformance.checks import ambient
 from acclimate.imports import describe
 
 _KEPT = 6
@@ -31,7 +32,11 @@ class Calls:
 
     def __init__(self) -> None:
         self._latest: deque[tuple[str, str]] = deque(maxlen=4 * _KEPT)
+        self.names: dict[str, None] = {}
+        """The methods that were called, in the order of their first call."""
         self._depth = 0
+        self.disturbance = ""
+        """The first call that changed what it is not there to change, as text."""
 
     @contextmanager
     def recorded(self, accelerator: Accelerator) -> Iterator[None]:
@@ -41,7 +46,7 @@ class Calls:
             # An attribute of the object hides the class's method; it is removed afterwards.
             if name not in getattr(accelerator, "__dict__", {name: None}):
                 with suppress(Exception):  # a class may forbid it; the report then says less
-                    setattr(accelerator, name, self._keeping(name, getattr(accelerator, name)))
+                    setattr(accelerator, name, self._keeping(accelerator, name))
                     wrapped.append(name)
         try:
             yield
@@ -60,11 +65,14 @@ class Calls:
         """The name of the observed method that was called last."""
         return next((name for name, _ in reversed(self._latest) if name in observed), "")
 
-    def _keeping(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _keeping(self, accelerator: Accelerator, name: str) -> Callable[..., Any]:
+        method = getattr(accelerator, name)
+
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
             self._depth += 1
             outcome = ""
+            before = ambient.look(accelerator) if self._depth == 1 else None
             try:
                 result = method(*args, **kwargs)
                 outcome = f"-> {_short(result)}" if self._depth == 1 else ""
@@ -77,7 +85,14 @@ class Calls:
                 if self._depth == 0:
                     given = [_short(value) for value in args]
                     given += [f"{key}={_short(value)}" for key, value in kwargs.items()]
-                    self._latest.append((name, f"{name}({', '.join(given)}) {outcome}"))
+                    told = f"{name}({', '.join(given)})"
+                    self._latest.append((name, f"{told} {outcome}"))
+                    self.names.setdefault(name)
+                    if before is not None and not self.disturbance:
+                        raised = outcome.startswith("raised")  # then it may not change anything
+                        change = ambient.changed(before, ambient.look(accelerator), "" if raised else name)
+                        if change:
+                            self.disturbance = f"{told}{', which raises,' if raised else ''} changes {change}"
 
         return call
 
@@ -105,17 +120,37 @@ def place_of(error: BaseException) -> str:
     return ""
 
 
-def where_to_mend(accelerator: Accelerator, names: tuple[str, ...], last: str) -> tuple[str, ...]:
-    """For each name of the interface, whose code implements it; the one called last comes first."""
-    ordered = sorted(dict.fromkeys(names), key=lambda name: name != last)
+def where_to_mend(accelerator: Accelerator, names: tuple[str, ...], calls: Calls) -> tuple[str, ...]:
+    """For each name of the interface, whose code implements it, the likeliest first.
+
+    These are the ``names`` that a check is about, and every method it called that acclimate does not
+    implement. What the class itself defines comes first, then what the vendor's other classes define.
+    """
+    theirs = [name for name in calls.names if _implementer(accelerator, name) not in CATEGORIES]
+    last = calls.last(names)
+    ordered = sorted(
+        dict.fromkeys((*names, *theirs)),
+        key=lambda name: (_distance(accelerator, name), name not in names, name != last),
+    )
     return tuple(_owner(accelerator, name) for name in ordered)
 
 
+def _implementer(accelerator: Accelerator, name: str) -> type | None:
+    """The class that defines a name of the interface."""
+    return next((kind for kind in type(accelerator).__mro__ if name in vars(kind)), None)
+
+
+def _distance(accelerator: Accelerator, name: str) -> int:
+    """0 for what the class itself defines, 1 for its vendor's bases, 2 for acclimate's defaults."""
+    kind = _implementer(accelerator, name)
+    if kind is type(accelerator):
+        return 0
+    return 2 if kind is None or kind in CATEGORIES else 1
+
+
 def _owner(accelerator: Accelerator, name: str) -> str:
-    for kind in type(accelerator).__mro__:
-        if name in vars(kind):
-            break
-    else:
+    kind = _implementer(accelerator, name)
+    if kind is None:
         return name
     member = vars(kind)[name]
     if kind not in CATEGORIES:

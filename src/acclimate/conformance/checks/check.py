@@ -6,6 +6,7 @@ import inspect
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,8 +14,11 @@ from acclimate.accelerator import CATEGORIES
 from acclimate.conformance.checks.assertions import (
     BrokenPromiseError,
     NotOfferedError,
+    device_names,
     exactly,
+    in_thread,
     refused,
+    require,
 )
 from acclimate.conformance.checks.calls import Calls, place_of, where_to_mend
 from acclimate.conformance.checks.target import Subject
@@ -43,6 +47,8 @@ class Check:
     function: Observation
     timeout_s: int
     """How long it may take, in seconds."""
+    once: bool = False
+    """Whether it runs in the main thread only, and does not run :func:`elsewhere` too."""
 
     @property
     def id(self) -> str:
@@ -55,7 +61,9 @@ class Check:
         return tuple(_rule(name) for name in self.observes)
 
 
-def check(*observes: str, timeout_s: int = 60) -> Callable[[Callable[..., str | None]], Check]:
+def check(
+    *observes: str, timeout_s: int = 60, once: bool = False
+) -> Callable[[Callable[..., str | None]], Check]:
     """Makes a check from a function whose docstring is the promise.
 
     The function takes the accelerator. If its parameter is called ``subject``, it takes the whole
@@ -64,6 +72,8 @@ def check(*observes: str, timeout_s: int = 60) -> Callable[[Callable[..., str | 
     Args:
         observes: the names of the interface that make the promise.
         timeout_s: how long it may take, in seconds.
+        once: whether it takes too long to run in another thread, on the last device, too; what runs in other
+            processes shows the same there anyway.
     """
 
     def make(function: Callable[..., str | None]) -> Check:
@@ -75,6 +85,7 @@ def check(*observes: str, timeout_s: int = 60) -> Callable[[Callable[..., str | 
             observes=observes,
             function=function if takes_subject else lambda subject: function(subject.accelerator),
             timeout_s=timeout_s,
+            once=once,
         )
 
     return make
@@ -87,12 +98,17 @@ def examine(check: Check, subject: Subject) -> Result:
     """
     start = time.perf_counter()
     outcome: Literal["passed", "failed", "not offered"]
-    reason, detail, place = "", "", ""
+    reason, detail, place, where = "", "", "", ""
     calls = Calls()
     try:
         with subject.restored(), calls.recorded(subject.accelerator):
             _require_offered(check.category, subject)
             reason = check.function(subject) or ""
+            require(not calls.disturbance, "")
+            if not check.once:
+                where = f"in a new thread, on {device_names(subject.accelerator)[-1]}: "
+                _observe_elsewhere(check, subject)
+                require(not calls.disturbance, "")
         outcome = "passed"
     except NotOfferedError as absent:
         outcome, reason = "not offered", str(absent)
@@ -102,6 +118,9 @@ def examine(check: Check, subject: Subject) -> Result:
         outcome, reason, detail = "failed", describe(error, whole=True), traceback.format_exc()
         place = place_of(error)
     failed = outcome == "failed"
+    if failed:
+        # A state that was changed unasked explains what was seen after it.
+        reason = where + "; then ".join(filter(None, (calls.disturbance, reason)))
     return Result(
         check=check.id,
         category=check.category,
@@ -113,10 +132,23 @@ def examine(check: Check, subject: Subject) -> Result:
         detail=detail,
         calls=calls.told(check.observes) if failed else (),
         place=place,
-        changes=where_to_mend(subject.accelerator, check.observes, calls.last(check.observes))
-        if failed
-        else (),
+        changes=where_to_mend(subject.accelerator, check.observes, calls) if failed else (),
     )
+
+
+def _observe_elsewhere(check: Check, subject: Subject) -> None:
+    """Runs a check again where first uses, threads and device 0 cannot hide a fault.
+
+    That is in a new thread, and with the last device current.
+    """
+
+    def observe() -> None:
+        if len(device_names(subject.accelerator)) > 1:
+            subject.accelerator.set_device(len(device_names(subject.accelerator)) - 1)
+        with suppress(NotOfferedError), subject.restored():
+            check.function(subject)
+
+    in_thread(observe)
 
 
 _OFFERS = {

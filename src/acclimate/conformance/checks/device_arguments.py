@@ -8,12 +8,15 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike
-from acclimate.conformance.checks.assertions import BrokenPromiseError, device_names, refused
+from acclimate.conformance.checks.assertions import BrokenPromiseError, device_names, refused, require
 from acclimate.errors import InvalidDeviceError
 from acclimate.imports import describe
 
 Methods = Mapping[str, Callable[[DeviceLike], object]]
 """By name, a method that takes a device."""
+_VALUES = (bool, int, float, str, tuple, list, dict, torch.Tensor)
+"""Types of results that say something; others are objects for use, such as blocks."""
+_ROUNDS = 3  # other processes use the devices too
 
 
 def methods_of(accelerator: Accelerator, *names: str) -> dict[str, Callable[..., Any]]:
@@ -33,7 +36,7 @@ def ways_to_name(accelerator: Accelerator, index: int) -> Iterator[DeviceLike]:
 
 
 def require_device_arguments(accelerator: Accelerator, methods: Methods) -> str | None:
-    """Fails the check if a method refuses a device that exists, or accepts one that does not.
+    """Fails the check if a method depends on how a device is named, or accepts one that does not exist.
 
     Returns:
         A note if torch does not tell the devices apart, so that any index means the same device.
@@ -44,17 +47,43 @@ def require_device_arguments(accelerator: Accelerator, methods: Methods) -> str 
 
 def _require_accepted(accelerator: Accelerator, methods: Methods) -> None:
     kind = accelerator.device_type
-    ways: list[DeviceLike] = [None, kind, torch.device(kind)]
     for index in range(len(device_names(accelerator))):
-        ways += ways_to_name(accelerator, index)
-    for name, use in methods.items():
-        for device in ways:
-            try:
-                use(device)
-            except Exception as error:
-                raise BrokenPromiseError(
-                    f"{name}({device!r}) raises {describe(error, whole=True)}"
-                ) from error
+        by_name = list(ways_to_name(accelerator, index))
+        unnamed: list[DeviceLike] = [None, kind, torch.device(kind)]
+        for name, use in methods.items():
+            for device in by_name:
+                _require_same(accelerator, name, use, device, index)
+            with accelerator.device(index):
+                for device in unnamed:
+                    _require_same(accelerator, name, use, device, index)
+
+
+def _require_same(
+    accelerator: Accelerator, name: str, use: Callable[[DeviceLike], object], device: DeviceLike, index: int
+) -> None:
+    """Fails the check if one way to name a device gives another result than the index."""
+    differing = ""
+    for _ in range(_ROUNDS):
+        try:
+            before, found, after = use(index), use(device), use(index)
+        except Exception as error:
+            raise BrokenPromiseError(f"{name}({device!r}) raises {describe(error, whole=True)}") from error
+        require(
+            type(found) is type(before) or not isinstance(before, _VALUES),
+            f"{name}({device!r}) is a {type(found).__name__}, {name}({index}) a {type(before).__name__}",
+        )
+        # What changes by itself, or is a new object each time, cannot be compared.
+        stable = has_indices(accelerator) and _agree(before, after)
+        if not stable or _agree(before, found):
+            return
+        differing = f"{name}({device!r}), with device {index} meant, is {found!r:.80}, not {before!r:.80}"
+    raise BrokenPromiseError(differing)
+
+
+def _agree(first: object, second: object) -> bool:
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return torch.equal(first, second)
+    return bool(first == second)
 
 
 def _require_refused(accelerator: Accelerator, methods: Methods) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ _FORK_TIMEOUT_S = 120
     "visible_devices_variable",
     "device_count",
     timeout_s=320,
+    once=True,
 )
 def visible_devices(subject: Subject) -> str | None:
     """A process that is limited to some devices sees that many, from index 0 on, and computes on them."""
@@ -65,6 +66,7 @@ def visible_devices(subject: Subject) -> str | None:
                 or sorted(plain) == sorted(map(str, ids)),  # Ascend's driver takes them in order only
                 f"set_visible_devices_envs(…, {ids}) sets {variable} to {value!r}",
             )
+    _require_any_iterable(accelerator, variables, last)
     strings = dict(os.environ)
     accelerator.set_visible_devices_envs(strings, [str(last)])
     require(strings == environment, "set_visible_devices_envs() treats 0 and '0' differently")
@@ -76,6 +78,31 @@ def visible_devices(subject: Subject) -> str | None:
     seen = Child(f"{__name__}:count_devices", subject.source, environment=environment).result()
     require(seen == 2, f"with {_assignments(environment, variables)} a child sees {seen} devices")
     return None
+
+
+def _require_any_iterable(accelerator: Accelerator, variables: Sequence[str], last: int) -> None:
+    """Fails the check if the variables depend on the kind of iterable, or if no device means all of them."""
+    for ids in ([last], [0, last] if last else [0], []):
+        environments: dict[str, dict[str, str]] = {}
+        kinds: dict[str, Iterable[int | str]] = {
+            "list": ids, "tuple": tuple(ids), "iterator": iter(ids), "generator": (i for i in ids),
+            "dict": dict.fromkeys(ids), "list of strings": [str(i) for i in ids], "map": map(str, ids),
+        }  # fmt: skip
+        for kind, given in kinds.items():
+            environments[kind] = dict.fromkeys(variables, "7")
+            accelerator.set_visible_devices_envs(environments[kind], given)
+            require(
+                environments[kind] == environments["list"],
+                f"set_visible_devices_envs() sets {environments[kind]} for a {kind} of {ids}, and "
+                f"{environments['list']} for a list",
+            )
+        if not ids:
+            for variable, value in environments["list"].items():
+                shown = any(word.strip().isdecimal() for word in value.split(","))
+                require(not shown, f"set_visible_devices_envs(…, []) sets {variable} to {value!r}")
+            unset: dict[str, str] = {}
+            accelerator.set_visible_devices_envs(unset, [])
+            require(bool(unset), "set_visible_devices_envs(…, []) sets no variable, which means all devices")
 
 
 def count_devices(source: str) -> int:
@@ -106,7 +133,7 @@ def exported_variables(accelerator: Accelerator) -> None:
     )
 
 
-@check("current_device", "device_count", "current_device_name", "set_device", timeout_s=320)
+@check("current_device", "device_count", "current_device_name", "set_device", timeout_s=320, once=True)
 def launched_rank(subject: Subject) -> None:
     """In a launched rank the current device exists before one is set; on a host it is LOCAL_RANK."""
     environment = {**os.environ, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2"}
@@ -124,6 +151,12 @@ def launched_rank(subject: Subject) -> None:
             f"with LOCAL_RANK=1 and LOCAL_WORLD_SIZE=2 current_device() is {told['current']} and "
             f"device_count() {told['count']}; the launcher says 1 and 2",
         )
+        for given, found, wanted in told["later"]:
+            require(
+                found == wanted,
+                f"with {given} current_device() and device_count() are {found}, the launcher says {wanted}",
+            )
+    require(told["initialized"], "is_initialized() is False in a process that made a tensor on the device")
 
 
 def describe_rank(source: str) -> dict[str, Any]:
@@ -131,11 +164,39 @@ def describe_rank(source: str) -> dict[str, Any]:
     accelerator = load(source).accelerator
     found = (accelerator.current_device(), accelerator.device_count(), accelerator.current_device_name())
     torch.ones(1, device=found[2])
+    initialized = accelerator.is_initialized()
     accelerator.set_device(int(os.environ["LOCAL_RANK"]) % found[1])
-    return {"types": [type(value).__name__ for value in found], "current": found[0], "count": found[1]}
+    return {
+        "types": [type(value).__name__ for value in found],
+        "current": found[0],
+        "count": found[1],
+        "initialized": initialized,
+        "later": _later_ranks(accelerator) if is_host(accelerator) else [],
+    }
 
 
-@check("is_available", "device_count", "is_initialized", timeout_s=320)
+_LAUNCHES: tuple[tuple[dict[str, int], list[int]], ...] = (
+    ({"LOCAL_RANK": 3, "LOCAL_WORLD_SIZE": 5, "RANK": 13, "WORLD_SIZE": 17}, [3, 5]),
+    ({"LOCAL_RANK": 2, "LOCAL_SIZE": 7, "RANK": 9, "WORLD_SIZE": 21}, [2, 7]),
+    ({"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 4, "LOCAL_SIZE": 4, "RANK": 8, "WORLD_SIZE": 12}, [0, 4]),
+)
+"""What launchers set, each variable to another number; the current device, and how many there are."""
+
+
+def _later_ranks(accelerator: Accelerator) -> list[tuple[str, list[int], list[int]]]:
+    """What the accelerator says when a worker's variables are set after it was made."""
+    seen = []
+    for variables, wanted in _LAUNCHES:
+        for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "RANK", "WORLD_SIZE"):
+            os.environ.pop(name, None)
+        os.environ.update({name: str(value) for name, value in variables.items()})
+        given = " ".join(f"{name}={value}" for name, value in variables.items())
+        seen.append((given, [accelerator.current_device(), accelerator.device_count()], wanted))
+    os.environ["LOCAL_RANK"] = "0"
+    return seen
+
+
+@check("is_available", "device_count", "is_initialized", timeout_s=320, once=True)
 def fork_after_selection(subject: Subject) -> None:
     """A process can fork after it has selected its accelerator and counted devices; the child computes."""
     if not hasattr(os, "fork"):
@@ -146,12 +207,11 @@ def fork_after_selection(subject: Subject) -> None:
 def select_and_fork(source: str) -> None:
     """Selects an accelerator, counts its devices, forks, and computes in the forked process."""
     accelerator = load(source).accelerator
-    accelerator.is_available()
-    accelerator.device_count()
+    told = (accelerator.is_available(), accelerator.device_count(), accelerator.device_type)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        _compute_and_leave(source, writing)
+        _compute_and_leave(source, accelerator, told, writing)
     os.close(writing)
     with os.fdopen(reading) as pipe:
         said = pipe.read()
@@ -166,17 +226,20 @@ def select_and_fork(source: str) -> None:
     )
 
 
-def _compute_and_leave(source: str, writing: int) -> None:
+def _compute_and_leave(source: str, inherited: Accelerator, told: tuple[Any, ...], writing: int) -> None:
     """The forked process; does not return."""
     signal.alarm(_FORK_TIMEOUT_S)
     code, said = 0, ""
     try:
-        accelerator = load(source).accelerator
-        ones = torch.ones(64, 64, device=accelerator.current_device_name())
-        accelerator.synchronize()
-        total = float((ones @ ones).sum())
-        if total != 64.0**3:
-            code, said = 1, f"the sum of a product is {total}"
+        for accelerator in (inherited, load(source).accelerator):
+            now = (accelerator.is_available(), accelerator.device_count(), accelerator.device_type)
+            if now != told:
+                code, said = 1, f"is_available(), device_count() and device_type are {now}, before {told}"
+            ones = torch.ones(64, 64, device=accelerator.current_device_name())
+            accelerator.synchronize()
+            total = float((ones @ ones).sum())
+            if total != 64.0**3:
+                code, said = 1, f"the sum of a product is {total}"
     except Exception as error:  # noqa: BLE001 - told to the process that forked
         code, said = 1, f"{type(error).__name__}: {error}"
     os.write(writing, said.encode())

@@ -38,6 +38,7 @@ def _signature_check(category: type[Devices]) -> Check:
         observes=tuple(methods),
         function=look,
         timeout_s=30,
+        once=True,
     )
 
 

@@ -10,15 +10,15 @@ from acclimate.conformance.checks.check import Check
 from acclimate.conformance.checks.signatures import signature_checks
 
 _CATEGORIES: dict[str, tuple[str, ...]] = {
-    "devices": ("current", "waiting"),
+    "devices": ("current", "waiting", "blocks"),
     "random": ("generators", "devices", "states"),
     "streams": ("order", "state", "waiting"),
-    "memory": ("figures", "agreement", "capacity", "devices"),
-    "dtypes": ("arithmetic", "shapes", "mixed"),
-    "graphs": ("replays", "captures"),
+    "memory": ("figures", "agreement", "capacity", "devices", "bounds"),
+    "dtypes": ("arithmetic", "shapes", "exactness", "mixed", "scaling"),
+    "graphs": ("replays", "captures", "kinds"),
     "pinning": ("contents", "shapes"),
     "ops": ("builders", "optimizers", "aio"),
-    "runtime": ("marks", "compiling"),
+    "runtime": ("marks", "compiling", "results"),
     "communication": ("collectives",),
 }
 """By category, the modules of its checks in order."""

@@ -40,6 +40,7 @@ def _check_of(topic: Callable[[Observer], None]) -> Check:
         observes=("communication_backend_name", "set_device", "supports_collectives"),
         function=lambda subject: require_topic(subject, name),
         timeout_s=_TIMEOUT_S,
+        once=True,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ from torch import distributed
 
 from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import is_host, short
+from acclimate.conformance.checks.dtypes.exactness import extremes, same_bits
 from acclimate.imports import describe
 
 _SLOW_RANK_S = 0.3
 # What a backend raises for a collective that it lacks and that programs can do without.
 _LACKING = (NotImplementedError, RuntimeError, ValueError)
 _LARGE = 1_300_001
+_AGAIN_S = 15
 
 
 class Observer:
@@ -118,6 +122,33 @@ def exact_numbers(here: Observer) -> None:
         distributed.all_gather(gathered, here.tensor(*rows[here.number], dtype=dtype))
         for r in here.ranks:
             here.same(gathered[r], rows[r], f"part {r} of an all_gather {of}")
+
+
+def values_moved(here: Observer) -> None:
+    """What is only moved arrives bit by bit: each dtype's largest, smallest and special values."""
+    device = here.accelerator.current_device_name()
+    for dtype in (*here.accelerator.supported_dtypes(), torch.int64, torch.int32, torch.uint8):
+        parts = [_extremes_of(dtype, r) for r in here.ranks]
+        for root in here.ranks:
+            sent = parts[here.number].clone().to(device)
+            distributed.broadcast(sent, root)
+            here.holds(
+                same_bits(sent, parts[root]),
+                f"broadcast of {short(dtype)} from rank {root} turns {parts[root].tolist()} into "
+                f"{sent.tolist()}",
+            )
+        gathered = [torch.zeros_like(parts[0], device=device) for _ in here.ranks]
+        distributed.all_gather(gathered, parts[here.number].to(device))
+        for found, wanted in zip(gathered, parts, strict=True):
+            here.holds(
+                same_bits(found, wanted),
+                f"all_gather of {short(dtype)} turns {wanted.tolist()} into {found.tolist()}",
+            )
+
+
+def _extremes_of(dtype: torch.dtype, rank: int) -> torch.Tensor:
+    """A dtype's extremes, in another order on each rank."""
+    return torch.tensor(extremes(dtype), dtype=dtype).roll(rank)
 
 
 def reductions(here: Observer) -> None:
@@ -245,6 +276,17 @@ def groups(here: Observer) -> None:
         reduced = here.tensor(here.number + 1)
         distributed.all_reduce(reduced)
         here.same(reduced, [total], "all_reduce of all ranks beside other groups")
+    for root in here.ranks:
+        for dtype in (torch.float32, torch.int64):
+            for shape in ((4,), (2, 3), (2, 1, 3, 2), ()):
+                sent = (torch.arange(48)[: math.prod(shape)].reshape(shape) + 100 * here.number).to(dtype)
+                sent = sent.to(here.accelerator.current_device_name())
+                wanted = (torch.arange(48)[: math.prod(shape)].reshape(shape) + 100 * root).to(dtype)
+                for group, of in ((everyone, "in a second group"), (None, "")):
+                    moved = sent.clone()
+                    distributed.broadcast(moved, root, group=group)
+                    what = f"broadcast of {short(dtype)} of shape {shape} from rank {root} {of}"
+                    here.same(moved, wanted, what)
     distributed.barrier(group=everyone)
     distributed.destroy_process_group(everyone)
     reduced = here.tensor(here.number + 1)
@@ -407,8 +449,25 @@ def objects(here: Observer) -> None:
     here.optional("all_gather_object", gather)
 
 
+def group_made_again(here: Observer) -> None:
+    """After destroy_process_group a process makes its process group again, and it communicates."""
+    for turn in (1, 2):
+        distributed.destroy_process_group()
+        distributed.init_process_group(
+            here.accelerator.communication_backend_name(),
+            init_method=f"file://{here.folder / f'store {turn}'}",
+            rank=here.number,
+            world_size=here.count,
+            timeout=timedelta(seconds=_AGAIN_S),
+        )
+        reduced = here.tensor(here.number + 1)
+        distributed.all_reduce(reduced)
+        here.same(reduced, [float(sum(r + 1 for r in here.ranks))], f"all_reduce in process group {turn + 1}")
+
+
 TOPICS: tuple[Callable[[Observer], None], ...] = (
-    collectives, exact_numbers, reductions, tensors_of_any_shape, roots, groups, barrier,
+    collectives, exact_numbers, values_moved, reductions, tensors_of_any_shape, roots, groups, barrier,
     asynchronous_collectives, point_to_point, other_collectives, objects,
+    group_made_again,
 )  # fmt: skip
 """In the order in which the ranks run them."""

@@ -19,7 +19,7 @@ from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.device_arguments import ways_to_name
 
 
-@check("synchronize", "is_synchronized_device")
+@check("synchronize", "is_synchronized_device", once=True)
 def synchronize(accelerator: Accelerator) -> None:
     """synchronize waits for all queued work of the device, including copies to the host."""
     if accelerator.is_synchronized_device():

@@ -110,7 +110,7 @@ def casts(accelerator: Accelerator) -> None:
             )
 
 
-@check("supported_dtypes", timeout_s=90)
+@check("supported_dtypes", timeout_s=90, once=True)
 def training_step(accelerator: Accelerator) -> None:
     """Every supported dtype trains: gradients and updated weights are right within its precision."""
     for dtype in supported(accelerator):

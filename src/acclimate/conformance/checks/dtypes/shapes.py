@@ -90,7 +90,7 @@ def reductions(accelerator: Accelerator) -> None:
         )
 
 
-_REARRANGED: dict[str, _Operation] = {
+REARRANGED: dict[str, _Operation] = {
     "as it is": lambda x: x,
     "transposed": lambda x: x.t(),
     "every second column": lambda x: x[:, ::2],
@@ -114,7 +114,7 @@ def transfers(accelerator: Accelerator) -> None:
     for dtype in (*accelerator.supported_dtypes(), *others):
         values = (exact.abs() * 4 if dtype in others else exact).to(dtype)
         there = values.to(device)
-        for what, rearranged in _REARRANGED.items():
+        for what, rearranged in REARRANGED.items():
             wanted = rearranged(values)
             for how, found in (
                 ("copied to it", wanted.to(device)),
@@ -195,7 +195,7 @@ _LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
 }
 
 
-@check("supported_dtypes", timeout_s=120)
+@check("supported_dtypes", timeout_s=120, once=True)
 def layers(accelerator: Accelerator) -> None:
     """Common layers give right results and gradients on batches in every supported dtype."""
     device = accelerator.current_device_name()

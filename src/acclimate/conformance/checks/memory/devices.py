@@ -5,7 +5,13 @@ from __future__ import annotations
 import time
 
 from acclimate.accelerator import Accelerator
-from acclimate.conformance.checks.assertions import MIB, BrokenPromiseError, require, several_devices
+from acclimate.conformance.checks.assertions import (
+    MIB,
+    BrokenPromiseError,
+    device_names,
+    require,
+    several_devices,
+)
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.device_arguments import methods_of, require_device_arguments, ways_to_name
 from acclimate.conformance.checks.memory.allocations import (
@@ -47,13 +53,16 @@ _WITH_DEVICE = (
 @check(*_WITH_DEVICE)
 def device_arguments(accelerator: Accelerator) -> str | None:
     """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
-    return require_device_arguments(accelerator, methods_of(accelerator, *_WITH_DEVICE))
+    held = [fill(accelerator, (i + 1) * MIB, name) for i, name in enumerate(device_names(accelerator))]
+    try:
+        return require_device_arguments(accelerator, methods_of(accelerator, *_WITH_DEVICE))
+    finally:
+        del held
 
 
 @check(
     "memory_allocated", "max_memory_allocated", "memory_reserved", "memory_cached", "max_memory_reserved",
-    "max_memory_cached", "memory_stats", "memory_summary", "reset_peak_memory_stats",
-)  # fmt: skip
+    "max_memory_cached", "memory_stats", "memory_summary", "reset_peak_memory_stats", once=True)  # fmt: skip
 def devices_are_counted_apart(accelerator: Accelerator) -> None:
     """An allocation changes every figure of its device, however the device is named, and of no other."""
     require_figures(accelerator)
@@ -94,7 +103,7 @@ def devices_are_counted_apart(accelerator: Accelerator) -> None:
 
 
 @check("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
-       "reset_accumulated_memory_stats")  # fmt: skip
+       "reset_accumulated_memory_stats", once=True)  # fmt: skip
 def resets_by_device(accelerator: Accelerator) -> None:
     """A reset applies to its device, however the device is named, and to no other."""
     require_figures(accelerator)
@@ -141,7 +150,7 @@ def _raise_peaks(accelerator: Accelerator, names: list[str], size: int) -> None:
     settle(accelerator)
 
 
-@check("available_memory", "mem_get_info", "total_memory", timeout_s=120)
+@check("available_memory", "mem_get_info", "total_memory", timeout_s=120, once=True)
 def what_is_left_by_device(accelerator: Accelerator) -> None:
     """An allocation on one device lowers the available memory of that device, and of no other."""
     names = several_devices(accelerator)

@@ -18,7 +18,7 @@ _BLOCK = 256 << 10
 _SECTORS = 4096  # offsets and lengths are multiples of this, as O_DIRECT may require
 
 
-@check("create_op_builder", "op_builders", timeout_s=600)
+@check("create_op_builder", "op_builders", timeout_s=600, once=True)
 def asynchronous_io_moves_bytes(subject: Subject) -> None:
     """Asynchronous I/O transfers every byte, leaves the rest of a file unchanged, and reports errors."""
     accelerator = subject.accelerator

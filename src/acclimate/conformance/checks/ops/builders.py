@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import shlex
 import subprocess
 import tempfile
 from pathlib import Path
@@ -53,9 +54,19 @@ def builders_found(accelerator: Accelerator) -> None:
         exactly(
             builder_of(accelerator, name).is_compatible(verbose=False), bool, f"is_compatible() of {name}"
         )
-    for find in (accelerator.get_op_builder, accelerator.create_op_builder):
-        absent = find("NoSuchBuilder")
-        require(absent is None, f'{find.__name__}("NoSuchBuilder") is {absent!r} and not None')
+    near = {change for name in accelerator.op_builders for change in _near_misses(name)}
+    for absent in ("NoSuchBuilder", "", *sorted(near - set(accelerator.op_builders))):
+        for find in (accelerator.get_op_builder, accelerator.create_op_builder):
+            found = find(absent)
+            require(found is None, f'{find.__name__}("{absent}") is {found!r} and not None')
+
+
+def _near_misses(name: str) -> tuple[str, ...]:
+    """Names that differ a little from one."""
+    return (
+        name[:-1], name[1:], name.removesuffix("Builder"), f"{name}s", f"{name}.{name}", f" {name} ",
+        name.lower(), name.upper(), name.swapcase(),
+    )  # fmt: skip
 
 
 @check("toolkit_version")
@@ -68,7 +79,7 @@ def toolkit(accelerator: Accelerator) -> str:
     return version
 
 
-@check("create_op_builder", "op_builders", timeout_s=600)
+@check("create_op_builder", "op_builders", timeout_s=600, once=True)
 def builders_load(accelerator: Accelerator) -> str | None:
     """Every op that says it is compatible builds and loads."""
     if not accelerator.op_builders:
@@ -86,7 +97,7 @@ def builders_load(accelerator: Accelerator) -> str | None:
     return f"cannot be built here: {'; '.join(incompatible)}" if incompatible else None
 
 
-@check("op_compiler", "op_compile_flags", "op_include_paths", "op_link_flags", timeout_s=120)
+@check("op_compiler", "op_compile_flags", "op_include_paths", "op_link_flags", timeout_s=120, once=True)
 def toolchain(accelerator: Accelerator) -> None:
     """op_compiler and the flags compile and link C++ source into a library that works."""
     with refused('op_compiler(".no such kind")', CompilerNotFoundError):
@@ -128,7 +139,41 @@ def toolchain(accelerator: Accelerator) -> None:
         require(twice(21) == 42, f"a function that was compiled gives {twice(21)} instead of 42")
 
 
-@check("build_extension", "op_builders")
+_OF_THIS_MACHINE = ("native", "-xHost", "-xhost")
+"""Words in compiler flags that mean the processor of the machine that compiles."""
+
+
+@check("op_compiler", "op_compile_flags", once=True)
+def toolchain_by_its_arguments(accelerator: Accelerator) -> None:
+    """op_compiler follows CXX at each call; flags for all devices name no processor of this machine."""
+    for flag in accelerator.op_compile_flags(portable=True):
+        bound = any(flag == word or flag.endswith(f"={word}") for word in _OF_THIS_MACHINE)
+        require(
+            not bound, f"op_compile_flags(portable=True) has {flag!r}, which means this machine's processor"
+        )
+    try:
+        program = accelerator.op_compiler()[0]
+    except CompilerNotFoundError as error:
+        raise NotOfferedError(f"there is no compiler here: {error}") from error
+    before = os.environ.get("CXX")
+    commands = (
+        [program], [program, "-DONE"], [program, "-DONE", "-DNAME=two words", "-I/no such folder"], [program],
+    )  # fmt: skip
+    try:
+        for command in commands:
+            os.environ["CXX"] = shlex.join(command)
+            found = accelerator.op_compiler()
+            require(found == command, f"with CXX={os.environ['CXX']} op_compiler() is {found}")
+        os.environ["CXX"] = "/no/such/compiler"
+        with refused("op_compiler() with CXX=/no/such/compiler", CompilerNotFoundError):
+            accelerator.op_compiler()
+    finally:
+        os.environ.pop("CXX", None)
+        if before is not None:
+            os.environ["CXX"] = before
+
+
+@check("build_extension", "op_builders", once=True)
 def ahead_of_time(accelerator: Accelerator) -> None:
     """build_extension returns a subclass of torch's setuptools command that builds an op's builder()."""
     from setuptools import Distribution

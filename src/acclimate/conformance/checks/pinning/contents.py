@@ -8,8 +8,10 @@ from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import (
     NotOfferedError,
     Work,
+    device_names,
     equal,
     exactly,
+    is_host,
     refused,
     require,
     short,
@@ -93,10 +95,34 @@ def copies(accelerator: Accelerator) -> None:
 @check("pin_empty", "pin_empty_like")
 def only_on_the_host(accelerator: Accelerator) -> None:
     """pin_empty and pin_empty_like raise InvalidDeviceError for any device but the host."""
-    with refused('pin_empty(device="meta")', InvalidDeviceError):
-        accelerator.pin_empty(4, dtype=torch.float32, device="meta")
-    with refused('pin_empty_like(device="meta")', InvalidDeviceError):
-        accelerator.pin_empty_like(torch.zeros(4), device="meta")
+    elsewhere: list[str | torch.device] = ["meta", torch.device("meta")]
+    if not is_host(accelerator):
+        for name in (accelerator.device_type, *device_names(accelerator)):
+            elsewhere += [name, torch.device(name)]
+    for device in elsewhere:
+        with refused(f"pin_empty(device={device!r})", InvalidDeviceError):
+            accelerator.pin_empty(4, dtype=torch.float32, device=device)
+        with refused(f"pin_empty_like(device={device!r})", InvalidDeviceError):
+            accelerator.pin_empty_like(torch.zeros(4), device=device)
+
+
+@check("pin_memory", "pin_empty")
+def blocking_copies_wait(accelerator: Accelerator) -> None:
+    """A blocking copy to or from pinned memory is complete when it returns, whatever is queued before it."""
+    device = accelerator.current_device_name()
+    work = Work(accelerator, at_least_ms=5)
+    values = torch.arange(1 << 16, dtype=torch.float32)
+    source = accelerator.pin_memory(values)
+    target = accelerator.pin_empty(len(values), dtype=values.dtype).fill_(-1)
+    accelerator.synchronize()
+    work.queue()
+    there = source.to(device)
+    source.fill_(0)  # the copy is done with it
+    target.copy_(there * 2)
+    require(
+        equal(target.clone(), values * 2),
+        "a blocking copy to or from pinned memory returns before it is done",
+    )
 
 
 @check("register_host_memory", "unregister_host_memory", "pin_memory_alignment", "is_pinned")

@@ -31,10 +31,13 @@ _SEED = 20_260_211
 @check("default_generator", "get_rng_state", "set_rng_state")
 def device_arguments(accelerator: Accelerator) -> str | None:
     """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
+    for index in range(len(device_names(accelerator))):  # each with a state of its own
+        with accelerator.device(index):
+            accelerator.manual_seed(_SEED + index)
     state = accelerator.get_rng_state()
     methods: dict[str, Callable[..., object]] = {
         "get_rng_state": accelerator.get_rng_state,
-        "set_rng_state": lambda device: accelerator.set_rng_state(state, device),
+        "set_rng_state": lambda device: accelerator.set_rng_state(accelerator.get_rng_state(device), device),
     }
     if _shows_generators(accelerator):
         methods["default_generator"] = accelerator.default_generator

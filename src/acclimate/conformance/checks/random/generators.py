@@ -9,6 +9,7 @@ from acclimate.conformance.checks.assertions import (
     device_names,
     equal,
     exactly,
+    is_host,
     offered_or_not,
     require,
     several_devices,
@@ -222,7 +223,7 @@ def torch_random(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
     before = accelerator.get_rng_state()
     # torch always forks the host's generator, and of others those that are named.
-    on_host = before.numel() == torch.get_rng_state().numel() and equal(before, torch.get_rng_state())
+    on_host = is_host(accelerator)
     others = {} if on_host else {"device_type": accelerator.device_type}
     with module.fork_rng(devices=[] if on_host else [accelerator.current_device()], **others):
         _draw(device)

@@ -7,42 +7,110 @@ from collections.abc import Callable
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate.conformance.checks.assertions import device_names, equal, require
+from acclimate.conformance.checks.assertions import device_names, equal, is_host, require
 from acclimate.conformance.checks.check import check
 
 _COUNT = 301
 
 
-def _kinds_of_draws(device: str) -> dict[str, Callable[[], torch.Tensor]]:
+def kinds_of_draws(device: str) -> dict[str, Callable[[], torch.Tensor]]:
+    """By operator, a draw from the default generator; those of torch's tag ``nondeterministic_seeded``."""
     ones = torch.ones(_COUNT, device=device)
+
+    def filled(fill: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        return lambda: fill(torch.empty(_COUNT, device=device))
+
     return {
         "rand": lambda: torch.rand(_COUNT, device=device),
+        "rand_like": lambda: torch.rand_like(ones),
         "randn": lambda: torch.randn(_COUNT, device=device),
         "a single randn": lambda: torch.randn(1, device=device),
+        "randn_like": lambda: torch.randn_like(ones),
         "randint": lambda: torch.randint(0, 1 << 20, (_COUNT,), device=device),
+        "randint_like": lambda: torch.randint_like(ones, 1 << 20),
         "randperm": lambda: torch.randperm(_COUNT, device=device),
-        "dropout": lambda: torch.nn.functional.dropout(ones, 0.5),
+        "normal": lambda: torch.normal(ones, ones),
         "bernoulli": lambda: torch.bernoulli(ones / 2),
-        "normal_": lambda: torch.empty(_COUNT, device=device).normal_(),
-        "exponential_": lambda: torch.empty(_COUNT, device=device).exponential_(),
+        "multinomial": lambda: torch.multinomial(ones, _COUNT // 2),
+        "multinomial with replacement": lambda: torch.multinomial(ones, _COUNT, replacement=True),
+        "poisson": lambda: torch.poisson(ones * 9),
+        "dropout": lambda: torch.nn.functional.dropout(ones, 0.5),
+        "native_dropout": lambda: torch.native_dropout(ones, 0.5, True)[0],
+        "alpha_dropout": lambda: torch.nn.functional.alpha_dropout(ones, 0.5, training=True),
+        "rrelu": lambda: torch.nn.functional.rrelu(-ones, training=True),
+        "random_": filled(lambda t: t.random_()),
+        "uniform_": filled(lambda t: t.uniform_()),
+        "bernoulli_": filled(lambda t: t.bernoulli_()),
+        "normal_": filled(lambda t: t.normal_()),
+        "exponential_": filled(lambda t: t.exponential_()),
+        "geometric_": filled(lambda t: t.geometric_(0.1)),
+        "cauchy_": filled(lambda t: t.cauchy_()),
+        "log_normal_": filled(lambda t: t.log_normal_()),
     }
+
+
+_EVERYWHERE = ("rand", "randn", "a single randn", "randint", "randperm", "dropout", "bernoulli", "normal_")
+"""Draws that every device has; it may lack others."""
+
+
+def _offered_draws(device: str) -> dict[str, Callable[[], torch.Tensor]]:
+    offered = {}
+    for name, draw in kinds_of_draws(device).items():
+        try:
+            draw()
+        except (NotImplementedError, RuntimeError):
+            if name in _EVERYWHERE:
+                raise
+            continue
+        offered[name] = draw
+    return offered
 
 
 @check("get_rng_state", "set_rng_state", "manual_seed")
 def every_kind_of_draw_repeats(accelerator: Accelerator) -> None:
-    """Restoring a state, or seeding again, repeats random numbers of every distribution."""
+    """A restored state, or the same seed, repeats the numbers of every distribution."""
     device = accelerator.current_device_name()
-    draws = _kinds_of_draws(device)
-    state = accelerator.get_rng_state()
-    first = [draw().cpu() for draw in draws.values()]
-    accelerator.set_rng_state(state)
-    for (name, draw), numbers in zip(draws.items(), first, strict=True):
-        require(equal(draw(), numbers), f"the restored state gives other numbers to {name}")
+    draws = _offered_draws(device)
     for name, draw in draws.items():
         accelerator.manual_seed(7)
-        numbers = draw().cpu()
+        torch.randn(1, device=device)  # a state in the middle of other draws
+        host = torch.get_rng_state()
+        state = accelerator.get_rng_state()
+        numbers, next_ones = draw().cpu(), torch.randn(1, device=device).cpu()
+        accelerator.set_rng_state(state)
+        require(equal(draw(), numbers), f"the restored state gives other numbers to {name}")
+        between = accelerator.get_rng_state()
+        for _ in range(2):
+            require(
+                equal(torch.randn(1, device=device), next_ones),
+                f"a state restored before or after {name} does not give the same number next",
+            )
+            accelerator.set_rng_state(between)
+        if not is_host(accelerator):
+            require(equal(torch.get_rng_state(), host), f"{name} changes the state of the host's generator")
+        require(not equal(between, state), f"{name} leaves the state of {device} as it was")
         accelerator.manual_seed(7)
-        require(equal(draw(), numbers), f"the same seed gives other numbers to {name}")
+        first = draw().cpu()
+        accelerator.manual_seed(7)
+        require(equal(draw(), first), f"the same seed gives other numbers to {name}")
+        require(not equal(draw(), first), f"two draws of {name} in a row are equal")
+
+
+@check("manual_seed_all", "initial_seed")
+def torch_seeds_every_device(accelerator: Accelerator) -> None:
+    """torch.manual_seed seeds every device, whichever is current."""
+    devices = range(len(device_names(accelerator)))
+    for current in devices:
+        with accelerator.device(current):
+            torch.manual_seed(_COUNT + current)
+        for index in devices:
+            with accelerator.device(index):
+                told = accelerator.initial_seed()
+            require(
+                told == _COUNT + current,
+                f"after torch.manual_seed({_COUNT + current}) with device {current} current, "
+                f"initial_seed() on device {index} is {told}",
+            )
 
 
 @check("get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all")

@@ -19,30 +19,47 @@ from acclimate.conformance.checks.check import check
 from acclimate.errors import UnknownCompileBackendError
 
 
-@check("compile_backend", "get_compile_backend", timeout_s=240)
+@check("compile_backend", "get_compile_backend", timeout_s=240, once=True)
 def compiles(accelerator: Accelerator) -> str | None:
-    """A function compiled with the accelerator's backend gives the same results and gradients as eager."""
+    """A compiled module gives the same results and gradients as eager, also after its weights changed."""
     backend = exactly(accelerator.get_compile_backend(), str, "get_compile_backend()")
 
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return (torch.nn.functional.gelu(x) * x).sum(-1)
-
     torch._dynamo.reset()
-    values = torch.randn(16, 64, generator=torch.Generator().manual_seed(5))
-    found, wanted = (v.to(accelerator.current_device_name()).requires_grad_() for v in (values, values))
+    device = accelerator.current_device_name()
+    generator = torch.Generator().manual_seed(5)
+    values = [torch.randn(16, 64, generator=generator) for _ in range(2)]
+    module = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.GELU()).to(device)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        compiled = torch.compile(function, backend=backend)
-        result = compiled(found)
-    result.sum().backward()
-    expected = function(wanted)
-    expected.sum().backward()
-    require_close(result, expected, torch.float32, f'a function compiled with "{backend}"')
-    require(found.grad is not None, f'a function compiled with "{backend}" has no gradient')
-    if found.grad is not None and wanted.grad is not None:
-        require_close(
-            found.grad, wanted.grad, torch.float32, f'the gradient of a function compiled with "{backend}"'
-        )
+        compiled = torch.compile(module, backend=backend)
+        for step, batch in enumerate(values):  # with other weights and inputs each time
+            found, wanted = (batch.to(device).requires_grad_() for _ in range(2))
+            result, expected = compiled(found), module(wanted)
+            what = f'call {step + 1} of a module compiled with "{backend}"'
+            require_close(result, expected, torch.float32, what)
+            for parameter in module.parameters():
+                parameter.grad = None
+            expected.square().sum().backward()
+            gradients = [wanted.grad, *(parameter.grad for parameter in module.parameters())]
+            for parameter in module.parameters():
+                parameter.grad = None
+            result.square().sum().backward()
+            ours = [found.grad, *(parameter.grad for parameter in module.parameters())]
+            for actual, of_eager in zip(ours, gradients, strict=True):
+                require(actual is not None, f"{what} has no gradient")
+                if actual is not None and of_eager is not None:
+                    require_close(actual, of_eager, torch.float32, f"a gradient of {what}")
+            optimizer.step()
+        linear = torch.nn.Linear(64, 8).to(device)
+        compiled = torch.compile(linear, backend=backend)
+        with torch.no_grad():
+            for batch in values:
+                result, expected = compiled(batch.to(device)), linear(batch.to(device))
+                require_close(
+                    result, expected, torch.float32, f'a layer compiled with "{backend}", in no_grad,'
+                )
+                linear.weight.mul_(-2)
     told = [" ".join(str(w.message).split()) for w in said if accelerator.device_type in str(w.message)]
     return f'"{backend}" says: {told[0][:160]}' if told else None
 
@@ -64,7 +81,7 @@ def compile_backend_chosen(accelerator: Accelerator) -> None:
         accelerator.set_compile_backend(before)
 
 
-@check("is_triton_supported", "prefer_triton_grouped_mm", timeout_s=180)
+@check("is_triton_supported", "prefer_triton_grouped_mm", timeout_s=180, once=True)
 def triton(accelerator: Accelerator) -> None:
     """If is_triton_supported is True, a Triton kernel runs and gives right results."""
     supported = exactly(accelerator.is_triton_supported(), bool, "is_triton_supported()")

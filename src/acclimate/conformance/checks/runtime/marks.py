@@ -29,7 +29,7 @@ _MARKERS = ("nvtx", "mstx", "cnpx", "roctx", "itt", "profiler")
 _THREAD_PATIENCE_S = 30
 
 
-@check("range_push", "range_pop", "nvtx", "supports_nvtx_domain")
+@check("range_push", "range_pop", "nvtx", "supports_nvtx_domain", once=True)
 def profiler_marks(accelerator: Accelerator) -> str | None:
     """Ranges nest and keep their names, also through NVTX's functions; closing one too many is harmless."""
     domains = exactly(accelerator.supports_nvtx_domain, bool, "supports_nvtx_domain")
@@ -85,7 +85,7 @@ def _open_and_close(accelerator: Accelerator, domain: str | None) -> None:
     accelerator.range_pop()
 
 
-@check("range_push", "range_pop")
+@check("range_push", "range_pop", once=True)
 def ranges_of_threads(accelerator: Accelerator) -> str | None:
     """Each thread has its own ranges: range_pop does not close another thread's."""
     accelerator.range_pop()  # none is open
@@ -126,6 +126,33 @@ def _mark(accelerator: Accelerator, name: str) -> None:
     accelerator.range_push(name)
     torch.ones(4).sum()
     accelerator.range_pop()
+
+
+_NAMES = (
+    "acclimate " + "long " * 60,
+    "acclimate größe 数",
+    'acclimate "quoted" \\ {braces} %s',
+    "acclimate two\nlines",
+)
+
+
+@check("range_push", "range_pop", once=True)
+def names_of_ranges(accelerator: Accelerator) -> str | None:
+    """A range keeps its name, however long it is and whatever characters it has."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for name in _NAMES:
+            _mark(accelerator, name)
+            with accelerator.nvtx.range(f"{name} in a block"):
+                torch.ones(4).sum()
+        accelerator.range_push("")
+        accelerator.range_pop()
+    found = {event.key for event in profile.events() or ()}
+    wanted = [f"{name}{end}" for name in _NAMES for end in ("", " in a block")]
+    missing = [name for name in wanted if name not in found]
+    if len(missing) == len(wanted) and any(hasattr(accelerator.torch_module, name) for name in _MARKERS):
+        return "torch's profiler does not show the ranges; the vendor's profiler may"
+    require(not missing, f"torch's profiler does not show the range {missing[:1]!r:.200}")
+    return None
 
 
 @check("lazy_call", "init")

@@ -72,7 +72,7 @@ def set_stream(accelerator: Accelerator) -> None:
     require(accelerator.current_stream() == before, "after setting the first stream again another is current")
 
 
-@check("Event", "synchronize")
+@check("Event", "synchronize", once=True)
 def events_measure_time(accelerator: Accelerator) -> None:
     """elapsed_time is the time of the work between two events, in milliseconds."""
     work = Work(accelerator)
@@ -100,7 +100,7 @@ def events_measure_time(accelerator: Accelerator) -> None:
     )
 
 
-@check("Stream", "Event", "stream", "current_stream")
+@check("Stream", "Event", "stream", "current_stream", once=True)
 def events_order_streams(accelerator: Accelerator) -> None:
     """A stream that waits for another stream's event sees the work before that event."""
     require_streams(accelerator)
@@ -123,7 +123,7 @@ def events_order_streams(accelerator: Accelerator) -> None:
         )
 
 
-@check("Stream", "stream", "synchronize", "supports_streams")
+@check("Stream", "stream", "synchronize", "supports_streams", once=True)
 def streams_wait_for_streams(accelerator: Accelerator) -> None:
     """A stream that waits for another sees its queued work; synchronize() waits for the stream's own."""
     require_streams(accelerator)

@@ -1,0 +1,80 @@
+"""The state that calls of the interface leave as it was: the current device, streams, autocast, variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator
+
+Ambient = Mapping[str, object]
+"""By what it is, a value that belongs to the thread or the process."""
+
+_DEVICE, _STREAM = "the current device", "the current stream of device"
+_CHANGES: dict[str, tuple[str, ...]] = {
+    "set_device": (_DEVICE,),
+    "set_stream": (_DEVICE, _STREAM),  # some devices make the stream's device the current one
+}
+"""By method, what it is there to change."""
+
+
+def look(accelerator: Accelerator) -> Ambient:
+    """The present state; what cannot be read is left out."""
+    kind = accelerator.device_type
+    readings: dict[str, Callable[[], object]] = {
+        _DEVICE: _plain(accelerator, "current_device"),
+        "whether autocast is on": lambda: (torch.is_autocast_enabled(kind), torch.is_autocast_enabled("cpu")),
+        "autocast's dtype": lambda: (torch.get_autocast_dtype(kind), torch.get_autocast_dtype("cpu")),
+        "autocast's cache": torch.is_autocast_cache_enabled,
+        "the default dtype": torch.get_default_dtype,
+        "whether gradients are recorded": torch.is_grad_enabled,
+        "the working directory": os.getcwd,
+        "the environment": lambda: dict(os.environ),
+    }
+    current_stream = _plain(accelerator, "current_stream")
+    for index in range(_distinct_devices(accelerator)):
+        readings[f"{_STREAM} {index}"] = lambda index=index: current_stream(index)  # type: ignore[misc]
+    found: dict[str, object] = {}
+    for what, read in readings.items():
+        with suppress(Exception):  # another check is about what raises here
+            found[what] = read()
+    return found
+
+
+def changed(before: Ambient, after: Ambient, method: str = "") -> str:
+    """The first thing that differs though ``method`` is not there to change it; nothing if none does."""
+    for what, value in before.items():
+        if what not in after or what.startswith(_CHANGES.get(method, ())):
+            continue
+        now = after[what]
+        if what == "the environment":
+            # A driver may add variables when it starts; those that were there belong to the user.
+            variables = _variables(value), _variables(now)
+            changes = [name for name, text in variables[0].items() if variables[1].get(name) != text]
+            if changes:
+                return f"the environment variable {changes[0]}, now {variables[1].get(changes[0])!r}"
+        elif now != value:
+            return f"{what} from {value} to {now}"
+    return ""
+
+
+def _variables(value: object) -> dict[str, str]:
+    return value if isinstance(value, dict) else {}
+
+
+def _plain(accelerator: Accelerator, name: str) -> Callable[..., Any]:
+    """A method as its class has it, without the recording of calls."""
+    method: Callable[..., Any] = getattr(type(accelerator), name).__get__(accelerator)
+    return method
+
+
+def _distinct_devices(accelerator: Accelerator) -> int:
+    if accelerator.device_type == torch.zeros(1).device.type:
+        return 1
+    with suppress(Exception):
+        return int(_plain(accelerator, "device_count")())
+    return 0
