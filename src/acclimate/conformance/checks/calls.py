@@ -81,6 +81,7 @@ class Calls:
                 outcome = f"raised {describe(error, whole=True)}"[:_LONGEST]
                 raise
             finally:
+                after = ambient.look(accelerator) if before is not None else None  # its calls do not count
                 self._depth -= 1
                 if self._depth == 0:
                     given = [_short(value) for value in args]
@@ -88,9 +89,9 @@ class Calls:
                     told = f"{name}({', '.join(given)})"
                     self._latest.append((name, f"{told} {outcome}"))
                     self.names.setdefault(name)
-                    if before is not None and not self.disturbance:
+                    if before is not None and after is not None and not self.disturbance:
                         raised = outcome.startswith("raised")  # then it may not change anything
-                        change = ambient.changed(before, ambient.look(accelerator), "" if raised else name)
+                        change = ambient.changed(before, after, "" if raised else name)
                         if change:
                             self.disturbance = f"{told}{', which raises,' if raised else ''} changes {change}"
 
