@@ -40,9 +40,9 @@ STANDARD = sys.stdlib_module_names | {"__main__"}
 _EXECUTE = inspect.signature(subprocess.Popen._execute_child)
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _address = ""
+"""Where the server listens. Set in the programs, for those that they start."""
 _use_one_thread: Callable[[], object] = bool
 """Tells torch, if the server has imported it."""
-"""Where the server listens. Set in the programs, for those that they start."""
 
 
 class WarmPopen(subprocess.Popen):
