@@ -8,6 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# torch 2.13 gives it another name, and warns at each use of the old one.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 class Ranks(Protocol):
     """The ranks that a model is split over."""
@@ -40,7 +43,7 @@ class ProcessRanks:
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Returns each rank's tensor, all of one shape, stacked along a new first dimension."""
         found = tensor.new_empty(self.size, *tensor.shape)
-        dist.all_gather_into_tensor(found.view(-1), tensor.contiguous().view(-1), group=self.group)
+        _all_gather(found.view(-1), tensor.contiguous().view(-1), group=self.group)
         return found
 
 
