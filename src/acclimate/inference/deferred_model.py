@@ -16,20 +16,14 @@ from typing import Any
 
 import torch
 
-from acclimate.errors import (
-    AcclimateError,
-    CorruptModelError,
-    MissingExtraError,
-    UnsupportedModelError,
-    some_of,
-)
+from acclimate.errors import CorruptModelError, UnsupportedModelError, some_of
 from acclimate.inference.checkpoint import HostTensor, WeightFile, open_weights
 from acclimate.inference.deferred import deferred
 from acclimate.inference.folder import weight_files, weight_totals
-from acclimate.inference.loading import is_out_of_memory
+from acclimate.inference.loading import explained_failures
 from acclimate.inference.model_class import model_class
 from acclimate.inference.model_limits import bounded_model
-from acclimate.inference.quiet import first_line, quiet_transformers, why_unusable
+from acclimate.inference.quiet import quiet_transformers
 
 
 @contextlib.contextmanager
@@ -78,39 +72,26 @@ def _build(
     from transformers import AutoConfig
 
     totals = weight_totals(folder)
-    with quiet_transformers():
-        try:
-            config = AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=trust_remote_code
-            )
-            if getattr(config, "quantization_config", None) is not None:
-                raise UnsupportedModelError(
-                    f"the weights in {folder} are quantised (quantization_config in config.json), and "
-                    "cannot be read in parts; use a copy in bfloat16, float16 or float32"
-                )
-            with bounded_model(totals):
-                model, report = model_class(config, str(folder)).from_pretrained(
-                    None,
-                    config=config,
-                    state_dict=dict(tensors),
-                    dtype=dtype,
-                    output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # _check names them
-                )
-            _adopt_generation_settings(model, folder)
-            model.config.name_or_path = model.name_or_path = str(folder)
-        except AcclimateError:
-            raise
-        except ImportError as error:
-            raise MissingExtraError(
-                f"the model in {folder} needs one more package: {first_line(error)}"
-            ) from error
-        except Exception as error:  # any type: transformers does not check a config's fields
-            if is_out_of_memory(error):
-                raise
+    with quiet_transformers(), explained_failures("build", folder):
+        config = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+        if getattr(config, "quantization_config", None) is not None:
             raise UnsupportedModelError(
-                f"transformers cannot build the model in {folder}: {why_unusable(error)}"
-            ) from error
+                f"the weights in {folder} are quantised (quantization_config in config.json), and "
+                "cannot be read in parts; use a copy in bfloat16, float16 or float32"
+            )
+        with bounded_model(totals):
+            model, report = model_class(config, str(folder)).from_pretrained(
+                None,
+                config=config,
+                state_dict=dict(tensors),
+                dtype=dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # _check names them
+            )
+        _adopt_generation_settings(model, folder)
+        model.config.name_or_path = model.name_or_path = str(folder)
     return model, report
 
 

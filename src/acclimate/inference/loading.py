@@ -242,7 +242,7 @@ def _load_module(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> A
     from transformers import AutoModelForCausalLM
 
     totals = weight_totals(folder)
-    with quiet_transformers():
+    with quiet_transformers(), explained_failures("load", folder):
         try:
             with bounded_model(totals):
                 module, report = AutoModelForCausalLM.from_pretrained(
@@ -253,24 +253,40 @@ def _load_module(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> A
                     ignore_mismatched_sizes=True,  # _check_report names them
                     trust_remote_code=trust_remote_code,
                 )
-        except AcclimateError:
-            raise
-        except ImportError as error:
-            raise MissingExtraError(
-                f"the model in {folder} needs one more package: {first_line(error)}"
-            ) from error
         except (pickle.UnpicklingError, EOFError) as error:  # torch's message advises weights_only=False
             raise CorruptModelError(
                 f"the .bin files in {folder} are damaged, or hold something other than tensors"
             ) from error
-        except Exception as error:  # any type: transformers does not check a config's fields
-            if is_out_of_memory(error):
-                raise
-            raise UnsupportedModelError(
-                f"transformers cannot load the model in {folder}: {why_unusable(error)}"
-            ) from error
     _check_report(folder, module, report)
     return module.eval()
+
+
+@contextlib.contextmanager
+def explained_failures(action: str, folder: Path) -> Iterator[None]:
+    """Turns what transformers raises in the block into errors that name the model's folder.
+
+    Args:
+        action: what is done with the model there, such as ``"load"``.
+        folder: the model's.
+
+    Raises:
+        MissingExtraError: the model needs a package that is not installed.
+        UnsupportedModelError: transformers raised any other error, except when memory ran out.
+    """
+    try:
+        yield
+    except AcclimateError:
+        raise
+    except ImportError as error:
+        raise MissingExtraError(
+            f"the model in {folder} needs one more package: {first_line(error)}"
+        ) from error
+    except Exception as error:  # any type: transformers does not check a config's fields
+        if is_out_of_memory(error):
+            raise
+        raise UnsupportedModelError(
+            f"transformers cannot {action} the model in {folder}: {why_unusable(error)}"
+        ) from error
 
 
 def _check_report(folder: Path, module: Any, report: dict[str, Any]) -> None:
