@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from acclimate.parallel.fit import TOLERANCE, _multiple
+from acclimate.parallel.fit import TOLERANCE
 from acclimate.parallel.trace import Trace, detached
-from acclimate.parallel.units import even_counts
+from acclimate.parallel.units import even_shares, kernel_multiple
 
 MOST_TRIALS = 512
 LARGE = 1 << 26
@@ -139,16 +139,14 @@ def _ways(
 
 def _aligned(hidden: int, size: int) -> int:
     """Grouped matrix products need rows of a multiple of 16 bytes."""
-    multiple = max(_multiple(hidden, size), 8)
+    multiple = max(kernel_multiple(hidden, size), 8)
     return multiple if hidden % multiple == 0 and hidden // multiple >= size else 1
 
 
 def _layout(
     own: dict[str, nn.Parameter], hidden: int, ways: dict[str, _Way], attributes: dict[str, int], size: int
 ) -> ExpertLayout:
-    counts = even_counts(hidden, size, _aligned(hidden, size))
-    stops = list(itertools.accumulate(counts))
-    shares = [range(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+    shares = even_shares(hidden, size, _aligned(hidden, size))
     parameters = {
         key: (
             way.dim,
@@ -157,5 +155,5 @@ def _layout(
         for key, way in ways.items()
     }
     return ExpertLayout(
-        parameters, {key: [times * count for count in counts] for key, times in attributes.items()}
+        parameters, {key: [times * len(share) for share in shares] for key, times in attributes.items()}
     )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.parallel.trace import Trace
-from acclimate.parallel.units import Unit, even_counts
+from acclimate.parallel.units import Unit, even_shares, kernel_multiple
 
 MOST_TRIALS = 256
 TOLERANCE = 1e-4
@@ -83,7 +83,7 @@ def lay_out(trace: Trace, region: Region, size: int) -> Layout | None:
     """Returns a layout that was shown to be right, or ``None``."""
     units = region.units
     single = all(len(unit.sink) == 1 for unit in units)
-    shares = _shares(units, size, _multiple(len(units), size) if single else 1)
+    shares = _shares(units, size, kernel_multiple(len(units), size) if single else 1)
     rows = [tuple(sorted(column for unit in share for column in unit.sink)) for share in shares]
     outputs = {region.leaf(s): _random(trace, trace.calls[s][0].output) for s in region.sources}
     with torch.no_grad():
@@ -121,14 +121,8 @@ def _random(trace: Trace, like: Tensor) -> Tensor:
     return torch.randn(like.shape, generator=trace.random, dtype=torch.float64).to(like.dtype)
 
 
-def _multiple(count: int, size: int) -> int:
-    """Columns of which kernels like a multiple, where it keeps the ranks about even."""
-    return next((each for each in (64, 32, 16, 8) if count // each >= 4 * size and count % each == 0), 1)
-
-
 def _shares(units: list[Unit], size: int, multiple: int) -> list[list[Unit]]:
-    stops = list(itertools.accumulate(even_counts(len(units), size, multiple)))
-    return [units[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
+    return [units[share.start : share.stop] for share in even_shares(len(units), size, multiple)]
 
 
 # -- columns -----------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
@@ -19,7 +18,7 @@ from acclimate.parallel.sources import Wish, wishes_of_model, wishes_of_user
 from acclimate.parallel.split import Change, Kind, Plan, Ranges, Source, Split, ranges, shard
 from acclimate.parallel.structure import Structure, find_structure
 from acclimate.parallel.trace import Trace, weight_of
-from acclimate.parallel.units import even_counts
+from acclimate.parallel.units import even_shares
 from acclimate.parallel.verify import verify_plan
 
 __all__ = ["Change", "Plan", "Split", "make_plan", "shard"]
@@ -289,12 +288,8 @@ class _Planner:
             self.source[name] = "structure"
 
     def _even(self, count: int) -> tuple[Ranges, ...]:
-        stops = list(
-            itertools.accumulate(even_counts(count, self.size, 16 if count >= 64 * self.size else 1))
-        )
-        return tuple(
-            ((start, stop),) if stop > start else () for start, stop in zip([0, *stops], stops, strict=False)
-        )
+        shares = even_shares(count, self.size, 16 if count >= 64 * self.size else 1)
+        return tuple(((share.start, share.stop),) if share else () for share in shares)
 
     # -- tensors ---------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ layer.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -137,9 +138,18 @@ def _smallest_unit(seen: list[frozenset[int]]) -> frozenset[int] | None:
     return None
 
 
-def even_counts(count: int, size: int, multiple: int = 1) -> list[int]:
-    """Returns how many of some things each rank has, as even as they can be; multiples but for the last."""
+def even_shares(count: int, size: int, multiple: int = 1) -> list[range]:
+    """Returns which of some things in a row each rank has.
+
+    The numbers are as even as they can be, and multiples of ``multiple`` but for one.
+    """
     blocks, rest = divmod(count, multiple)
     counts = [(blocks // size + (rank < blocks % size)) * multiple for rank in range(size)]
     counts[min(range(size), key=lambda rank: (counts[rank], rank))] += rest
-    return counts
+    stops = list(itertools.accumulate(counts))
+    return [range(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+
+
+def kernel_multiple(count: int, size: int) -> int:
+    """Returns a multiple of columns that kernels like, where it keeps the ranks about even; else 1."""
+    return next((each for each in (64, 32, 16, 8) if count // each >= 4 * size and count % each == 0), 1)
