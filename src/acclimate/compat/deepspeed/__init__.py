@@ -14,6 +14,7 @@ import os
 import sys
 from pathlib import Path
 
+from acclimate.compat.deepspeed.builders import OPS_VARIABLE
 from acclimate.compat.deepspeed.finder import ACCELERATOR_MODULE, AcceleratorFinder
 from acclimate.compat.deepspeed.names import offer
 from acclimate.errors import ImportOrderError, InvalidEnvironmentError, excerpt
@@ -23,8 +24,6 @@ __all__ = ["OPS_VARIABLE", "VARIABLE", "child_environment", "register", "start"]
 VARIABLE = "ACCLIMATE_DEEPSPEED"
 """In the environment of a Python that starts with :data:`STARTUP` on its path: ``1`` calls
 :func:`register`, and ``names`` only offers the names."""
-OPS_VARIABLE = "ACCLIMATE_DEEPSPEED_OPS"
-"""``1`` in the environment: DeepSpeed uses acclimate's op builders where there is one."""
 STARTUP = Path(__file__).with_name("startup")
 """A folder for ``PYTHONPATH``: its ``sitecustomize`` registers in each Python that starts."""
 

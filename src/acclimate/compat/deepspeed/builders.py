@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 PACKAGE = "deepspeed.ops.op_builder"
 """DeepSpeed's builders for CUDA; those for other devices are in subpackages of it."""
 
+OPS_VARIABLE = "ACCLIMATE_DEEPSPEED_OPS"
+"""``1`` in the environment: DeepSpeed uses acclimate's op builders where there is one."""
+
 OURS = {
     "AsyncIOBuilder": ("async_io", "DS_BUILD_AIO", "deepspeed.ops.aio"),
     "CPUAdagradBuilder": ("cpu_adagrad", "DS_BUILD_CPU_ADAGRAD", "deepspeed.ops.adagrad"),
@@ -40,7 +43,7 @@ def builder_class(accelerator: Accelerator, class_name: str) -> type[Any]:
 
     For an op that neither has, DeepSpeed's ``NotImplementedBuilder``, whose ``load()`` raises.
     """
-    if os.environ.get("ACCLIMATE_DEEPSPEED_OPS") == "1" and class_name in OURS:
+    if os.environ.get(OPS_VARIABLE) == "1" and class_name in OURS:
         ours = _adapted(accelerator, class_name)
         if ours is not None:
             return ours
