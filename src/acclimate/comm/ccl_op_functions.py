@@ -7,8 +7,7 @@ import os
 
 import torch
 
-from acclimate.comm.op_store import store_for
-from acclimate.errors import InvalidRankError
+from acclimate.comm.op_store import require_rank, store_for
 from acclimate.ops import registry
 
 _ADDRESS_BYTES = 256
@@ -42,8 +41,7 @@ def initialize(size: int, rank: int) -> None:
         InvalidRankError: there is no such rank.
         InvalidEnvironmentError: there is neither a default group nor ``MASTER_ADDR``.
     """
-    if not 0 <= rank < size:
-        raise InvalidRankError(f"rank is {rank}, but must be from 0 to {size - 1}, as size is {size}.")
+    require_rank(size, rank)
     if _place == {"size": size, "rank": rank}:
         return
     os.environ.setdefault("CCL_ATL_TRANSPORT", "ofi")

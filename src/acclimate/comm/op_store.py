@@ -10,7 +10,17 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
-from acclimate.errors import InvalidEnvironmentError
+from acclimate.errors import InvalidEnvironmentError, InvalidRankError
+
+
+def require_rank(size: int, rank: int) -> None:
+    """Raises unless a group of ``size`` ranks has this one.
+
+    Raises:
+        InvalidRankError: there is no such rank.
+    """
+    if not 0 <= rank < size:
+        raise InvalidRankError(f"rank is {rank}, but must be from 0 to {size - 1}, as size is {size}.")
 
 
 def store_for(op: str, number: int, size: int, rank: int) -> Any:

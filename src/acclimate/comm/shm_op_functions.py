@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from acclimate.comm.gloo import gloo_instead
-from acclimate.comm.op_store import store_for
+from acclimate.comm.op_store import require_rank, store_for
 from acclimate.comm.rendezvous import Opening, Rendezvous, ranks_by_host, why_not_shared
-from acclimate.errors import InvalidEnvironmentError, InvalidRankError, UnsupportedError
+from acclimate.errors import InvalidEnvironmentError, UnsupportedError
 from acclimate.ops import registry
 
 _TIMEOUT = timedelta(minutes=30)
@@ -74,8 +74,7 @@ def initialize(size: int, rank: int) -> None:
         InvalidRankError: there is no such rank.
         InvalidEnvironmentError: there is neither a default group nor ``MASTER_ADDR``.
     """
-    if not 0 <= rank < size:
-        raise InvalidRankError(f"rank is {rank}, but must be from 0 to {size - 1}, as size is {size}.")
+    require_rank(size, rank)
     if (_state.size, _state.rank) == (size, rank):
         return
     store = store_for("shm_comm", next(_groups), size, rank)
