@@ -14,6 +14,7 @@ from acclimate.errors import AcclimateError, GenerationOptionError
 from acclimate.inference.request import (
     INTERRUPTED,
     Display,
+    add_remote_code_option,
     messages,
     number,
     read_prompt,
@@ -54,12 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CORES",
         help="with --num_accelerators: the only cores to be used, as in 0-51,56-107",
     )
-    parser.add_argument(
-        "--trust_remote_code",
-        "--trust-remote-code",
-        action="store_true",
-        help="let Python code that comes with the model run",
-    )
+    add_remote_code_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of streamed text")
     # For the ranks that this command starts: the columns of the terminal that shows their stderr, or 0; and
     # whether one shows their stdout.

@@ -12,6 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from acclimate.errors import GenerationOptionError, excerpt
+from acclimate.inference.request import add_remote_code_option
 
 if TYPE_CHECKING:
     import torch
@@ -27,12 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tp", metavar="N", default="2", help="the number of ranks; default 2")
     parser.add_argument("--dtype", metavar="auto|bfloat16|float16|float32", default="auto")
     parser.add_argument("--json", action="store_true", help="every parameter, for other programs")
-    parser.add_argument(
-        "--trust_remote_code",
-        "--trust-remote-code",
-        action="store_true",
-        help="let Python code that comes with the model run",
-    )
+    add_remote_code_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,6 +27,16 @@ INTERRUPTED = 130
 _Number = TypeVar("_Number", int, float)
 
 
+def add_remote_code_option(parser: argparse.ArgumentParser) -> None:
+    """Declares ``--trust_remote_code``."""
+    parser.add_argument(
+        "--trust_remote_code",
+        "--trust-remote-code",
+        action="store_true",
+        help="let Python code that comes with the model run",
+    )
+
+
 @dataclass(frozen=True)
 class Request:
     """The options of ``acclimate generate`` that say what to generate."""
