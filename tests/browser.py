@@ -13,9 +13,12 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _TIMEOUT_S = 60
@@ -151,3 +154,13 @@ class Browser:
         message, _, self._unread = self._unread.partition(b"\0")
         answer: dict[str, Any] = json.loads(message)
         return answer
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser for the tests of a module, which skip where none is installed."""
+    program = installed()
+    if program is None:
+        pytest.skip("there is no Chromium here (Debian: apt-get install chromium)")
+    with Browser(program) as opened:
+        yield opened

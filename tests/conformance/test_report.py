@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,7 +17,8 @@ import pytest
 
 from acclimate.conformance.result import About, Planned, Report, Result
 from acclimate.conformance.runner import html, junit
-from browser import LOWEST_CONTRAST, Browser, installed
+from browser import LOWEST_CONTRAST, Browser
+from browser import browser as browser
 from fresh_process import plain_environment
 
 HOSTILE = (
@@ -111,15 +111,6 @@ def test_a_failure_is_told_with_what_was_observed_the_call_and_where_to_change_i
 
 
 # -- in a browser ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = installed()
-    if program is None:
-        pytest.skip("there is no Chromium here (Debian: apt-get install chromium)")
-    with Browser(program) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("name", REPORTS)

@@ -1,14 +1,12 @@
 """The report page, as a browser shows it."""
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from acclimate.port.engine import Settings
 from acclimate.port.page import page
 from acclimate.port.work import FileResult, port_file
-from browser import LOWEST_CONTRAST, Browser, installed
+from browser import LOWEST_CONTRAST, Browser
+from browser import browser as browser
 
 SOURCE = """\
 import torch
@@ -20,15 +18,6 @@ data = {"cuda": 1, "note": "<b>"}
 def f(x: torch.Tensor):
     return x.cuda()  # <script>alert(1)</script>
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = installed()
-    if program is None:
-        pytest.skip("there is no Chromium here (Debian: apt-get install chromium)")
-    with Browser(program) as opened:
-        yield opened
 
 
 def results(folder: Path) -> list[FileResult]:
