@@ -223,6 +223,13 @@ class InstructionSetError(AcclimateError, ValueError):
     """``ACCLIMATE_CPU_ISA`` names no instruction set, or one that this machine lacks."""
 
 
+# -- inference ops -------------------------------------------------------------------------------
+
+
+class WeightError(AcclimateError, ValueError):
+    """A weight cannot be packed, cut or multiplied as asked: its scheme, shape or dtype does not allow it."""
+
+
 # -- communication ------------------------------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ class CPUAccelerator(Accelerator):
         **Accelerator.op_builders,
         "FusedAdamBuilder": "acclimate.ops.optimizers.builders:FusedAdamCPUBuilder",
         "FusedLionBuilder": "acclimate.ops.optimizers.builders:FusedLionCPUBuilder",
+        "InferenceBuilder": "acclimate.ops.inference.builder:CPUInferenceBuilder",
         "ShareMemCommBuilder": "acclimate.comm.shm_op:ShareMemCommBuilder",
         "CCLCommBuilder": "acclimate.comm.ccl_op:CCLCommBuilder",
     }

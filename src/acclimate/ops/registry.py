@@ -59,5 +59,23 @@ def define_in_place(schema: str, plain: Callable[..., None], tags: tuple[torch.T
         return getattr(torch.ops.acclimate, name).default
 
 
+def define_functional(schema: str, plain: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Defines an op that changes nothing. Thread-safe; repeated calls do nothing.
+
+    Args:
+        schema: ``"name(Tensor x, …) -> Tensor"``.
+        plain: the implementation in torch, for every device without a loaded native kernel.
+        fake: returns empty results of the right shapes and dtypes, for the compiler.
+    """
+    name = schema.partition("(")[0]
+    with _lock:
+        if schema not in _schemas:
+            library = _library()
+            library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+            library.impl(name, plain, "CompositeExplicitAutograd")
+            torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+            _schemas.add(schema)
+
+
 def _returns_nothing(*arguments: Any, **options: Any) -> None:
     """The fake kernel of an in-place op."""

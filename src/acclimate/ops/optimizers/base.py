@@ -22,7 +22,7 @@ from acclimate.ops.optimizers.checks import (
     number,
     saved_step,
 )
-from acclimate.ops.optimizers.simd import chosen_isa
+from acclimate.ops.simd import chosen_isa
 
 if TYPE_CHECKING:
     from acclimate.ops.build.builder import OpBuilder

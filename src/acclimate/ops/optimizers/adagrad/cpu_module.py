@@ -13,7 +13,7 @@ from torch import Tensor
 
 from acclimate.errors import InvalidOptimizerArgumentError
 from acclimate.ops.optimizers.adagrad.plain import define
-from acclimate.ops.optimizers.simd import chosen_isa
+from acclimate.ops.simd import chosen_isa
 
 _logger = logging.getLogger("acclimate")
 _optimizers: set[int] = set()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from acclimate.ops.optimizers.adam.plain import define
-from acclimate.ops.optimizers.simd import chosen_isa
+from acclimate.ops.simd import chosen_isa
 
 
 @torch.no_grad()
