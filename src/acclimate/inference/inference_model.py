@@ -67,6 +67,16 @@ class InferenceModel:
             self._agree_on_randomness(args, kwargs)
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        """The part of transformers' ``generate`` that takes one token after the other."""
+        if self.model_ranks.size == 1:
+            from acclimate.inference.decode.loop import lean_sample
+
+            tokens = lean_sample(self, *args, **kwargs)
+            if tokens is not None:
+                return tokens
+        return super()._sample(*args, **kwargs)  # type: ignore[misc]
+
     def _agree_on_randomness(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Gives all ranks rank 0's random state, since they have to sample the same tokens."""
         import torch

@@ -1,0 +1,61 @@
+"""Keys and values of earlier tokens, laid out for one query at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from acclimate.inference.decode.description import Decoder
+
+_FIRST = 256
+
+
+class StepCache:
+    """The keys and values of all layers; grows by doubling.
+
+    Args:
+        decoder: whose keys and values.
+        batch: the number of sequences.
+        device: where.
+        room: the tokens expected.
+    """
+
+    def __init__(self, decoder: Decoder, batch: int, device: torch.device, room: int = _FIRST) -> None:
+        self._decoder, self._batch, self._device = decoder, batch, device
+        self.capacity = max(1, room)
+        self.length = 0
+        self.keys = [self._empty(a.key_heads, a.head_size) for a in self._attentions()]
+        self.values = [self._empty(a.key_heads, a.value_size) for a in self._attentions()]
+
+    def _attentions(self) -> list[Any]:
+        return [layer.attention for layer in self._decoder.layers]
+
+    def _empty(self, heads: int, size: int) -> Tensor:
+        # Zeros, as a masked value is multiplied by zero, and garbage may be no number.
+        return torch.zeros(
+            (self._batch, heads, self.capacity, size), dtype=self._decoder.dtype, device=self._device
+        )
+
+    def take(self, cache: Any, length: int) -> None:
+        """Copies transformers' cache after ``length`` tokens; a sliding window's holds the last ones."""
+        self.reserve(length)
+        for own, other in ((self.keys, "keys"), (self.values, "values")):
+            for mine, layer in zip(own, cache.layers, strict=True):
+                held = getattr(layer, other)
+                mine[:, :, length - held.shape[2] : length] = held
+        self.length = length
+
+    def reserve(self, length: int) -> bool:
+        """Makes room for so many tokens; returns whether the tensors are new ones."""
+        if length <= self.capacity:
+            return False
+        while self.capacity < length:
+            self.capacity *= 2
+        for tensors in (self.keys, self.values):
+            for index, old in enumerate(tensors):
+                new = self._empty(old.shape[1], old.shape[3])
+                new[:, :, : self.length] = old[:, :, : self.length]
+                tensors[index] = new
+        return True

@@ -1,0 +1,254 @@
+"""The lean loop of ``generate``: transformers' tokens without the cost of its loop and modules.
+
+transformers' ``generate`` prepares everything, and its ``_sample`` then asks for one token after the other.
+A model of ``init_inference`` takes this loop there if nothing was asked for that it does not do.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from acclimate.inference.decode.cache import StepCache
+from acclimate.inference.decode.description import Decoder
+from acclimate.inference.decode.plain import PlainStep
+from acclimate.inference.decode.proof import describe
+
+LARGEST_BATCH = 16
+"""Of more sequences, torch's products are the faster ones."""
+
+ROOM = 256
+"""The places for new tokens that a cache begins with."""
+
+_KNOWN_INPUTS = {
+    "attention_mask", "past_key_values", "use_cache", "cache_position", "position_ids", "logits_to_keep",
+}  # fmt: skip
+
+
+class Step(Protocol):
+    """Computes what follows one more token of each sequence."""
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Returns batch x vocabulary logits."""
+        ...
+
+    def likeliest(self, tokens: Tensor) -> Tensor:
+        """Returns the token with the largest logit, for each sequence."""
+        ...
+
+
+@dataclass(frozen=True)
+class LeanDecoder:
+    """A model's proved description, valid while the model is as it was."""
+
+    decoder: Decoder
+    state: tuple[Any, ...]
+    """What identifies the model's weights and code."""
+
+    def step(self, cache: StepCache, starts: Tensor) -> Step:
+        """Returns a step that goes on from a cache."""
+        return PlainStep(self.decoder, cache, starts)
+
+
+_found: weakref.WeakKeyDictionary[Any, LeanDecoder | tuple[Any, ...]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def lean_decoder(model: Any) -> LeanDecoder | None:
+    """Returns the description of a model, made at the first call; ``None``: it cannot be described."""
+    state = _state(model)
+    with _lock:
+        known = _found.get(model)
+        if isinstance(known, LeanDecoder) and known.state == state:
+            return known
+        if known == state:
+            return None
+        decoder = describe(model)
+        _found[model] = LeanDecoder(decoder, state) if decoder is not None else state
+        return LeanDecoder(decoder, state) if decoder is not None else None
+
+
+def _state(model: Any) -> tuple[Any, ...]:
+    """Identifies weights by their memory, and code by hooks and functions that were put in place later."""
+    weights = [(p.data_ptr(), p.shape, p.dtype) for p in model.parameters()]
+    code = [
+        id(m) for m in model.modules() if m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m)
+    ]
+    return tuple(weights), tuple(code)
+
+
+def lean_sample(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    **inputs: Any,
+) -> Tensor | None:
+    """Does what transformers' ``_sample`` does; ``None``, with nothing done, where it has to do it itself."""
+    if not _is_plain(model, input_ids, generation_config, synced_gpus, inputs):
+        return None
+    starts = _starts(inputs.get("attention_mask"), input_ids)
+    lean = lean_decoder(model) if starts is not None else None
+    if lean is None or starts is None:
+        return None
+    outputs = model._prefill(input_ids, generation_config, inputs, is_first_iteration=True)
+    prompt = input_ids.shape[1]
+    cache = StepCache(lean.decoder, len(input_ids), input_ids.device, prompt + ROOM)
+    cache.take(outputs.past_key_values, prompt)
+    logits: Tensor = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
+    del outputs, inputs
+    chooser = _Chooser(logits_processor, generation_config.do_sample)
+    ends = _Ends(stopping_criteria, generation_config)
+    step = lean.step(cache, starts)
+    tokens = _Tokens(input_ids)
+    chosen = chooser.choose(tokens, logits)
+    while True:
+        chosen = ends.padded(chosen)
+        tokens.append(chosen)
+        is_done = ends.after(tokens)
+        if streamer is not None:
+            streamer.put(chosen.cpu())
+        if is_done:
+            break
+        if chooser.takes_likeliest:
+            chosen = step.likeliest(chosen)
+        else:
+            chosen = chooser.choose(tokens, step(chosen).float())
+    if streamer is not None:
+        streamer.end()
+    return tokens.all.clone()
+
+
+def _is_plain(
+    model: Any, input_ids: Tensor, generation_config: Any, synced_gpus: bool, inputs: dict[str, Any]
+) -> bool:
+    """Whether nothing is asked for that this loop does not do."""
+    cache = inputs.get("past_key_values")
+    return (
+        not synced_gpus
+        and not model.training
+        and not generation_config.return_dict_in_generate
+        and not getattr(generation_config, "is_assistant", False)
+        and generation_config.use_cache is True
+        and inputs.get("use_cache", True)
+        and generation_config.compile_config is None
+        and input_ids.dim() == 2
+        and 0 < len(input_ids) <= LARGEST_BATCH
+        and input_ids.shape[1] > 0
+        and all(name in _KNOWN_INPUTS for name, value in inputs.items() if value is not None)
+        and _is_own_cache(cache)
+        and hasattr(model, "_prefill")
+    )
+
+
+def _is_own_cache(cache: Any) -> bool:
+    """Whether transformers made the cache for this call, of the kind that keeps keys and values whole."""
+    from transformers import DynamicCache
+
+    return (
+        type(cache) is DynamicCache
+        and not getattr(cache, "_is_user_defined", False)
+        and not getattr(cache, "offloading", False)
+        and cache.get_seq_length() == 0
+    )
+
+
+def _starts(mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
+    """Returns where each sequence starts after padding on the left; ``None``: the mask is another one."""
+    batch, length = input_ids.shape
+    if mask is None:
+        return torch.zeros(batch, dtype=torch.long, device=input_ids.device)
+    if mask.shape != input_ids.shape:
+        return None
+    starts = length - mask.long().sum(-1)
+    expected = torch.arange(length, device=mask.device)[None] >= starts[:, None]
+    if not torch.equal(mask.long(), expected.long()) or bool((starts >= length).any()):
+        return None
+    return starts
+
+
+class _Tokens:
+    """The tokens so far; grows by doubling."""
+
+    def __init__(self, prompt: Tensor) -> None:
+        self._held = prompt.new_zeros((len(prompt), 2 * prompt.shape[1] + 128))
+        self._held[:, : prompt.shape[1]] = prompt
+        self.length = prompt.shape[1]
+
+    def append(self, tokens: Tensor) -> None:
+        if self.length == self._held.shape[1]:
+            self._held = torch.cat((self._held, torch.zeros_like(self._held)), 1)
+        self._held[:, self.length] = tokens
+        self.length += 1
+
+    @property
+    def all(self) -> Tensor:
+        return self._held[:, : self.length]
+
+
+class _Chooser:
+    """Chooses the next token of each sequence, as transformers does."""
+
+    def __init__(self, processors: Any, samples: bool) -> None:
+        self._processors, self._samples = processors, samples
+        self.takes_likeliest = not samples and not len(processors)
+
+    def choose(self, tokens: _Tokens, logits: Tensor) -> Tensor:
+        scores: Tensor = self._processors(tokens.all, logits)
+        if self._samples:
+            return torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1)
+        return scores.argmax(-1)
+
+
+class _Ends:
+    """Ends sequences as transformers' criteria do; the two common ones without a tensor."""
+
+    def __init__(self, criteria: Any, generation_config: Any) -> None:
+        from transformers import EosTokenCriteria, MaxLengthCriteria
+
+        self._criteria = criteria
+        self._pad: int | None = None
+        self._unfinished: Tensor | None = None
+        self._going: list[bool] | None = None
+        pad = generation_config._pad_token_tensor
+        ends = [each.eos_token_id for each in criteria if hasattr(each, "eos_token_id")]
+        self._has_end = bool(ends)
+        if ends and pad is not None:
+            self._pad = int(pad)
+        self._is_common = all(type(each) in (EosTokenCriteria, MaxLengthCriteria) for each in criteria)
+        self._longest = min((e.max_length for e in criteria if type(e) is MaxLengthCriteria), default=None)
+        self._end_tokens = {int(token) for each in ends for token in each.reshape(-1).tolist()}
+
+    def padded(self, tokens: Tensor) -> Tensor:
+        """Replaces the tokens of sequences that have ended."""
+        if self._has_end and self._unfinished is not None and self._pad is not None:
+            return tokens * self._unfinished + self._pad * (1 - self._unfinished)
+        return tokens
+
+    def after(self, tokens: _Tokens) -> bool:
+        """Whether all sequences have ended."""
+        if not self._is_common:
+            ended = self._criteria(tokens.all, None)
+            before = torch.ones_like(ended) if self._unfinished is None else self._unfinished.bool()
+            going = before & ~ended
+            self._unfinished = going.long()
+            return not bool(going.any())
+        if self._longest is not None and tokens.length >= self._longest:
+            return True
+        if not self._end_tokens:
+            return False
+        last = tokens.all[:, -1].tolist()
+        going_on = self._going or [True] * len(last)
+        now = [was and token not in self._end_tokens for was, token in zip(going_on, last, strict=True)]
+        if now != self._going and not all(now):
+            self._unfinished = torch.tensor(now, dtype=torch.long, device=tokens.all.device)
+        self._going = now
+        return not any(now)

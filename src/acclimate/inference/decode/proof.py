@@ -1,0 +1,84 @@
+"""Proves a description: its steps must give the logits that the model itself gives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from acclimate.inference.decode.cache import StepCache
+from acclimate.inference.decode.derive import derive
+from acclimate.inference.decode.description import Decoder, NotRepresentedError
+from acclimate.inference.decode.matching import distance
+from acclimate.inference.decode.plain import PlainStep
+from acclimate.inference.decode.recording import record
+
+logger = logging.getLogger("acclimate.inference")
+
+Step = Callable[[Tensor], Tensor]
+
+_TOKENS = 6
+_STEPS = 3
+# The largest difference of logits, relative to the largest logit. Both ways round at the same places, so most
+# often far less differs; the rest is what sums in another order become after many layers.
+_LIMITS = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
+
+
+def describe(model: Any) -> Decoder | None:
+    """Returns the proved description of a model; ``None``, with a message of level INFO: it has none."""
+    try:
+        decoder = derive(model, record(model, _tokens(model)[:, :_TOKENS]))
+        prove(model, decoder, lambda cache, starts: PlainStep(decoder, cache, starts))
+    except NotRepresentedError as error:
+        reason: str = str(error)
+    except Exception as error:  # noqa: BLE001 - any code may stand in a model; it then keeps its own way
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        return decoder
+    logger.info("%s generates with transformers' own step: %s", type(model).__name__, reason)
+    return None
+
+
+def prove(model: Any, decoder: Decoder, make: Callable[[StepCache, Tensor], Step]) -> None:
+    """Compares some steps with the model's own forward, with a cache and two sequences, one of them padded.
+
+    Raises:
+        NotRepresentedError: their logits differ.
+    """
+    tokens = _tokens(model)
+    first = tokens[:, :_TOKENS]
+    later = tokens[:, _TOKENS:]
+    both = torch.cat((first, first.roll(2, -1)))
+    mask = torch.ones((2, _TOKENS + _STEPS), dtype=torch.long, device=tokens.device)
+    mask[1, :2] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    starts = torch.tensor([0, 2], device=tokens.device)
+    with torch.no_grad():
+        begun = model(
+            input_ids=both, attention_mask=mask[:, :_TOKENS], position_ids=positions[:, :_TOKENS],
+            use_cache=True, return_dict=True,
+        )  # fmt: skip
+        cache = StepCache(decoder, 2, tokens.device, room=_TOKENS + 1)
+        cache.take(begun.past_key_values, _TOKENS)
+        step = make(cache, starts)
+        for index in range(_STEPS):
+            place = _TOKENS + index
+            given = later[0, index].expand(2)
+            expected = model(
+                input_ids=given[:, None], attention_mask=mask[:, : place + 1],
+                position_ids=positions[:, place : place + 1], past_key_values=begun.past_key_values,
+                use_cache=True, return_dict=True,
+            ).logits[:, -1]  # fmt: skip
+            gap = distance(step(given).to(expected.dtype), expected)
+            if not gap <= _LIMITS.get(decoder.dtype, 1e-4):
+                raise NotRepresentedError(f"its logits differ from a step's by {gap:.2g} of the largest")
+
+
+def _tokens(model: Any) -> Tensor:
+    table = model.get_input_embeddings()
+    random = torch.Generator().manual_seed(0)
+    count = int(table.weight.shape[0])
+    return torch.randint(0, count, (1, _TOKENS + _STEPS), generator=random).to(table.weight.device)
