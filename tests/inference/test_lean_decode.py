@@ -30,7 +30,8 @@ FEW = ["gemma3_text", "gpt2", "phi3", "cohere"]
 MANY = [
     "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi", "gpt_neox", "opt", "stablelm",
     "starcoder2", "olmo", "olmo2", "olmo3", "cohere2", "granite", "gpt_bigcode", "glm", "glm4", "smollm3",
-    "ernie4_5", "nemotron", "persimmon", "biogpt", "helium", "arcee", "seed_oss", "hunyuan_v1_dense", "exaone4",
+    "ernie4_5", "nemotron", "persimmon", "biogpt", "helium", "arcee", "seed_oss", "hunyuan_v1_dense",
+    "exaone4",
 ]  # fmt: skip
 ALL = [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in MANY)]
 

@@ -85,7 +85,8 @@ class Recording:
 _HARMLESS = {
     "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states",
     "position_embeddings", "past_key_values", "cu_seq_lens_q", "cu_seq_lens_k",
-    "max_length_q", "max_length_k", "num_items_in_batch", "return_dict", "logits_to_keep", "dropout", "layer_idx",
+    "max_length_q", "max_length_k", "num_items_in_batch", "return_dict", "logits_to_keep", "dropout",
+    "layer_idx",
 }  # fmt: skip
 
 
