@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
@@ -24,6 +24,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from acclimate import Accelerator
+from acclimate.parallel import Plan, shard
+from acclimate.parallel.apply import gather_tensors
+from ranks import SpreadModel
 
 State = dict[str, Any]
 
@@ -113,14 +116,16 @@ def cause(error: BaseException) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
-def collect(acc: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+def collect(acc: Accelerator, spread: SpreadModel, optimizer: torch.optim.Optimizer) -> State:
     """What decides how a run goes on: weights, optimizer and all ranks' random numbers.
 
     Every rank must call it. The weights are complete on rank 0 only.
     """
-    weights, moments = get_state_dict(
-        model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-    )
+    # Offloading leaves the weights on rank 0 only, and all ranks have parts of them where tensors are split.
+    options = StateDictOptions(full_state_dict=True, cpu_offload=spread.plan is None)
+    weights, moments = get_state_dict(spread.module, optimizer, options=options)
+    if spread.plan is not None:
+        weights, moments = put_together(spread.plan, spread.sharers, weights, moments)
     mine = {"host": torch.get_rng_state(), "accelerator": acc.get_rng_state()}
     everyones = [mine]
     if dist.is_initialized():
@@ -129,21 +134,57 @@ def collect(acc: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer
     return {"model": weights, "optimizer": moments, "random": everyones}
 
 
-def restore(acc: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> bool:
+def put_together(plan: Plan, sharers: Any, weights: State, moments: State) -> tuple[State, State]:
+    """The whole model's weights and optimizer, from the parts of the ranks that share a copy."""
+
+    def whole(parts: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: each.cpu() for name, each in gather_tensors(plan, parts, sharers)}
+
+    own: dict[str, State] = moments["state"]
+    together: dict[str, State] = {name: {} for name in own}
+    for key in next(iter(own.values())):
+        parts = {name: each[key] for name, each in own.items()}
+        if next(iter(parts.values())).dim() > 0:  # a number, such as the count of steps, is not split
+            parts = whole(parts)
+        for name, part in parts.items():
+            together.setdefault(name, {})[key] = part
+    return whole(weights), {**moments, "state": together}
+
+
+def restore(acc: Accelerator, spread: SpreadModel, optimizer: torch.optim.Optimizer, state: State) -> bool:
     """Puts back what :func:`collect` gave; every rank must call it, with the weights on rank 0.
 
     Returns:
         Whether random numbers go on too. They cannot where the number of ranks is another.
     """
-    spread = dist.is_initialized()
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=spread)
+    is_spread = dist.is_initialized()
+    weights, moments = state.get("model", {}), state.get("optimizer", {})
+    if spread.plan is not None:
+        weights, moments = take_apart(spread.plan, spread.sharers, weights, moments)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=is_spread and spread.plan is None)
     # Not set_state_dict: it leaves out what is empty, and so does nothing on the ranks that are sent all.
-    set_model_state_dict(model, state.get("model", {}), options=options)
-    set_optimizer_state_dict(model, optimizer, state.get("optimizer", {}), options=options)
+    set_model_state_dict(spread.module, weights, options=options)
+    set_optimizer_state_dict(spread.module, optimizer, moments, options=options)
     everyones = state["random"]
-    if len(everyones) != (dist.get_world_size() if spread else 1):
+    if len(everyones) != (dist.get_world_size() if is_spread else 1):
         return False
-    mine = everyones[dist.get_rank() if spread else 0]
+    mine = everyones[dist.get_rank() if is_spread else 0]
     torch.set_rng_state(mine["host"])
     acc.set_rng_state(mine["accelerator"])
     return True
+
+
+def take_apart(plan: Plan, sharers: Any, weights: State, moments: State) -> tuple[State, State]:
+    """This rank's parts of the whole weights and optimizer that rank 0 has."""
+    told = [weights, moments]
+    dist.broadcast_object_list(told)
+    weights, moments = told
+    rank = dist.get_rank(sharers)
+
+    def part(name: str, each: Tensor) -> Tensor:
+        return shard(each, plan.splits[name], rank).clone() if each.dim() > 0 else each
+
+    parts = {
+        name: {key: part(name, each) for key, each in kept.items()} for name, kept in moments["state"].items()
+    }
+    return {name: part(name, each) for name, each in weights.items()}, {**moments, "state": parts}

@@ -33,8 +33,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Each position as a mix of those up to it."""
-        batch, length, width = x.shape
-        heads = self.read(x).view(batch, length, 3, self.heads, width // self.heads).transpose(1, 3)
+        heads = self.read(x).unflatten(-1, (3, self.heads, -1)).transpose(1, 3)
         query, key, value = heads.unbind(2)
         mixed = F.scaled_dot_product_attention(
             rotate(query, cos, sin),
@@ -43,7 +42,7 @@ class Attention(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=True,
         )
-        written: Tensor = self.write(mixed.transpose(1, 2).reshape(batch, length, width))
+        written: Tensor = self.write(mixed.transpose(1, 2).flatten(2))
         return written
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -15,9 +16,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from acclimate import Accelerator
+from acclimate.parallel import Plan, apply_plan, make_plan
+from acclimate.parallel.training import clip_grad_norm
 
 RANK = int(os.environ.get("RANK", "0"))
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))
@@ -39,17 +43,55 @@ def leave_ranks() -> None:
         dist.destroy_process_group()
 
 
-def spread(model: nn.Module, acc: Accelerator, parallel: str) -> nn.Module:
-    """The model as this rank holds it: whole (``ddp``), or its shard of it (``fsdp2``)."""
+WAYS = ("ddp", "fsdp2", "tp", "tp+ddp", "tp+fsdp2")
+
+
+def ranks_of_a_copy(parallel: str, tensor_ranks: int | None) -> int:
+    """How many ranks share the tensors of one copy of the model, and so the same samples."""
+    if not parallel.startswith("tp"):
+        return 1
+    return tensor_ranks or (WORLD_SIZE if parallel == "tp" else min(2, WORLD_SIZE))
+
+
+@dataclass
+class SpreadModel:
+    """The model as this rank holds it."""
+
+    module: nn.Module
+    copies: int = 1
+    """How many copies of the model there are, each with samples of its own."""
+    copy: int = 0
+    """Which of them this rank has, or has a part of."""
+    plan: Plan | None = None
+    """How the tensors of a copy are split over ranks; ``None``: they are not."""
+    sharers: Any = None
+    """The ranks that they are split over."""
+
+    def clip_grad_norm(self, largest: float) -> float:
+        """Scales gradients down to a largest norm of the whole model's; returns that norm."""
+        if self.plan is not None:
+            return clip_grad_norm(self.module, self.plan, self.sharers, largest).item()
+        norm = nn.utils.clip_grad_norm_(self.module.parameters(), largest)
+        return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+
+
+def spread(model: nn.Module, acc: Accelerator, parallel: str, tensor_ranks: int | None) -> SpreadModel:
+    """Gives this rank the whole model (``ddp``), shards (``fsdp2``), or parts of its layers (``tp``)."""
     if WORLD_SIZE == 1:
-        return model
-    if parallel == "ddp":
-        return DistributedDataParallel(model)
-    mesh = init_device_mesh(acc.device_type, (WORLD_SIZE,))
-    for block in model.get_submodule("blocks").children():
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
+        return SpreadModel(model)
+    size = ranks_of_a_copy(parallel, tensor_ranks)
+    mesh = init_device_mesh(acc.device_type, (WORLD_SIZE // size, size), mesh_dim_names=("data", "tensor"))
+    found = SpreadModel(model, mesh["data"].size(), mesh["data"].get_local_rank())
+    if size > 1:
+        found.plan, found.sharers = make_plan(model, size), mesh["tensor"].get_group()
+        apply_plan(model, found.plan, found.sharers)
+    if parallel.endswith("fsdp2"):
+        for block in model.get_submodule("blocks").children():
+            fully_shard(block, mesh=mesh["data"])
+        fully_shard(model, mesh=mesh["data"])
+    elif found.copies > 1:
+        found.module = DistributedDataParallel(model, process_group=mesh["data"].get_group())
+    return found
 
 
 @contextlib.contextmanager

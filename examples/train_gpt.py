@@ -3,6 +3,7 @@
     python examples/train_gpt.py                                # on the source of Python's standard library
     python examples/train_gpt.py --data my_texts/ --steps 5000 --dtype float16
     torchrun --nproc-per-node 2 examples/train_gpt.py --parallel fsdp2 --resume
+    acclimate run --num_accelerators 4 examples/train_gpt.py --parallel tp+ddp
 
 No line names hardware: what differs comes from ``get_accelerator()``. Ctrl-C and SIGTERM end it after
 the step that is under way, with a checkpoint; ``--resume`` goes on from the last one, on the same curve.
@@ -24,8 +25,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
 from acclimate import Accelerator, AcclimateError, get_accelerator
 from acclimate.ops import CPUAdam, FusedAdam
@@ -35,6 +35,7 @@ from gpt import GPT, GPTConfig
 from progress import Display, Metrics, Row, draw_curve, summary
 from ranks import (
     RANK,
+    WAYS,
     WORLD_SIZE,
     any_rank,
     from_rank_0,
@@ -42,6 +43,7 @@ from ranks import (
     join_ranks,
     leave_ranks,
     mean_over_ranks,
+    ranks_of_a_copy,
     spread,
 )
 
@@ -73,9 +75,10 @@ class Trainer:
         self.settings |= {"dtype": str(self.dtype), "text": f"{len(text)} bytes, crc {zlib.crc32(text):08x}"}
 
         torch.manual_seed(args.seed)  # the same weights on all ranks, whatever their accelerator
-        self.model = spread(GPT(self.config).to(acc.current_device_name()), acc, args.parallel)
-        torch.manual_seed(args.seed + RANK)  # but each its own dropout
-        acc.manual_seed(args.seed + RANK)
+        self.spread = spread(GPT(self.config).to(acc.current_device_name()), acc, args.parallel, args.tp)
+        self.model, self.copy, self.copies = self.spread.module, self.spread.copy, self.spread.copies
+        torch.manual_seed(args.seed + self.copy)  # but each copy its own dropout
+        acc.manual_seed(args.seed + self.copy)
         matrices = [p for p in self.model.parameters() if p.dim() > 1]
         vectors = [p for p in self.model.parameters() if p.dim() <= 1]
         groups = [
@@ -101,18 +104,17 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.model.train()
-        share = args.batch // (WORLD_SIZE * args.accumulate)
+        share = args.batch // (self.copies * args.accumulate)
         total = torch.zeros((), device=self.acc.current_device_name())
         for part in range(args.accumulate):
-            first = self.steps_done * args.batch + (part * WORLD_SIZE + RANK) * share
+            first = self.steps_done * args.batch + (part * self.copies + self.copy) * share
             # Gradients cross between ranks once a step, with the last part.
             with gradient_sync(self.model, part == args.accumulate - 1):
                 loss = self.loss(self.training, first, share) / args.accumulate
                 self.scaler.scale(loss).backward()
             total += loss.detach()
         self.scaler.unscale_(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), args.clip)
-        norm_value = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+        norm_value = self.spread.clip_grad_norm(args.clip)
         loss_value = mean_over_ranks(total)
         if not math.isfinite(loss_value):
             raise TrainingError(self.diverged(f"The loss of step {number} is {loss_value}"))
@@ -149,10 +151,11 @@ class Trainer:
     def validate(self) -> float:
         """Mean loss over the first windows of the text that is not trained on; the same ones each time."""
         self.model.eval()
-        share = self.args.batch // (WORLD_SIZE * self.args.accumulate)
+        share = self.args.batch // (self.copies * self.args.accumulate)
         count = self.args.validation_batches * self.args.accumulate
         losses = [
-            self.loss(self.validation, (part * WORLD_SIZE + RANK) * share, share) for part in range(count)
+            self.loss(self.validation, (part * self.copies + self.copy) * share, share)
+            for part in range(count)
         ]
         return mean_over_ranks(torch.stack(losses).mean())
 
@@ -172,7 +175,7 @@ class Trainer:
         Raises:
             CheckpointError: on rank 0, it cannot be written. The run can go on.
         """
-        state = collect(self.acc, self.model, self.optimizer)
+        state = collect(self.acc, self.spread, self.optimizer)
         state |= {
             "step": self.steps_done,
             "scaler": self.scaler.state_dict(),
@@ -210,7 +213,7 @@ class Trainer:
                 + ", ".join(f"{name} {value} (here {shape[name]})" for name, value in other.items())
                 + ". Give this run the same, or another --out."
             )
-        same_ranks = restore(self.acc, self.model, self.optimizer, {**state, **weights})
+        same_ranks = restore(self.acc, self.spread, self.optimizer, {**state, **weights})
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         self.steps_done = state["step"]
@@ -339,7 +342,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--out", type=Path, default=Path("runs/train_gpt"), help="folder of checkpoints, metrics and curve")
     add("--resume", action="store_true", help="go on from the last checkpoint in --out, if there is one")
     add("--dtype", choices=["auto", *DTYPES], default="auto", help="what to compute in")
-    add("--parallel", choices=["ddp", "fsdp2"], default="ddp", help="whether ranks hold the model or shards")
+    add(
+        "--parallel",
+        choices=WAYS,
+        default="ddp",
+        help="whether ranks hold the model, shards or parts of layers",
+    )
+    add("--tp", type=positive, help="ranks that share a copy of the model; none: with tp all, with tp+… 2")
     add("--optimizer", choices=OPTIMIZERS, default="adamw", help="torch's, or one of acclimate.ops")
     add("--layers", type=positive, default=6)
     add("--heads", type=positive, default=6)
@@ -364,10 +373,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser.error(f"--width {args.width} must be a multiple of twice --heads {args.heads}")
     if args.dropout >= 1:
         parser.error(f"--dropout {args.dropout:g} must be below 1")
-    if args.batch % (WORLD_SIZE * args.accumulate) != 0:
+    sharers = ranks_of_a_copy(args.parallel, args.tp)
+    if WORLD_SIZE % sharers != 0:
+        parser.error(f"{WORLD_SIZE} ranks cannot be divided into groups of --tp {sharers}")
+    copies = WORLD_SIZE // sharers
+    if args.parallel == "tp" and copies > 1:
         parser.error(
-            f"--batch {args.batch} cannot be dealt evenly to {WORLD_SIZE} ranks in {args.accumulate} parts"
+            f"--parallel tp on {WORLD_SIZE} ranks needs --tp {WORLD_SIZE}; tp+ddp and tp+fsdp2 do not"
         )
+    if args.batch % (copies * args.accumulate) != 0:
+        dealt = f"{copies} {'copies of the model' if sharers > 1 else 'ranks'}"
+        parser.error(f"--batch {args.batch} cannot be dealt evenly to {dealt} in {args.accumulate} parts")
     return args
 
 

@@ -252,12 +252,21 @@ def one_rank(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) 
     return curve(out)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
-def test_two_ranks_train_as_one_does_on_the_same_global_batch(
-    parallel: str, one_rank: list[Row], tmp_path: Path
+@pytest.mark.parametrize(
+    ("parallel", "ranks"),
+    [
+        ("ddp", 2),
+        ("tp", 2),
+        pytest.param("fsdp2", 2, marks=pytest.mark.slow),
+        pytest.param("tp+ddp", 4, marks=pytest.mark.slow),
+        pytest.param("tp+fsdp2", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_train_as_one_does_on_the_same_global_batch(
+    parallel: str, ranks: int, one_rank: list[Row], tmp_path: Path
 ) -> None:
     found = train(
-        tmp_path / "run", f"--parallel={parallel}", "--dtype=float32", "--accumulate=2", steps=12, ranks=2
+        tmp_path / "run", f"--parallel={parallel}", "--dtype=float32", "--accumulate=2", steps=12, ranks=ranks
     )
     assert largest_difference(found, one_rank) < 1e-4
     assert largest_difference(found, one_rank, "norm") < 1e-4
@@ -284,6 +293,18 @@ def test_shards_of_two_ranks_go_on_in_one_process_and_back(tmp_path: Path) -> No
     assert "ranks 2 -> 1, so random numbers start anew" in log_of(out).read_text()
     found = train(out, "--parallel=ddp", *options, steps=12, ranks=2)
     for steps in (4, 8, 12):  # the schedule knows where a run ends, so one rank goes the same way
+        run_without_matplotlib(alone, *options, f"--steps={steps}")
+    assert largest_difference(found, curve(alone)) < 1e-4
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_its_tensors_split_otherwise(tmp_path: Path) -> None:
+    out, alone, options = tmp_path / "run", tmp_path / "alone", ("--dtype=float32", "--resume")
+    train(out, "--parallel=tp+ddp", *options, steps=4, ranks=4)
+    train(out, "--parallel=tp", *options, steps=8, ranks=2)
+    train(out, "--parallel=tp+fsdp2", *options, steps=12, ranks=4)
+    found = train(out, *options, steps=16)
+    for steps in (4, 8, 12, 16):
         run_without_matplotlib(alone, *options, f"--steps={steps}")
     assert largest_difference(found, curve(alone)) < 1e-4
 
@@ -339,7 +360,7 @@ def test_the_same_script_learns_on_an_emulated_accelerator_and_resumes_to_the_bi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2", "tp"])
 @pytest.mark.parametrize("profile", ["v100-like", "hpu-like", "sync=check"])
 def test_two_ranks_learn_on_two_emulated_devices(profile: str, parallel: str, tmp_path: Path) -> None:
     pytest.importorskip("acclimate_sim")

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from acclimate.errors import PlanError
-from acclimate.parallel.collectives import ProcessRanks, Ranks
+from acclimate.parallel.collectives import Group, Ranks, ranks_of
 from acclimate.parallel.layers import change_module, place_shard
+from acclimate.parallel.randomness import RankRandomness
 from acclimate.parallel.split import Plan, Split
 from acclimate.parallel.training import sum_gradients
 
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
-
-def ranks_of(group: dist.ProcessGroup | DeviceMesh | Ranks) -> Ranks:
-    """Returns the ranks of a process group or of a mesh with one dimension."""
-    if isinstance(group, dist.ProcessGroup):
-        return ProcessRanks(group)
-    if hasattr(group, "get_group"):
-        return ProcessRanks(group.get_group())
-    return group
-
-
-def apply_plan(model: nn.Module, plan: Plan, group: dist.ProcessGroup | DeviceMesh | Ranks) -> nn.Module:
+def apply_plan(model: nn.Module, plan: Plan, group: Group) -> nn.Module:
     """Splits a model in place, on the meta device or loaded; returns it.
 
     Afterwards each parameter has its shard's shape, and the model's forward exchanges what has to be.
@@ -51,26 +38,35 @@ def apply_plan(model: nn.Module, plan: Plan, group: dist.ProcessGroup | DeviceMe
     for name, tensor in tensors.items():
         owner, _, last = name.rpartition(".")
         place_shard(modules[owner], last, plan.splits[name], ranks.rank, tensor, made)
+    randomness = RankRandomness(model, ranks.rank)
     for name, change in plan.modules.items():
-        change_module(modules[name], change, ranks)
+        change_module(modules[name], change, ranks, randomness)
     sum_gradients(model, plan, ranks)
     return model
 
 
-def gather(
-    plan: Plan, model: nn.Module, group: dist.ProcessGroup | DeviceMesh | Ranks
-) -> Iterator[tuple[str, Tensor]]:
+def gather(plan: Plan, model: nn.Module, group: Group) -> Iterator[tuple[str, Tensor]]:
     """Yields each tensor of the whole model with its name, on every rank; tied ones once."""
+    return gather_tensors(plan, model.state_dict(keep_vars=True), group)
+
+
+def gather_tensors(plan: Plan, own: Mapping[str, Tensor], group: Group) -> Iterator[tuple[str, Tensor]]:
+    """Yields each whole tensor of which ranks have shards, with its name; tied ones once.
+
+    Args:
+        plan: how the model is split.
+        own: this rank's shards by the names of parameters: weights, or what an optimizer keeps for each.
+        group: the ranks.
+    """
     ranks = ranks_of(group)
-    own = dict(model.state_dict(keep_vars=True))
     example = next(iter(own.values()))
     for name, split in plan.splits.items():
         if name in plan.shared:
             continue
-        if split.kind == "replicated":
+        if split.kind != "replicated":
+            yield name, put_together(own.get(name), split, ranks, example)
+        elif name in own:
             yield name, own[name].detach()
-            continue
-        yield name, put_together(own.get(name), split, ranks, example)
 
 
 def put_together(part: Tensor | None, split: Split, ranks: Ranks, example: Tensor) -> Tensor:

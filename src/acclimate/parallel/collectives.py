@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 # torch 2.13 gives it another name, and warns at each use of the old one.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -45,6 +48,19 @@ class ProcessRanks:
         found = tensor.new_empty(self.size, *tensor.shape)
         _all_gather(found.view(-1), tensor.contiguous().view(-1), group=self.group)
         return found
+
+
+Group: TypeAlias = Union[dist.ProcessGroup, "DeviceMesh", Ranks]
+"""What names the ranks of a split: a process group, a mesh with one dimension, or :class:`Ranks`."""
+
+
+def ranks_of(group: Group) -> Ranks:
+    """Returns the ranks of a process group or of a mesh with one dimension."""
+    if isinstance(group, dist.ProcessGroup):
+        return ProcessRanks(group)
+    if hasattr(group, "get_group"):
+        return ProcessRanks(group.get_group())
+    return group
 
 
 class _Copy(torch.autograd.Function):

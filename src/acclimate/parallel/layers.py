@@ -15,11 +15,12 @@ from torch.utils import _pytree as pytree
 
 from acclimate.parallel.collectives import Ranks, copy_to_ranks, gather_columns, sum_over_ranks
 from acclimate.parallel.norms import normalize
+from acclimate.parallel.randomness import RankRandomness
 from acclimate.parallel.split import Change, Ranges, Split
 from acclimate.parallel.trace import set_attribute
 
 
-def change_module(module: nn.Module, change: Change, ranks: Ranks) -> None:
+def change_module(module: nn.Module, change: Change, ranks: Ranks, randomness: RankRandomness) -> None:
     """Changes one module; its parameters already are shards."""
     for attribute, values in change.attributes.items():
         set_attribute(module, attribute, values[ranks.rank])
@@ -27,10 +28,11 @@ def change_module(module: nn.Module, change: Change, ranks: Ranks) -> None:
         _select_arguments(module, change.arguments, ranks.rank)
     if change.role == "columns":
         _resize(module, change)
-        _columns(module, change, ranks)
+        _columns(module, change, ranks, randomness)
     elif change.role == "rows":
         _resize(module, change)
         _rows(module, change, ranks)
+        module.register_forward_pre_hook(lambda *_: randomness.leave(change.region))
     elif change.role == "vocabulary":
         _vocabulary(module, change, ranks)
     elif change.role == "head":
@@ -83,9 +85,12 @@ def _select_arguments(
     module.register_forward_pre_hook(select, with_kwargs=True)
 
 
-def _columns(module: nn.Module, change: Change, ranks: Ranks) -> None:
-    if change.copies_input:
-        module.register_forward_pre_hook(lambda _, args: (copy_to_ranks(args[0], ranks), *args[1:]))
+def _columns(module: nn.Module, change: Change, ranks: Ranks, randomness: RankRandomness) -> None:
+    def enter(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        randomness.enter(module, change.region)
+        return (copy_to_ranks(args[0], ranks), *args[1:]) if change.copies_input else args
+
+    module.register_forward_pre_hook(enter)
     if change.expands and change.expands[ranks.rank]:
         _expand(module, change, ranks)
 

@@ -215,6 +215,7 @@ class _Planner:
                 width=self.tensors[f"{name}.weight"].shape[dim],
                 expands=tuple(layout.expands) if norm is None else (),
                 parts=columns,
+                region=region.sink,
             )
             if inside:
                 self.partial |= trace.uses[name]
@@ -236,7 +237,9 @@ class _Planner:
         self._split(f"{region.sink}.weight", "rows", dim, rows)
         self._on_first_rank(f"{region.sink}.bias")
         width = self.tensors[f"{region.sink}.weight"].shape[dim]
-        self.changes[region.sink] = Change("rows", width=width, expands=tuple(layout.expands), parts=rows)
+        self.changes[region.sink] = Change(
+            "rows", width=width, expands=tuple(layout.expands), parts=rows, region=region.sink
+        )
         self.source[region.sink] = "structure"
         for name in region.whole:
             known = self.changes.get(name, Change("whole"))

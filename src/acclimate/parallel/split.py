@@ -77,6 +77,8 @@ class Change:
     """Per attribute of the module (``config.x`` for one of its configuration), each rank's value."""
     arguments: Mapping[str | int, tuple[int, tuple[Ranges, ...]]] = field(default_factory=dict)
     """Per argument of ``forward``, the dimension and each rank's ranges along it."""
+    region: str = ""
+    """The rows that columns feed, for both; between them ranks need random numbers of their own."""
     norm: Literal["rms", "rms+1", "layer", ""] = ""
     """The formula of a normalization over all columns, whose statistics are summed over ranks."""
 

@@ -8,27 +8,51 @@ key/value head on many ranks get the sum of the gradients of all copies, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from acclimate.parallel.collectives import Ranks
+from acclimate.parallel.collectives import Group, Ranks, ranks_of
 from acclimate.parallel.split import Plan, Split, shard
+
+_SUMMED = "_acclimate_summed"
 
 
 def sum_gradients(model: nn.Module, plan: Plan, ranks: Ranks) -> None:
-    """Places the hooks that make the gradients of copied and of partly used parameters whole."""
-    for name, parameter in model.named_parameters():
-        split = plan.splits[name]
-        if not parameter.requires_grad:
+    """Makes the gradients of copied and of partly used parameters whole."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        sums: dict[str, Callable[[Tensor], Tensor]] = {}
+        for own, parameter in module._parameters.items():
+            name = f"{prefix}.{own}" if prefix else own
+            if parameter is None or not parameter.requires_grad:
+                continue
+            split = plan.splits[name]
+            if split.kind == "replicated" and name in plan.partial:
+                sums[own] = _sum_of_parts(ranks)
+            elif split.kind != "replicated" and has_copies(split):
+                sums[own] = _sum_of_copies(split, ranks)
+        if sums:
+            _hook(module, (), sums)
+            # Loading weights and FSDP2, before each forward, put other parameters in their place.
+            module.register_forward_pre_hook(partial(_hook, sums=sums))
+
+
+def _hook(module: nn.Module, _: object, sums: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
+    for name, combine in sums.items():
+        parameter = module._parameters[name]
+        if parameter is None or not parameter.requires_grad:
             continue
-        if split.kind == "replicated":
-            if name in plan.partial:
-                parameter.register_hook(lambda gradient: ranks.all_reduce(gradient.contiguous().clone()))
-        elif has_copies(split):
-            parameter.register_hook(_sum_of_copies(split, ranks))
+        # Its own number, as who loads weights copies a parameter's attributes to another one.
+        if getattr(parameter, _SUMMED, None) != id(parameter):
+            parameter.register_hook(combine)
+            setattr(parameter, _SUMMED, id(parameter))
+
+
+def _sum_of_parts(ranks: Ranks) -> Callable[[Tensor], Tensor]:
+    return lambda gradient: ranks.all_reduce(gradient.clone(memory_format=torch.contiguous_format))
 
 
 def has_copies(split: Split) -> bool:
@@ -63,11 +87,12 @@ def owned(split: Split, rank: int) -> list[bool]:
 
 
 @torch.no_grad()
-def clip_grad_norm(model: nn.Module, plan: Plan, ranks: Ranks, largest: float) -> Tensor:
+def clip_grad_norm(model: nn.Module, plan: Plan, group: Group, largest: float) -> Tensor:
     """Scales a split model's gradients down to a largest norm; returns the whole model's norm.
 
     ``torch.nn.utils.clip_grad_norm_`` would see a rank's shards only, and scale by another factor on each.
     """
+    ranks = ranks_of(group)
     named = [(_plain(name), p.grad) for name, p in model.named_parameters() if p.grad is not None]
     total = torch.zeros((), device=named[0][1].device if named else None)
     for name, gradient in named:

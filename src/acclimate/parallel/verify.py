@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -123,7 +124,7 @@ def part_of_plan(plan: Plan, block: str) -> Plan:
         plan.size,
         {n[at:]: s for n, s in plan.splits.items() if inside(n)},
         {n[at:]: s for n, s in plan.source.items() if inside(n)},
-        {n[at:]: c for n, c in plan.modules.items() if inside(n)},
+        {n[at:]: replace(c, region=c.region[at:]) for n, c in plan.modules.items() if inside(n)},
         {n[at:]: o[at:] for n, o in plan.shared.items() if inside(n)},
         frozenset(n[at:] for n in plan.partial if inside(n)),
     )
