@@ -11,7 +11,7 @@ import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,9 @@ from torch.distributed.checkpoint.state_dict import (
 from acclimate import Accelerator
 from acclimate.parallel import Plan, shard
 from acclimate.parallel.apply import gather_tensors
-from ranks import SpreadModel
+
+if TYPE_CHECKING:
+    from ranks import SpreadModel
 
 State = dict[str, Any]
 

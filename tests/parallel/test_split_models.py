@@ -9,8 +9,11 @@ import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from architectures import ARCHITECTURES, MULTI_HEAD
+from architectures import ARCHITECTURES, MULTI_HEAD, meta_model
 from splitting import compare, worst_gradient
+
+from acclimate.errors import PlanError
+from acclimate.parallel import make_plan
 
 # One of each kind: grouped queries, fused layouts, experts, ALiBi, sinks, latent attention, wide norms.
 NAMED = [
@@ -69,3 +72,8 @@ def test_the_gradients_of_a_split_model_are_those_of_the_whole_one(name: str) ->
 
 def test_copies_of_a_key_value_head_get_the_sum_of_their_gradients() -> None:
     assert worst_gradient("llama", 3) < 1e-3
+
+
+def test_state_that_does_not_split_is_refused_before_a_weight_is_read() -> None:
+    with pytest.raises(PlanError, match=r"RwkvBlock.* does not run on 2 ranks while it generates"):
+        make_plan(meta_model("rwkv"), 2)

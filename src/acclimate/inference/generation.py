@@ -18,6 +18,7 @@ from acclimate.errors import (
     UnsupportedModelError,
     excerpt,
 )
+from acclimate.inference.interruption import shared_interrupt
 from acclimate.inference.loading import LoadedModel, is_panic, load_model, memory_errors
 from acclimate.inference.quiet import quiet_transformers, why_unusable
 from acclimate.inference.ranks import is_lost_rank
@@ -129,7 +130,10 @@ def generate(
     recorder = _Recorder(TextStream(loaded.tokenizer, tokens, deliver))
     reason = "context" if limit < max_new_tokens else "length"
     try:
-        with memory_errors(loaded.accelerator, f"generating {limit} tokens"):
+        with (
+            memory_errors(loaded.accelerator, f"generating {limit} tokens"),
+            shared_interrupt(loaded.ranks, loaded.accelerator) as recorder.check_interrupt,
+        ):
             ends = _run(loaded, tokens, limit, temperature, seed, repetition_penalty, recorder)
     except KeyboardInterrupt:
         raise GenerationInterrupted(_result(loaded, tokens, recorder, "interrupted")) from None
@@ -155,6 +159,8 @@ class _Recorder:
     started: float = 0.0
     first_at: float = 0.0
     last_at: float = 0.0
+    check_interrupt: Callable[[], None] = lambda: None
+    """Raises KeyboardInterrupt on all ranks if one of them received SIGINT."""
     _prompt_seen: bool = False
 
     def put(self, value: Any) -> None:
@@ -166,6 +172,7 @@ class _Recorder:
             self.first_at = self.first_at or self.last_at
             self.tokens.append(token)
             self.stream.put(token)
+        self.check_interrupt()
 
     def end(self) -> None:
         """Does nothing: the caller ends the stream, even if transformers does not get this far."""

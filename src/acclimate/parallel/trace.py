@@ -23,6 +23,8 @@ from torch.utils import _pytree as pytree
 from acclimate.errors import PlanError, TraceError
 
 BATCH, LENGTH = 2, 5
+Record = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
+"""Receives the name and the arguments of a block that is called."""
 
 
 def _raised_in(error: BaseException) -> nn.Module | None:
@@ -164,6 +166,9 @@ class Trace:
         self.entries: list[Tensor] = []
         self.blocks: dict[str, list[Invocation]] = {}
         self.replaying: Replay | None = None
+        self._record: Record | None = None
+        self.inputs: dict[str, Any] = {}
+        """The keyword arguments of the run; empty where an example made it."""
         self._place_stand_ins()
         self._fill()
         self.outputs = self._run(example)
@@ -196,9 +201,11 @@ class Trace:
             given = next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
             if self.replaying is not None:
                 return self._replayed(name, given)
+            shape = given.shape if width is None else (*given.shape[: None if entry else -1], width)
+            if self._record is not None:
+                return self.numbers(*shape)
             if width is None:
                 self.blocks.setdefault(name, []).append(Invocation(args, dict(kwargs)))
-            shape = given.shape if width is None else (*given.shape[: None if entry else -1], width)
             output = self.numbers(*shape).requires_grad_()
             if name not in self.calls:
                 self.order.append(name)
@@ -223,10 +230,21 @@ class Trace:
 
     def _recorder(self, name: str) -> Callable[..., None]:
         def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self.replaying is None:
+            if self._record is not None:
+                self._record(name, args, kwargs)
+            elif self.replaying is None:
                 self.blocks.setdefault(name, []).append(Invocation(args, dict(kwargs)))
 
         return record
+
+    @contextlib.contextmanager
+    def recording(self, record: Record) -> Iterator[None]:
+        """Tells each call of a block in the ``with`` block, and leaves what is known as it is."""
+        self._record = record
+        try:
+            yield
+        finally:
+            self._record = None
 
     def numbers(self, *shape: int) -> Tensor:
         """Returns positive random numbers, as ReLU would hide what flows through it else."""
@@ -301,6 +319,7 @@ class Trace:
             given["decoder_input_ids"] = tokens
         if "use_cache" in names or any(p.kind is p.VAR_KEYWORD for p in names.values()):
             given["use_cache"] = False
+        self.inputs = {name: each for name, each in given.items() if name != "use_cache"}
         return self.model(**given) if given else self.model(tokens)
 
     def _entry(self, *shape: int) -> Tensor:

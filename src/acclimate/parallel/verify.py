@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 from acclimate.errors import PlanError
 from acclimate.parallel.apply import apply_plan
 from acclimate.parallel.split import Plan
-from acclimate.parallel.trace import Trace, detached
+from acclimate.parallel.steps import Steps, first_call, generation_steps
+from acclimate.parallel.trace import Trace
 
 TOLERANCE = 1e-4
 TIMEOUT_S = 300.0
@@ -81,35 +82,58 @@ def verify_plan(trace: Trace, plan: Plan) -> None:
     Raises:
         PlanError: a block gives another result when it is split.
     """
-    seen: set[object] = set()
-    for name in repeated_blocks(trace):
+    kinds = _kinds_of_blocks(trace, plan)
+    generating = generation_steps(trace, [name for name, _ in kinds])
+    for name, inner in kinds:
         block = trace.modules[name]
+        for steps, when in ((first_call(trace, name), ""), (generating.get(name), " while it generates")):
+            if steps is None:
+                continue
+            error = difference(trace, name, inner, steps, when)
+            if not error <= TOLERANCE:
+                raise PlanError(
+                    f"{name} ({type(block).__name__}) does not give the same on {plan.size} ranks as whole"
+                    f"{when}: the largest relative difference is {error:.1e}. {_advice(name)}"
+                )
+
+
+def _advice(name: str) -> str:
+    return f'Keep it whole with the mapping {{"{name}.*": "replicated"}}, or use one rank.'
+
+
+def _kinds_of_blocks(trace: Trace, plan: Plan) -> list[tuple[str, Plan]]:
+    """Returns one block of each kind with its part of the plan."""
+    seen: set[object] = set()
+    found = []
+    for name in blocks_of(trace, plan):
         inner = part_of_plan(plan, name)
-        kind = (
-            type(block),
-            tuple((n, s.shape, s.parts) for n, s in inner.splits.items()),
-            str(inner.modules),
-        )
-        if kind in seen or not inner.modules:
-            continue
-        seen.add(kind)
-        error = difference(trace, name, inner)
-        if not error <= TOLERANCE:
-            raise PlanError(
-                f"{name} ({type(block).__name__}) does not give the same on {plan.size} ranks as whole: the "
-                f"largest relative difference is {error:.1e}. Keep it whole with the mapping "
-                f'{{"{name}.*": "replicated"}}, or use one rank.'
-            )
+        splits = tuple((n, s.shape, s.parts) for n, s in inner.splits.items())
+        kind = (type(trace.modules[name]), splits, str(inner.modules))
+        if inner.modules and kind not in seen:
+            seen.add(kind)
+            found.append((name, inner))
+    return found
 
 
-def repeated_blocks(trace: Trace) -> list[str]:
-    """Returns the outermost modules that stand in lists: the layers of the model."""
+def blocks_of(trace: Trace, plan: Plan) -> list[str]:
+    """Returns the outermost modules that stand in lists, the layers, and what holds changes besides them."""
     found: list[str] = []
     for name, module in trace.modules.items():
         if isinstance(module, nn.ModuleList) and not any(name.startswith(f"{each}.") for each in found):
             found += [
                 f"{name}.{key}" for key, _ in module.named_children() if f"{name}.{key}" in trace.blocks
             ]
+    ends = {*trace.vocabulary, trace.head}
+    for name in plan.modules:
+        if name in ends or any(name.startswith(f"{each}.") for each in found):
+            continue
+        parts = name.split(".")
+        above = [".".join(parts[:count]) for count in range(1, len(parts))]
+        lists = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+        holders = [
+            each for each in above if each in trace.blocks and not isinstance(trace.modules[each], lists)
+        ]
+        found += holders[:1]
     return found
 
 
@@ -130,32 +154,33 @@ def part_of_plan(plan: Plan, block: str) -> Plan:
     )
 
 
-def difference(trace: Trace, name: str, plan: Plan) -> float:
+def difference(trace: Trace, name: str, plan: Plan, steps: Steps, when: str = "") -> float:
     """Returns how much a block's results differ on the ranks, relative to the largest number in them."""
-    first = trace.blocks[name][0]
-    args, kwargs = pytree.tree_map(
-        lambda each: each.float() if isinstance(each, Tensor) and each.dtype == torch.float64 else each,
-        detached((first.args, first.kwargs)),
-    )
     whole = _with_random_weights(trace, trace.modules[name])
 
-    shape = next(each.shape for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor))
-
     def results(block: nn.Module) -> list[Tensor]:
+        found = []
         with torch.no_grad():
-            found = block(*copy.deepcopy(args), **copy.deepcopy(kwargs))
-        tensors = [each for each in pytree.tree_leaves(found) if isinstance(each, Tensor)]
-        # Not what it returns of its heads, such as attention's weights: a rank has those of its own heads.
-        return [each for each in tensors if each.shape == shape] or tensors[:1]
+            for call in steps.again():
+                given = pytree.tree_leaves((call.args, call.kwargs))
+                shape = next(each.shape for each in given if isinstance(each, Tensor))
+                tensors = [
+                    each
+                    for each in pytree.tree_leaves(block(*call.args, **call.kwargs))
+                    if isinstance(each, Tensor)
+                ]
+                # Not what it returns of its heads, such as attention's weights: a rank has those of its own.
+                found += [each for each in tensors if each.shape == shape] or tensors[:1]
+        return found
 
-    expected = results(whole)
+    expected = results(copy.deepcopy(whole))
     try:
         found = on_threads(plan.size, lambda ranks: results(apply_plan(copy.deepcopy(whole), plan, ranks)))
     except Exception as error:
         kind = type(trace.modules[name]).__name__
         raise PlanError(
-            f"{name} ({kind}) does not run on {plan.size} ranks: {type(error).__name__}: {error}. "
-            f'Keep it whole with the mapping {{"{name}.*": "replicated"}}, or use one rank.'
+            f"{name} ({kind}) does not run on {plan.size} ranks{when}: {type(error).__name__}: {error}. "
+            f"{_advice(name)}"
         ) from error
     worst = 0.0
     for each in found:
