@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, MixtralConfig
 
 import acclimate
 from acclimate.errors import AcclimateError, InvalidRankError
-from acclimate.inference import generate, load_split_model
+from acclimate.inference import GenerationInterrupted, generate, load_split_model
 from rank_processes import RankProcesses, preload
 
 preload("acclimate.inference.deferred_model", "transformers.models.auto.modeling_auto")
@@ -90,6 +91,7 @@ def folder(folders: dict[str, Path], tmp_path: Path) -> Path:
 # -- what the ranks run ------------------------------------------------------------------------------
 
 _kept: dict[str, Any] = {}
+Damage = Callable[[Path], None]
 
 
 def generate_tokens(model: Any, **options: Any) -> list[int]:
@@ -160,6 +162,46 @@ def peak_while_loading(rank: int, folder: str) -> tuple[int, int, int, int]:
     largest = max(torch.Size(shape).numel() for shape in sizes.values()) * 4
     shard = sum(each.numel() * 4 for each in model.parameters())
     return status("VmHWM") - before, read_bytes() - unread, shard, largest
+
+
+def generate_until_one_rank_is_interrupted(rank: int) -> int:
+    """Returns how many tokens this rank had when it stopped."""
+    loaded = load_split_model(str(_kept["folder"]), dtype="float32")
+    pieces: list[str] = []
+
+    def interrupt(piece: str) -> None:
+        pieces.append(piece)
+        if len(pieces) == 2 and rank == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        generate("The capital", model=loaded, max_new_tokens=40, on_text=interrupt)
+    except GenerationInterrupted as interruption:
+        return interruption.partial.generated_tokens
+    return -1
+
+
+def keep(rank: int, folder: str) -> None:
+    _kept["folder"] = folder
+
+
+def load_while_a_file_changes(rank: int, folder: str, change: Damage) -> None:
+    from acclimate.inference import slices
+
+    load_slice, loaded = slices.Slice.load, [0]
+
+    def change_and_load(each: Any, *arguments: Any) -> None:
+        loaded[0] += 1
+        if loaded[0] == 4 and rank == 1:
+            change(Path(folder))
+        load_slice(each, *arguments)
+
+    slices.Slice.load = change_and_load  # type: ignore[method-assign]
+    try:
+        load(rank, folder)
+    finally:
+        slices.Slice.load = load_slice  # type: ignore[method-assign]
 
 
 def whole_tokens(folder: Path) -> list[int]:
@@ -233,7 +275,6 @@ def test_loading_takes_little_more_memory_than_the_shard_and_the_largest_tensor(
 # -- damage ------------------------------------------------------------------------------------------
 
 NAME = "model.layers.1.self_attn.o_proj.weight"
-Damage = Callable[[Path], None]
 
 
 def file_of(folder: Path, name: str = NAME) -> Path:
@@ -310,6 +351,30 @@ def test_all_ranks_name_the_damaged_tensor(
         assert words in told.error
 
 
+def empty(folder: Path) -> None:
+    os.truncate(file_of(folder), 100)
+
+
+def overwrite(folder: Path) -> None:
+    path = file_of(folder)
+    with path.open("r+b") as file:
+        file.seek(-64, os.SEEK_END)
+        file.write(bytes(64))
+
+
+def disappear(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("change", [empty, overwrite, disappear])
+def test_all_ranks_name_the_file_that_changes_while_they_read(
+    change: Damage, two: RankProcesses, folder: Path
+) -> None:
+    for told in two.run(load_while_a_file_changes, str(folder), change):
+        assert told.error.startswith("CorruptModelError"), told.error
+        assert f"{folder}/model-0000" in told.error
+
+
 def test_extra_tensors_can_be_ignored(two: RankProcesses, folder: Path, folders: dict[str, Path]) -> None:
     changed(add)(folder)
     for found in two.values(load, str(folder), ignore_extra=["v_head.*"]):
@@ -336,6 +401,13 @@ def test_a_rank_that_dies_while_loading_ends_the_others(folders: dict[str, Path]
         start = time.monotonic()
         assert ranks.hear(0).error
         assert time.monotonic() - start < 60
+
+
+def test_all_ranks_stop_at_the_same_token_when_one_is_interrupted(two: RankProcesses, folder: Path) -> None:
+    byte_level_tokenizer().save_pretrained(folder)
+    two.values(keep, str(folder))
+    first, second = two.values(generate_until_one_rank_is_interrupted)
+    assert 0 < first == second < 40
 
 
 # -- saving ------------------------------------------------------------------------------------------

@@ -1,0 +1,77 @@
+"""``acclimate generate --num_accelerators``: however it ends, all ranks end, with one message."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conftest import command
+
+pytestmark = pytest.mark.slow
+
+Ending = Callable[["subprocess.Popen[bytes]", list[psutil.Process]], None]
+
+
+def start(folder: Path, tmp_path: Path) -> subprocess.Popen[bytes]:
+    """Starts two ranks that generate without an end."""
+    endless = tmp_path / "endless"
+    shutil.copytree(folder, endless)
+    config = json.loads((endless / "config.json").read_text())
+    (endless / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1_000_000}))
+    (endless / "generation_config.json").write_text("{}")
+    options = ("--model", str(endless), "--max-new-tokens", "900000", "--num_accelerators", "2")
+    return subprocess.Popen(
+        command("hello", *options),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "ACCLIMATE_COMM": "gloo"},  # shm would be compiled for each test
+        start_new_session=True,
+    )
+
+
+def ranks_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [each for each in children if "--as-rank" in " ".join(each.cmdline())]
+
+
+def ctrl_c(process: subprocess.Popen[bytes], ranks: list[psutil.Process]) -> None:
+    os.killpg(process.pid, signal.SIGINT)
+
+
+def terminate(process: subprocess.Popen[bytes], ranks: list[psutil.Process]) -> None:
+    process.terminate()
+
+
+def kill_one(process: subprocess.Popen[bytes], ranks: list[psutil.Process]) -> None:
+    ranks[1].kill()
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [(ctrl_c, 130, "| interrupted]"), (terminate, 143, ""), (kill_one, 137, "was killed by SIGKILL")],
+)
+def test_all_ranks_end_while_they_generate(
+    end: Ending, code: int, words: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    before = set(os.listdir("/dev/shm"))
+    process = start(tiny_folder, tmp_path)
+    assert process.stdout is not None
+    os.read(process.stdout.fileno(), 1)
+    ranks = ranks_of(process)
+    assert len(ranks) == 2
+    end(process, ranks)
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == code, errors
+    assert words in errors.decode()
+    assert len(errors.decode().splitlines()) <= 1
+    assert not any(each.is_running() for each in ranks)
+    assert set(os.listdir("/dev/shm")) <= before
