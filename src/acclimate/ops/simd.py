@@ -16,7 +16,7 @@ VARIABLE = "ACCLIMATE_CPU_ISA"
 BEST = 0
 """Lets a native kernel choose."""
 
-# As simd/isa.h numbers them.
+# As csrc/isa.h numbers them.
 _NUMBERS: Mapping[str, int] = {"plain": 1, "avx2": 2, "avx512": 3, "avx512_bf16": 4, "neon": 5}
 _FLAGS: Mapping[str, frozenset[str]] = {
     "avx2": frozenset({"avx2", "f16c"}),

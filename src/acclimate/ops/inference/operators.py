@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from acclimate.ops import registry
 from acclimate.ops.inference import gguf_blocks, layout
 from acclimate.ops.inference.schemes import GROUP_ROWS, scheme_of_number
 from acclimate.ops.registry import define_functional
@@ -18,11 +19,14 @@ from acclimate.ops.simd import chosen_isa
 _TILE_BYTES = 4 << 20
 
 # csrc/operators.cpp reads the arguments in this order.
-_LINEAR = "packed_linear(Tensor x, Tensor data, Tensor? bias, int scheme, int n, int k, int isa=0) -> Tensor"
+_LINEAR = "packed_linear(Tensor x, Tensor data, Tensor? bias, int scheme, int n, int k) -> Tensor"
 _VALUES = "packed_values(Tensor data, int scheme, int n, int k, ScalarType dtype) -> Tensor"
 _ROWS = "packed_rows(Tensor data, Tensor ids, int scheme, int n, int k, ScalarType dtype) -> Tensor"
 _FROM_GGUF = "packed_from_gguf(Tensor blocks, int scheme, int n, int k) -> Tensor"
-_TOP = "packed_top(Tensor x, Tensor data, int scheme, int n, int k, int count, int isa=0) -> (Tensor, Tensor)"
+_TOP = "packed_top(Tensor x, Tensor data, int scheme, int n, int k, int count) -> (Tensor, Tensor)"
+
+# Only native.
+_USE_ISA = "inference_use_isa(int isa) -> ()"
 
 
 def define() -> None:
@@ -32,6 +36,7 @@ def define() -> None:
         InstructionSetError: ``ACCLIMATE_CPU_ISA`` names none of this machine.
     """
     chosen_isa()
+    registry.define((_USE_ISA,))
     define_functional(_LINEAR, _linear, _fake_linear)
     define_functional(_VALUES, _values, _fake_values)
     define_functional(_ROWS, _rows, _fake_rows)
@@ -39,9 +44,7 @@ def define() -> None:
     define_functional(_TOP, _top, _fake_top)
 
 
-def _linear(
-    x: Tensor, data: Tensor, bias: Tensor | None, scheme: int, n: int, k: int, isa: int = 0
-) -> Tensor:
+def _linear(x: Tensor, data: Tensor, bias: Tensor | None, scheme: int, n: int, k: int) -> Tensor:
     """Multiplies inputs by the weight, a tile of its rows at a time; float32 inside."""
     wide = x.float()
     if scheme == 0:
@@ -59,9 +62,7 @@ def _linear(
     return result.to(x.dtype).contiguous()
 
 
-def _fake_linear(
-    x: Tensor, data: Tensor, bias: Tensor | None, scheme: int, n: int, k: int, isa: int = 0
-) -> Tensor:
+def _fake_linear(x: Tensor, data: Tensor, bias: Tensor | None, scheme: int, n: int, k: int) -> Tensor:
     return x.new_empty(*x.shape[:-1], n)
 
 
@@ -108,16 +109,12 @@ def _fake_from_gguf(blocks: Tensor, scheme: int, n: int, k: int) -> Tensor:
     return blocks.new_empty(-(-n // GROUP_ROWS), scheme_of_number(scheme).group_bytes(k))
 
 
-def _top(
-    x: Tensor, data: Tensor, scheme: int, n: int, k: int, count: int, isa: int = 0
-) -> tuple[Tensor, Tensor]:
+def _top(x: Tensor, data: Tensor, scheme: int, n: int, k: int, count: int) -> tuple[Tensor, Tensor]:
     """Returns the largest results of each row and their positions, largest first."""
-    found = torch.ops.acclimate.packed_linear(x.float(), data, None, scheme, n, k, isa).topk(count)
+    found = torch.ops.acclimate.packed_linear(x.float(), data, None, scheme, n, k).topk(count)
     return found.values, found.indices
 
 
-def _fake_top(
-    x: Tensor, data: Tensor, scheme: int, n: int, k: int, count: int, isa: int = 0
-) -> tuple[Tensor, Tensor]:
+def _fake_top(x: Tensor, data: Tensor, scheme: int, n: int, k: int, count: int) -> tuple[Tensor, Tensor]:
     shape = (*x.shape[:-1], count)
     return x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.int64)

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "group.h"
-#include "simd/isa.h"
+#include "../../csrc/isa.h"
 
 namespace acclimate {
 

@@ -1,0 +1,244 @@
+// Quantised weights times inputs in 8 bits, for the vectors of one instruction set; included after simd/*.h.
+#include "kernels.h"
+#include "layout.h"
+
+namespace acclimate::inference::ACCLIMATE_ISA {
+
+// How far ahead of its use a weight is requested: the time that memory takes.
+constexpr int64_t prefetch_bytes = 4096;
+
+// The codes of quad `quad` of a block.
+template <int bits, int quad>
+inline Bytes codes_of(const uint8_t* block) {
+  if constexpr (bits == 8) {
+    return load_bytes(block + 64 * quad);
+  } else {
+    const Bytes both = load_bytes(block + 64 * (quad % 4));
+    const Bytes low = quad < 4 ? low_bits(both) : high_bits(both);
+    if constexpr (bits == 5) {
+      return with_bit<quad>(low, load_bytes(block + 256));
+    } else if constexpr (bits == 6) {
+      return with_bits<2 * (quad % 4)>(low, load_bytes(block + 256 + 64 * (quad / 4)));
+    } else {
+      return low;
+    }
+  }
+}
+
+template <int bits, int quad, int inputs>
+inline void add_quad(Ints (&sums)[inputs], const uint8_t* block, const int8_t* x, int64_t stride) {
+  const Bytes codes = codes_of<bits, quad>(block);
+  for (int i = 0; i < inputs; ++i) {
+    sums[i] = dot<bits>(sums[i], codes, x + i * stride + 4 * quad);
+  }
+}
+
+// Adds quads 0 to 3 or 4 to 7.
+template <int bits, int half, int inputs>
+inline void add_half(Ints (&sums)[inputs], const uint8_t* block, const int8_t* x, int64_t stride) {
+  add_quad<bits, 4 * half>(sums, block, x, stride);
+  add_quad<bits, 4 * half + 1>(sums, block, x, stride);
+  add_quad<bits, 4 * half + 2>(sums, block, x, stride);
+  add_quad<bits, 4 * half + 3>(sums, block, x, stride);
+}
+
+// One group of rows times some inputs; y[i] gets 16 values.
+template <Scheme scheme, int inputs>
+inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& input, int64_t first_input,
+                           Floats (&y)[inputs]) {
+  constexpr Layout layout = layout_of(scheme);
+  constexpr int bits = layout.bits;
+  constexpr int offset = bits == 8 && !wide_codes_have_offset ? 0 : layout.offset;
+  // An input may have more blocks than the weight: it is filled up for weights of any scheme.
+  const int64_t stride = input.stride, x_blocks = stride / block_columns;
+  const Offsets at = offsets_of(layout, blocks);
+  const int8_t* x = static_cast<const int8_t*>(input.values) + first_input * stride;
+  const float* x_scales = input.scales + first_input * x_blocks;
+  const float* x_sums = input.scaled_sums + first_input * x_blocks;
+  const int32_t* x_codes = input.sums + first_input * 2 * x_blocks;
+  const uint8_t* codes = group + at.codes;
+  Floats scale = zero(), low_scale = zero();
+  if constexpr (layout.scales == Scales::row || layout.scales == Scales::row_and_block) {
+    scale = load_f32(group);
+    if constexpr (layout.scales == Scales::row_and_block) {
+      low_scale = load_f32(group + at.low_scale);
+    }
+  }
+  for (int i = 0; i < inputs; ++i) {
+    y[i] = zero();
+  }
+  for (int64_t b = 0; b < blocks; ++b) {
+    for (int line = 0; line < layout.code_bytes; line += 64) {
+      prefetch(codes + line + prefetch_bytes);
+    }
+    if constexpr (layout.scales == Scales::super_block || layout.scales == Scales::super_half_block) {
+      if (b % 8 == 0) {
+        scale = load_f16(group + b / 8 * 32);
+        if constexpr (layout.scales == Scales::super_block) {
+          low_scale = load_f16(group + at.low_scale + b / 8 * 32);
+        }
+      }
+    }
+    Ints sums[inputs];
+    if constexpr (layout.scales == Scales::super_half_block) {
+      for (int i = 0; i < inputs; ++i) {
+        sums[i] = set(-offset * x_codes[(i * x_blocks + b) * 2]);
+      }
+      add_half<bits, 0>(sums, codes, x, stride);
+      const Floats first = mul(load_i8(group + at.block_scale + b * 32), scale);
+      for (int i = 0; i < inputs; ++i) {
+        y[i] = mul_add(mul(to_floats(sums[i]), x_scales[i * x_blocks + b]), first, y[i]);
+        sums[i] = set(-offset * x_codes[(i * x_blocks + b) * 2 + 1]);
+      }
+      add_half<bits, 1>(sums, codes, x, stride);
+      const Floats second = mul(load_i8(group + at.block_scale + b * 32 + 16), scale);
+      for (int i = 0; i < inputs; ++i) {
+        y[i] = mul_add(mul(to_floats(sums[i]), x_scales[i * x_blocks + b]), second, y[i]);
+      }
+    } else {
+      for (int i = 0; i < inputs; ++i) {
+        const int32_t* both = x_codes + (i * x_blocks + b) * 2;
+        sums[i] = set(offset == 0 ? 0 : -offset * (both[0] + both[1]));
+      }
+      add_half<bits, 0>(sums, codes, x, stride);
+      add_half<bits, 1>(sums, codes, x, stride);
+      if constexpr (layout.scales == Scales::row) {
+        for (int i = 0; i < inputs; ++i) {
+          y[i] = mul_add(to_floats(sums[i]), x_scales[i * x_blocks + b], y[i]);
+        }
+      } else {
+        Floats block_scale, low;
+        if constexpr (layout.scales == Scales::block) {
+          block_scale = load_f16(group + b * 32);
+        } else if constexpr (layout.scales == Scales::block_and_low) {
+          block_scale = load_f16(group + b * 32);
+          low = load_f16(group + at.low_scale + b * 32);
+        } else {
+          block_scale = mul(load_u8(group + at.block_scale + b * 16), scale);
+          low = mul(load_u8(group + at.block_low + b * 16), low_scale);
+        }
+        for (int i = 0; i < inputs; ++i) {
+          y[i] = mul_add(mul(to_floats(sums[i]), x_scales[i * x_blocks + b]), block_scale, y[i]);
+          if constexpr (layout.scales == Scales::block_and_low) {
+            y[i] = mul_add(low, x_sums[i * x_blocks + b], y[i]);
+          } else if constexpr (layout.scales != Scales::block) {
+            y[i] = sub_mul(low, x_sums[i * x_blocks + b], y[i]);
+          }
+        }
+      }
+    }
+    codes += layout.code_bytes;
+    x += block_columns;
+  }
+  if constexpr (layout.scales == Scales::row) {
+    for (int i = 0; i < inputs; ++i) {
+      y[i] = mul(y[i], scale);
+    }
+  }
+}
+
+template <Scheme scheme, int inputs>
+inline void multiply_inputs(const uint8_t* group, int64_t blocks, const Input& input, int64_t first_input,
+                            int64_t rows, float* y, int64_t y_stride) {
+  Floats result[inputs];
+  multiply_group<scheme, inputs>(group, blocks, input, first_input, result);
+  for (int i = 0; i < inputs; ++i) {
+    float* to = y + (first_input + i) * y_stride;
+    if (rows == group_rows) {
+      store(to, result[i]);
+    } else {
+      float values[group_rows];
+      store(values, result[i]);
+      for (int64_t row = 0; row < rows; ++row) {
+        to[row] = values[row];
+      }
+    }
+  }
+}
+
+// A group is read from memory once: for further inputs it is in the cache.
+template <Scheme scheme>
+void multiply_blocks(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
+                     int64_t y_stride) {
+  const int64_t blocks = padded_columns(scheme, weight.k) / block_columns;
+  for (int64_t row = first; row < last; row += group_rows) {
+    const uint8_t* group = weight.data + row / group_rows * weight.stride;
+    const int64_t rows = last - row < group_rows ? last - row : group_rows;
+    float* to = y + row - first;
+    int64_t i = 0;
+    if constexpr (most_inputs >= 8) {
+      for (; i + 8 <= input.m; i += 8) {
+        multiply_inputs<scheme, 8>(group, blocks, input, i, rows, to, y_stride);
+      }
+    }
+    if constexpr (most_inputs >= 4) {
+      for (; i + 4 <= input.m; i += 4) {
+        multiply_inputs<scheme, 4>(group, blocks, input, i, rows, to, y_stride);
+      }
+    }
+    if constexpr (most_inputs >= 2) {
+      for (; i + 2 <= input.m; i += 2) {
+        multiply_inputs<scheme, 2>(group, blocks, input, i, rows, to, y_stride);
+      }
+    }
+    for (; i < input.m; ++i) {
+      multiply_inputs<scheme, 1>(group, blocks, input, i, rows, to, y_stride);
+    }
+  }
+}
+
+void multiply_blocks(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
+                     int64_t y_stride) {
+#define ACCLIMATE_SCHEME(name)                                              \
+  case Scheme::name:                                                        \
+    multiply_blocks<Scheme::name>(weight, input, first, last, y, y_stride); \
+    break
+  switch (weight.scheme) {
+    ACCLIMATE_SCHEME(int8);
+    ACCLIMATE_SCHEME(int4);
+    ACCLIMATE_SCHEME(q4_0);
+    ACCLIMATE_SCHEME(q4_1);
+    ACCLIMATE_SCHEME(q5_0);
+    ACCLIMATE_SCHEME(q5_1);
+    ACCLIMATE_SCHEME(q8_0);
+    ACCLIMATE_SCHEME(q4_k);
+    ACCLIMATE_SCHEME(q5_k);
+    ACCLIMATE_SCHEME(q6_k);
+    case Scheme::dense:
+      break;
+  }
+#undef ACCLIMATE_SCHEME
+}
+
+bool quantize(const float* x, int64_t padded, int8_t* codes, float* scales, float* scaled_sums,
+              int32_t* sums) {
+  float check = 0;
+  for (int64_t b = 0; b < padded / block_columns; ++b, x += block_columns, codes += block_columns) {
+    float largest = 0;
+    for (int i = 0; i < block_columns; ++i) {
+      const float magnitude = __builtin_fabsf(x[i]);
+      largest = magnitude > largest ? magnitude : largest;
+      check += x[i] * 0.0f;  // NaN if x is infinite or NaN
+    }
+    const float factor = largest > 0 ? 127.0f / largest : 0.0f;
+    // 127 / a denormal is infinite; so small a block counts as zeros.
+    const bool is_tiny = !(factor < 3e38f);
+    scales[b] = is_tiny ? 0.0f : largest / 127.0f;
+    for (int half = 0; half < 2; ++half) {
+      int32_t total = 0;
+      for (int i = 0; i < 16; ++i) {
+        // Rounds to nearest, ties to even: adding this number shifts the fraction out.
+        constexpr float shift = 12582912.0f;
+        const float code = is_tiny ? 0.0f : (x[16 * half + i] * factor + shift) - shift;
+        const int32_t whole = static_cast<int32_t>(code);
+        codes[16 * half + i] = static_cast<int8_t>(whole);
+        total += whole;
+      }
+      sums[2 * b + half] = total;
+    }
+    scaled_sums[b] = scales[b] * static_cast<float>(sums[2 * b] + sums[2 * b + 1]);
+  }
+  return check == 0.0f;
+}
+
+}  // namespace acclimate::inference::ACCLIMATE_ISA

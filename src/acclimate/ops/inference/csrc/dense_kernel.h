@@ -1,0 +1,136 @@
+// Dense weights times inputs, for the vectors of one instruction set; included after simd/*.h.
+#include "kernels.h"
+
+namespace acclimate::inference::ACCLIMATE_ISA {
+
+struct F32Weight {
+  using Value = float;
+  static Floats load(const float* from) { return load_f32(from); }
+};
+struct Bf16Weight {
+  using Value = uint16_t;
+  static Floats load(const uint16_t* from) { return load_bf16(from); }
+};
+struct F16Weight {
+  using Value = uint16_t;
+  static Floats load(const uint16_t* from) { return load_f16(from); }
+};
+
+// How a step multiplies 16 weights in float32.
+template <class WeightType>
+struct FloatStep {
+  static constexpr int64_t values = 16;
+  using Value = typename WeightType::Value;
+  using InputValue = float;
+  using Vector = Floats;
+  static Vector weights(const Value* from) { return WeightType::load(from); }
+  static Vector inputs(const float* from) { return load_f32(from); }
+  static Floats multiply(Vector weights, Vector inputs, Floats sums) {
+    return mul_add(weights, inputs, sums);
+  }
+};
+
+#if defined(__AVX512BF16__)
+// 32 products of bf16; sums of two round to nearest, and denormals count as zero.
+struct Bf16Step {
+  static constexpr int64_t values = 32;
+  using Value = uint16_t;
+  using InputValue = uint16_t;
+  using Vector = __m512i;
+  static Vector weights(const uint16_t* from) { return _mm512_loadu_si512(from); }
+  static Vector inputs(const uint16_t* from) { return _mm512_loadu_si512(from); }
+  static Floats multiply(Vector weights, Vector inputs, Floats sums) {
+    return _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(weights), reinterpret_cast<__m512bh>(inputs));
+  }
+};
+#endif
+
+// Several weight rows times several inputs, whose sums stay in registers.
+template <class Step, int rows, int inputs>
+inline void multiply_tile(const uint8_t* weight, int64_t weight_stride, int64_t k, const Input& input,
+                          int64_t first_input, int64_t ahead, float* y, int64_t y_stride) {
+  using Value = typename Step::Value;
+  using InputValue = typename Step::InputValue;
+  const InputValue* x = static_cast<const InputValue*>(input.values) + first_input * input.stride;
+  Floats sums[rows][inputs];
+  for (int row = 0; row < rows; ++row) {
+    for (int i = 0; i < inputs; ++i) {
+      sums[row][i] = zero();
+    }
+  }
+  int64_t column = 0;
+  for (; column + Step::values <= k; column += Step::values) {
+    typename Step::Vector weights[rows];
+    for (int row = 0; row < rows; ++row) {
+      const uint8_t* from = weight + row * weight_stride + column * static_cast<int64_t>(sizeof(Value));
+      weights[row] = Step::weights(reinterpret_cast<const Value*>(from));
+      prefetch(from + ahead);
+    }
+    for (int i = 0; i < inputs; ++i) {
+      const typename Step::Vector value = Step::inputs(x + i * input.stride + column);
+      for (int row = 0; row < rows; ++row) {
+        sums[row][i] = Step::multiply(weights[row], value, sums[row][i]);
+      }
+    }
+  }
+  if (column < k) {
+    for (int row = 0; row < rows; ++row) {
+      // Whatever follows the row must not be read.
+      Value rest[Step::values] = {};
+      const uint8_t* from = weight + row * weight_stride + column * static_cast<int64_t>(sizeof(Value));
+      __builtin_memcpy(rest, from, (k - column) * sizeof(Value));
+      const typename Step::Vector weights = Step::weights(rest);
+      for (int i = 0; i < inputs; ++i) {
+        sums[row][i] = Step::multiply(weights, Step::inputs(x + i * input.stride + column), sums[row][i]);
+      }
+    }
+  }
+  for (int i = 0; i < inputs; ++i) {
+    for (int row = 0; row < rows; ++row) {
+      y[(first_input + i) * y_stride + row] = sum(sums[row][i]);
+    }
+  }
+}
+
+template <class Step, int rows>
+inline void multiply_rows(const uint8_t* weight, int64_t weight_stride, int64_t k, const Input& input,
+                          float* y, int64_t y_stride) {
+  // Short rows are requested some rows ahead, long ones some columns ahead.
+  constexpr int64_t longest_ahead = 8192;
+  const int64_t next_rows = rows * weight_stride;
+  int64_t ahead = next_rows <= longest_ahead ? next_rows : 2048;
+  int64_t i = 0;
+  if constexpr (most_inputs >= 8) {
+    for (; i + 4 <= input.m; i += 4) {
+      multiply_tile<Step, rows, 4>(weight, weight_stride, k, input, i, ahead, y, y_stride);
+      ahead = 0;
+    }
+  }
+  if constexpr (most_inputs >= 2) {
+    for (; i + 2 <= input.m; i += 2) {
+      multiply_tile<Step, rows, 2>(weight, weight_stride, k, input, i, ahead, y, y_stride);
+      ahead = 0;
+    }
+  }
+  for (; i < input.m; ++i) {
+    multiply_tile<Step, rows, 1>(weight, weight_stride, k, input, i, ahead, y, y_stride);
+    ahead = 0;
+  }
+}
+
+template <class Step>
+void multiply_dense(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
+                    int64_t y_stride) {
+  constexpr int together = most_inputs >= 8 ? 4 : most_inputs;
+  int64_t row = first;
+  for (; row + together <= last; row += together) {
+    multiply_rows<Step, together>(weight.data + row * weight.stride, weight.stride, weight.k, input,
+                                  y + row - first, y_stride);
+  }
+  for (; row < last; ++row) {
+    multiply_rows<Step, 1>(weight.data + row * weight.stride, weight.stride, weight.k, input, y + row - first,
+                           y_stride);
+  }
+}
+
+}  // namespace acclimate::inference::ACCLIMATE_ISA

@@ -1,0 +1,136 @@
+#include "gguf_pack.h"
+
+#include <cstring>
+
+#include "layout.h"
+
+namespace acclimate::inference {
+namespace {
+
+// Codes of 32 columns of each row of a group.
+using Codes = uint8_t[group_rows][block_columns];
+
+void pack_codes(int bits, const Codes& codes, uint8_t* block) {
+  uint8_t quads[8][64];
+  for (int quad = 0; quad < 8; ++quad) {
+    for (int row = 0; row < group_rows; ++row) {
+      std::memcpy(quads[quad] + 4 * row, &codes[row][4 * quad], 4);
+    }
+  }
+  if (bits == 8) {
+    std::memcpy(block, quads, sizeof(quads));
+    return;
+  }
+  for (int quad = 0; quad < 4; ++quad) {
+    for (int i = 0; i < 64; ++i) {
+      block[64 * quad + i] = static_cast<uint8_t>((quads[quad][i] & 15) | quads[quad + 4][i] << 4);
+    }
+  }
+  const int width = bits - 4;
+  for (int vector = 0; vector < width; ++vector) {
+    const int each = 8 / width;
+    for (int i = 0; i < 64; ++i) {
+      unsigned high = 0;
+      for (int quad = 0; quad < each; ++quad) {
+        high |= (quads[each * vector + quad][i] >> 4) << (width * quad);
+      }
+      block[256 + 64 * vector + i] = static_cast<uint8_t>(high);
+    }
+  }
+}
+
+// Low nibbles first, then high ones; a fifth bit for each value, if there is one.
+void read_small(int bits, const uint8_t* from, uint8_t* codes) {
+  if (bits == 8) {
+    for (int i = 0; i < 32; ++i) {
+      codes[i] = from[i] ^ 128;  // the file's are signed
+    }
+    return;
+  }
+  uint32_t high = 0;
+  if (bits == 5) {
+    std::memcpy(&high, from, 4);
+    from += 4;
+  }
+  for (int i = 0; i < 16; ++i) {
+    codes[i] = static_cast<uint8_t>((from[i] & 15) | (high >> i & 1) << 4);
+    codes[16 + i] = static_cast<uint8_t>(from[i] >> 4 | (high >> (16 + i) & 1) << 4);
+  }
+}
+
+// Block b of the 8 of a super-block of Q4_K or Q5_K.
+void read_super(int bits, const uint8_t* from, int b, uint8_t* codes) {
+  const uint8_t* low = from + (bits == 5 ? 48 : 16) + b / 2 * 32;
+  for (int i = 0; i < 32; ++i) {
+    const int high = bits == 5 ? (from[16 + i] >> b & 1) << 4 : 0;
+    codes[i] = static_cast<uint8_t>((low[i] >> (b % 2 * 4) & 15) | high);
+  }
+}
+
+void read_q6(const uint8_t* from, int b, uint8_t* codes) {
+  const uint8_t* low = from + b / 4 * 64 + b % 2 * 32;
+  const uint8_t* high = from + 128 + b / 4 * 32;
+  for (int i = 0; i < 32; ++i) {
+    codes[i] = static_cast<uint8_t>((low[i] >> (b % 4 / 2 * 4) & 15) | (high[i] >> (b % 4 * 2) & 3) << 4);
+  }
+}
+
+// Scale or low number b of the 12 bytes that hold 8 of each.
+uint8_t read_scale(const uint8_t* packed, int b, bool is_low) {
+  const uint8_t* own = packed + (is_low ? 4 : 0);
+  if (b < 4) {
+    return own[b] & 63;
+  }
+  const uint8_t rest = packed[4 + b];
+  return static_cast<uint8_t>((is_low ? rest >> 4 : rest & 15) | (own[b - 4] >> 2 & 48));
+}
+
+}  // namespace
+
+void pack_group(Scheme scheme, const uint8_t* blocks, int64_t row_bytes, int64_t rows, int64_t k,
+                uint8_t* group) {
+  const Layout layout = layout_of(scheme);
+  const int64_t count = k / block_columns;
+  const Offsets at = offsets_of(layout, count);
+  std::memset(group, 0, at.codes);
+  Codes codes{};
+  for (int64_t b = 0; b < count; ++b) {
+    const int part = static_cast<int>(b % 8);
+    for (int64_t row = 0; row < rows; ++row) {
+      const uint8_t* from = blocks + row * row_bytes;
+      switch (layout.scales) {
+        case Scales::block:
+        case Scales::block_and_low:
+          from += b * layout.gguf_bytes;
+          std::memcpy(group + b * 32 + 2 * row, from, 2);
+          if (layout.scales == Scales::block_and_low) {
+            std::memcpy(group + at.low_scale + b * 32 + 2 * row, from + 2, 2);
+            from += 2;
+          }
+          read_small(layout.bits, from + 2, codes[row]);
+          break;
+        case Scales::super_block:
+          from += b / 8 * layout.gguf_bytes;
+          std::memcpy(group + b / 8 * 32 + 2 * row, from, 2);
+          std::memcpy(group + at.low_scale + b / 8 * 32 + 2 * row, from + 2, 2);
+          group[at.block_scale + b * 16 + row] = read_scale(from + 4, part, false);
+          group[at.block_low + b * 16 + row] = read_scale(from + 4, part, true);
+          read_super(layout.bits, from, part, codes[row]);
+          break;
+        case Scales::super_half_block:
+          from += b / 8 * layout.gguf_bytes;
+          std::memcpy(group + b / 8 * 32 + 2 * row, from + 208, 2);
+          group[at.block_scale + b * 32 + row] = from[192 + 2 * part];
+          group[at.block_scale + b * 32 + 16 + row] = from[192 + 2 * part + 1];
+          read_q6(from, part, codes[row]);
+          break;
+        case Scales::row:
+        case Scales::row_and_block:
+          break;  // not in files
+      }
+    }
+    pack_codes(layout.bits, codes, group + at.codes + b * layout.code_bytes);
+  }
+}
+
+}  // namespace acclimate::inference

@@ -1,0 +1,31 @@
+// The kernels of one instruction set.
+#pragma once
+
+#include "linear.h"
+
+namespace acclimate::inference {
+
+using Product = void (*)(const Weight&, const Input&, int64_t first, int64_t last, float* y,
+                         int64_t y_stride);
+
+// Quantises one row; values from k on are zeros. Returns false if a value is infinite or NaN.
+using Quantize = bool (*)(const float* x, int64_t padded, int8_t* codes, float* scales, float* scaled_sums,
+                          int32_t* sums);
+
+using Values = void (*)(Scheme scheme, const uint8_t* group, int64_t k, int64_t rows, float* values);
+using Widen = void (*)(Dtype dtype, const uint16_t* from, int64_t count, float* to);
+
+// A null pointer: the instruction set has nothing better than a smaller one.
+struct Kernels {
+  Product dense[3];  // by the weight's dtype, for inputs in float32
+  Product dense_bf16;  // for inputs and weights in bf16
+  Product blocks;  // for quantised weights and inputs in 8 bits
+  Quantize quantize;
+  Values values;
+  Widen widen;
+};
+
+extern const Kernels plain_kernels, avx2_kernels, avx512_kernels, avx512_vnni_kernels, avx512_bf16_kernels,
+    neon_kernels, neon_dot_kernels;
+
+}  // namespace acclimate::inference

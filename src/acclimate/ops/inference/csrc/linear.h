@@ -1,0 +1,78 @@
+// Products of a few input rows with a weight, y[m][n] = x[m][k] * weight[n][k]^T, for callers that have
+// threads of their own: prepare the input once, then let each thread compute a range of the weight's rows.
+//
+//   Weight weight{Scheme::q4_k, Dtype::f32, n, k, data, stride};
+//   const Form form = form_of(weight, Dtype::bf16);
+//   std::vector<std::byte> memory(input_bytes(form, m, k));  // aligned to 64 bytes
+//   const Input input = prepare(form, Dtype::bf16, x, x_stride, m, k, memory.data());
+//   // in thread t of count, after a barrier:
+//   const auto [first, last] = rows_of(weight, t, count);
+//   compute(weight, input, first, last, y + first, n);
+//
+// An input can serve several weights of the same form and k. Sums are in float32. All functions can be called
+// by several threads at once and throw nothing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace acclimate::inference {
+
+// Numbered as in acclimate.ops.inference.schemes, which has the layouts.
+enum class Scheme : int32_t { dense, int8, int4, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k };
+
+enum class Dtype : int32_t { f32, bf16, f16 };
+
+constexpr int64_t max_rows = 16;  // input rows of one product
+constexpr int64_t group_rows = 16;  // weight rows that a quantised weight interleaves
+
+struct Weight {
+  Scheme scheme;
+  Dtype dtype;  // of a dense weight
+  int64_t n, k;
+  const uint8_t* data;
+  int64_t stride;  // bytes from one row of a dense weight, or one group of a quantised one, to the next
+};
+
+// What a weight is multiplied by.
+enum class Form : int32_t {
+  f32,
+  bf16,  // for vectors of bf16 products
+  int8,  // 8 bits with a scale for each 32 values, for quantised weights
+};
+
+struct Input {
+  Form form;
+  int64_t m, k;
+  int64_t stride;  // values from one row to the next, filled up with zeros
+  const void* values;
+  const float* scales;  // int8: [m][stride / 32]
+  const float* scaled_sums;  // int8: scale * sum of a block
+  const int32_t* sums;  // int8: of each 16 values
+};
+
+// The form in which an input of a dtype loses nothing against the weight, or little (int8).
+Form form_of(const Weight& weight, Dtype input);
+
+size_t input_bytes(Form form, int64_t m, int64_t k);
+
+// Fills memory (input_bytes, aligned to 64) with m rows that are x_stride values apart. An input with
+// infinite or NaN values gets the form f32 instead of int8; compute() takes it, slowly.
+Input prepare(Form form, Dtype dtype, const void* x, int64_t x_stride, int64_t m, int64_t k, void* memory);
+
+// The rows of a thread: always the same ones, so that they stay in its memory node. Multiples of group_rows.
+std::pair<int64_t, int64_t> rows_of(const Weight& weight, int64_t thread, int64_t threads);
+
+// y[i * y_stride + row - first] for m inputs and rows first to last; first is a multiple of group_rows for a
+// quantised weight.
+void compute(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
+             int64_t y_stride);
+
+// The values of rows first to last in float32, [last - first][k], rounded as GGUF defines them.
+void dequantize(const Weight& weight, int64_t first, int64_t last, float* values);
+
+// Chooses the instruction set for this process; 0: the best one. For tests.
+void use_isa(int64_t isa);
+
+}  // namespace acclimate::inference

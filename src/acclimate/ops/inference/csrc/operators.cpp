@@ -1,0 +1,374 @@
+// The operators on packed weights; their schemas are in acclimate.ops.inference.operators.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "gguf_pack.h"
+#include "layout.h"
+#include "linear.h"
+#include "pool.h"
+
+namespace acclimate::inference {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// The fewest bytes of weight worth a thread: about 2 us of reading.
+constexpr int64_t bytes_per_thread = 32 << 10;
+// Results that a thread keeps in float32 before it converts them.
+constexpr int64_t tile_rows = 256;
+
+Dtype dtype_of(const Tensor& tensor, const char* role) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return Dtype::f32;
+    case ScalarType::BFloat16:
+      return Dtype::bf16;
+    case ScalarType::Half:
+      return Dtype::f16;
+    default:
+      STD_TORCH_CHECK(false, "The ", role, " is not of dtype float32, bfloat16 or float16.");
+  }
+}
+
+int64_t bytes_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
+
+uint16_t to_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if (value != value) {
+    return static_cast<uint16_t>(bits >> 16 | 0x40);
+  }
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+uint16_t to_f16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  const uint16_t sign = bits >> 16 & 0x8000;
+  const uint32_t magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) {
+    return sign | 0x7e00;
+  }
+  if (magnitude >= 0x477ff000) {  // rounds to infinity
+    return sign | 0x7c00;
+  }
+  if (magnitude < 0x38800000) {  // a denormal: a multiple of 2^-24, to which adding 0.5 rounds
+    float rounded;
+    std::memcpy(&rounded, &magnitude, 4);
+    rounded += 0.5f;
+    uint32_t shifted;
+    std::memcpy(&shifted, &rounded, 4);
+    return sign | static_cast<uint16_t>(shifted - 0x3f000000);
+  }
+  const uint32_t rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
+  return sign | static_cast<uint16_t>((rounded - 0x38000000) >> 13);
+}
+
+void narrow(Dtype dtype, const float* from, int64_t count, void* to) {
+  if (dtype == Dtype::f32) {
+    std::memcpy(to, from, count * sizeof(float));
+  } else if (dtype == Dtype::bf16) {
+    std::transform(from, from + count, static_cast<uint16_t*>(to), to_bf16);
+  } else {
+    std::transform(from, from + count, static_cast<uint16_t*>(to), to_f16);
+  }
+}
+
+Weight weight_of(const Tensor& data, int64_t scheme, int64_t n, int64_t k) {
+  STD_TORCH_CHECK(data.is_cpu() && data.dim() == 2 && data.is_contiguous() && n >= 0 && k >= 0,
+                  "A weight is not a contiguous matrix on the host.");
+  Weight weight{};
+  weight.scheme = static_cast<Scheme>(scheme);
+  weight.n = n;
+  weight.k = k;
+  weight.data = static_cast<const uint8_t*>(data.data_ptr());
+  if (weight.scheme == Scheme::dense) {
+    weight.dtype = dtype_of(data, "weight");
+    weight.stride = k * bytes_of(weight.dtype);
+    STD_TORCH_CHECK(data.size(0) == n && data.size(1) == k, "A weight is not of shape [", n, ", ", k, "].");
+  } else {
+    STD_TORCH_CHECK(scheme > 0 && weight.scheme <= Scheme::q6_k, "There is no scheme ", scheme, ".");
+    weight.stride = group_bytes(weight.scheme, k);
+    STD_TORCH_CHECK(data.scalar_type() == ScalarType::Byte && data.size(1) == weight.stride &&
+                        data.size(0) == (n + group_rows - 1) / group_rows,
+                    "The bytes of a weight do not match its scheme and shape [", n, ", ", k, "].");
+  }
+  return weight;
+}
+
+int threads_for(int64_t bytes) {
+  const int64_t useful = (bytes + bytes_per_thread - 1) / bytes_per_thread;
+  return static_cast<int>(
+      std::clamp<int64_t>(torch::stable::get_num_threads(), 1, std::max<int64_t>(useful, 1)));
+}
+
+int64_t bytes_of(const Weight& weight) {
+  return weight.scheme == Scheme::dense ? weight.n * weight.stride
+                                        : (weight.n + group_rows - 1) / group_rows * weight.stride;
+}
+
+// Memory for prepared inputs, aligned, kept by each thread for its next call.
+void* input_memory(size_t bytes) {
+  thread_local std::vector<uint8_t> memory;
+  if (memory.size() < bytes + 64) {
+    memory.resize(bytes + 64);
+  }
+  return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+}
+
+// The inputs of an operator, row by row.
+struct Rows {
+  Tensor x;
+  Dtype dtype;
+  int64_t count;
+  int64_t k;
+
+  Rows(const Tensor& given, int64_t columns)
+      : x(given.is_contiguous() ? given : torch::stable::contiguous(given)),
+        dtype(dtype_of(given, "input")),
+        count(1),
+        k(columns) {
+    STD_TORCH_CHECK(given.is_cpu() && given.dim() > 0 && given.size(given.dim() - 1) == columns,
+                    "The input does not have the weight's ", columns, " columns.");
+    for (int64_t d = 0; d + 1 < given.dim(); ++d) {
+      count *= given.size(d);
+    }
+  }
+
+  const uint8_t* row(int64_t i) const {
+    return static_cast<const uint8_t*>(x.data_ptr()) + i * k * bytes_of(dtype);
+  }
+};
+
+// Calls finish(first input, first row, rows, results, stride) for tiles of results in float32.
+template <class Finish>
+void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
+  const Form form = form_of(weight, rows.dtype);
+  for (int64_t begin = 0; begin < rows.count; begin += max_rows) {
+    const int64_t m = std::min(max_rows, rows.count - begin);
+    const Input input = prepare(form, rows.dtype, rows.row(begin), rows.k, m, rows.k,
+                                input_memory(input_bytes(form, m, rows.k)));
+    auto work = [&](int thread, int threads) {
+      const auto [first, last] = rows_of(weight, thread, threads);
+      alignas(64) float results[max_rows * tile_rows];
+      for (int64_t row = first; row < last; row += tile_rows) {
+        const int64_t end = std::min(row + tile_rows, last);
+        compute(weight, input, row, end, results, tile_rows);
+        finish(thread, begin, m, row, end - row, results);
+      }
+    };
+    run_threads(threads_for(bytes_of(weight)), work);
+  }
+}
+
+Tensor linear(const Tensor& x, const Tensor& data, std::optional<Tensor> bias, int64_t scheme, int64_t n,
+              int64_t k) {
+  const Weight weight = weight_of(data, scheme, n, k);
+  const Rows rows(x, k);
+  std::vector<int64_t> sizes;
+  for (int64_t d = 0; d + 1 < x.dim(); ++d) {
+    sizes.push_back(x.size(d));
+  }
+  sizes.push_back(n);
+  Tensor y = torch::stable::new_empty(rows.x, sizes);
+  std::vector<float> added;
+  if (bias.has_value()) {
+    STD_TORCH_CHECK(bias->is_cpu() && bias->dim() == 1 && bias->size(0) == n, "A bias is not of shape [", n,
+                    "].");
+    const Tensor whole = torch::stable::contiguous(*bias);
+    const Dtype dtype = dtype_of(whole, "bias");
+    added.resize(n);
+    dequantize(
+        {Scheme::dense, dtype, 1, n, static_cast<const uint8_t*>(whole.data_ptr()), n * bytes_of(dtype)}, 0,
+        1, added.data());
+  }
+  uint8_t* to = static_cast<uint8_t*>(y.mutable_data_ptr());
+  const int64_t size = bytes_of(rows.dtype);
+  multiply(weight, rows, [&](int, int64_t begin, int64_t m, int64_t row, int64_t count, float* results) {
+    for (int64_t i = 0; i < m; ++i) {
+      float* own = results + i * tile_rows;
+      if (!added.empty()) {
+        for (int64_t r = 0; r < count; ++r) {
+          own[r] += added[row + r];
+        }
+      }
+      narrow(rows.dtype, own, count, to + ((begin + i) * n + row) * size);
+    }
+  });
+  return y;
+}
+
+Tensor values(const Tensor& data, int64_t scheme, int64_t n, int64_t k, ScalarType dtype) {
+  const Weight weight = weight_of(data, scheme, n, k);
+  Tensor result = torch::stable::new_empty(data, {n, k}, dtype);
+  const Dtype kind = dtype_of(result, "result");
+  uint8_t* to = static_cast<uint8_t*>(result.mutable_data_ptr());
+  auto work = [&](int thread, int threads) {
+    const auto [first, last] = rows_of(weight, thread, threads);
+    std::vector<float> wide(kind == Dtype::f32 ? 0 : group_rows * k);
+    for (int64_t row = first; row < last; row += group_rows) {
+      const int64_t end = std::min(row + group_rows, last);
+      uint8_t* own = to + row * k * bytes_of(kind);
+      if (kind == Dtype::f32) {
+        dequantize(weight, row, end, reinterpret_cast<float*>(own));
+      } else {
+        dequantize(weight, row, end, wide.data());
+        narrow(kind, wide.data(), (end - row) * k, own);
+      }
+    }
+  };
+  run_threads(threads_for(bytes_of(weight)), work);
+  return result;
+}
+
+Tensor rows(const Tensor& data, const Tensor& ids, int64_t scheme, int64_t n, int64_t k, ScalarType dtype) {
+  const Weight weight = weight_of(data, scheme, n, k);
+  const Tensor whole = torch::stable::contiguous(ids);
+  STD_TORCH_CHECK(
+      whole.is_cpu() && (whole.scalar_type() == ScalarType::Long || whole.scalar_type() == ScalarType::Int),
+      "Row numbers are not int64 or int32 on the host.");
+  std::vector<int64_t> sizes;
+  for (int64_t d = 0; d < whole.dim(); ++d) {
+    sizes.push_back(whole.size(d));
+  }
+  sizes.push_back(k);
+  Tensor result = torch::stable::new_empty(data, sizes, dtype);
+  const Dtype kind = dtype_of(result, "result");
+  uint8_t* to = static_cast<uint8_t*>(result.mutable_data_ptr());
+  const bool is_long = whole.scalar_type() == ScalarType::Long;
+  std::vector<float> wide(k);
+  for (int64_t i = 0; i < whole.numel(); ++i) {
+    const int64_t id = is_long ? static_cast<const int64_t*>(whole.data_ptr())[i]
+                               : static_cast<const int32_t*>(whole.data_ptr())[i];
+    STD_TORCH_CHECK(id >= 0 && id < n, "The weight has no row ", id, ", only ", n, ".");
+    dequantize(weight, id, id + 1, wide.data());
+    narrow(kind, wide.data(), k, to + i * k * bytes_of(kind));
+  }
+  return result;
+}
+
+Tensor from_gguf(const Tensor& blocks, int64_t scheme, int64_t n, int64_t k) {
+  const Tensor whole = torch::stable::contiguous(blocks);
+  const Scheme kind = static_cast<Scheme>(scheme);
+  STD_TORCH_CHECK(kind >= Scheme::q4_0 && kind <= Scheme::q6_k, "There are no GGUF blocks of scheme ", scheme,
+                  ".");
+  const Layout layout = layout_of(kind);
+  const int64_t row_bytes = k / layout.gguf_columns * layout.gguf_bytes;
+  STD_TORCH_CHECK(whole.is_cpu() && whole.scalar_type() == ScalarType::Byte && k % layout.gguf_columns == 0 &&
+                      whole.numel() == n * row_bytes,
+                  "The blocks do not match their type and the shape [", n, ", ", k, "].");
+  const int64_t groups = (n + group_rows - 1) / group_rows, stride = group_bytes(kind, k);
+  Tensor result = torch::stable::new_empty(whole, {groups, stride});
+  const uint8_t* from = static_cast<const uint8_t*>(whole.data_ptr());
+  uint8_t* to = static_cast<uint8_t*>(result.mutable_data_ptr());
+  const Weight weight{kind, Dtype::f32, n, k, to, stride};
+  // Each thread writes, and so places, the rows that it will compute.
+  auto work = [&](int thread, int threads) {
+    const auto [first, last] = rows_of(weight, thread, threads);
+    for (int64_t row = first; row < last; row += group_rows) {
+      pack_group(kind, from + row * row_bytes, row_bytes, std::min(group_rows, last - row), k,
+                 to + row / group_rows * stride);
+    }
+  };
+  run_threads(threads_for(groups * stride), work);
+  return result;
+}
+
+struct Candidate {
+  float value;
+  int64_t position;
+};
+
+// Largest first; NaN counts as the largest, as in torch, and of equal ones the first.
+bool comes_before(const Candidate& a, const Candidate& b) {
+  const bool a_is_nan = std::isnan(a.value), b_is_nan = std::isnan(b.value);
+  if (a_is_nan != b_is_nan) {
+    return a_is_nan;
+  }
+  if (a.value != b.value && !a_is_nan) {
+    return a.value > b.value;
+  }
+  return a.position < b.position;
+}
+
+void keep(std::vector<Candidate>& best, int64_t count, Candidate candidate) {
+  if (static_cast<int64_t>(best.size()) == count) {
+    if (!comes_before(candidate, best.back())) {
+      return;
+    }
+    best.pop_back();
+  }
+  best.insert(std::upper_bound(best.begin(), best.end(), candidate, comes_before), candidate);
+}
+
+std::tuple<Tensor, Tensor> top(const Tensor& x, const Tensor& data, int64_t scheme, int64_t n, int64_t k,
+                               int64_t count) {
+  const Weight weight = weight_of(data, scheme, n, k);
+  const Rows rows(x, k);
+  STD_TORCH_CHECK(count > 0 && count <= n, "There are no ", count, " largest of ", n, " results.");
+  std::vector<int64_t> sizes;
+  for (int64_t d = 0; d + 1 < x.dim(); ++d) {
+    sizes.push_back(x.size(d));
+  }
+  sizes.push_back(count);
+  Tensor found = torch::stable::new_empty(rows.x, sizes, ScalarType::Float);
+  Tensor positions = torch::stable::new_empty(rows.x, sizes, ScalarType::Long);
+  const int threads = threads_for(bytes_of(weight));
+  std::vector<std::vector<Candidate>> best(threads * rows.count);
+  multiply(weight, rows,
+           [&](int thread, int64_t begin, int64_t m, int64_t row, int64_t length, float* results) {
+             for (int64_t i = 0; i < m; ++i) {
+               std::vector<Candidate>& own = best[thread * rows.count + begin + i];
+               for (int64_t r = 0; r < length; ++r) {
+                 const float value = results[i * tile_rows + r];
+                 // Most are smaller than what was found before.
+                 if (static_cast<int64_t>(own.size()) < count || !(value < own.back().value)) {
+                   keep(own, count, {value, row + r});
+                 }
+               }
+             }
+           });
+  float* to = static_cast<float*>(found.mutable_data_ptr());
+  int64_t* to_positions = static_cast<int64_t*>(positions.mutable_data_ptr());
+  for (int64_t i = 0; i < rows.count; ++i) {
+    std::vector<Candidate> all;
+    for (int thread = 0; thread < threads; ++thread) {
+      const auto& own = best[thread * rows.count + i];
+      all.insert(all.end(), own.begin(), own.end());
+    }
+    std::partial_sort(all.begin(), all.begin() + count, all.end(), comes_before);
+    for (int64_t c = 0; c < count; ++c) {
+      to[i * count + c] = all[c].value;
+      to_positions[i * count + c] = all[c].position;
+    }
+  }
+  return {found, positions};
+}
+
+void use_instructions(int64_t isa) { use_isa(isa); }
+
+STABLE_TORCH_LIBRARY_IMPL(acclimate, CPU, m) {
+  m.impl("packed_linear", TORCH_BOX(&linear));
+  m.impl("packed_values", TORCH_BOX(&values));
+  m.impl("packed_rows", TORCH_BOX(&rows));
+  m.impl("packed_from_gguf", TORCH_BOX(&from_gguf));
+  m.impl("packed_top", TORCH_BOX(&top));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(acclimate, CompositeExplicitAutograd, m) {
+  m.impl("inference_use_isa", TORCH_BOX(&use_instructions));
+}
+
+}  // namespace
+}  // namespace acclimate::inference

@@ -1,0 +1,77 @@
+// Vectors of AVX-512: a group of 16 rows is one register.
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace acclimate::inference::ACCLIMATE_ISA {
+
+constexpr int most_inputs = 8;
+
+using Floats = __m512;
+using Ints = __m512i;
+using Bytes = __m512i;
+
+inline Floats zero() { return _mm512_setzero_ps(); }
+inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats mul(Floats a, float b) { return _mm512_mul_ps(a, _mm512_set1_ps(b)); }
+inline Floats mul_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Floats mul_add(Floats a, float b, Floats c) { return _mm512_fmadd_ps(a, _mm512_set1_ps(b), c); }
+inline Floats sub_mul(Floats a, float b, Floats c) { return _mm512_fnmadd_ps(a, _mm512_set1_ps(b), c); }
+inline Floats load_f32(const void* from) { return _mm512_loadu_ps(from); }
+inline Floats load_f16(const void* from) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(from)));
+}
+inline Floats load_bf16(const void* from) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(from)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+inline Floats load_u8(const void* from) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(from))));
+}
+inline Floats load_i8(const void* from) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(from))));
+}
+inline Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
+inline void store(float* to, Floats a) { _mm512_storeu_ps(to, a); }
+inline float sum(Floats a) { return _mm512_reduce_add_ps(a); }
+inline Ints set(int32_t a) { return _mm512_set1_epi32(a); }
+
+inline Bytes load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
+inline Bytes low_bits(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
+inline Bytes high_bits(Bytes a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
+template <int from>
+inline Bytes shifted_to_4(Bytes bits) {
+  if constexpr (from < 4) {
+    return _mm512_slli_epi16(bits, 4 - from);
+  } else if constexpr (from == 4) {
+    return bits;
+  } else {
+    return _mm512_srli_epi16(bits, from - 4);
+  }
+}
+// Adds bit `from` of each byte as bit 4.
+template <int from>
+inline Bytes with_bit(Bytes a, Bytes bits) {
+  return _mm512_ternarylogic_epi32(a, shifted_to_4<from>(bits), _mm512_set1_epi8(0x10), 0xf8);  // a | b & c
+}
+// Adds bits `from` and `from + 1` of each byte as bits 4 and 5.
+template <int from>
+inline Bytes with_bits(Bytes a, Bytes bits) {
+  return _mm512_ternarylogic_epi32(a, shifted_to_4<from>(bits), _mm512_set1_epi8(0x30), 0xf8);
+}
+
+#if defined(__AVX512VNNI__)
+constexpr bool wide_codes_have_offset = true;
+
+template <int bits>
+inline Ints dot(Ints sums, Bytes codes, const int8_t* x) {
+  int32_t quad;
+  __builtin_memcpy(&quad, x, 4);
+  return _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(quad));
+}
+#endif
+
+inline void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
+
+}  // namespace acclimate::inference::ACCLIMATE_ISA
