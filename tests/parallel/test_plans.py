@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from acclimate.errors import PlanError
 from acclimate.parallel import Split, make_plan, shard
-from acclimate.parallel.apply import apply_plan
+from acclimate.parallel.apply import apply_plan, gather_tensors
 from acclimate.parallel.training import clip_grad_norm
 from acclimate.parallel.verify import ThreadRanks, on_threads
 
@@ -88,8 +89,46 @@ def test_the_mapping_of_a_refusal_is_accepted() -> None:
 
 
 def test_a_mapping_that_is_not_right_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"layers\.0\.up cannot be split by rows.*its structure says columns"):
-        plan_of({"layers.0.up": "rows"})
+    with pytest.raises(PlanError, match=r"layers\.0\.up cannot be split by experts, as the mapping asks"):
+        plan_of({"layers.0.up": "experts"})
+
+
+@pytest.mark.parametrize(
+    ("block", "mapping"),
+    [
+        (Mixer, {"layers.*.up": "columns", "layers.*.down": "rows"}),
+        (Perceptron, {"layers.0.up": "rows", "layers.1.down": "columns"}),
+        (Perceptron, {"layers.0.down": "vocabulary", "head": "rows"}),
+    ],
+)
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_a_mapping_forces_a_split_that_gives_the_same(
+    block: type[nn.Module], mapping: dict[str, str], size: int
+) -> None:
+    plan = plan_of(mapping, block, size)
+    for pattern, kind in mapping.items():
+        name = pattern.replace("*", "0")
+        kind = "columns" if kind == "vocabulary" else kind
+        assert (plan.splits[f"{name}.weight"].kind, plan.source[name]) == (kind, "user")
+    torch.manual_seed(0)
+    whole = Model(block)
+    tokens = torch.arange(8).view(2, 4)
+    expected = whole(tokens)
+    expected.square().mean().backward()
+    gradients = {n: p.grad for n, p in whole.named_parameters()}
+
+    def work(ranks: ThreadRanks) -> None:
+        model = copy.deepcopy(whole)
+        model.zero_grad()
+        apply_plan(model, plan, ranks)
+        found = model(tokens)
+        found.square().mean().backward()
+        torch.testing.assert_close(found, expected)
+        own = {n: p.grad for n, p in model.named_parameters()}
+        for name, each in gather_tensors(plan, own, ranks):
+            torch.testing.assert_close(each, gradients[name], msg=lambda text, n=name: f"{n}: {text}")
+
+    on_threads(size, work)
 
 
 def test_a_pattern_that_fits_nothing_is_refused() -> None:

@@ -106,6 +106,8 @@ def _expand(module: nn.Module, change: Change, ranks: Ranks) -> None:
 
 
 def _rows(module: nn.Module, change: Change, ranks: Ranks) -> None:
+    if change.copies_input:
+        module.register_forward_pre_hook(lambda _, args: (copy_to_ranks(args[0], ranks), *args[1:]))
     if change.expands and change.expands[ranks.rank]:
         own = _own(change.parts[ranks.rank])
         module.register_forward_pre_hook(

@@ -53,7 +53,7 @@ def make_plan(
     trace = traced(model, example)
     planner = _Planner(model, size, wished, published)
     plan = planner.plan(trace)
-    if verify is True or (verify == "auto" and "structure" in plan.source.values()):
+    if verify is True or (verify == "auto" and set(plan.source.values()) - {"published"}):
         verify_plan(trace, plan)
     return plan
 
@@ -108,15 +108,21 @@ class _Planner:
     def plan(self, trace: Trace) -> Plan:
         kept = {name for name, wish in self.wished.items() if wish == "replicated"}
         structure = Structure() if self.size == 1 else find_structure(trace, self.size, kept)
+        forced = {} if self.size == 1 else self._forced(trace, structure)
+        if forced:
+            structure = find_structure(trace, self.size, kept | set(forced))
+        for name, wish in forced.items():
+            self._force(trace, name, wish)
+            structure.whole.pop(name, None)
         for region, layout in structure.regions:
             self._split_region(trace, region, layout)
         for name, experts in structure.experts.items():
             self._split_experts(name, experts)
         if self.size > 1:
-            self._split_vocabulary(trace, kept)
+            self._split_vocabulary(trace, kept | set(forced))
         shared = self._share(trace)
         if self.size > 1:
-            self._check(trace, structure, kept)
+            self._check(trace, structure, kept, forced)
         for name, tensor in self.tensors.items():
             if name not in self.splits:
                 parts = (((0, tensor.shape[0]) if tensor.dim() else (0, 1),),) * self.size
@@ -149,17 +155,20 @@ class _Planner:
         role = self.changes[name].role
         return "vocabulary" if role == "head" else role
 
-    def _check(self, trace: Trace, structure: Structure, kept: Container[str]) -> None:
+    def _check(
+        self, trace: Trace, structure: Structure, kept: Container[str], forced: Container[str]
+    ) -> None:
         """Raises where the user asks for what is not right, or most of the model would stay whole."""
         for name, wish in self.wished.items():
             is_linear = name in trace.linears or name in trace.experts or name in trace.vocabulary
-            role = self._role(name) if name in self.source else None
-            if wish == "replicated" or not is_linear or role == wish:
+            if wish == "replicated" or not is_linear or name in forced:
                 continue
-            found = f"its structure says {role}" if role else "it has to stay whole"
+            role = self._role(name) if name in self.source else None
+            if role == wish or (name == trace.head and wish == "columns"):
+                continue
             reason = f": {structure.whole[name]}" if name in structure.whole else ""
             raise PlanError(
-                f"{name} cannot be split by {wish}, as the mapping asks: {found}{reason}. "
+                f"{name} cannot be split by {wish}, as the mapping asks{reason}. "
                 'Leave it out of the mapping, or map it to "replicated".'
             )
         ends = {*trace.vocabulary, trace.head}
@@ -197,6 +206,41 @@ class _Planner:
     def _is_used(self, trace: Trace, name: str) -> bool:
         owner = name.rpartition(".")[0]
         return owner in trace.linears or owner in trace.vocabulary or owner in trace.experts
+
+    # -- what the user forces --------------------------------------------------------------------
+
+    def _forced(self, trace: Trace, structure: Structure) -> dict[str, Wish]:
+        """Returns the modules that the user wants to be split in another way than the structure says."""
+        roles: dict[str, Wish] = dict.fromkeys(trace.vocabulary, "vocabulary")
+        for region, _ in structure.regions:
+            roles |= dict.fromkeys(region.sources, "columns")
+            roles[region.sink] = "rows"
+        found: dict[str, Wish] = {}
+        for name, wish in self.wished.items():
+            is_known = wish == "replicated" or roles.get(name) == wish or name not in trace.linears
+            # The columns of the output head are the vocabulary.
+            if not is_known and wish != "experts" and not (name == trace.head and wish != "rows"):
+                found[name] = wish
+        return found
+
+    def _force(self, trace: Trace, name: str, wish: Wish) -> None:
+        """Splits a linear module whose input and output all ranks have whole, which is right anywhere."""
+        weight = self.tensors[f"{name}.weight"]
+        dim = trace.linears[name][1 if wish == "rows" else 0]
+        parts = self._even(weight.shape[dim])
+        self._split(f"{name}.weight", "rows" if wish == "rows" else "columns", dim, parts)
+        if wish == "rows":
+            self._on_first_rank(f"{name}.bias")
+        else:
+            self._split(f"{name}.bias", "columns", 0, parts)
+        self.changes[name] = Change(
+            "rows" if wish == "rows" else "head",
+            copies_input=True,
+            width=weight.shape[dim],
+            expands=(True,) * self.size if wish == "rows" else (),
+            parts=parts,
+        )
+        self.source[name] = "user"
 
     # -- regions ---------------------------------------------------------------------------------
 
