@@ -35,14 +35,14 @@ class Figure:
 
     work: str
     unit: str
-    """``s``, ``ms``, ``µs``, ``ns`` (less is better), or ``tokens/s`` and ``MB/s`` (more is better)."""
+    """``s``, ``ms``, ``µs``, ``ns`` (less is better), or ``tokens/s``, ``MB/s`` and ``models`` (more is)."""
     ours: float
     peers: dict[str, float] = field(default_factory=dict)
 
     @property
     def more_is_better(self) -> bool:
-        """Whether the unit is a rate."""
-        return self.unit.endswith("/s")
+        """Whether the unit is a rate or a count of what works."""
+        return self.unit.endswith("/s") or self.unit == "models"
 
     def advantage(self, peer: str) -> float:
         """How many times better ours is than a peer's; below 1 where it is worse."""

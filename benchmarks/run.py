@@ -20,7 +20,19 @@ import results
 from peers import deepspeed_python
 
 FOLDER = Path(__file__).parent
-ALL = ("core", "generate", "op_build", "ops", "aio", "sim", "comm", "launch", "launch_binding")
+ALL = (
+    "core",
+    "generate",
+    "op_build",
+    "ops",
+    "aio",
+    "sim",
+    "comm",
+    "launch",
+    "launch_binding",
+    "autotp",
+    "autotp_load",
+)
 """One at a time: each wants the machine for itself."""
 
 
@@ -37,8 +49,9 @@ def main() -> int:
         env = {**os.environ, results.FOLDER_VARIABLE: folder}
         for name in names:
             print(f"\n== {name} ==", flush=True)
-            # These two can do without their peer, so they are told where it is.
+            # These can do without their peers, so they are told to measure them.
             peer = ["--deepspeed-python", deepspeed_python()] if name in ("ops", "aio") else []
+            peer += ["--peers"] if name == "autotp" else []
             command = [sys.executable, FOLDER / f"{name}.py", *peer]
             if subprocess.run(command, env=env, check=False).returncode != 0:
                 missed.append(name)

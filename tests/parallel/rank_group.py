@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,17 +18,38 @@ SCRIPT = Path(__file__).with_name("rank_process.py")
 
 
 class RankGroup:
-    """Some rank processes, which live until the block ends."""
+    """Some rank processes, which live until the block ends.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        size: how many.
+        program: what each is, before its rank, their number and the path of their store.
+        options: what comes after these.
+        timeout_s: how long one architecture may take.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        program: Sequence[str] = (sys.executable, str(SCRIPT)),
+        options: Sequence[str] = (),
+        timeout_s: float = 600,
+    ) -> None:
         self.size = size
+        self.program, self.options, self.timeout_s = program, options, timeout_s
+
+    def restart(self) -> None:
+        """Ends the ranks, of which one may be stuck, and starts new ones."""
+        for each in self._ranks:
+            each.kill()
+        self.__exit__(None, None, None)
+        self.__enter__()
 
     def __enter__(self) -> RankGroup:
         self._folder = tempfile.TemporaryDirectory()
         store = os.path.join(self._folder.name, "store")
         self._ranks = [
             subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(rank), str(self.size), store],
+                [*self.program, str(rank), str(self.size), store, *self.options],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL, text=True,
             )
@@ -37,9 +61,14 @@ class RankGroup:
         """Returns what the ranks found about one architecture."""
         for each in self._ranks:
             assert each.stdin is not None
-            each.stdin.write(json.dumps([name, changes]) + "\n")
-            each.stdin.flush()
+            try:
+                each.stdin.write(json.dumps([name, changes]) + "\n")
+                each.stdin.flush()
+            except BrokenPipeError:
+                return {"name": name, "failed": "a rank ended"}
         assert self._ranks[0].stdout is not None
+        if not select.select([self._ranks[0].stdout], [], [], self.timeout_s)[0]:
+            return {"name": name, "failed": f"no answer within {self.timeout_s:.0f} s"}
         line = self._ranks[0].stdout.readline()
         if not line:
             return {"name": name, "failed": "a rank ended"}
@@ -51,10 +80,11 @@ class RankGroup:
     ) -> None:
         for each in self._ranks:
             assert each.stdin is not None
-            each.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                each.stdin.close()
         for each in self._ranks:
             try:
-                each.wait(30)
+                each.wait(30 if kind is None else 1)
             except subprocess.TimeoutExpired:
                 each.kill()
                 each.wait()

@@ -11,6 +11,7 @@ import copy
 import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from acclimate.parallel.trace import Invocation, Trace
 
 NEW_TOKENS = 3
+OTHER_SHAPES = ((1, 1), (1, 33))
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, nn.Module)
 
 logger = logging.getLogger("acclimate.parallel")
@@ -86,6 +88,23 @@ def first_call(trace: Trace, block: str) -> Steps:
     return steps
 
 
+def calls_of_other_shapes(trace: Trace, blocks: Collection[str]) -> dict[str, dict[str, Steps]]:
+    """Returns calls of some blocks for one token and for many, as code may branch on shapes; by the shape."""
+    found: dict[str, dict[str, Steps]] = {}
+    if trace.tokens is None:
+        return found
+    for batch, length in OTHER_SHAPES:
+        tokens = torch.arange(batch * length).view(batch, length) % int(trace.tokens.max() + 1)
+        inputs = {name: tokens if "input_ids" in name else each for name, each in trace.inputs.items()}
+        if trace.inputs and not any("input_ids" in name for name in inputs):
+            continue
+        shape = f" for {length} token{'s'[: length != 1]} of {batch} text"
+        calls: dict[str, Steps] = {name: Steps() for name in blocks}
+        if _recorded(trace, calls, partial(trace.call, inputs, tokens)):
+            found[shape] = {name: each for name, each in calls.items() if each.calls}
+    return found
+
+
 def generation_steps(trace: Trace, blocks: Collection[str]) -> dict[str, Steps]:
     """Returns the calls of some blocks while the model generates a few tokens with a cache.
 
@@ -93,27 +112,35 @@ def generation_steps(trace: Trace, blocks: Collection[str]) -> dict[str, Steps]:
     """
     model: Any = trace.model
     can_generate: Callable[[], bool] | None = getattr(model, "can_generate", None)
-    if can_generate is None or not can_generate() or not trace.inputs:
+    if can_generate is None or not can_generate() or trace.tokens is None:
         return {}
     found: dict[str, Steps] = {name: Steps() for name in blocks}
-
-    def record(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if name in found:
-            found[name].add(args, kwargs)
-
     inputs = {
         name: each.detach() if isinstance(each, Tensor) else each for name, each in trace.inputs.items()
     }
     inputs |= {"use_cache": True, "do_sample": False, "pad_token_id": 0}
     inputs |= {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
+    _recorded(trace, found, lambda: model.generate(**inputs))
+    return {name: each for name, each in found.items() if len(each.calls) > 1}
+
+
+def _recorded(trace: Trace, calls: dict[str, Steps], run: Callable[[], object]) -> bool:
+    """Records how a run calls blocks; tells whether the run ended well."""
+
+    def record(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if name in calls:
+            calls[name].add(args, kwargs)
+
     with trace.recording(record), _quiet():
         try:
             with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.no_grad():
-                model.generate(**inputs)
+                run()
         except Exception as error:  # noqa: BLE001 - any code may stand in a model
-            logger.debug("%s does not generate without its weights: %s", type(model).__name__, error)
-            return {}
-    return {name: each for name, each in found.items() if len(each.calls) > 1}
+            logger.debug("%s was not called again: %s", type(trace.model).__name__, error)
+            for each in calls.values():
+                each.calls.clear()
+            return False
+    return True
 
 
 @contextlib.contextmanager

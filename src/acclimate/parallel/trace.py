@@ -168,7 +168,9 @@ class Trace:
         self.replaying: Replay | None = None
         self._record: Record | None = None
         self.inputs: dict[str, Any] = {}
-        """The keyword arguments of the run; empty where an example made it."""
+        """The keyword arguments of the run; empty where it was made with tokens alone or by an example."""
+        self.tokens: Tensor | None = None
+        """The tokens of the run; ``None`` where an example made it."""
         self._place_stand_ins()
         self._fill()
         self.outputs = self._run(example)
@@ -319,8 +321,12 @@ class Trace:
             given["decoder_input_ids"] = tokens
         if "use_cache" in names or any(p.kind is p.VAR_KEYWORD for p in names.values()):
             given["use_cache"] = False
-        self.inputs = {name: each for name, each in given.items() if name != "use_cache"}
-        return self.model(**given) if given else self.model(tokens)
+        self.inputs, self.tokens = given, tokens
+        return self.call(given, tokens)
+
+    def call(self, inputs: Mapping[str, Any], tokens: Tensor) -> Any:
+        """Calls the model with keyword arguments, or with tokens alone where it names none that is known."""
+        return self.model(**inputs) if inputs else self.model(tokens)
 
     def _entry(self, *shape: int) -> Tensor:
         self.entries.append(self.numbers(*shape).requires_grad_())

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from acclimate.errors import PlanError
 from acclimate.parallel.apply import apply_plan
 from acclimate.parallel.split import Plan
-from acclimate.parallel.steps import Steps, first_call, generation_steps
+from acclimate.parallel.steps import Steps, calls_of_other_shapes, first_call, generation_steps
 from acclimate.parallel.trace import Trace
 
 TOLERANCE = 1e-4
@@ -83,12 +83,13 @@ def verify_plan(trace: Trace, plan: Plan) -> None:
         PlanError: a block gives another result when it is split.
     """
     kinds = _kinds_of_blocks(trace, plan)
-    generating = generation_steps(trace, [name for name, _ in kinds])
+    names = [name for name, _ in kinds]
+    calls = {"": {name: first_call(trace, name) for name in names}}
+    calls |= calls_of_other_shapes(trace, names)
+    calls[" while it generates"] = generation_steps(trace, names)
     for name, inner in kinds:
         block = trace.modules[name]
-        for steps, when in ((first_call(trace, name), ""), (generating.get(name), " while it generates")):
-            if steps is None:
-                continue
+        for when, steps in ((when, each[name]) for when, each in calls.items() if name in each):
             error = difference(trace, name, inner, steps, when)
             if not error <= TOLERANCE:
                 raise PlanError(

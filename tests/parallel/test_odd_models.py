@@ -1,0 +1,59 @@
+"""Models that are not of transformers, of odd designs, are split right or refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from odd_models import BLOCKS, Model
+from torch import Tensor, nn
+
+from acclimate.errors import PlanError
+from acclimate.parallel import apply_plan, make_plan
+from acclimate.parallel.apply import gather_tensors
+from acclimate.parallel.verify import ThreadRanks, on_threads
+
+SHAPES = ((2, 5), (1, 1), (2, 1), (1, 40), (3, 17))
+
+
+def difference(model: nn.Module, size: int) -> float | None:
+    """The largest relative difference of logits and gradients; ``None`` for a model that is refused."""
+    try:
+        plan = make_plan(model, size)
+    except PlanError:
+        return None
+    whole = copy.deepcopy(model)
+    inputs = [torch.arange(batch * length).view(batch, length) * 3 % 20 for batch, length in SHAPES]
+
+    def run(one: nn.Module) -> tuple[list[Tensor], dict[str, Any]]:
+        with torch.no_grad():
+            logits = [one.eval()(each) for each in inputs]
+        one(inputs[0]).square().mean().backward()
+        gradients = {n: p.grad for n, p in one.named_parameters() if p.grad is not None}
+        return logits, gradients
+
+    logits, gradients = run(whole)
+
+    def work(ranks: ThreadRanks) -> float:
+        found, own = run(apply_plan(copy.deepcopy(model), plan, ranks))
+        worst = max(gap(one, other) for one, other in zip(found, logits, strict=True))
+        for name, each in gather_tensors(plan, own, ranks):
+            worst = max(worst, gap(each, gradients[name]))
+        return worst
+
+    return max(on_threads(size, work))
+
+
+def gap(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max() / other.abs().max().clamp(min=1e-2))
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_model_of_an_odd_design_is_split_right_or_refused(block: type[nn.Module]) -> None:
+    for size in (2, 3):
+        for options in ({}, {"tied": True}, {"sequential": True}):
+            torch.manual_seed(1)
+            found = difference(Model(block, **options), size)
+            assert found is None or found < 1e-4, (size, options)
