@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from acclimate.errors import PlanError
 from acclimate.parallel import Split, make_plan, shard
-from acclimate.parallel.apply import apply_plan, gather_tensors
+from acclimate.parallel.apply import apply_plan, gather_tensors, put_together
 from acclimate.parallel.training import clip_grad_norm
 from acclimate.parallel.verify import ThreadRanks, on_threads
 
@@ -171,3 +171,13 @@ def test_the_norm_that_gradients_are_clipped_by_is_the_whole_models() -> None:
         return float(clip_grad_norm(model, plan, ranks, 1.0))
 
     assert on_threads(3, work) == pytest.approx([float(expected)] * 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8])
+def test_weights_are_put_together_to_the_bit(dtype: torch.dtype) -> None:
+    whole = torch.tensor([-0.0, 1.0, -2.0, 0.0, -0.0], dtype=dtype)
+    split = Split("w", (5,), "columns", 0, (((0, 3),), ((2, 4),), ((3, 5),)))
+    for found in on_threads(
+        3, lambda ranks: put_together(shard(whole, split, ranks.rank), split, ranks, whole)
+    ):
+        assert torch.equal(found.view(torch.uint8), whole.view(torch.uint8))

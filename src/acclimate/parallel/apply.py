@@ -82,4 +82,6 @@ def put_together(part: Tensor | None, split: Split, ranks: Ranks, example: Tenso
         if rank == ranks.rank and part is not None and fresh:
             chosen = part.detach().index_select(split.dim, torch.tensor(fresh, device=device))
             whole.index_copy_(split.dim, torch.tensor([places[at] for at in fresh], device=device), chosen)
-    return ranks.all_reduce(whole)
+    # As whole numbers, since a sum of floating-point numbers would turn -0.0 into 0.0.
+    ranks.all_reduce(whole.view(torch.int32 if whole.element_size() % 4 == 0 else torch.uint8))
+    return whole
