@@ -1,4 +1,4 @@
-"""One rank of a peer in :mod:`autotp`: splits tiny models one after the other, and compares each with the whole.
+"""One rank of a peer in :mod:`autotp`: splits tiny models and compares each with the whole one.
 
 Run by the Python of the peer: ``autotp_peer.py RANK SIZE STORE PEER``; reads and writes lines as
 ``tests/parallel/rank_process.py`` does, and uses nothing of acclimate.
