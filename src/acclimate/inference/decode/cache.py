@@ -20,23 +20,33 @@ class StepCache:
         batch: the number of sequences.
         device: where.
         room: the tokens expected.
+        values_by_column: whether an element of all tokens' values is contiguous, else a token's values.
     """
 
-    def __init__(self, decoder: Decoder, batch: int, device: torch.device, room: int = _FIRST) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        batch: int,
+        device: torch.device,
+        room: int = _FIRST,
+        *,
+        values_by_column: bool = False,
+    ) -> None:
         self._decoder, self._batch, self._device = decoder, batch, device
+        self._by_column = values_by_column
         self.capacity = max(1, room)
         self.length = 0
         self.keys = [self._empty(a.key_heads, a.head_size) for a in self._attentions()]
-        self.values = [self._empty(a.key_heads, a.value_size) for a in self._attentions()]
+        self.values = [self._empty(a.key_heads, a.value_size, self._by_column) for a in self._attentions()]
 
     def _attentions(self) -> list[Any]:
         return [layer.attention for layer in self._decoder.layers]
 
-    def _empty(self, heads: int, size: int) -> Tensor:
+    def _empty(self, heads: int, size: int, by_column: bool = False) -> Tensor:
         # Zeros, as a masked value is multiplied by zero, and garbage may be no number.
-        return torch.zeros(
-            (self._batch, heads, self.capacity, size), dtype=self._decoder.dtype, device=self._device
-        )
+        shape = (size, self.capacity) if by_column else (self.capacity, size)
+        made = torch.zeros((self._batch, heads, *shape), dtype=self._decoder.dtype, device=self._device)
+        return made.transpose(2, 3) if by_column else made
 
     def take(self, cache: Any, length: int) -> None:
         """Copies transformers' cache after ``length`` tokens; a sliding window's holds the last ones."""
@@ -53,9 +63,9 @@ class StepCache:
             return False
         while self.capacity < length:
             self.capacity *= 2
-        for tensors in (self.keys, self.values):
+        for tensors, by_column in ((self.keys, False), (self.values, self._by_column)):
             for index, old in enumerate(tensors):
-                new = self._empty(old.shape[1], old.shape[3])
+                new = self._empty(old.shape[1], old.shape[3], by_column)
                 new[:, :, : self.length] = old[:, :, : self.length]
                 tensors[index] = new
         return True

@@ -35,8 +35,8 @@ from acclimate.inference.decode.matching import (
     numbers_of,
     product_of,
 )
+from acclimate.inference.decode.modules import embedding_rows, is_linear
 from acclimate.inference.decode.recording import AttentionCall, Call, Recording
-from acclimate.parallel.trace import weight_of
 
 _T = TypeVar("_T")
 
@@ -69,7 +69,7 @@ class _Deriver:
         self.calls = recording.calls
         self.numbers = numbers_of(model.config)
         self.dtype: torch.dtype = model.dtype
-        self.linear = {id(m) for m in model.modules() if weight_of(m) is not None}
+        self.linear = {id(m) for m in model.modules() if is_linear(m)}
         self.tables: list[RotaryTable] = []
         self.angles: list[tuple[Tensor, Tensor]] = []
 
@@ -81,15 +81,15 @@ class _Deriver:
         for earlier, later in zip(outputs, inputs[1:], strict=False):
             if not torch.equal(earlier, later):
                 raise NotRepresentedError("something happens between layers")
-        embedding, weight, factor, positions, offset = self._embedding(inputs[0], spans[0][1])
+        embedding, factor, positions, offset = self._embedding(inputs[0], spans[0][1])
         layers = tuple(
             self._layer(call, self.calls[first:last], attention)
             for (call, first, last), attention in zip(spans, self.recording.attentions, strict=True)
         )
         norm, head, times, cap = self._end(outputs[-1], spans[-1][2])
         return Decoder(
-            embedding, weight, factor, positions, offset, tuple(self.tables), layers, norm, head, times, cap,
-            self.dtype, int(weight.shape[1]), int(_need(self.recording.logits, "no logits").shape[-1]),
+            embedding, factor, positions, offset, tuple(self.tables), layers, norm, head, times, cap,
+            self.dtype, int(inputs[0].shape[-1]), int(_need(self.recording.logits, "no logits").shape[-1]),
         )  # fmt: skip
 
     # -- the whole -------------------------------------------------------------------------------
@@ -115,15 +115,14 @@ class _Deriver:
                 return [(self.calls[e], f, e) for f, e in zip(first, last, strict=True)]
         raise NotRepresentedError("the layers are not a list of modules with one attention each")
 
-    def _embedding(self, start: Tensor, before: int) -> tuple[nn.Module, Tensor, float, Tensor | None, int]:
+    def _embedding(self, start: Tensor, before: int) -> tuple[nn.Module, float, Tensor | None, int]:
         table = self.model.get_input_embeddings()
-        weight = getattr(table, "weight", None)
-        if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.shape[1] != start.shape[-1]:
+        rows = embedding_rows(table, self.recording.tokens)
+        if rows.shape != start.shape:
             raise NotRepresentedError("the tokens' embedding is not a table of the layers' width")
-        rows = weight.detach()[self.recording.tokens]
         factor = multiplier(rows, start, self.numbers)
         if factor is not None:
-            return table, weight.detach(), factor, None, 0
+            return table, factor, None, 0
         others = {
             id(c.module): c for c in self.calls[:before]
             if isinstance(c.module, nn.Embedding) and c.module is not table
@@ -139,7 +138,7 @@ class _Deriver:
                     continue
                 for candidate in self.numbers:
                     if is_close((rows.float() * candidate).to(self.dtype) + added, start):
-                        return table, weight.detach(), candidate, places, offset
+                        return table, candidate, places, offset
         raise NotRepresentedError("the first layer's input is not made of embeddings alone")
 
     def _end(self, hidden: Tensor, after: int) -> tuple[Norm | None, nn.Module, float, float | None]:

@@ -195,7 +195,6 @@ class Decoder:
     """A whole decoder."""
 
     embedding: nn.Module
-    embedding_weight: Tensor
     embedding_multiplier: float
     positions: Tensor | None
     """The weight of a learned position embedding."""

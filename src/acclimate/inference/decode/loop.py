@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from acclimate.inference.decode.cache import StepCache
-from acclimate.inference.decode.description import Decoder
-from acclimate.inference.decode.plain import PlainStep
+from acclimate.inference.decode.lean import LeanDecoder
 from acclimate.inference.decode.proof import describe
 
 LARGEST_BATCH = 16
@@ -30,47 +27,19 @@ _KNOWN_INPUTS = {
 }  # fmt: skip
 
 
-class Step(Protocol):
-    """Computes what follows one more token of each sequence."""
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Returns batch x vocabulary logits."""
-        ...
-
-    def likeliest(self, tokens: Tensor) -> Tensor:
-        """Returns the token with the largest logit, for each sequence."""
-        ...
-
-
-@dataclass(frozen=True)
-class LeanDecoder:
-    """A model's proved description, valid while the model is as it was."""
-
-    decoder: Decoder
-    state: tuple[Any, ...]
-    """What identifies the model's weights and code."""
-
-    def step(self, cache: StepCache, starts: Tensor) -> Step:
-        """Returns a step that goes on from a cache."""
-        return PlainStep(self.decoder, cache, starts)
-
-
-_found: weakref.WeakKeyDictionary[Any, LeanDecoder | tuple[Any, ...]] = weakref.WeakKeyDictionary()
+_found: weakref.WeakKeyDictionary[Any, tuple[Any, LeanDecoder | None]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 def lean_decoder(model: Any) -> LeanDecoder | None:
     """Returns the description of a model, made at the first call; ``None``: it cannot be described."""
-    state = _state(model)
     with _lock:
         known = _found.get(model)
-        if isinstance(known, LeanDecoder) and known.state == state:
-            return known
-        if known == state:
-            return None
-        decoder = describe(model)
-        _found[model] = LeanDecoder(decoder, state) if decoder is not None else state
-        return LeanDecoder(decoder, state) if decoder is not None else None
+        if known is not None and known[0] == _state(model):
+            return known[1]
+        lean = describe(model)
+        _found[model] = _state(model), lean
+        return lean
 
 
 def _state(model: Any) -> tuple[Any, ...]:
@@ -101,13 +70,11 @@ def lean_sample(
         return None
     outputs = model._prefill(input_ids, generation_config, inputs, is_first_iteration=True)
     prompt = input_ids.shape[1]
-    cache = StepCache(lean.decoder, len(input_ids), input_ids.device, prompt + ROOM)
-    cache.take(outputs.past_key_values, prompt)
+    step = lean.go_on(outputs.past_key_values, starts, prompt, prompt + ROOM)
     logits: Tensor = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
     del outputs, inputs
     chooser = _Chooser(logits_processor, generation_config.do_sample)
     ends = _Ends(stopping_criteria, generation_config)
-    step = lean.step(cache, starts)
     tokens = _Tokens(input_ids)
     chosen = chooser.choose(tokens, logits)
     while True:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from acclimate.inference.decode.cache import StepCache
 from acclimate.inference.decode.description import ACTIVATIONS, Attention, Decoder, Layer, Mlp, Product
+from acclimate.inference.decode.modules import embedding_rows
 
 
 class PlainStep:
@@ -28,7 +29,7 @@ class PlainStep:
         cache.reserve(place + 1)
         positions = place - self._starts
         with torch.no_grad():
-            x = decoder.embedding_weight[tokens]
+            x = embedding_rows(decoder.embedding, tokens)
             if decoder.embedding_multiplier != 1.0:
                 x = (x.float() * decoder.embedding_multiplier).to(x.dtype)
             if decoder.positions is not None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from acclimate.inference.decode.cache import StepCache
 from acclimate.inference.decode.derive import derive
-from acclimate.inference.decode.description import Decoder, NotRepresentedError
+from acclimate.inference.decode.description import NotRepresentedError
+from acclimate.inference.decode.lean import LeanDecoder
 from acclimate.inference.decode.matching import distance
-from acclimate.inference.decode.plain import PlainStep
+from acclimate.inference.decode.native import native_decoder
 from acclimate.inference.decode.recording import record
 
 logger = logging.getLogger("acclimate.inference")
-
-Step = Callable[[Tensor], Tensor]
 
 _TOKENS = 6
 _STEPS = 3
@@ -27,30 +24,32 @@ _STEPS = 3
 _LIMITS = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 
 
-def describe(model: Any) -> Decoder | None:
+def describe(model: Any) -> LeanDecoder | None:
     """Returns the proved description of a model; ``None``, with a message of level INFO: it has none."""
     try:
-        decoder = derive(model, record(model, _tokens(model)[:, :_TOKENS]))
-        prove(model, decoder, lambda cache, starts: PlainStep(decoder, cache, starts))
+        tokens = _tokens(model)
+        decoder = derive(model, record(model, tokens[:, :_TOKENS]))
+        native = native_decoder(decoder, tokens.device)
+        lean = LeanDecoder(decoder, native)
+        prove(model, lean)
     except NotRepresentedError as error:
         reason: str = str(error)
     except Exception as error:  # noqa: BLE001 - any code may stand in a model; it then keeps its own way
         reason = f"{type(error).__name__}: {error}"
     else:
-        return decoder
+        return lean
     logger.info("%s generates with transformers' own step: %s", type(model).__name__, reason)
     return None
 
 
-def prove(model: Any, decoder: Decoder, make: Callable[[StepCache, Tensor], Step]) -> None:
+def prove(model: Any, lean: LeanDecoder) -> None:
     """Compares some steps with the model's own forward, with a cache and two sequences, one of them padded.
 
     Raises:
         NotRepresentedError: their logits differ.
     """
     tokens = _tokens(model)
-    first = tokens[:, :_TOKENS]
-    later = tokens[:, _TOKENS:]
+    first, later = tokens[:, :_TOKENS], tokens[:, _TOKENS:]
     both = torch.cat((first, first.roll(2, -1)))
     mask = torch.ones((2, _TOKENS + _STEPS), dtype=torch.long, device=tokens.device)
     mask[1, :2] = 0
@@ -61,9 +60,7 @@ def prove(model: Any, decoder: Decoder, make: Callable[[StepCache, Tensor], Step
             input_ids=both, attention_mask=mask[:, :_TOKENS], position_ids=positions[:, :_TOKENS],
             use_cache=True, return_dict=True,
         )  # fmt: skip
-        cache = StepCache(decoder, 2, tokens.device, room=_TOKENS + 1)
-        cache.take(begun.past_key_values, _TOKENS)
-        step = make(cache, starts)
+        step = lean.go_on(begun.past_key_values, starts, _TOKENS, _TOKENS + 1)
         for index in range(_STEPS):
             place = _TOKENS + index
             given = later[0, index].expand(2)
@@ -73,7 +70,7 @@ def prove(model: Any, decoder: Decoder, make: Callable[[StepCache, Tensor], Step
                 use_cache=True, return_dict=True,
             ).logits[:, -1]  # fmt: skip
             gap = distance(step(given).to(expected.dtype), expected)
-            if not gap <= _LIMITS.get(decoder.dtype, 1e-4):
+            if not gap <= _LIMITS.get(lean.decoder.dtype, 1e-4):
                 raise NotRepresentedError(f"its logits differ from a step's by {gap:.2g} of the largest")
 
 

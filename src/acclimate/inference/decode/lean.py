@@ -1,0 +1,49 @@
+"""A described decoder that is ready to step: in native code where there is some, else in plain torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from acclimate.inference.decode.cache import StepCache
+from acclimate.inference.decode.description import Decoder
+from acclimate.inference.decode.native import NativeDecoder, NativeStep
+from acclimate.inference.decode.plain import PlainStep
+
+
+class Step(Protocol):
+    """Computes what follows one more token of each sequence."""
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Returns batch x vocabulary logits."""
+        ...
+
+    def likeliest(self, tokens: Tensor) -> Tensor:
+        """Returns the token with the largest logit, for each sequence."""
+        ...
+
+
+@dataclass(frozen=True)
+class LeanDecoder:
+    """A description, and its native form if there is one."""
+
+    decoder: Decoder
+    native: NativeDecoder | None
+
+    def go_on(self, cache: Any, starts: Tensor, length: int, room: int) -> Step:
+        """Returns a step that goes on from transformers' cache.
+
+        Args:
+            cache: transformers', of which a copy is made.
+            starts: the place of each sequence's first token; the places before it are padding.
+            length: the places so far.
+            room: the places to begin with.
+        """
+        native = self.native
+        own = StepCache(
+            self.decoder, len(starts), starts.device, max(room, length), values_by_column=native is not None
+        )
+        own.take(cache, length)
+        return PlainStep(self.decoder, own, starts) if native is None else NativeStep(native, own, starts)

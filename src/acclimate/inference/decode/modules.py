@@ -1,0 +1,52 @@
+"""Linear modules and embeddings: transformers' own, and those with a packed weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from acclimate.inference.decode.description import NotRepresentedError
+from acclimate.parallel.trace import weight_of
+
+
+def packed_weight(module: nn.Module) -> Any:
+    """Returns a module's quantised weight; ``None``: it has none."""
+    return getattr(module, "packed", None)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module multiplies by a weight and adds a bias, and does nothing else."""
+    if packed_weight(module) is not None:
+        return isinstance(module, nn.Linear)
+    return weight_of(module) is not None
+
+
+def rows_of(module: nn.Module) -> Tensor:
+    """Returns a linear module's weight as outputs x inputs with contiguous rows.
+
+    A weight that is stored the other way round (GPT-2's) gets new memory with the same values, so that nothing
+    is there twice.
+    """
+    parameter = module.weight
+    if not isinstance(parameter, Tensor):
+        raise NotRepresentedError("a linear module has no tensor as its weight")
+    is_turned = weight_of(module) == (1, 0)
+    weight = parameter.detach().t() if is_turned else parameter.detach()
+    if weight.stride(1) != 1 or weight.stride(0) < weight.shape[1]:
+        weight = weight.contiguous()
+        parameter.data = weight.t() if is_turned else weight
+    return weight
+
+
+def embedding_rows(table: nn.Module, tokens: Tensor) -> Tensor:
+    """Returns the rows of an embedding's weight for tokens, without what the module does to them."""
+    packed = packed_weight(table)
+    if packed is not None:
+        rows: Tensor = packed.rows(tokens, table.weight.dtype)
+        return rows
+    weight = getattr(table, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 2:
+        raise NotRepresentedError("the tokens' embedding is not one table")
+    return torch.nn.functional.embedding(tokens, weight.detach())

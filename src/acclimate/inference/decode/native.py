@@ -1,0 +1,226 @@
+"""The native step: a description as numbers and addresses, and one call for each token.
+
+Weights stay where they are; small tensors (norms, biases) are kept here in float32. The reader is
+``ops/inference/csrc/decode_program.h``.
+"""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from acclimate.inference.decode.cache import StepCache
+from acclimate.inference.decode.description import (
+    ACTIVATIONS,
+    Attention,
+    Decoder,
+    Layer,
+    Mlp,
+    Norm,
+    Part,
+    Product,
+)
+from acclimate.inference.decode.modules import packed_weight, rows_of
+from acclimate.selection import get_accelerator
+
+# As linear.h numbers them.
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_NO_PRODUCT = Product(())
+
+
+class NativeDecoder:
+    """A description that native code has read.
+
+    Args:
+        decoder: the description, of a model on the host.
+
+    Raises:
+        RuntimeError: native code cannot run it.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        writer = _Writer(decoder.hidden)
+        writer.decoder(decoder)
+        self._kept = writer.kept
+        program = torch.tensor(writer.numbers, dtype=torch.int64)
+        self.number = int(torch.ops.acclimate.decode_start(program))
+        weakref.finalize(self, torch.ops.acclimate.decode_end, self.number)
+
+
+class NativeStep:
+    """One call of native code for each token.
+
+    Args:
+        native: the decoder.
+        cache: the earlier tokens' keys, and their values by column.
+        starts: the place of each sequence's first token.
+    """
+
+    def __init__(self, native: NativeDecoder, cache: StepCache, starts: Tensor) -> None:
+        self._native, self._cache = native, cache
+        self._starts = starts.long().contiguous()
+        self._no_logits = torch.empty(0, dtype=torch.float32)
+        self._no_best = torch.empty(0, dtype=torch.int64)
+        self._read_cache()
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Returns batch x vocabulary logits in float32."""
+        logits = torch.empty((len(tokens), self._native.decoder.vocabulary), dtype=torch.float32)
+        self._run(tokens, logits, self._no_best)
+        return logits
+
+    def likeliest(self, tokens: Tensor) -> Tensor:
+        """Returns the token with the largest logit, for each sequence."""
+        best = torch.empty(len(tokens), dtype=torch.int64)
+        self._run(tokens, self._no_logits, best)
+        return best
+
+    def _run(self, tokens: Tensor, logits: Tensor, best: Tensor) -> None:
+        cache = self._cache
+        if cache.reserve(cache.length + 1):
+            self._read_cache()
+        torch.ops.acclimate.decode_step(
+            self._native.number, self._addresses, tokens.long().contiguous(), self._starts, cache.length,
+            logits, best, torch.get_num_threads(),
+        )  # fmt: skip
+        cache.length += 1
+
+    def _read_cache(self) -> None:
+        """Notes where the cache is, and computes the angles of its places."""
+        cache, decoder = self._cache, self._native.decoder
+        places = torch.arange(cache.capacity)
+        with torch.no_grad():
+            self._tables = [
+                (cos.float().contiguous(), sin.float().contiguous())
+                for cos, sin in (table(places) for table in decoder.tables)
+            ]
+        numbers = [cache.capacity, len(self._tables), len(cache.keys)]
+        for cos, sin in self._tables:
+            numbers += [cos.data_ptr(), sin.data_ptr()]
+        for keys, values in zip(cache.keys, cache.values, strict=True):
+            numbers += [keys.data_ptr(), values.data_ptr()]
+        self._addresses = torch.tensor(numbers, dtype=torch.int64)
+
+
+def native_decoder(decoder: Decoder, device: torch.device) -> NativeDecoder | None:
+    """Returns the native form of a description; ``None``: there is no native step here."""
+    if device.type != "cpu" or decoder.dtype not in _DTYPES:
+        return None
+    builder = get_accelerator().create_op_builder("InferenceBuilder")
+    if builder is None:
+        return None
+    builder.load()
+    name = "acclimate::decode_step"
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeExplicitAutograd"):
+        return None
+    return NativeDecoder(decoder)
+
+
+class _Writer:
+    """Writes a description in the order of ``decode_program.h``."""
+
+    def __init__(self, hidden: int) -> None:
+        self.numbers: list[int] = []
+        self.kept: list[Any] = []
+        self._hidden = hidden
+
+    def decoder(self, decoder: Decoder) -> None:
+        self._number(_DTYPES[decoder.dtype], decoder.hidden, len(decoder.tables))
+        packed = packed_weight(decoder.embedding)
+        self._weight(packed, None if packed is not None else decoder.embedding.weight)
+        self._real(decoder.embedding_multiplier)
+        if decoder.positions is None:
+            self._number(0, 0, 0, 0, 0, 0)
+        else:
+            self._weight(None, decoder.positions)
+        self._number(decoder.position_offset, len(decoder.layers))
+        for layer in decoder.layers:
+            self._layer(layer)
+        self._norm(decoder.norm)
+        self._module(decoder.head, decoder.vocabulary)
+        self._real(decoder.logit_multiplier, decoder.logit_softcap or 0.0)
+
+    def _number(self, *values: int) -> None:
+        self.numbers += [int(value) for value in values]
+
+    def _real(self, *values: float) -> None:
+        self.numbers += [struct.unpack("<q", struct.pack("<d", value))[0] for value in values]
+
+    def _tensor(self, tensor: Tensor | None) -> None:
+        """Writes the address of values in float32; 0: none."""
+        if tensor is None:
+            return self._number(0)
+        self.kept.append(tensor.detach().float().contiguous())
+        return self._number(self.kept[-1].data_ptr())
+
+    def _weight(self, packed: Any, dense: Any) -> None:
+        self.kept.append(dense if packed is None else packed)
+        if packed is None:
+            stride = dense.stride(0) * dense.element_size()
+            return self._number(0, _DTYPES[dense.dtype], *dense.shape, dense.data_ptr(), stride)
+        stride = packed.data.stride(0) * packed.data.element_size()
+        return self._number(packed.number, 0, *packed.shape, packed.data.data_ptr(), stride)
+
+    def _product(self, *products: Product) -> None:
+        parts = [part for product in products for part in product.parts]
+        self._number(len(parts))
+        for part in parts:
+            packed = packed_weight(part.module)
+            self._weight(packed, None if packed is not None else rows_of(part.module))
+            self._number(part.first, part.count)
+            self._tensor(part.module._parameters.get("bias"))
+
+    def _module(self, module: nn.Module, width: int) -> None:
+        self._product(Product((Part(module, 0, width),)))
+
+    def _norm(self, norm: Norm | None) -> None:
+        if norm is None:
+            return self._number(0)
+        weight = norm.weight
+        if weight is not None:
+            weight = weight if norm.rounds_first else weight.float()
+            weight = weight + 1 if norm.adds_one else weight
+        self._number(1, norm.kind == "layer", norm.rounds_first)
+        self._real(norm.eps)
+        self._tensor(weight)
+        self._tensor(norm.bias)
+        return self._number(weight.shape[0] if weight is not None and weight.dim() == 2 else 1)
+
+    def _attention(self, attention: Attention) -> None:
+        self._product(attention.query, attention.key, attention.value)
+        self._norm(attention.query_norm)
+        self._norm(attention.key_norm)
+        self._number(attention.norm_is_per_head, attention.rotary_first)
+        rotary = attention.rotary
+        if rotary is None:
+            self._number(-1, 0, 0, 0)
+        else:
+            self._number(rotary.table, rotary.width // 2, rotary.interleaved, rotary.rounds_products)
+        self._number(attention.heads, attention.key_heads, attention.head_size, attention.value_size)
+        self._real(attention.scale)
+        self._number(attention.window or 0)
+        self._real(attention.softcap or 0.0)
+        self._tensor(attention.sinks)
+        self._module(attention.output, self._hidden)
+
+    def _mlp(self, mlp: Mlp) -> None:
+        self._number(list(ACTIVATIONS).index(mlp.activation), mlp.gate is not None)
+        self._product(mlp.gate or _NO_PRODUCT)
+        self._product(mlp.up)
+        self._module(mlp.down, self._hidden)
+
+    def _layer(self, layer: Layer) -> None:
+        self._norm(layer.attention_norm)
+        self._attention(layer.attention)
+        self._norm(layer.attention_post_norm)
+        self._real(layer.attention_multiplier)
+        self._norm(layer.mlp_norm)
+        self._mlp(layer.mlp)
+        self._norm(layer.mlp_post_norm)
+        self._real(layer.mlp_multiplier)
+        self._number(layer.parallel, layer.adds_branches_first, layer.mlp_shares_norm)

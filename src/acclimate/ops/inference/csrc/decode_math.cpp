@@ -1,0 +1,371 @@
+#include "decode_math.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+// The compiler makes a function for each of these and the loader chooses one; every processor rounds alike,
+// since nothing is contracted.
+#if defined(__x86_64__) && defined(__GLIBC__)
+#define ACCLIMATE_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define ACCLIMATE_CLONES
+#endif
+#define ACCLIMATE_INLINE inline __attribute__((always_inline))
+
+namespace acclimate::inference::decode {
+namespace {
+
+constexpr int64_t lanes = 16;
+
+ACCLIMATE_INLINE uint32_t bits_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+
+ACCLIMATE_INLINE float float_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+ACCLIMATE_INLINE uint32_t rounded_bf16(float x) {
+  const uint32_t bits = bits_of(x);
+  const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  return (x != x ? bits | 0x400000 : rounded) & 0xffff0000u;
+}
+
+template <Dtype dtype>
+ACCLIMATE_INLINE float rounded(float x) {
+  if constexpr (dtype == Dtype::bf16) {
+    return float_of(rounded_bf16(x));
+  } else if constexpr (dtype == Dtype::f16) {
+    // Adding and taking away a power of two rounds to its last place: 2^13 times that of the value, and at
+    // least that of the smallest float16.
+    const uint32_t exponent = std::max(bits_of(x) & 0x7f800000u, 113u << 23);
+    const float shift = float_of(exponent + (13u << 23));
+    const float magnitude = float_of(bits_of(x) & 0x7fffffffu);
+    const float result = (magnitude + shift) - shift;
+    const float bounded = result > 65504.0f ? std::numeric_limits<float>::infinity() : result;
+    return x != x ? x : float_of(bits_of(bounded) | (bits_of(x) & 0x80000000u));
+  } else {
+    return x;
+  }
+}
+
+// Within 2 units in the last place; 0 below -87.
+ACCLIMATE_INLINE float exp_of(float x) {
+  const float bounded = std::min(std::max(x, -87.3f), 88.7f);
+  const float shifted = bounded * 1.44269504f + 12582912.0f;  // rounds to a whole number
+  const float whole = shifted - 12582912.0f;
+  const float rest = (bounded - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  float y = 1.9875691500e-4f;
+  y = y * rest + 1.3981999507e-3f;
+  y = y * rest + 8.3334519073e-3f;
+  y = y * rest + 4.1665795894e-2f;
+  y = y * rest + 1.6666665459e-1f;
+  y = y * rest + 5.0000001201e-1f;
+  y = y * rest * rest + rest + 1.0f;
+  const float power = float_of((bits_of(shifted) - 0x4b400000u + 127u) << 23);
+  return x < -87.3f ? 0.0f : y * power;
+}
+
+ACCLIMATE_INLINE float tanh_of(float x) {
+  const float square = x * x;
+  const float small =
+      x + x * square * (-0.333333333f + square * (0.133333333f + square * (-0.0539682540f + square * 0.0218694885f)));
+  const float large = 1.0f - 2.0f / (exp_of(2.0f * x) + 1.0f);
+  return square < 0.04f ? small : large;
+}
+
+template <Activation activation>
+ACCLIMATE_INLINE float activated(float x) {
+  switch (activation) {
+    case Activation::silu:
+      return x / (1.0f + exp_of(-x));
+    case Activation::gelu_tanh:
+      return 0.5f * x * (1.0f + tanh_of(0.797884561f * (x + 0.044715f * x * x * x)));
+    case Activation::gelu:
+      return 0.5f * x * (1.0f + std::erf(x * 0.707106781f));
+    case Activation::relu:
+      return std::max(x, 0.0f);
+    case Activation::relu2:
+      return std::max(x, 0.0f) * std::max(x, 0.0f);
+  }
+  return x;
+}
+
+template <class Function>
+ACCLIMATE_INLINE void with_dtype(Dtype dtype, const Function& function) {
+  switch (dtype) {
+    case Dtype::f32:
+      return function.template operator()<Dtype::f32>();
+    case Dtype::bf16:
+      return function.template operator()<Dtype::bf16>();
+    case Dtype::f16:
+      return function.template operator()<Dtype::f16>();
+  }
+}
+
+template <Activation activation, Dtype dtype>
+ACCLIMATE_INLINE void activate_all(const float* gate, float* inner, int64_t n) {
+  if (gate == nullptr) {
+    for (int64_t i = 0; i < n; ++i) {
+      inner[i] = rounded<dtype>(activated<activation>(inner[i]));
+    }
+  } else {
+    for (int64_t i = 0; i < n; ++i) {
+      inner[i] = rounded<dtype>(rounded<dtype>(activated<activation>(gate[i])) * inner[i]);
+    }
+  }
+}
+
+template <Dtype dtype>
+ACCLIMATE_INLINE void activate_in(Activation activation, const float* gate, float* inner, int64_t n) {
+  switch (activation) {
+    case Activation::silu:
+      return activate_all<Activation::silu, dtype>(gate, inner, n);
+    case Activation::gelu_tanh:
+      return activate_all<Activation::gelu_tanh, dtype>(gate, inner, n);
+    case Activation::gelu:
+      return activate_all<Activation::gelu, dtype>(gate, inner, n);
+    case Activation::relu:
+      return activate_all<Activation::relu, dtype>(gate, inner, n);
+    case Activation::relu2:
+      return activate_all<Activation::relu2, dtype>(gate, inner, n);
+  }
+}
+
+ACCLIMATE_INLINE float total(const float (&sums)[lanes]) {
+  float result = 0;
+  for (float each : sums) {
+    result += each;
+  }
+  return result;
+}
+
+ACCLIMATE_INLINE float sum_of(const float* x, int64_t n) {
+  float sums[lanes] = {};
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      sums[lane] += x[i + lane];
+    }
+  }
+  float result = total(sums);
+  for (; i < n; ++i) {
+    result += x[i];
+  }
+  return result;
+}
+
+ACCLIMATE_INLINE float sum_of_squares(const float* x, float mean, int64_t n) {
+  float sums[lanes] = {};
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      const float value = x[i + lane] - mean;
+      sums[lane] += value * value;
+    }
+  }
+  float result = total(sums);
+  for (; i < n; ++i) {
+    result += (x[i] - mean) * (x[i] - mean);
+  }
+  return result;
+}
+
+template <Dtype dtype>
+ACCLIMATE_INLINE void normalize_in(const Norm& norm, const float* from, int64_t n, int64_t row, float* to) {
+  const float mean = norm.is_layer ? sum_of(from, n) / static_cast<float>(n) : 0.0f;
+  const float square = sum_of_squares(from, mean, n) / static_cast<float>(n);
+  const float factor = 1.0f / std::sqrt(square + norm.eps);
+  const int64_t first = norm.rows > 1 ? row % norm.rows * n : 0;
+  const float* weight = norm.weight == nullptr ? nullptr : norm.weight + first;
+  const float* bias = norm.bias == nullptr ? nullptr : norm.bias + first;
+  for (int64_t i = 0; i < n; ++i) {
+    to[i] = (from[i] - mean) * factor;
+  }
+  if (norm.rounds_first) {
+    for (int64_t i = 0; i < n; ++i) {
+      to[i] = rounded<dtype>(to[i]);
+    }
+  }
+  if (weight != nullptr) {
+    for (int64_t i = 0; i < n; ++i) {
+      to[i] *= weight[i];
+    }
+    if (norm.rounds_first) {
+      for (int64_t i = 0; i < n; ++i) {
+        to[i] = rounded<dtype>(to[i]);
+      }
+    }
+  }
+  if (bias != nullptr) {
+    for (int64_t i = 0; i < n; ++i) {
+      to[i] += bias[i];
+    }
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    to[i] = rounded<dtype>(to[i]);
+  }
+}
+
+}  // namespace
+
+ACCLIMATE_CLONES void round_values(Dtype dtype, float* x, int64_t n) {
+  with_dtype(dtype, [=]<Dtype own>() __attribute__((always_inline)) {
+    for (int64_t i = 0; i < n; ++i) {
+      x[i] = rounded<own>(x[i]);
+    }
+  });
+}
+
+ACCLIMATE_CLONES void normalize(const Norm& norm, Dtype dtype, const float* from, int64_t n, int64_t row,
+                                float* to) {
+  with_dtype(dtype, [&]<Dtype own>()
+                        __attribute__((always_inline)) { normalize_in<own>(norm, from, n, row, to); });
+}
+
+ACCLIMATE_CLONES void add_branch(Dtype dtype, float* x, const float* branch, float factor, int64_t n) {
+  with_dtype(dtype, [=]<Dtype own>() __attribute__((always_inline)) {
+    if (factor == 1.0f) {
+      for (int64_t i = 0; i < n; ++i) {
+        x[i] = rounded<own>(x[i] + branch[i]);
+      }
+    } else {
+      for (int64_t i = 0; i < n; ++i) {
+        x[i] = rounded<own>(x[i] + rounded<own>(branch[i] * factor));
+      }
+    }
+  });
+}
+
+ACCLIMATE_CLONES void activate(Activation activation, Dtype dtype, const float* gate, float* inner,
+                               int64_t n) {
+  with_dtype(dtype, [=]<Dtype own>()
+                        __attribute__((always_inline)) { activate_in<own>(activation, gate, inner, n); });
+}
+
+ACCLIMATE_CLONES void add_bias(Dtype dtype, const float* bias, float* y, int64_t n) {
+  with_dtype(dtype, [=]<Dtype own>() __attribute__((always_inline)) {
+    if (bias != nullptr) {
+      for (int64_t i = 0; i < n; ++i) {
+        y[i] += bias[i];
+      }
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      y[i] = rounded<own>(y[i]);
+    }
+  });
+}
+
+ACCLIMATE_CLONES void rotate(Dtype dtype, bool interleaved, bool rounds_products, const float* cos,
+                             const float* sin, int64_t pairs, float* x) {
+  const int64_t step = interleaved ? 2 : 1, half = interleaved ? 1 : pairs;
+  with_dtype(dtype, [=]<Dtype own>() __attribute__((always_inline)) {
+    for (int64_t i = 0; i < pairs; ++i) {
+      const float a = x[i * step], b = x[i * step + half];
+      float ac = a * cos[i], bs = b * sin[i], bc = b * cos[i], as = a * sin[i];
+      if (rounds_products) {
+        ac = rounded<own>(ac);
+        bs = rounded<own>(bs);
+        bc = rounded<own>(bc);
+        as = rounded<own>(as);
+      }
+      x[i * step] = rounded<own>(ac - bs);
+      x[i * step + half] = rounded<own>(bc + as);
+    }
+  });
+}
+
+ACCLIMATE_CLONES void soft_cap(float cap, float* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    x[i] = tanh_of(x[i] / cap) * cap;
+  }
+}
+
+ACCLIMATE_CLONES void soft_cap_rounded(Dtype dtype, float cap, float* x, int64_t n) {
+  with_dtype(dtype, [=]<Dtype own>() __attribute__((always_inline)) {
+    for (int64_t i = 0; i < n; ++i) {
+      x[i] = rounded<own>(rounded<own>(tanh_of(rounded<own>(x[i] / cap))) * cap);
+    }
+  });
+}
+
+ACCLIMATE_CLONES void scale(Dtype dtype, float factor, float* x, int64_t n) {
+  with_dtype(dtype, [=]<Dtype own>() __attribute__((always_inline)) {
+    for (int64_t i = 0; i < n; ++i) {
+      x[i] = rounded<own>(x[i] * factor);
+    }
+  });
+}
+
+ACCLIMATE_CLONES float largest(const float* x, int64_t n) {
+  float found[lanes];
+  std::fill(found, found + lanes, -std::numeric_limits<float>::infinity());
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      found[lane] = found[lane] < x[i + lane] ? x[i + lane] : found[lane];
+    }
+  }
+  float result = *std::max_element(found, found + lanes);
+  for (; i < n; ++i) {
+    result = std::max(result, x[i]);
+  }
+  return result;
+}
+
+ACCLIMATE_CLONES float exponentials(float factor, float shift, float* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    x[i] = exp_of(x[i] * factor - shift);
+  }
+  return sum_of(x, n);
+}
+
+ACCLIMATE_CLONES void accumulate(float factor, const float* from, float* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    to[i] += factor * from[i];
+  }
+}
+
+ACCLIMATE_CLONES void fill_bf16(const float* x, int64_t n, int64_t stride, uint16_t* to) {
+  for (int64_t i = 0; i < n; ++i) {
+    to[i] = static_cast<uint16_t>(rounded_bf16(x[i]) >> 16);
+  }
+  std::fill(to + n, to + stride, uint16_t{0});
+}
+
+void fill_f32(const float* x, int64_t n, int64_t stride, float* to) {
+  std::memcpy(to, x, n * sizeof(float));
+  std::fill(to + n, to + stride, 0.0f);
+}
+
+void store(Dtype dtype, const float* x, int64_t n, void* to, int64_t first, int64_t step) {
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t place = first + i * step;
+    if (dtype == Dtype::f32) {
+      static_cast<float*>(to)[place] = x[i];
+    } else if (dtype == Dtype::bf16) {
+      static_cast<uint16_t*>(to)[place] = static_cast<uint16_t>(rounded_bf16(x[i]) >> 16);
+    } else {
+      // The value is a float16 already: only its bits move.
+      const uint32_t bits = bits_of(x[i]), sign = bits >> 16 & 0x8000u;
+      const uint32_t magnitude = bits & 0x7fffffffu;
+      uint32_t half;
+      if (magnitude >= 0x7f800000u) {
+        half = 0x7c00u | (magnitude > 0x7f800000u ? 0x200u : 0u);
+      } else if (magnitude >= 113u << 23) {
+        half = (magnitude >> 13) - (112u << 10);
+      } else {
+        half = static_cast<uint32_t>(std::fabs(x[i]) * 16777216.0f);
+      }
+      static_cast<uint16_t*>(to)[place] = static_cast<uint16_t>(sign | half);
+    }
+  }
+}
+
+}  // namespace acclimate::inference::decode

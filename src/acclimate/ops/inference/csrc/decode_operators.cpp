@@ -1,0 +1,76 @@
+// acclimate::decode_*: a decoder's step; the schemas are in acclimate.ops.inference.decode_operators.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "decode_step.h"
+
+namespace acclimate::inference::decode {
+namespace {
+
+using torch::stable::Tensor;
+
+std::mutex mutex;
+std::map<int64_t, std::shared_ptr<Step>> steps;
+int64_t last_number = 0;
+
+const int64_t* numbers(const Tensor& tensor) { return static_cast<const int64_t*>(tensor.const_data_ptr()); }
+
+int64_t start(const Tensor& program) {
+  Reader reader(numbers(program), program.numel());
+  auto step = std::make_shared<Step>(reader);
+  const std::lock_guard<std::mutex> lock(mutex);
+  steps[++last_number] = std::move(step);
+  return last_number;
+}
+
+void step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tensor& starts, int64_t place,
+          Tensor logits, Tensor best, int64_t threads) {
+  std::shared_ptr<Step> step;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = steps.find(number);
+    STD_TORCH_CHECK(found != steps.end(), "There is no decoder ", number, ".");
+    step = found->second;
+  }
+  Reader reader(numbers(cache), cache.numel());
+  Call call{numbers(tokens), numbers(starts), tokens.numel(), place, {}, nullptr, nullptr};
+  call.cache.capacity = reader.number();
+  const int64_t tables = reader.number(), layers = reader.number();
+  for (int64_t i = 0; i < tables; ++i) {
+    call.cache.cos.push_back(reader.address<float>());
+    call.cache.sin.push_back(reader.address<float>());
+  }
+  for (int64_t i = 0; i < layers; ++i) {
+    call.cache.keys.push_back(const_cast<uint8_t*>(reader.address<uint8_t>()));
+    call.cache.values.push_back(const_cast<uint8_t*>(reader.address<uint8_t>()));
+  }
+  STD_TORCH_CHECK(call.batch <= max_rows && place < call.cache.capacity, "The cache has no room for a step.");
+  if (logits.numel() > 0) {
+    call.logits = static_cast<float*>(logits.mutable_data_ptr());
+  }
+  if (best.numel() > 0) {
+    call.best = static_cast<int64_t*>(best.mutable_data_ptr());
+  }
+  step->run(call, static_cast<int>(threads));
+}
+
+void end(int64_t number) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  steps.erase(number);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(acclimate, CompositeExplicitAutograd, m) {
+  m.impl("decode_start", TORCH_BOX(&start));
+  m.impl("decode_step", TORCH_BOX(&step));
+  m.impl("decode_end", TORCH_BOX(&end));
+}
+
+}  // namespace acclimate::inference::decode

@@ -1,0 +1,490 @@
+#include "decode_step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace acclimate::inference::decode {
+namespace {
+
+constexpr int64_t head_rows = 512;      // logits that a thread computes at once
+constexpr int64_t shortest_part = 128;  // keys that are worth a thread of their own
+constexpr float nothing = -std::numeric_limits<float>::infinity();
+
+int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
+
+// A thread's share of so many rows, in whole groups.
+std::pair<int64_t, int64_t> share(int64_t rows, int thread, int threads) {
+  const int64_t groups = (rows + group_rows - 1) / group_rows;
+  const auto begin = [&](int64_t t) { return std::min(groups * t / threads * group_rows, rows); };
+  return {begin(thread), begin(thread + 1)};
+}
+
+template <class T>
+T* at_least(std::vector<T>& memory, int64_t count) {
+  if (static_cast<int64_t>(memory.size()) < count) {
+    memory.resize(count);
+  }
+  return memory.data();
+}
+
+// Kernels read whole vectors from the start of a line.
+struct alignas(64) Line {
+  uint8_t bytes[64];
+};
+
+}  // namespace
+
+struct Step::Own {
+  std::vector<float> x, start, normed, branch, wide, gate, heads, scores, logits;
+  std::vector<Line> memory[3];    // prepared inputs, by form
+  bool is_ready[3] = {};
+  Input input[3];
+  std::vector<Line> query, weights;
+  std::vector<float> best;
+  std::vector<int64_t> best_token;
+
+  void forget_input() { std::fill(is_ready, is_ready + 3, false); }
+};
+
+Step::Step(Reader& from) : decoder_(from) {
+  widest_ = decoder_.hidden;
+  const auto see = [&](const Product& product) {
+    widest_ = std::max({widest_, product.k, product.width});
+    int64_t done = 0;
+    for (const Part& part : product.parts) {
+      if (part.weight.scheme != Scheme::dense && (part.first % group_rows != 0 || done % group_rows != 0)) {
+        throw std::runtime_error("a part of a quantised weight begins within a group of rows");
+      }
+      if (part.first < 0 || part.count < 0 || part.first + part.count > part.weight.n) {
+        throw std::runtime_error("a part of a weight is outside of it");
+      }
+      done += part.count;
+    }
+  };
+  for (const Layer& layer : decoder_.layers) {
+    const Attention& attention = layer.attention;
+    for (const Product* product : {&attention.projections, &attention.output, &layer.mlp.gate, &layer.mlp.up,
+                                   &layer.mlp.down}) {
+      see(*product);
+    }
+    widest_projections_ = std::max(widest_projections_, attention.projections.width);
+    widest_inner_ = std::max(widest_inner_, layer.mlp.up.width);
+    widest_values_ = std::max(widest_values_, attention.heads * attention.value_size);
+  }
+}
+
+Step::~Step() = default;
+
+void Step::run(const Call& call, int threads) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const int64_t batch = call.batch;
+  while (static_cast<int>(own_.size()) < threads) {
+    own_.push_back(std::make_unique<Own>());
+  }
+  int64_t most_heads = 1, mixed = 1;
+  for (const Layer& layer : decoder_.layers) {
+    const Attention& attention = layer.attention;
+    const int64_t parts = parts_of(attention, call, threads);
+    most_heads = std::max(most_heads, attention.heads * parts);
+    mixed = std::max(mixed, attention.heads * parts * attention.value_size);
+  }
+  at_least(projected_, batch * widest_projections_);
+  at_least(attended_, batch * decoder_.hidden);
+  at_least(summed_, batch * decoder_.hidden);
+  at_least(inner_, batch * widest_inner_);
+  at_least(mixed_, batch * mixed);
+  at_least(peaks_, batch * most_heads);
+  at_least(sums_, batch * most_heads);
+  for (const auto& own : own_) {
+    own->best.clear();  // there may be fewer threads than last time
+  }
+  auto work = [&](int thread, int count) { this->work(call, thread, count); };
+  run_threads(threads, work);
+  if (call.best == nullptr) {
+    return;
+  }
+  for (int64_t i = 0; i < batch; ++i) {
+    float best = nothing;
+    int64_t token = 0;
+    for (const auto& own : own_) {
+      // Of equal logits the first token wins, as in torch.
+      if (static_cast<int64_t>(own->best.size()) > i && own->best[i] > best) {
+        best = own->best[i];
+        token = own->best_token[i];
+      }
+    }
+    call.best[i] = token;
+  }
+}
+
+// Every thread keeps all of the residual stream: computing it again is cheaper than one more barrier.
+void Step::work(const Call& call, int thread, int threads) {
+  Own& own = *own_[thread];
+  embed(call, own);
+  for (size_t index = 0; index < decoder_.layers.size(); ++index) {
+    const Layer& layer = decoder_.layers[index];
+    project(layer, call, own, thread, threads);
+    meeting_.wait(threads);
+    attend(layer, index, call, own, thread, threads);
+    meeting_.wait(threads);
+    merge(layer.attention, call, own, threads);
+    const Product& output = layer.attention.output;
+    auto [first, last] = share(output.width, thread, threads);
+    multiply(output, own, own.wide.data(), first, last, call.batch, attended_.data(), decoder_.hidden);
+    meeting_.wait(threads);
+    feed_forward(layer, call, own, thread, threads);
+    add_branches(layer, call, own);
+  }
+  finish(call, own, thread, threads);
+}
+
+void Step::embed(const Call& call, Own& own) const {
+  const int64_t hidden = decoder_.hidden;
+  float* x = at_least(own.x, call.batch * hidden);
+  for (int64_t i = 0; i < call.batch; ++i) {
+    float* row = x + i * hidden;
+    dequantize(decoder_.embedding, call.tokens[i], call.tokens[i] + 1, row);
+    round_values(decoder_.dtype, row, hidden);
+    if (decoder_.embedding_factor != 1.0f) {
+      scale(decoder_.dtype, decoder_.embedding_factor, row, hidden);
+    }
+    if (decoder_.positions.data != nullptr) {
+      const int64_t place = call.place - call.starts[i] + decoder_.position_offset;
+      float* added = at_least(own.branch, hidden);
+      dequantize(decoder_.positions, place, place + 1, added);
+      add_branch(decoder_.dtype, row, added, 1.0f, hidden);
+    }
+  }
+}
+
+// -- products -------------------------------------------------------------------------------------
+
+Input Step::input_for(const Weight& weight, Own& own, const float* x, int64_t batch) const {
+  const Form form = form_of(weight, decoder_.dtype);
+  const int index = static_cast<int>(form);
+  if (own.is_ready[index]) {
+    return own.input[index];
+  }
+  const int64_t k = weight.k, stride = (k + 31) / 32 * 32;
+  Line* memory = at_least(own.memory[index], static_cast<int64_t>(input_bytes(form, batch, k) + 63) / 64);
+  if (form == Form::bf16) {
+    uint16_t* to = reinterpret_cast<uint16_t*>(memory);
+    for (int64_t i = 0; i < batch; ++i) {
+      fill_bf16(x + i * k, k, stride, to + i * stride);
+    }
+    own.input[index] = {form, batch, k, stride, memory, nullptr, nullptr, nullptr};
+  } else {
+    own.input[index] = prepare(form, Dtype::f32, x, k, batch, k, memory);
+  }
+  own.is_ready[index] = true;
+  return own.input[index];
+}
+
+// Computes columns first to last of a product, to[i * stride + column], rounded to the model's dtype. The input
+// is prepared once until forget_input.
+void Step::multiply(const Product& product, Own& own, const float* x, int64_t first, int64_t last,
+                    int64_t batch, float* to, int64_t stride) const {
+  int64_t begin = 0;
+  for (const Part& part : product.parts) {
+    const int64_t from = std::max(first, begin), until = std::min(last, begin + part.count);
+    if (from < until) {
+      const Input input = input_for(part.weight, own, x, batch);
+      const int64_t row = part.first + from - begin;
+      compute(part.weight, input, row, row + until - from, to + from, stride);
+      const float* bias = part.bias == nullptr ? nullptr : part.bias + row;
+      for (int64_t i = 0; i < batch; ++i) {
+        add_bias(decoder_.dtype, bias, to + i * stride + from, until - from);
+      }
+    }
+    begin += part.count;
+  }
+}
+
+// -- attention ------------------------------------------------------------------------------------
+
+void Step::project(const Layer& layer, const Call& call, Own& own, int thread, int threads) {
+  const int64_t hidden = decoder_.hidden;
+  float* start = at_least(own.start, call.batch * hidden);
+  for (int64_t i = 0; i < call.batch; ++i) {
+    const float* x = own.x.data() + i * hidden;
+    if (layer.attention_norm.is_there) {
+      normalize(layer.attention_norm, decoder_.dtype, x, hidden, 0, start + i * hidden);
+    } else {
+      std::copy(x, x + hidden, start + i * hidden);
+    }
+  }
+  own.forget_input();
+  const Product& product = layer.attention.projections;
+  const auto [first, last] = share(product.width, thread, threads);
+  multiply(product, own, start, first, last, call.batch, projected_.data(), product.width);
+}
+
+// In how many parts the keys of a head are attended to, so that each thread has something to do.
+int64_t Step::parts_of(const Attention& attention, const Call& call, int threads) const {
+  const int64_t units = call.batch * attention.key_heads;
+  const int64_t keys = attention.window > 0 ? std::min(attention.window, call.place + 1) : call.place + 1;
+  return std::clamp((threads + units - 1) / units, int64_t{1}, std::max<int64_t>(keys / shortest_part, 1));
+}
+
+void Step::attend(const Layer& layer, size_t index, const Call& call, Own& own, int thread, int threads) {
+  const Attention& attention = layer.attention;
+  const int64_t parts = parts_of(attention, call, threads);
+  const int64_t units = call.batch * attention.key_heads * parts;
+  for (int64_t unit = units * thread / threads; unit < units * (thread + 1) / threads; ++unit) {
+    const int64_t head = unit / parts;
+    attend_part(attention, index, call, own, head / attention.key_heads, head % attention.key_heads,
+                unit % parts, parts);
+  }
+}
+
+// One query or key head: normalized and rotated.
+void Step::prepare_head(const Attention& attention, const Norm& norm, const Call& call, const float* all,
+                        int64_t head, int64_t heads, int64_t sequence, Own& own, float* to) const {
+  const int64_t size = attention.head_size;
+  const auto rotated = [&] {
+    if (attention.table >= 0) {
+      const int64_t row = (call.place - call.starts[sequence]) * attention.pairs;
+      rotate(decoder_.dtype, attention.interleaved, attention.rounds_products,
+             call.cache.cos[attention.table] + row, call.cache.sin[attention.table] + row, attention.pairs, to);
+    }
+  };
+  if (norm.is_there && !attention.norm_is_per_head) {
+    float* normed = at_least(own.normed, heads * size);
+    normalize(norm, decoder_.dtype, all, heads * size, 0, normed);
+    std::copy(normed + head * size, normed + (head + 1) * size, to);
+    return rotated();
+  }
+  std::copy(all + head * size, all + (head + 1) * size, to);
+  if (attention.rotary_first) {
+    rotated();
+  }
+  if (norm.is_there) {
+    normalize(norm, decoder_.dtype, to, size, head, to);
+  }
+  if (!attention.rotary_first) {
+    rotated();
+  }
+}
+
+void Step::attend_part(const Attention& attention, size_t index, const Call& call, Own& own, int64_t sequence,
+                       int64_t key_head, int64_t part, int64_t parts) {
+  const int64_t size = attention.head_size, value_size = attention.value_size, heads = attention.heads;
+  const int64_t group = heads / attention.key_heads, capacity = call.cache.capacity;
+  const int64_t bytes = size_of(decoder_.dtype);
+  const float* queries = projected_.data() + sequence * attention.projections.width;
+  const float* keys = queries + heads * size;
+  const float* values = keys + attention.key_heads * size;
+  const int64_t row = sequence * attention.key_heads + key_head;
+  uint8_t* key_cache = call.cache.keys[index] + row * capacity * size * bytes;
+  uint8_t* value_cache = call.cache.values[index] + row * capacity * value_size * bytes;
+  const int64_t end = call.place + 1;
+  int64_t begin = call.starts[sequence];
+  if (attention.window > 0) {
+    begin = std::max(begin, end - attention.window);
+  }
+  // Parts begin at whole vectors, but the first one.
+  const auto edge = [&](int64_t p) {
+    return p == 0 ? begin : p == parts ? end : std::max(begin, (begin + (end - begin) * p / parts) / 32 * 32);
+  };
+  const int64_t first = edge(part), count = edge(part + 1) - first;
+  float* own_heads = at_least(own.heads, (max_rows + 1) * std::max(size, value_size));
+  if (part == parts - 1) {
+    prepare_head(attention, attention.key_norm, call, keys, key_head, attention.key_heads, sequence, own,
+                 own_heads);
+    store(decoder_.dtype, own_heads, size, key_cache, call.place * size, 1);
+    store(decoder_.dtype, values + key_head * value_size, value_size, value_cache, call.place, capacity);
+  }
+  const Weight key_weight{Scheme::dense, decoder_.dtype, count, size, key_cache + first * size * bytes,
+                          size * bytes};
+  const Weight value_weight{Scheme::dense, decoder_.dtype, value_size, count, value_cache + first * bytes,
+                            capacity * bytes};
+  for (int64_t done = 0; done < group; done += max_rows) {
+    const int64_t rows = std::min(group - done, max_rows), head = key_head * group + done;
+    float* peaks = peaks_.data() + (sequence * heads + head) * parts + part;
+    float* sums = sums_.data() + (sequence * heads + head) * parts + part;
+    float* mixed = mixed_.data() + ((sequence * heads + head) * parts + part) * value_size;
+    if (count <= 0) {
+      for (int64_t i = 0; i < rows; ++i) {
+        peaks[i * parts] = nothing;
+        sums[i * parts] = 0;
+        std::fill(mixed + i * parts * value_size, mixed + (i * parts + 1) * value_size, 0.0f);
+      }
+      continue;
+    }
+    const Form form = form_of(key_weight, decoder_.dtype);
+    const auto prepared = [&](std::vector<Line>& memory, const float* from, int64_t k, int64_t from_stride) {
+      const int64_t stride = (k + 31) / 32 * 32;
+      Line* to = at_least(memory, static_cast<int64_t>(input_bytes(form, rows, k) + 63) / 64);
+      for (int64_t i = 0; i < rows; ++i) {
+        if (form == Form::bf16) {
+          fill_bf16(from + i * from_stride, k, stride, reinterpret_cast<uint16_t*>(to) + i * stride);
+        } else {
+          fill_f32(from + i * from_stride, k, stride, reinterpret_cast<float*>(to) + i * stride);
+        }
+      }
+      return Input{form, rows, k, stride, to, nullptr, nullptr, nullptr};
+    };
+    for (int64_t i = 0; i < rows; ++i) {
+      prepare_head(attention, attention.query_norm, call, queries, head + i, heads, sequence, own,
+                   own_heads + i * size);
+    }
+    float* scores = at_least(own.scores, rows * count);
+    compute(key_weight, prepared(own.query, own_heads, size, size), 0, count, scores, count);
+    for (int64_t i = 0; i < rows; ++i) {
+      float* line = scores + i * count;
+      float factor = attention.scale;
+      if (attention.softcap > 0) {
+        for (int64_t j = 0; j < count; ++j) {
+          line[j] *= factor;
+        }
+        soft_cap(attention.softcap, line, count);
+        factor = 1.0f;
+      }
+      const float top = largest(line, count) * factor;
+      peaks[i * parts] = top;
+      sums[i * parts] = exponentials(factor, top, line, count);
+    }
+    compute(value_weight, prepared(own.weights, scores, count, count), 0, value_size, mixed,
+            parts * value_size);
+  }
+}
+
+// Puts the parts of each head together: what the output projection takes.
+void Step::merge(const Attention& attention, const Call& call, Own& own, int threads) {
+  const int64_t parts = parts_of(attention, call, threads), size = attention.value_size;
+  const int64_t width = attention.heads * size;
+  float* wide = at_least(own.wide, call.batch * std::max(width, widest_inner_));
+  for (int64_t i = 0; i < call.batch * attention.heads; ++i) {
+    const float* peaks = peaks_.data() + i * parts;
+    const float* sums = sums_.data() + i * parts;
+    float top = *std::max_element(peaks, peaks + parts), total = 0;
+    if (attention.sinks != nullptr) {
+      const float sink = attention.sinks[i % attention.heads];
+      top = std::max(top, sink);
+      total = std::exp(sink - top);
+    }
+    for (int64_t part = 0; part < parts; ++part) {
+      total += sums[part] * std::exp(peaks[part] - top);
+    }
+    float* to = wide + i * size;
+    std::fill(to, to + size, 0.0f);
+    for (int64_t part = 0; part < parts; ++part) {
+      const float factor = std::exp(peaks[part] - top) / total;
+      accumulate(factor, mixed_.data() + (i * parts + part) * size, to, size);
+    }
+    round_values(decoder_.dtype, to, size);
+  }
+  own.forget_input();
+}
+
+// -- the rest of a layer --------------------------------------------------------------------------
+
+void Step::feed_forward(const Layer& layer, const Call& call, Own& own, int thread, int threads) {
+  const int64_t hidden = decoder_.hidden, batch = call.batch;
+  float* branch = at_least(own.branch, batch * hidden);
+  float* normed = at_least(own.normed, batch * hidden);
+  for (int64_t i = 0; i < batch; ++i) {
+    const float* attended = attended_.data() + i * hidden;
+    if (layer.attention_post_norm.is_there) {
+      normalize(layer.attention_post_norm, decoder_.dtype, attended, hidden, 0, branch + i * hidden);
+    } else {
+      std::copy(attended, attended + hidden, branch + i * hidden);
+    }
+    float* x = own.x.data() + i * hidden;
+    const float* given = layer.parallel && layer.mlp_shares_norm ? own.start.data() + i * hidden : x;
+    if (!layer.parallel) {
+      add_branch(decoder_.dtype, x, branch + i * hidden, layer.attention_factor, hidden);
+    }
+    if (layer.mlp_norm.is_there) {
+      normalize(layer.mlp_norm, decoder_.dtype, given, hidden, 0, normed + i * hidden);
+    } else {
+      std::copy(given, given + hidden, normed + i * hidden);
+    }
+  }
+  own.forget_input();
+  const Mlp& mlp = layer.mlp;
+  const int64_t width = mlp.up.width;
+  const auto [first, last] = share(width, thread, threads);
+  multiply(mlp.up, own, normed, first, last, batch, inner_.data(), width);
+  float* gate = nullptr;
+  if (mlp.is_gated) {
+    gate = at_least(own.gate, batch * width);
+    multiply(mlp.gate, own, normed, first, last, batch, gate, width);
+  }
+  for (int64_t i = 0; i < batch; ++i) {
+    activate(mlp.activation, decoder_.dtype, gate == nullptr ? nullptr : gate + i * width + first,
+             inner_.data() + i * width + first, last - first);
+  }
+  meeting_.wait(threads);
+  own.forget_input();
+  const auto [from, until] = share(mlp.down.width, thread, threads);
+  multiply(mlp.down, own, inner_.data(), from, until, batch, summed_.data(), hidden);
+  meeting_.wait(threads);
+}
+
+void Step::add_branches(const Layer& layer, const Call& call, Own& own) const {
+  const int64_t hidden = decoder_.hidden;
+  float* normed = at_least(own.normed, hidden);
+  for (int64_t i = 0; i < call.batch; ++i) {
+    float* x = own.x.data() + i * hidden;
+    const float* result = summed_.data() + i * hidden;
+    if (layer.mlp_post_norm.is_there) {
+      normalize(layer.mlp_post_norm, decoder_.dtype, result, hidden, 0, normed);
+      result = normed;
+    }
+    float* branch = own.branch.data() + i * hidden;
+    if (layer.parallel && layer.adds_branches_first) {
+      add_branch(decoder_.dtype, branch, result, 1.0f, hidden);
+      add_branch(decoder_.dtype, x, branch, 1.0f, hidden);
+    } else {
+      if (layer.parallel) {
+        add_branch(decoder_.dtype, x, branch, layer.attention_factor, hidden);
+      }
+      add_branch(decoder_.dtype, x, result, layer.mlp_factor, hidden);
+    }
+  }
+}
+
+void Step::finish(const Call& call, Own& own, int thread, int threads) {
+  const int64_t hidden = decoder_.hidden, batch = call.batch;
+  float* normed = at_least(own.normed, batch * hidden);
+  for (int64_t i = 0; i < batch; ++i) {
+    const float* x = own.x.data() + i * hidden;
+    if (decoder_.norm.is_there) {
+      normalize(decoder_.norm, decoder_.dtype, x, hidden, 0, normed + i * hidden);
+    } else {
+      std::copy(x, x + hidden, normed + i * hidden);
+    }
+  }
+  own.forget_input();
+  own.best.assign(batch, nothing);
+  own.best_token.assign(batch, 0);
+  const Product& head = *decoder_.head;
+  const auto [first, last] = share(head.width, thread, threads);
+  // Without logits to keep, those of a few rows at a time.
+  float* memory = at_least(own.logits, batch * head_rows);
+  for (int64_t row = first; row < last; row += head_rows) {
+    const int64_t count = std::min(head_rows, last - row);
+    multiply(head, own, normed, row, row + count, batch, memory - row, head_rows);
+    for (int64_t i = 0; i < batch; ++i) {
+      float* logits = memory + i * head_rows;
+      if (decoder_.logit_factor != 1.0f) {
+        scale(decoder_.dtype, decoder_.logit_factor, logits, count);
+      }
+      if (decoder_.logit_cap > 0) {
+        soft_cap_rounded(decoder_.dtype, decoder_.logit_cap, logits, count);
+      }
+      if (call.logits != nullptr) {
+        std::copy(logits, logits + count, call.logits + i * head.width + row);
+      }
+      const float top = largest(logits, count);
+      if (top > own.best[i]) {
+        own.best[i] = top;
+        own.best_token[i] = row + (std::find(logits, logits + count, top) - logits);
+      }
+    }
+  }
+}
+
+}  // namespace acclimate::inference::decode

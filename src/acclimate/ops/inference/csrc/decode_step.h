@@ -1,0 +1,88 @@
+// One step of a decoder: all layers within one parallel region, whose threads meet at barriers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "decode_program.h"
+#include "pool.h"
+
+namespace acclimate::inference::decode {
+
+// The keys are [batch][key_heads][capacity][head_size], the values [batch][key_heads][value_size][capacity].
+struct Cache {
+  int64_t capacity;
+  std::vector<const float*> cos, sin;  // by table: [capacity][pairs]
+  std::vector<uint8_t*> keys, values;  // by layer
+};
+
+struct Call {
+  const int64_t* tokens;  // of each sequence
+  const int64_t* starts;  // the place of each sequence's first token
+  int64_t batch, place;
+  Cache cache;
+  float* logits;  // [batch][vocabulary], or null
+  int64_t* best;  // [batch], or null
+};
+
+// A barrier for as many threads as the pool gave.
+class Meeting {
+ public:
+  void wait(int threads) {
+    if (threads == 1) {
+      return;
+    }
+    const int32_t round = passed_.now();
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
+      arrived_.store(0, std::memory_order_relaxed);
+      passed_.send();
+    } else {
+      passed_.wait(round);
+    }
+  }
+
+ private:
+  alignas(64) std::atomic<int> arrived_{0};
+  Signal passed_;
+};
+
+class Step {
+ public:
+  explicit Step(Reader& from);
+  ~Step();
+
+  // One caller at a time; a second one waits.
+  void run(const Call& call, int threads);
+
+ private:
+  struct Own;  // of a thread
+
+  void work(const Call& call, int thread, int threads);
+  void embed(const Call& call, Own& own) const;
+  void multiply(const Product& product, Own& own, const float* x, int64_t first, int64_t last, int64_t batch,
+                float* to, int64_t stride) const;
+  Input input_for(const Weight& weight, Own& own, const float* x, int64_t batch) const;
+  void project(const Layer& layer, const Call& call, Own& own, int thread, int threads);
+  void attend(const Layer& layer, size_t index, const Call& call, Own& own, int thread, int threads);
+  void attend_part(const Attention& attention, size_t index, const Call& call, Own& own, int64_t sequence,
+                   int64_t key_head, int64_t part, int64_t parts);
+  void prepare_head(const Attention& attention, const Norm& norm, const Call& call, const float* all,
+                    int64_t head, int64_t heads, int64_t sequence, Own& own, float* to) const;
+  void merge(const Attention& attention, const Call& call, Own& own, int threads);
+  void feed_forward(const Layer& layer, const Call& call, Own& own, int thread, int threads);
+  void add_branches(const Layer& layer, const Call& call, Own& own) const;
+  void finish(const Call& call, Own& own, int thread, int threads);
+  int64_t parts_of(const Attention& attention, const Call& call, int threads) const;
+
+  Decoder decoder_;
+  int64_t widest_ = 0, widest_projections_ = 0, widest_inner_ = 0, widest_values_ = 0;
+  std::mutex mutex_;
+  Meeting meeting_;
+  std::vector<std::unique_ptr<Own>> own_;
+  // Written by one thread each, read by all after the next barrier.
+  std::vector<float> projected_, attended_, summed_, inner_, mixed_, peaks_, sums_;
+};
+
+}  // namespace acclimate::inference::decode
