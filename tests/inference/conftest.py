@@ -17,6 +17,7 @@ pytest.importorskip("gguf", reason="the extra `llm` is not installed")
 from tiny_models import save_tiny_model, write_tiny_gguf
 from warm_processes import WarmProcesses
 
+from acclimate.cache import cache_root
 from acclimate.cli import main
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -26,6 +27,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test's own, for this process and those it starts."""
     folder = tmp_path / "cache"
+    folder.mkdir()
+    # Native ops are the same for all tests, and take half a minute to compile.
+    (cache_root() / "ops").mkdir(parents=True, exist_ok=True)
+    (folder / "ops").symlink_to(cache_root() / "ops")
     monkeypatch.setenv("ACCLIMATE_CACHE", str(folder))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("ACCLIMATE_ACCELERATOR", "cpu")

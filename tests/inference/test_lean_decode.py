@@ -19,7 +19,8 @@ from architectures import tiny_model
 from transformers import TextStreamer
 
 import acclimate
-from acclimate.inference.decode import loop
+from acclimate.inference.decode import loop, proof
+from acclimate.inference.decode.lean import LeanDecoder
 from acclimate.inference.decode.loop import lean_decoder
 from acclimate.inference.decode.proof import describe
 
@@ -231,6 +232,50 @@ def test_angles_that_depend_on_the_length_are_left_to_transformers() -> None:
     assert describe(tiny_model("llama", rope_parameters=scaling)) is None
 
 
-def test_a_model_in_bfloat16_is_described() -> None:
-    model = copy.deepcopy(pair("gemma3_text")[0]).bfloat16()
-    assert lean_decoder(model) is not None
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_native_step_rounds_where_the_plain_one_does(dtype: torch.dtype) -> None:
+    model: Any = copy.deepcopy(pair("gemma3_text")[0]).to(dtype)
+    lean = lean_decoder(model)
+    assert lean is not None
+    if lean.native is None:
+        pytest.skip("there is no compiler")
+    logits = []
+    for each in (lean, LeanDecoder(lean.decoder, None)):
+        with torch.no_grad():
+            begun = model(PROMPT, use_cache=True)
+        step = each.go_on(begun.past_key_values, torch.zeros(1, dtype=torch.long), 9, 9)
+        logits.append(torch.cat([step(torch.tensor([token])).float() for token in (4, 90, 17)]))
+    # A sum in another order can tip a value to the next one.
+    assert (logits[0] - logits[1]).abs().max() <= 8 * torch.finfo(dtype).eps * logits[1].abs().max()
+
+
+def test_threads_share_the_keys_of_one_head(taken: list[bool]) -> None:
+    model = tiny_model("llama", num_key_value_heads=1)
+    ours = acclimate.init_inference(copy.deepcopy(model))
+    prompt = (torch.arange(700) * 7 % 150 + 3)[None]
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        own, new = (each.generate(prompt, do_sample=False, max_new_tokens=20) for each in (model, ours))
+    finally:
+        torch.set_num_threads(before)
+    assert taken == [True]
+    assert torch.equal(own, new)
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt2"])
+def test_without_a_compiler_the_plain_step_gives_the_same_tokens(
+    name: str, taken: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof, "native_decoder", lambda *_: None)
+    model = copy.deepcopy(pair(name)[0])
+    ours = acclimate.init_inference(copy.deepcopy(model))
+    batch = padded_batch()
+    texts = [
+        each.generate(
+            batch["prompt"], attention_mask=batch["attention_mask"], do_sample=False, max_new_tokens=9
+        )
+        for each in (model, ours)
+    ]
+    assert taken == [True]
+    assert torch.equal(*texts)

@@ -26,8 +26,8 @@ def is_linear(module: nn.Module) -> bool:
 def rows_of(module: nn.Module) -> Tensor:
     """Returns a linear module's weight as outputs x inputs with contiguous rows.
 
-    A weight that is stored the other way round (GPT-2's) gets new memory with the same values, so that nothing
-    is there twice.
+    A weight that is stored the other way round (GPT-2's) gets new memory with the same values, so that
+    nothing is there twice.
     """
     parameter = module.weight
     if not isinstance(parameter, Tensor):

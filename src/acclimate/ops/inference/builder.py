@@ -37,9 +37,10 @@ class InferenceBuilder(OpBuilder):
 
     def define(self) -> None:
         """Defines the operators."""
-        from acclimate.ops.inference import operators
+        from acclimate.ops.inference import decode_operators, operators
 
         operators.define()
+        decode_operators.define()
 
     def module(self) -> ModuleType:
         """Returns :mod:`acclimate.ops.inference`."""
@@ -55,6 +56,7 @@ class CPUInferenceBuilder(InferenceBuilder):
         kernels = {**_KERNELS, **_KERNELS_OF_MACHINE.get(platform.machine(), {})}
         return [
             *(f"csrc/{name}.cpp" for name in ("operators", "linear", "pool", "gguf_pack")),
+            *(f"csrc/decode_{name}.cpp" for name in ("operators", "step", "math")),
             *(Source(f"csrc/kernels_{name}.cpp", flags) for name, flags in kernels.items()),
         ]
 

@@ -75,7 +75,8 @@ ACCLIMATE_INLINE float exp_of(float x) {
 ACCLIMATE_INLINE float tanh_of(float x) {
   const float square = x * x;
   const float small =
-      x + x * square * (-0.333333333f + square * (0.133333333f + square * (-0.0539682540f + square * 0.0218694885f)));
+      x + x * square *
+              (-0.333333333f + square * (0.133333333f + square * (-0.0539682540f + square * 0.0218694885f)));
   const float large = 1.0f - 2.0f / (exp_of(2.0f * x) + 1.0f);
   return square < 0.04f ? small : large;
 }
@@ -225,8 +226,8 @@ ACCLIMATE_CLONES void round_values(Dtype dtype, float* x, int64_t n) {
 
 ACCLIMATE_CLONES void normalize(const Norm& norm, Dtype dtype, const float* from, int64_t n, int64_t row,
                                 float* to) {
-  with_dtype(dtype, [&]<Dtype own>()
-                        __attribute__((always_inline)) { normalize_in<own>(norm, from, n, row, to); });
+  with_dtype(dtype,
+             [&]<Dtype own>() __attribute__((always_inline)) { normalize_in<own>(norm, from, n, row, to); });
 }
 
 ACCLIMATE_CLONES void add_branch(Dtype dtype, float* x, const float* branch, float factor, int64_t n) {

@@ -116,7 +116,7 @@ struct Attention {
   int64_t heads, key_heads, head_size, value_size;
   float scale;
   int64_t window;  // 0: none
-  float softcap;   // 0: none
+  float softcap;  // 0: none
   const float* sinks;
   Product output;
 };

@@ -7,7 +7,7 @@
 namespace acclimate::inference::decode {
 namespace {
 
-constexpr int64_t head_rows = 512;      // logits that a thread computes at once
+constexpr int64_t head_rows = 512;  // logits that a thread computes at once
 constexpr int64_t shortest_part = 128;  // keys that are worth a thread of their own
 constexpr float nothing = -std::numeric_limits<float>::infinity();
 
@@ -37,7 +37,7 @@ struct alignas(64) Line {
 
 struct Step::Own {
   std::vector<float> x, start, normed, branch, wide, gate, heads, scores, logits;
-  std::vector<Line> memory[3];    // prepared inputs, by form
+  std::vector<Line> memory[3];  // prepared inputs, by form
   bool is_ready[3] = {};
   Input input[3];
   std::vector<Line> query, weights;
@@ -64,8 +64,8 @@ Step::Step(Reader& from) : decoder_(from) {
   };
   for (const Layer& layer : decoder_.layers) {
     const Attention& attention = layer.attention;
-    for (const Product* product : {&attention.projections, &attention.output, &layer.mlp.gate, &layer.mlp.up,
-                                   &layer.mlp.down}) {
+    for (const Product* product :
+         {&attention.projections, &attention.output, &layer.mlp.gate, &layer.mlp.up, &layer.mlp.down}) {
       see(*product);
     }
     widest_projections_ = std::max(widest_projections_, attention.projections.width);
@@ -181,8 +181,8 @@ Input Step::input_for(const Weight& weight, Own& own, const float* x, int64_t ba
   return own.input[index];
 }
 
-// Computes columns first to last of a product, to[i * stride + column], rounded to the model's dtype. The input
-// is prepared once until forget_input.
+// Computes columns first to last of a product, to[i * stride + column], rounded to the model's dtype. The
+// input is prepared once until forget_input.
 void Step::multiply(const Product& product, Own& own, const float* x, int64_t first, int64_t last,
                     int64_t batch, float* to, int64_t stride) const {
   int64_t begin = 0;
@@ -246,7 +246,8 @@ void Step::prepare_head(const Attention& attention, const Norm& norm, const Call
     if (attention.table >= 0) {
       const int64_t row = (call.place - call.starts[sequence]) * attention.pairs;
       rotate(decoder_.dtype, attention.interleaved, attention.rounds_products,
-             call.cache.cos[attention.table] + row, call.cache.sin[attention.table] + row, attention.pairs, to);
+             call.cache.cos[attention.table] + row, call.cache.sin[attention.table] + row, attention.pairs,
+             to);
     }
   };
   if (norm.is_there && !attention.norm_is_per_head) {
@@ -297,7 +298,7 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
   }
   const Weight key_weight{Scheme::dense, decoder_.dtype, count, size, key_cache + first * size * bytes,
                           size * bytes};
-  const Weight value_weight{Scheme::dense, decoder_.dtype, value_size, count, value_cache + first * bytes,
+  const Weight value_weight{Scheme::dense,   decoder_.dtype, value_size, count, value_cache + first * bytes,
                             capacity * bytes};
   for (int64_t done = 0; done < group; done += max_rows) {
     const int64_t rows = std::min(group - done, max_rows), head = key_head * group + done;
