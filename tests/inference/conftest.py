@@ -24,10 +24,11 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(autouse=True)
-def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def private_cache(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A cache folder of the test's own, for this process and those it starts."""
-    folder = tmp_path / "cache"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("cache")
     # Native ops are the same for all tests, and take half a minute to compile.
     (cache_root() / "ops").mkdir(parents=True, exist_ok=True)
     (folder / "ops").symlink_to(cache_root() / "ops")

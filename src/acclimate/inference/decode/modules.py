@@ -13,12 +13,13 @@ from acclimate.parallel.trace import weight_of
 
 def packed_weight(module: nn.Module) -> Any:
     """Returns a module's quantised weight; ``None``: it has none."""
-    return getattr(module, "packed", None)
+    packed = getattr(module, "packed", None)
+    return packed if getattr(packed, "number", 0) else None
 
 
 def is_linear(module: nn.Module) -> bool:
     """Whether a module multiplies by a weight and adds a bias, and does nothing else."""
-    if packed_weight(module) is not None:
+    if hasattr(module, "packed"):
         return isinstance(module, nn.Linear)
     return weight_of(module) is not None
 
@@ -32,7 +33,7 @@ def rows_of(module: nn.Module) -> Tensor:
     parameter = module.weight
     if not isinstance(parameter, Tensor):
         raise NotRepresentedError("a linear module has no tensor as its weight")
-    is_turned = weight_of(module) == (1, 0)
+    is_turned = not isinstance(module, nn.Linear) and weight_of(module) == (1, 0)
     weight = parameter.detach().t() if is_turned else parameter.detach()
     if weight.stride(1) != 1 or weight.stride(0) < weight.shape[1]:
         weight = weight.contiguous()
