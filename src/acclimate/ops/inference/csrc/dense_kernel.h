@@ -48,7 +48,7 @@ struct Bf16Step {
 // Several weight rows times several inputs, whose sums stay in registers.
 template <class Step, int rows, int inputs>
 inline void multiply_tile(const uint8_t* weight, int64_t weight_stride, int64_t k, const Input& input,
-                          int64_t first_input, int64_t ahead, float* y, int64_t y_stride) {
+                          int64_t first_input, const uint8_t* next, float* y, int64_t y_stride) {
   using Value = typename Step::Value;
   using InputValue = typename Step::InputValue;
   const InputValue* x = static_cast<const InputValue*>(input.values) + first_input * input.stride;
@@ -64,7 +64,8 @@ inline void multiply_tile(const uint8_t* weight, int64_t weight_stride, int64_t 
     for (int row = 0; row < rows; ++row) {
       const uint8_t* from = weight + row * weight_stride + column * static_cast<int64_t>(sizeof(Value));
       weights[row] = Step::weights(reinterpret_cast<const Value*>(from));
-      prefetch(from + ahead);
+      // The next rows in the order of their addresses.
+      prefetch(next + (column * rows + row * Step::values) * static_cast<int64_t>(sizeof(Value)));
     }
     for (int i = 0; i < inputs; ++i) {
       const typename Step::Vector value = Step::inputs(x + i * input.stride + column);
@@ -92,35 +93,64 @@ inline void multiply_tile(const uint8_t* weight, int64_t weight_stride, int64_t 
   }
 }
 
+// One weight row times one input. The weight is read in the order of its addresses, which the processor's
+// prefetcher follows; two vectors of sums hide the time that an addition takes.
+template <class Step>
+inline Floats multiply_row(const uint8_t* weight, int64_t k, const Input& input) {
+  using Value = typename Step::Value;
+  const auto* row = reinterpret_cast<const Value*>(weight);
+  const auto* x = static_cast<const typename Step::InputValue*>(input.values);
+  Floats sums[4] = {zero(), zero(), zero(), zero()};
+  int64_t column = 0;
+  for (; column + 4 * Step::values <= k; column += 4 * Step::values) {
+    for (int i = 0; i < 4; ++i) {
+      const int64_t at = column + i * Step::values;
+      sums[i] = Step::multiply(Step::weights(row + at), Step::inputs(x + at), sums[i]);
+    }
+  }
+  for (; column + Step::values <= k; column += Step::values) {
+    sums[0] = Step::multiply(Step::weights(row + column), Step::inputs(x + column), sums[0]);
+  }
+  if (column < k) {
+    Value rest[Step::values] = {};  // whatever follows the row must not be read
+    __builtin_memcpy(rest, row + column, (k - column) * sizeof(Value));
+    sums[1] = Step::multiply(Step::weights(rest), Step::inputs(x + column), sums[1]);
+  }
+  return add(add(sums[0], sums[1]), add(sums[2], sums[3]));
+}
+
 template <class Step, int rows>
 inline void multiply_rows(const uint8_t* weight, int64_t weight_stride, int64_t k, const Input& input,
                           float* y, int64_t y_stride) {
-  // Short rows are requested some rows ahead, long ones some columns ahead.
-  constexpr int64_t longest_ahead = 8192;
-  const int64_t next_rows = rows * weight_stride;
-  int64_t ahead = next_rows <= longest_ahead ? next_rows : 2048;
+  const uint8_t* next = weight + rows * weight_stride;
   int64_t i = 0;
   if constexpr (most_inputs >= 8) {
     for (; i + 4 <= input.m; i += 4) {
-      multiply_tile<Step, rows, 4>(weight, weight_stride, k, input, i, ahead, y, y_stride);
-      ahead = 0;
+      multiply_tile<Step, rows, 4>(weight, weight_stride, k, input, i, next, y, y_stride);
+      next = weight;
     }
   }
   if constexpr (most_inputs >= 2) {
     for (; i + 2 <= input.m; i += 2) {
-      multiply_tile<Step, rows, 2>(weight, weight_stride, k, input, i, ahead, y, y_stride);
-      ahead = 0;
+      multiply_tile<Step, rows, 2>(weight, weight_stride, k, input, i, next, y, y_stride);
+      next = weight;
     }
   }
   for (; i < input.m; ++i) {
-    multiply_tile<Step, rows, 1>(weight, weight_stride, k, input, i, ahead, y, y_stride);
-    ahead = 0;
+    multiply_tile<Step, rows, 1>(weight, weight_stride, k, input, i, next, y, y_stride);
+    next = weight;
   }
 }
 
 template <class Step>
 void multiply_dense(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
                     int64_t y_stride) {
+  if (input.m == 1) {
+    for (int64_t row = first; row < last; ++row) {
+      y[row - first] = sum(multiply_row<Step>(weight.data + row * weight.stride, weight.k, input));
+    }
+    return;
+  }
   constexpr int together = most_inputs >= 8 ? 4 : most_inputs;
   int64_t row = first;
   for (; row + together <= last; row += together) {
