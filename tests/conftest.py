@@ -15,14 +15,18 @@ from run_in_parallel import pytest_collection_modifyitems as pytest_collection_m
 from run_in_parallel import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 from session_signals import take_signals
 from skip_summary import pytest_terminal_summary as pytest_terminal_summary
+from warm_python import WarmPython, start_real_pythons
 from warm_starts import pytest_configure_node as pytest_configure_node
 from warm_starts import pytest_unconfigure as pytest_unconfigure
+from warm_starts import pytest_xdist_setupnodes as pytest_xdist_setupnodes
 from warm_starts import warm_python as warm_python
 from warm_starts import warm_starts as warm_starts
 
 
 def pytest_configure(config: pytest.Config) -> None:
     take_signals()
+    if hasattr(config, "workerinput"):
+        start_real_pythons()
     # How long an example takes says nothing where other work shares the processors. `make test` tries the
     # same examples each time, so that a failure comes from a change; other runs try new ones.
     settings.register_profile(
@@ -37,8 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def fresh() -> Iterator[FreshProcesses]:
+def fresh(warm_python: WarmPython) -> Iterator[FreshProcesses]:
     """Runs code in fresh processes."""
-    processes = FreshProcesses()
+    with warm_python.in_place():
+        processes = FreshProcesses()
     yield processes
     processes.close()

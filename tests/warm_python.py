@@ -32,7 +32,7 @@ import threading
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +173,12 @@ class WarmPython:
             _address, subprocess.Popen = before
 
 
+def start_real_pythons() -> None:
+    """In a program: those that it starts do not come from the server, but within ``in_place``."""
+    if subprocess.Popen is WarmPopen:
+        subprocess.Popen = subprocess.Popen.__base__
+
+
 # -- in the server ---------------------------------------------------------------------------------
 
 
@@ -184,7 +190,7 @@ def serve(listening: str, *modules: str) -> None:
     for module in modules:
         before = set(sys.modules)
         importlib.import_module(module)
-        groups.append({name for name in set(sys.modules) - before if _package(name) not in STANDARD})
+        groups.append([name for name in sys.modules if name not in before and _package(name) not in STANDARD])
     if "torch" in sys.modules:
         _use_one_thread = functools.partial(sys.modules["torch"].set_num_threads, 1)
     _use_one_thread()
@@ -250,6 +256,7 @@ class _Imported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def __init__(self, groups: list[dict[str, types.ModuleType]]) -> None:
         self._groups = groups
+        self._bringing = False
         self._modules = {name: module for group in groups for name, module in group.items()}
 
     def install(self) -> None:
@@ -276,12 +283,30 @@ class _Imported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         name = module.__name__
         package = _package(name)
         (group,) = (group for group in self._groups if name in group)
-        for other in list(self._modules):
+        if package == "torch" and name != "torch":
+            self._bring(group)
+        else:
             # torch imports all that came with it; any other package itself only, as far as it matters here.
-            if other in group if package == "torch" else _package(other) == package:
-                sys.modules.setdefault(other, self._modules.pop(other))
+            for other in list(self._modules):
+                if other in group if name == "torch" else _package(other) == package:
+                    sys.modules.setdefault(other, self._modules.pop(other))
         if name == "torch" and module._is_device_backend_autoload_enabled():
             module._import_device_backends()
+
+    def _bring(self, group: Iterable[str]) -> None:
+        """Imports what came with a part of torch, one by one: some wait for the import of one of them."""
+        if self._bringing:
+            return
+        self._bringing = True
+        try:
+            for name in group:
+                module = self._modules[name]
+                if getattr(module, "__spec__", None) is None:  # made by native code
+                    sys.modules.setdefault(name, module)
+                else:
+                    importlib.import_module(name)
+        finally:
+            self._bringing = False
 
 
 def _package(module: str) -> str:
@@ -323,6 +348,8 @@ def _become(request: dict[str, Any], streams: array.array[int]) -> None:
 
 def _run(command: list[str]) -> None:
     """Runs what a command line of Python names."""
+    if command[0] == "-u":  # what it writes is small, or goes to a descriptor
+        command = command[1:]
     given = os.environ.get("PYTHONPATH", "")
     sys.path[:0] = [entry for entry in given.split(os.pathsep) if entry]
     importlib.invalidate_caches()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,22 +17,33 @@ MODULES = ("torch", "torch._dynamo")
 """What the server imports; the latter comes with the first optimizer."""
 
 _SERVER = pytest.StashKey[WarmServer]()
+_STARTS = pytest.StashKey[ExitStack]()
 _ADDRESS = "warm_python"
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Starts the processes of a run from one server, which imports torch once for all of them."""
+    if _SERVER not in config.stash:
+        config.stash[_SERVER] = WarmServer(*MODULES)
+        config.stash[_STARTS] = ExitStack()
+        config.stash[_STARTS].enter_context(WarmPython(config.stash[_SERVER].address).in_place())
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: WorkerController) -> None:
-    """Gives the processes of a run one server: each of its own would import torch once more."""
-    stash = node.config.stash
-    if _SERVER not in stash:
-        stash[_SERVER] = WarmServer(*MODULES)
-    node.workerinput[_ADDRESS] = stash[_SERVER].address
+    """Gives the processes of a run that server."""
+    node.workerinput[_ADDRESS] = node.config.stash[_SERVER].address
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Ends the server."""
+    if _STARTS in config.stash:
+        config.stash[_STARTS].close()
+        del config.stash[_STARTS]
     if _SERVER in config.stash:
         config.stash[_SERVER].close()
+        del config.stash[_SERVER]
 
 
 @pytest.fixture(scope="session")

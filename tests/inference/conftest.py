@@ -19,6 +19,7 @@ from warm_processes import WarmProcesses
 
 from acclimate.cache import cache_root
 from acclimate.cli import main
+from warm_python import WarmPython
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -67,9 +68,10 @@ def acclimate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[WarmProcesses]:
+def warm(warm_python: WarmPython) -> Iterator[WarmProcesses]:
     """Starts processes of ``acclimate generate`` in which the imports are made already."""
-    processes = WarmProcesses()
+    with warm_python.in_place():
+        processes = WarmProcesses()
     yield processes
     processes.close()
 

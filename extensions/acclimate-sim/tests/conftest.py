@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # sim_process, also for the folders below
 sys.path.append(str(Path(__file__).parents[3] / "tests"))
 
-from warm_python import WarmPython, WarmServer
+from warm_starts import pytest_unconfigure as pytest_unconfigure
+from warm_starts import warm_python as warm_python
 from warm_starts import warm_starts as warm_starts
 
 ON_SIM = os.environ.get("ACCLIMATE_ACCELERATOR") == "sim"
@@ -20,14 +20,6 @@ ON_SIM = os.environ.get("ACCLIMATE_ACCELERATOR") == "sim"
 
 if not ON_SIM:
     collect_ignore = ["on_sim", "with_limits", "with_sync_check"]
-
-
-@pytest.fixture(scope="session")
-def warm_python() -> Iterator[WarmPython]:
-    """Starts Pythons that have torch imported already, and not torch._dynamo: sim acts on its import."""
-    server = WarmServer("torch")
-    yield WarmPython(server.address)
-    server.close()
 
 
 @pytest.fixture(autouse=True)
