@@ -10,10 +10,12 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from rank_group import RankGroup
 
+from warm_python import WarmPython
+
 
 @pytest.fixture(scope="module")
-def two_ranks() -> Iterator[RankGroup]:
-    with RankGroup(2) as ranks:
+def two_ranks(warm_python: WarmPython) -> Iterator[RankGroup]:
+    with warm_python.in_place(), RankGroup(2) as ranks:
         yield ranks
 
 
