@@ -297,16 +297,30 @@ class _Imported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Imports what came with a part of torch, one by one: some wait for the import of one of them."""
         if self._bringing:
             return
-        self._bringing = True
+        plain = {name for name in group if self._is_plain(name)}
+        for name in group:
+            if name not in plain:
+                sys.modules.setdefault(name, self._modules[name])
+        before = sys.meta_path[:]
+        # pytest's finder would read files anew whose names are those of tests.
+        others = [one for one in before if not type(one).__module__.startswith("_pytest.")]
+        self._bringing, sys.meta_path[:] = True, others
         try:
-            for name in group:
-                module = self._modules[name]
-                if getattr(module, "__spec__", None) is None:  # made by native code
-                    sys.modules.setdefault(name, module)
-                else:
-                    importlib.import_module(name)
+            for name in (name for name in group if name in plain):
+                parent, _, child = name.rpartition(".")
+                package = self._modules.get(parent, sys.modules.get(parent))
+                known = getattr(package, child, None)
+                importlib.import_module(name)
+                if known is not None:  # a package may have something else under the name of a module
+                    setattr(package, child, known)
         finally:
-            self._bringing = False
+            kept = [one for one in before if one not in others or one in sys.meta_path]
+            self._bringing, sys.meta_path[:] = False, kept
+
+    def _is_plain(self, name: str) -> bool:
+        """Whether a module was imported from a file as most are; torch's settings are not."""
+        module = self._modules[name]
+        return type(module) is types.ModuleType and module.__spec__ is not None
 
 
 def _package(module: str) -> str:

@@ -15,7 +15,7 @@ TESTS = Path(__file__).parent
 
 
 def run_python(
-    *arguments: str, profile: str = "", accelerator: str | None = "sim", timeout_s: float = 600
+    *arguments: str, profile: str = "", accelerator: str | None = "sim", timeout_s: float = 850
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python with the arguments; ``accelerator`` as None leaves the choice to detection."""
     chosen = ("ACCLIMATE_ACCELERATOR", "DS_ACCELERATOR", "ACCLIMATE_SIM", "ACCLIMATE_SIM_VISIBLE_DEVICES")
