@@ -10,8 +10,8 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+import transformers
 from tiny_models import CONTEXT, byte_level_tokenizer, sentencepiece_vocabulary
-from transformers import AutoConfig, AutoModelForCausalLM
 
 Array = np.ndarray[Any, Any]
 
@@ -137,11 +137,11 @@ def make_model(name: str, **changes: Any) -> Any:
     """A tiny model whose parameters are all random, biases and norms included."""
     _, kind, fields = MODELS[name]
     base = COMMON if kind in ("gemma",) else {"bos_token_id": 0, "eos_token_id": 1}
-    config = AutoConfig.for_model(
+    config = transformers.AutoConfig.for_model(
         kind, **(base | fields | {"vocab_size": len(byte_level_tokenizer())} | changes)
     )
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1 or "norm" in str(parameter.shape):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tiny_models import CONTEXT, save_tiny_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import acclimate
 from acclimate.errors import (
@@ -30,8 +30,8 @@ PROMPT = "The capital of France"
 
 
 def reference(folder: Path, prompt: str, new_tokens: int, dtype: torch.dtype, **options: Any) -> list[int]:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    ids = AutoTokenizer.from_pretrained(folder)(prompt, return_tensors="pt")["input_ids"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    ids = transformers.AutoTokenizer.from_pretrained(folder)(prompt, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         out = model.generate(ids, max_new_tokens=new_tokens, **options)
     tokens: list[int] = out[0, ids.shape[1] :].tolist()
@@ -103,11 +103,13 @@ def test_the_pieces_are_the_text_and_arrive_while_it_is_written(tiny_folder: Pat
 
 def test_the_figures_are_of_this_run(tiny_folder: Path) -> None:
     result = acclimate.generate(PROMPT, model=tiny_folder, max_new_tokens=10, dtype="float32")
-    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_folder)
     assert result.accelerator == "cpu"
     assert result.dtype == "float32"
     assert result.parameters == model.num_parameters()
-    assert result.prompt_tokens == len(AutoTokenizer.from_pretrained(tiny_folder)(PROMPT)["input_ids"])
+    assert result.prompt_tokens == len(
+        transformers.AutoTokenizer.from_pretrained(tiny_folder)(PROMPT)["input_ids"]
+    )
     assert result.generated_tokens == len(result.tokens) == 10
     assert result.load_seconds > 0
     assert result.time_to_first_token_seconds > 0  # type: ignore[operator]
@@ -150,7 +152,7 @@ def test_auto_takes_bfloat16_then_float16_then_float32() -> None:
 
 def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(tiny_folder: Path) -> None:
     prompt = "x y " * CONTEXT
-    count = len(AutoTokenizer.from_pretrained(tiny_folder)(prompt)["input_ids"])
+    count = len(transformers.AutoTokenizer.from_pretrained(tiny_folder)(prompt)["input_ids"])
     with pytest.raises(PromptError, match=rf"{count} tokens.*{CONTEXT}"):
         acclimate.generate(prompt, model=tiny_folder)
 
@@ -194,7 +196,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     import tiny_models
 
     folder = save_tiny_model("llama", tmp_path)
-    AutoModelForCausalLM.from_config(tiny_models.config("llama", 20)).save_pretrained(folder)
+    transformers.AutoModelForCausalLM.from_config(tiny_models.config("llama", 20)).save_pretrained(folder)
     with pytest.raises(CorruptModelError, match="does not belong"):
         acclimate.generate(PROMPT, model=folder)
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from tiny_models import write_tiny_gguf
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from acclimate.errors import CorruptModelError
 from acclimate.inference import gguf_convert
@@ -33,9 +32,11 @@ TEXTS = [
 
 
 def transformers_tensors(path: Path) -> dict[str, torch.Tensor]:
-    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
     loaded: dict[str, torch.Tensor] = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)[
         "tensors"
     ]
@@ -67,8 +68,8 @@ def test_every_common_packing_is_unpacked_as_transformers_does(quantization: str
 @pytest.mark.parametrize("kind", DIRECT)
 def test_config_equals_the_one_transformers_makes_of_the_whole_file(kind: str, tmp_path: Path) -> None:
     path = write_tiny_gguf(kind, tmp_path / f"{kind}.gguf")
-    theirs = AutoConfig.from_pretrained(tmp_path, gguf_file=path.name).to_dict()
-    ours = AutoConfig.from_pretrained(converted_gguf(path, "float32")).to_dict()
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path, gguf_file=path.name).to_dict()
+    ours = transformers.AutoConfig.from_pretrained(converted_gguf(path, "float32")).to_dict()
     for added in ("architectures", "dtype", "_name_or_path"):
         ours.pop(added), theirs.pop(added)
     assert ours == theirs
@@ -77,11 +78,11 @@ def test_config_equals_the_one_transformers_makes_of_the_whole_file(kind: str, t
 @pytest.mark.parametrize("kind", DIRECT)
 def test_tokens_equal_those_of_transformers_tokenizer(kind: str, tmp_path: Path) -> None:
     path = write_tiny_gguf(kind, tmp_path / f"{kind}.gguf")
-    theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
     folder = converted_gguf(path, "float32")
     from acclimate.inference.text import ConvertedTokenizer
 
-    ours, reloaded = ConvertedTokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    ours, reloaded = ConvertedTokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
     for text in TEXTS:
         expected = theirs(text)["input_ids"]
         assert ours.encode(text) == expected, text

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tiny_models import byte_level_tokenizer, config
-from transformers import AutoModelForCausalLM, DeepseekV3Config, MixtralConfig
 
 import acclimate
 from acclimate.errors import AcclimateError, InvalidRankError
@@ -41,7 +41,7 @@ def build_config(kind: str) -> Any:
         "eos_token_id": None,
     }
     if kind == "mixtral":
-        return MixtralConfig(**common, num_local_experts=4)
+        return transformers.MixtralConfig(**common, num_local_experts=4)
     if kind == "deepseek_v3":  # routers have a buffer that is stored with the weights
         latent = {
             "q_lora_rank": 16,
@@ -52,7 +52,9 @@ def build_config(kind: str) -> Any:
         }
         experts = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}
         moe = {"moe_intermediate_size": 16, "first_k_dense_replace": 1}
-        return DeepseekV3Config(**{**common, "num_key_value_heads": 4}, **latent, **experts, **moe)
+        return transformers.DeepseekV3Config(
+            **{**common, "num_key_value_heads": 4}, **latent, **experts, **moe
+        )
     made = config(kind, 320)
     made.eos_token_id = None
     return made
@@ -60,7 +62,7 @@ def build_config(kind: str) -> Any:
 
 def save_random_model(kind: str, folder: Path, shard_size: str = "40KB") -> Path:
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(build_config(kind))
+    model = transformers.AutoModelForCausalLM.from_config(build_config(kind))
     for tensor in (*model.parameters(), *model.state_dict().values()):
         if tensor.is_floating_point():
             torch.nn.init.normal_(tensor.data, std=0.5)
@@ -131,7 +133,7 @@ def generate_from_own_prompt(rank: int) -> None:
 
 
 def split_loaded(rank: int, folder: str) -> tuple[bool, list[int]]:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     split = acclimate.init_inference(model)
     return split is model, generate_tokens(split)
 
@@ -205,7 +207,7 @@ def load_while_a_file_changes(rank: int, folder: str, change: Damage) -> None:
 
 
 def whole_tokens(folder: Path) -> list[int]:
-    return generate_tokens(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+    return generate_tokens(transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
 
 # -- promises ----------------------------------------------------------------------------------------
@@ -264,7 +266,7 @@ def test_loading_takes_little_more_memory_than_the_shard_and_the_largest_tensor(
     large = config("llama", 4096)
     large.hidden_size, large.intermediate_size, large.num_hidden_layers = 1024, 4096, 3
     large.head_dim = 256
-    AutoModelForCausalLM.from_config(large).save_pretrained(tmp_path)
+    transformers.AutoModelForCausalLM.from_config(large).save_pretrained(tmp_path)
     stored = (tmp_path / "model.safetensors").stat().st_size
     for peak, read, shard, largest in two.values(peak_while_loading, str(tmp_path)):
         assert shard > 100e6

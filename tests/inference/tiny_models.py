@@ -9,23 +9,14 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GPT2Config,
-    LlamaConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen3Config,
-)
 
 CONTEXT = 64
 TEXT = ["The capital of France is Paris. Ünïcödé, 日本語, emoji 🤦🏽 and a few more words to merge. "] * 4
 
 
-def byte_level_tokenizer() -> PreTrainedTokenizerFast:
+def byte_level_tokenizer() -> transformers.PreTrainedTokenizerFast:
     """Byte-level BPE: any text can be encoded, and one character can take several tokens."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -36,7 +27,7 @@ def byte_level_tokenizer() -> PreTrainedTokenizerFast:
     )
     backend.train_from_iterator(TEXT, trainer)
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
 
 
 def config(kind: str, vocabulary: int) -> Any:
@@ -54,7 +45,7 @@ def config(kind: str, vocabulary: int) -> Any:
         "initializer_range": 0.5,
     }
     if kind == "gpt2":
-        return GPT2Config(
+        return transformers.GPT2Config(
             vocab_size=vocabulary,
             n_embd=32,
             n_layer=2,
@@ -64,11 +55,11 @@ def config(kind: str, vocabulary: int) -> Any:
             eos_token_id=1,
         )
     kinds = {
-        "llama": LlamaConfig,
-        "gemma2": Gemma2Config,
-        "gemma3": Gemma3TextConfig,
-        "qwen2": Qwen2Config,
-        "qwen3": Qwen3Config,
+        "llama": transformers.LlamaConfig,
+        "gemma2": transformers.Gemma2Config,
+        "gemma3": transformers.Gemma3TextConfig,
+        "qwen2": transformers.Qwen2Config,
+        "qwen3": transformers.Qwen3Config,
     }
     return kinds[kind](**shape, **({"head_dim": 8} if kind != "qwen2" else {}))
 
@@ -77,7 +68,7 @@ def save_tiny_model(kind: str, folder: Path, shard_size: str = "1GB") -> Path:
     tokenizer = byte_level_tokenizer()
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config(kind, len(tokenizer)))
+    model = transformers.AutoModelForCausalLM.from_config(config(kind, len(tokenizer)))
     model.save_pretrained(folder, max_shard_size=shard_size)
     return folder
 

@@ -175,7 +175,9 @@ def test_an_instruction_set_that_is_not_here_is_refused_natively_too() -> None:
         op.native()(*arguments(op), **op.settings, isa=lacking)
 
 
-@pytest.mark.parametrize("name", ["adam", "lion", "adagrad"])
+@pytest.mark.parametrize(
+    "name", ["adam", *(pytest.param(n, marks=pytest.mark.slow) for n in ("lion", "adagrad"))]
+)
 def test_the_source_compiles_for_64_bit_arm(name: str, tmp_path: Path) -> None:
     compiler = shutil.which("aarch64-linux-gnu-g++")
     if compiler is None:
