@@ -297,8 +297,9 @@ class _Imported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Imports what came with a part of torch, one by one: some wait for the import of one of them."""
         if self._bringing:
             return
-        plain = {name for name in group if self._is_plain(name)}
-        for name in group:
+        left = [name for name in group if name in self._modules]  # a package before may have come whole
+        plain = {name for name in left if self._is_plain(name)}
+        for name in left:
             if name not in plain:
                 sys.modules.setdefault(name, self._modules[name])
         before = sys.meta_path[:]
@@ -306,7 +307,7 @@ class _Imported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         others = [one for one in before if not type(one).__module__.startswith("_pytest.")]
         self._bringing, sys.meta_path[:] = True, others
         try:
-            for name in (name for name in group if name in plain):
+            for name in (name for name in left if name in plain):
                 parent, _, child = name.rpartition(".")
                 package = self._modules.get(parent, sys.modules.get(parent))
                 known = getattr(package, child, None)

@@ -20,8 +20,7 @@ from torch import Tensor
 import acclimate.ops
 from acclimate import get_accelerator
 from acclimate.errors import InstructionSetError, InvalidOptimizerArgumentError
-from acclimate.ops import CPUAdam
-from acclimate.ops.optimizers import simd
+from acclimate.ops import CPUAdam, simd
 from acclimate.ops.optimizers.adagrad.plain import adagrad_
 from acclimate.ops.optimizers.adam.plain import adam_
 from acclimate.ops.optimizers.builders import (
