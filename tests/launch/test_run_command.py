@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launching import command, environment, launched, run
 
+from acclimate import cli
 from acclimate.errors import LaunchOptionError
 from acclimate.launch.options import RunOptions, add_arguments, read_options
 from acclimate.launch.plan.environment import SET_BY_LAUNCHER, RankPlace, rank_environment
@@ -332,15 +333,32 @@ MISTAKES = [
     ("arguments", "complaint"), MISTAKES, ids=[" ".join(mistake[0])[:60] for mistake in MISTAKES]
 )
 def test_a_mistake_is_told_and_nothing_is_started(
-    arguments: list[str], complaint: str, tmp_path: Path
+    arguments: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "x").write_text("print('started')")
     (tmp_path / "h").write_text("localhost slots=1")
     (tmp_path / "many").write_text(f"localhost slots={10**20}")
     (tmp_path / "nul").write_text("a\0b slots=1")
-    ended = acclimate_run(*arguments, cwd=tmp_path, DS_ACCELERATOR="cpu")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    try:
+        code = cli.main(["run", *arguments])
+    except SystemExit as end:  # argparse's way
+        code = end.code
+    output = capfd.readouterr()
+    assert (code, output.out) == (2, "")
+    assert complaint in output.err
+    assert "Traceback" not in output.err
+
+
+def test_a_mistake_ends_the_program_with_2(tmp_path: Path) -> None:
+    ended = acclimate_run("no_such.py", cwd=tmp_path, DS_ACCELERATOR="cpu")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert complaint in ended.stderr
+    assert "there is no script no_such.py in " in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -63,7 +63,7 @@ def mpich(tmp_path: Path) -> MpichJob:
 
 def check_that_all_went_well(job: Launched) -> None:
     stdout, stderr = job.read()
-    assert (job.wait(), stderr) == (0, "")
+    assert (job.wait(), stderr) == (0, ""), stderr
     assert sorted(stdout.splitlines()) == ["[rank 0] rank 0 of 2", "[rank 1] rank 1 of 2"]
 
 
