@@ -401,6 +401,13 @@ BLOCKS: list[type[nn.Module]] = [
 ]  # fmt: skip
 
 
+SPLIT = {
+    UpUsedTwice, Transposed, HeadBuffers, HeadList, WidthBranch, Grouped, Convolved, Recurrent, InPlace, Adapted,
+    Experts, GatedHeads, Shuffled, Pooled,
+}  # fmt: skip
+"""Those that must not be refused."""
+
+
 class Model(nn.Module):
     """Two blocks between an embedding and a head.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from odd_models import BLOCKS, Model
+from odd_models import BLOCKS, SPLIT, BatchBranch, HeadBuffers, LongBranch, Model, OneTokenBranch, Transposed
 from torch import Tensor, nn
 
 from acclimate.errors import PlanError
@@ -50,10 +50,25 @@ def gap(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max().clamp(min=1e-2))
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+QUICK = (LongBranch, OneTokenBranch, BatchBranch, HeadBuffers, Transposed)
+
+
+@pytest.mark.parametrize(
+    "block", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in BLOCKS]
+)
 def test_a_model_of_an_odd_design_is_split_right_or_refused(block: type[nn.Module]) -> None:
-    for size in (2, 3):
-        for options in ({}, {"tied": True}, {"sequential": True}):
-            torch.manual_seed(1)
-            found = difference(Model(block, **options), size)
-            assert found is None or found < 1e-4, (size, options)
+    torch.manual_seed(1)
+    found = difference(Model(block), 2)
+    assert found is None or found < 1e-4
+    assert found is not None or block not in SPLIT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"tied": True}, {"sequential": True}], ids=str)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_same_on_3_ranks_with_tied_blocks_and_in_a_sequence(
+    block: type[nn.Module], options: dict[str, bool]
+) -> None:
+    torch.manual_seed(1)
+    found = difference(Model(block, **options), 3)
+    assert found is None or found < 1e-4
