@@ -402,8 +402,8 @@ BLOCKS: list[type[nn.Module]] = [
 
 
 SPLIT = {
-    UpUsedTwice, Transposed, HeadBuffers, HeadList, WidthBranch, Grouped, Convolved, Recurrent, InPlace, Adapted,
-    Experts, GatedHeads, Shuffled, Pooled,
+    UpUsedTwice, Transposed, HeadBuffers, HeadList, WidthBranch, Grouped, Convolved, Recurrent, InPlace,
+    Adapted, Experts, GatedHeads, Shuffled, Pooled,
 }  # fmt: skip
 """Those that must not be refused."""
 
