@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 import torch.distributed as dist
-from architectures import meta_model, tiny_model
-from splitting import generate, own_parameters, tokens
+from architectures import inputs, meta_model, tiny_model
+from splitting import generate, own_parameters
 
 from acclimate.errors import PlanError
 from acclimate.parallel import apply_plan, make_plan
@@ -28,19 +28,19 @@ def row(name: str, size: int, changes: dict[str, Any], group: dist.ProcessGroup)
     except PlanError as error:
         return {"name": name, "refused": str(error)}
     with torch.no_grad():
-        logits = model(tokens(2)).logits
-    text = generate(model)
+        logits = model(**inputs(name, 2)).logits
+    text = generate(model, name)
     total = own_parameters(model)
     part = apply_plan(model, plan, group)
     with torch.no_grad():
-        error = float((part(tokens(2)).logits - logits).abs().max())
+        error = float((part(**inputs(name, 2)).logits - logits).abs().max())
     padded = any(any(change.expands) for change in plan.modules.values())
     return {
         "name": name,
         "error": error,
         "scale": float(logits.abs().max()),
-        "same_text": torch.equal(generate(part), text),
-        "distinct": len(set(text[0, 9:].tolist())),
+        "same_text": torch.equal(generate(part, name), text),
+        "distinct": len(set(text[0, -12:].tolist())),
         "share": own_parameters(part) / total,
         "padded": padded,
     }

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from architectures import tiny_model
+from architectures import inputs, prompt, tiny_model
 from torch import nn
 
 from acclimate.parallel import Plan, apply_plan, gather, make_plan
 from acclimate.parallel.apply import put_together
 from acclimate.parallel.verify import ThreadRanks, on_threads
 
-PROMPT, NEW_TOKENS = 9, 12
+NEW_TOKENS = 12
 
 
 @dataclass
@@ -32,15 +32,15 @@ def compare(name: str, size: int, **changes: Any) -> Comparison:
     model = tiny_model(name, **changes)
     plan = make_plan(model, size)
     with torch.no_grad():
-        logits = model(tokens(2)).logits
-    text = generate(model)
+        logits = model(**inputs(name, 2)).logits
+    text = generate(model, name)
     whole = model.state_dict()
 
     def work(ranks: ThreadRanks) -> tuple[float, bool, bool, float]:
         part = apply_plan(copy.deepcopy(model), plan, ranks)
         with torch.no_grad():
-            error = float((part(tokens(2)).logits - logits).abs().max())
-        same_text = torch.equal(generate(part), text)
+            error = float((part(**inputs(name, 2)).logits - logits).abs().max())
+        same_text = torch.equal(generate(part, name), text)
         same_weights = all(torch.equal(whole[n], each) for n, each in gather(plan, part, ranks))
         return error, same_text, same_weights, own_parameters(part) / own_parameters(model)
 
@@ -49,12 +49,8 @@ def compare(name: str, size: int, **changes: Any) -> Comparison:
     return Comparison(plan, max(errors), all(texts), all(weights), max(shares))
 
 
-def tokens(batch: int) -> torch.Tensor:
-    return torch.arange(batch * PROMPT).view(batch, PROMPT) * 7 % 150 + 3
-
-
-def generate(model: Any) -> torch.Tensor:
-    found = model.generate(tokens(1), max_new_tokens=NEW_TOKENS, do_sample=False)
+def generate(model: Any, name: str) -> torch.Tensor:
+    found = model.generate(**prompt(name, 1), max_new_tokens=NEW_TOKENS, do_sample=False)
     assert isinstance(found, torch.Tensor)
     return found
 
@@ -71,12 +67,12 @@ def worst_gradient(name: str, size: int, **changes: Any) -> float:
     model = tiny_model(name, **changes)
     plan = make_plan(model, size)
     parts = [copy.deepcopy(model) for _ in range(size)]
-    loss(model).backward()
+    loss(model, name).backward()
     whole = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
     def work(ranks: ThreadRanks) -> float:
         part = apply_plan(parts[ranks.rank], plan, ranks)
-        loss(part).backward()
+        loss(part, name).backward()
         own = dict(part.named_parameters(remove_duplicate=False))
         worst = 0.0
         for n, expected in whole.items():
@@ -93,7 +89,7 @@ def worst_gradient(name: str, size: int, **changes: Any) -> float:
     return max(on_threads(size, work))
 
 
-def loss(model: Any) -> torch.Tensor:
-    found = -model(tokens(2)).logits.float().log_softmax(-1)[..., 5].mean()
+def loss(model: Any, name: str) -> torch.Tensor:
+    found = -model(**inputs(name, 2)).logits.float().log_softmax(-1)[..., 5].mean()
     assert isinstance(found, torch.Tensor)
     return found

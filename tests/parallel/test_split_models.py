@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from architectures import ARCHITECTURES, MULTI_HEAD, meta_model
+from architectures import ARCHITECTURES, FURTHER, MULTI_HEAD, REFUSED, meta_model
 from splitting import compare, worst_gradient
 
 from acclimate.errors import PlanError
@@ -77,3 +77,17 @@ def test_copies_of_a_key_value_head_get_the_sum_of_their_gradients() -> None:
 def test_state_that_does_not_split_is_refused_before_a_weight_is_read() -> None:
     with pytest.raises(PlanError, match=r"RwkvBlock.* does not run on 2 ranks while it generates"):
         make_plan(meta_model("rwkv"), 2)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n == "t5" else pytest.param(n, marks=pytest.mark.slow) for n in FURTHER]
+)
+def test_another_model_is_split_right_or_refused(name: str) -> None:
+    try:
+        found = compare(name, 2)
+    except PlanError:
+        assert name in REFUSED
+        return
+    assert found.error < 1e-4
+    assert found.same_text
+    assert found.same_weights
