@@ -107,7 +107,7 @@ MULTI_HEAD = [
 
 ENCODER_DECODERS = [
     "bart", "mbart", "t5", "mt5", "umt5", "pegasus", "marian", "m2m_100", "blenderbot", "blenderbot-small",
-    "plbart", "switch_transformers", "mvp", "led", "bigbird_pegasus", "fsmt", "nllb-moe", "prophetnet",
+    "plbart", "switch_transformers", "mvp", "led", "bigbird_pegasus", "fsmt", "nllb-moe",
     "longt5", "whisper",
 ]  # fmt: skip
 FURTHER = [
@@ -131,8 +131,6 @@ SPECIAL |= dict.fromkeys(("t5", "mt5", "umt5", "switch_transformers", "longt5"),
 SPECIAL |= {
     "fsmt": {**BART, "src_vocab_size": 160, "tgt_vocab_size": 160, "langs": ["a", "b"]},
     "nllb-moe": {**BART, "num_experts": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
-    "prophetnet": {**BART, "num_encoder_layers": 2, "num_decoder_layers": 2,
-                   "num_encoder_attention_heads": HEADS, "num_decoder_attention_heads": HEADS},
     "whisper": {**BART, "num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 64,
                 "suppress_tokens": [], "begin_suppress_tokens": []},
     "bigbird_pegasus": {**BART, "attention_type": "original_full"},
@@ -175,8 +173,8 @@ def tiny_config(name: str, **changes: Any) -> Any:
     values = {**BASE, **SPECIAL.get(name, {}), **changes}
     if changes.get("num_key_value_heads") is not None and name == "falcon":
         values["num_kv_heads"] = changes["num_key_value_heads"]
-    for left_out in {"falcon": ("head_dim",), "prophetnet": ("num_hidden_layers",)}.get(name, ()):
-        del values[left_out]
+    if name == "falcon":
+        del values["head_dim"]
     config = AutoConfig.for_model(name, **values)
     return config
 
