@@ -148,14 +148,14 @@ def test_the_end_of_a_turn_also_ends_a_text(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.2, 0.5, 0.9, 0.9999])
 def test_a_truncated_file_is_refused_and_nothing_is_left(
-    tiny_gguf: Path, tmp_path: Path, share: float
+    tiny_gguf: Path, tmp_path: Path, private_cache: Path, share: float
 ) -> None:
     content = tiny_gguf.read_bytes()
     path = tmp_path / "cut.gguf"
     path.write_bytes(content[: int(len(content) * share)])
     with pytest.raises(CorruptModelError, match=r"cut\.gguf"):
         converted_gguf(path, "float32")
-    models = tmp_path / "cache" / "models"
+    models = private_cache / "models"
     assert not [entry for entry in models.iterdir() if not entry.name.endswith(".lock")]
 
 

@@ -39,6 +39,7 @@ from acclimate.inference.decode.modules import embedding_rows, is_linear
 from acclimate.inference.decode.recording import AttentionCall, Call, Recording
 
 _T = TypeVar("_T")
+_Way = tuple[Rotary | None, Callable[[Tensor], Tensor]]
 
 
 def derive(model: Any, recording: Recording) -> Decoder:
@@ -70,6 +71,9 @@ class _Deriver:
         self.numbers = numbers_of(model.config)
         self.dtype: torch.dtype = model.dtype
         self.linear = {id(m) for m in model.modules() if is_linear(m)}
+        # Most layers are like the one before, so that is tried first.
+        self.last_rotary: Rotary | None = None
+        self.last_had_norm = False
         self.tables: list[RotaryTable] = []
         self.angles: list[tuple[Tensor, Tensor]] = []
 
@@ -206,7 +210,7 @@ class _Deriver:
                 with torch.no_grad():
                     self.angles.append(table(torch.arange(length, device=cos.device)))
 
-    def _rotations(self, size: int) -> Iterator[tuple[Rotary, Callable[[Tensor], Tensor]]]:
+    def _rotations(self, size: int) -> Iterator[_Way]:
         for index, (table, (cos, sin)) in enumerate(zip(self.tables, self.angles, strict=True)):
             if table.width > size:
                 continue
@@ -304,8 +308,10 @@ class _Deriver:
             return None
         if is_close(x + branch, result):
             return 1.0
+        wide = branch.double()
+        estimate = float((wide * (result.double() - x.double())).sum() / wide.square().sum())
         for factor in self.numbers:
-            if abs(factor) < 100 and is_close(x + branch * factor, result):
+            if abs(factor - estimate) <= 0.05 * abs(estimate) and is_close(x + branch * factor, result):
                 return factor
         return None
 
@@ -367,38 +373,55 @@ class _Deriver:
     def _projection(self, heads: Tensor, sources: list[Call], calls: list[Call]) -> _Projection:
         """Finds where queries, keys or values (heads x tokens x size) come from."""
         size = heads.shape[-1]
-        ways: list[tuple[Rotary | None, Callable[[Tensor], Tensor]]] = [(None, _unchanged)]
+        ways: list[_Way] = [(None, _unchanged)]
         ways += self._rotations(size)
-        for rotary, change in ways:
+        ways.sort(key=lambda way: way[0] != self.last_rotary)
+        finders = [self._direct, self._normalized]
+        for find in finders if not self.last_had_norm else reversed(finders):
+            found = find(heads, sources, calls, ways)
+            if found is not None:
+                self.last_rotary, self.last_had_norm = found.rotary, found.norm is not None
+                return found
+        raise NotRepresentedError("queries, keys or values do not come from linear modules alone")
+
+    def _direct(
+        self, heads: Tensor, sources: list[Call], calls: list[Call], ways: list[_Way]
+    ) -> _Projection | None:
+        """The same where at most a rotation or a factor stands between."""
+        size = heads.shape[-1]
+        factor = float(size**-0.5)  # a model may scale its queries, and not the scores
+        for rotary, change in [*ways, (None, lambda x: x * factor)]:
             for source in sources:
                 blocks = find_blocks(heads, _need(source.output, "no output")[0], change)
                 if blocks is not None:
-                    return _Projection(product_of(source.module, blocks, size), rotary=rotary)
-        factor = float(size**-0.5)
-        for source in sources:  # a model may scale its queries, and not the scores
-            blocks = find_blocks(heads, _need(source.output, "no output")[0], lambda x: x * factor)
-            if blocks is not None:
-                return _Projection(product_of(source.module, blocks, size), factor=factor)
+                    times = 1.0 if rotary is not None or change is _unchanged else factor
+                    return _Projection(product_of(source.module, blocks, size), rotary=rotary, factor=times)
+        return None
+
+    def _normalized(
+        self, heads: Tensor, sources: list[Call], calls: list[Call], ways: list[_Way]
+    ) -> _Projection | None:
+        """The same where a normalization stands between."""
         for call in calls:
             if id(call.module) in self.linear or call.output is None or call.given is None:
                 continue
-            for per_head, given, made in _as_heads(call, size):
-                found = self._normalized(heads, call, per_head, given, made, sources, ways)
+            for per_head, given, made in _as_heads(call, heads.shape[-1]):
+                found = self._normalized_by(call, heads, per_head, given, made, sources, ways)
                 if found is not None:
                     return found
-        raise NotRepresentedError("queries, keys or values do not come from linear modules alone")
+        return None
 
-    def _normalized(
+    def _normalized_by(
         self,
-        heads: Tensor,
         call: Call,
+        heads: Tensor,
         per_head: bool,
         given: Tensor,
         made: Tensor,
         sources: list[Call],
-        ways: list[tuple[Rotary | None, Callable[[Tensor], Tensor]]],
+        ways: list[_Way],
     ) -> _Projection | None:
-        """The same with a normalization from ``given`` to ``made`` (heads x tokens x size) between."""
+        """The same with one normalization, from ``given`` to ``made`` (heads x tokens x size) between."""
         size = heads.shape[-1]
         if made.shape != heads.shape or call.given is None or call.output is None:
             return None
@@ -408,7 +431,7 @@ class _Deriver:
             norm = norm_of(call.module, call.given, call.output)
             if norm is None:
                 return None
-            inner = ways if rotary is None else ways[:1]
+            inner = [way for way in ways if way[0] is None] if rotary is not None else ways
             for inner_rotary, inner_change in inner:
                 if inner_rotary is not None and not per_head:
                     continue

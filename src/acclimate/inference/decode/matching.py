@@ -87,6 +87,8 @@ def norm_of(module: nn.Module, x: Tensor, y: Tensor) -> Norm | None:
                     gap = distance(norm(x), y)
                     if best is None or gap < best[0]:
                         best = gap, norm
+                    if gap == 0.0:
+                        return norm
     return best[1] if best is not None and best[0] <= tolerance(y.dtype) else None
 
 

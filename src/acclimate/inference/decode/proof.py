@@ -18,7 +18,7 @@ from acclimate.inference.decode.recording import record
 logger = logging.getLogger("acclimate.inference")
 
 _TOKENS = 6
-_STEPS = 3
+_STEPS = 2
 # The largest difference of logits, relative to the largest logit. Both ways round at the same places, so most
 # often far less differs; the rest is what sums in another order become after many layers.
 _LIMITS = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
