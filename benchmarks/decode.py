@@ -3,8 +3,8 @@
     python benchmarks/decode.py                        # random weights in the shape of gemma-3-270m
     python benchmarks/decode.py --model DIR --threads 2 --batch 8
 
-Both loops run on the same model object, in turns. A time is the median of the tokens after the second; the limit
-is the time that the same threads need to read as many bytes. A ratio of one run counts.
+Both loops run on the same model object, in turns. A time is the median of the tokens after the second; the
+limit is the time that the same threads need to read as many bytes. A ratio of one run counts.
 """
 
 from __future__ import annotations
