@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from acclimate.inference.decode.angles import find_tables
 from acclimate.inference.decode.description import (
     Attention,
     Decoder,
@@ -79,7 +80,7 @@ class _Deriver:
 
     def decoder(self) -> Decoder:
         spans = self._layers()
-        self._find_tables(spans[0])
+        self._find_tables()
         inputs = [_need(call.given, "a layer has no input") for call, _, _ in spans]
         outputs = [_need(call.output, "a layer has no output") for call, _, _ in spans]
         for earlier, later in zip(outputs, inputs[1:], strict=False):
@@ -186,29 +187,13 @@ class _Deriver:
 
     # -- rotary embeddings -----------------------------------------------------------------------
 
-    def _find_tables(self, layer: tuple[Call, int, int]) -> None:
+    def _find_tables(self) -> None:
         """Finds calls that returned cosines and sines of positions."""
         length = self.recording.tokens.shape[1]
-        for call in self.calls:
-            pair = call.result
-            if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(e, Tensor) for e in pair)):
-                continue
-            cos, sin = pair
-            if cos.shape != sin.shape or cos.dim() != 3 or cos.shape[:2] != (1, length):
-                continue
-            size = cos.double().square() + sin.double().square()
-            if not (size - size.mean()).abs().max() <= 0.05 * size.mean() or sin[:, 0].any():
-                continue
-            arguments = _with_positions(call, length)
-            if arguments is None:
-                continue
-            for width in {cos.shape[-1], 2 * cos.shape[-1]}:
-                table = RotaryTable(call.module, arguments, width)
-                if not _is_fixed(table, cos, sin):
-                    continue
-                self.tables.append(table)
-                with torch.no_grad():
-                    self.angles.append(table(torch.arange(length, device=cos.device)))
+        for table in find_tables(self.calls, length):
+            self.tables.append(table)
+            with torch.no_grad():
+                self.angles.append(table(torch.arange(length, device=self.recording.tokens.device)))
 
     def _rotations(self, size: int) -> Iterator[_Way]:
         for index, (table, (cos, sin)) in enumerate(zip(self.tables, self.angles, strict=True)):
@@ -460,39 +445,6 @@ def _as_heads(call: Call, size: int) -> Iterator[tuple[bool, Tensor, Tensor]]:
     elif given.dim() == 3 and given.shape[-1] % size == 0:
         shape = (given.shape[1], -1, size)
         yield False, given[0].reshape(shape).transpose(0, 1), made[0].reshape(shape).transpose(0, 1)
-
-
-def _with_positions(
-    call: Call, length: int
-) -> Callable[[Tensor], tuple[tuple[Any, ...], dict[str, Any]]] | None:
-    """Returns how to call a module of angles with other positions."""
-
-    def is_positions(value: Any) -> bool:
-        return (
-            isinstance(value, Tensor)
-            and not value.is_floating_point()
-            and tuple(value.shape) == (1, length)
-            and bool((value[0] == torch.arange(length, device=value.device)).all())
-        )
-
-    if sum(is_positions(value) for value in (*call.args, *call.kwargs.values())) != 1:
-        return None
-
-    def arguments(positions: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args = tuple(positions if is_positions(value) else value for value in call.args)
-        return args, {n: positions if is_positions(value) else value for n, value in call.kwargs.items()}
-
-    return arguments
-
-
-def _is_fixed(table: RotaryTable, cos: Tensor, sin: Tensor) -> bool:
-    """Whether an angle depends on its position alone, not on the largest position of the call."""
-    length = cos.shape[1]
-    far = torch.cat((torch.arange(length), torch.tensor([1 << 12, 1 << 16, 1 << 22])))
-    args, kwargs = table.arguments(far[None].to(cos.device))
-    with torch.no_grad():
-        others = table.module(*args, **kwargs)
-    return all(torch.equal(o[:, :length], own) for o, own in zip(others, (cos, sin), strict=True))
 
 
 def _same(one: Tensor | None, other: Tensor) -> bool:
