@@ -120,6 +120,10 @@ class GenerationOptionError(AcclimateError, ValueError):
     """An option of text generation has an invalid value."""
 
 
+class QuantizationError(AcclimateError, ValueError):
+    """Weights cannot be quantised as asked."""
+
+
 class UnsupportedDtypeError(AcclimateError, ValueError):
     """The accelerator does not compute in the requested dtype."""
 

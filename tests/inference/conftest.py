@@ -14,10 +14,10 @@ import torch
 pytest.importorskip("transformers", reason="the extra `llm` is not installed")
 pytest.importorskip("gguf", reason="the extra `llm` is not installed")
 
+from shared_kernels import share_kernels
 from tiny_models import save_tiny_model, write_tiny_gguf
 from warm_processes import WarmProcesses
 
-from acclimate.cache import cache_root
 from acclimate.cli import main
 from warm_python import WarmPython
 
@@ -30,9 +30,7 @@ def private_cache(
 ) -> Path:
     """A cache folder of the test's own, for this process and those it starts."""
     folder = tmp_path_factory.mktemp("cache")
-    # Native ops are the same for all tests, and take half a minute to compile.
-    (cache_root() / "ops").mkdir(parents=True, exist_ok=True)
-    (folder / "ops").symlink_to(cache_root() / "ops")
+    share_kernels(folder)
     monkeypatch.setenv("ACCLIMATE_CACHE", str(folder))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("ACCLIMATE_ACCELERATOR", "cpu")

@@ -23,7 +23,7 @@ from acclimate.errors import (
     UnsupportedDtypeError,
 )
 from acclimate.inference import GenerationInterrupted, load_model
-from acclimate.inference.loading import choose_dtype
+from acclimate.inference.loaded_model import choose_dtype
 from acclimate.inference.text import TextStream
 
 PROMPT = "The capital of France"

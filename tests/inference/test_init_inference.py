@@ -16,7 +16,8 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny_models import byte_level_tokenizer, config
+from shared_kernels import share_kernels
+from tiny_models import byte_level_tokenizer, config, write_tiny_gguf
 
 import acclimate
 from acclimate.errors import AcclimateError, InvalidRankError
@@ -80,6 +81,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
     cache = tmp_path_factory.mktemp("cache")
+    share_kernels(cache)
     environment = {"ACCLIMATE_ACCELERATOR": "cpu", "ACCLIMATE_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
     with RankProcesses(2, backend="gloo", environment=environment) as ranks:
         yield ranks
@@ -117,6 +119,14 @@ def load(rank: int, folder: str, **options: Any) -> dict[str, Any]:
         "dtypes": sorted({str(each.dtype) for each in model.parameters()}),
         "is its own module": model.module is model,
     }
+
+
+def load_packed(rank: int, path: str, **options: Any) -> tuple[list[float], dict[str, int], list[str]]:
+    """Returns some logits, how many weights of each scheme this rank has, and which of its weights none."""
+    model = acclimate.init_inference(path, **options)
+    with torch.no_grad():
+        result = model(torch.tensor(PROMPT)).logits[0, -1, :20].float().tolist()
+    return result, dict(model.packing.packed), sorted(model.packing.dense)
 
 
 def load_from(rank: int, folders: list[str]) -> None:
@@ -225,7 +235,11 @@ def test_two_ranks_hold_their_slices_and_generate_what_the_whole_model_does(
 
 @pytest.mark.slow
 def test_three_ranks_generate_what_the_whole_model_does(folders: dict[str, Path], tmp_path: Path) -> None:
-    environment = {"ACCLIMATE_ACCELERATOR": "cpu", "ACCLIMATE_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    environment = {
+        "ACCLIMATE_ACCELERATOR": "cpu",
+        "ACCLIMATE_CACHE": str(tmp_path / "cache"),
+        "OMP_NUM_THREADS": "1",
+    }
     with RankProcesses(3, backend="gloo", environment=environment) as three:
         for found in three.values(load, str(folders["llama"])):
             assert found["tokens"] == whole_tokens(folders["llama"])
@@ -396,7 +410,11 @@ def test_an_error_of_one_rank_is_raised_on_all(two: RankProcesses, folder: Path,
 
 
 def test_a_rank_that_dies_while_loading_ends_the_others(folders: dict[str, Path], tmp_path: Path) -> None:
-    environment = {"ACCLIMATE_ACCELERATOR": "cpu", "ACCLIMATE_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    environment = {
+        "ACCLIMATE_ACCELERATOR": "cpu",
+        "ACCLIMATE_CACHE": str(tmp_path / "cache"),
+        "OMP_NUM_THREADS": "1",
+    }
     with RankProcesses(2, backend="gloo", environment=environment) as ranks:
         ranks.start(load, str(folders["llama"]), ranks=[0])  # waits for rank 1
         ranks.kill(1)
@@ -497,3 +515,32 @@ def test_the_split_loader_serves_generate(folder: Path) -> None:
 def test_something_that_is_no_model_is_refused() -> None:
     with pytest.raises(AcclimateError, match="it got a int"):
         acclimate.init_inference(3)
+
+
+# -- quantised weights -------------------------------------------------------------------------------
+
+
+def test_ranks_quantise_their_own_slices_while_loading(two: RankProcesses, folders: dict[str, Path]) -> None:
+    (one, packed, _), (other, also, _) = two.values(
+        load_packed, str(folders["llama"]), dtype="float32", quantize="int8"
+    )
+    assert one == other
+    assert packed == also == {"int8": 16}
+    whole = acclimate.init_inference(folders["llama"], dtype="float32")
+    with torch.no_grad():
+        expected = whole(torch.tensor(PROMPT)).logits[0, -1, :20]
+    assert (torch.tensor(one) - expected).norm() < 0.2 * expected.norm()
+
+
+def test_ranks_take_rows_and_whole_blocks_of_a_gguf_file_and_unpack_the_rest(
+    two: RankProcesses, tmp_path: Path
+) -> None:
+    path = write_tiny_gguf("llama", tmp_path / "model.gguf")
+    (one, packed, dense), (other, _, _) = two.values(load_packed, str(path))
+    assert one == other
+    assert packed["q8_0"] == 14
+    assert dense == [f"model.layers.{layer}.self_attn.o_proj.weight" for layer in (0, 1)]  # 16 columns each
+    whole = acclimate.init_inference(path)
+    with torch.no_grad():
+        expected = whole(torch.tensor(PROMPT)).logits[0, -1, :20].float()
+    assert (torch.tensor(one) - expected).norm() < 0.2 * expected.norm()

@@ -167,10 +167,10 @@ def test_a_converted_model_that_seems_whole_but_does_not_load_is_made_again_once
 STUCK = """
 import sys, time
 from pathlib import Path
-from acclimate.inference import gguf_convert, gguf_weights
-def stop(file, values, advance):
-    file.write(b"half"); file.flush(); print("writing", flush=True); time.sleep(600)
-gguf_weights._write = stop
+from acclimate.inference import gguf_convert, gguf_safetensors
+def stop(tensor, region):
+    print("writing", flush=True); time.sleep(600)
+gguf_safetensors.read = stop
 gguf_convert.converted_gguf(Path(sys.argv[1]), "bfloat16")
 """
 
@@ -232,7 +232,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_write_that_the_system_refuses_is_one_line_and_leaves_nothing(
     warm: WarmProcesses, tiny_gguf: Path, private_cache: Path
 ) -> None:
-    done = warm.run("generate", PROMPT, "--model", str(tiny_gguf), code=SMALL_FILES)
+    done = warm.run("generate", PROMPT, "--model", str(tiny_gguf), "--dtype", "bfloat16", code=SMALL_FILES)
     assert_one_line_error(done, "no space left", str(private_cache), "ACCLIMATE_CACHE")
     assert published(private_cache) == leftovers(private_cache) == []
 
@@ -252,7 +252,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
         monkeypatch.setenv("ACCLIMATE_CACHE", str(disk / "cache"))
         if not foreseen:  # someone else fills the disk after we have asked how much is free
             monkeypatch.setattr("acclimate.inference.gguf_convert._check_space", lambda *_: None)
-        done = acclimate(PROMPT, "--model", str(tiny_gguf))
+        done = acclimate(PROMPT, "--model", str(tiny_gguf), "--dtype", "bfloat16")
         assert_one_line_error(done, "no space left", str(disk))
         assert ("are needed" in done.stderr) == foreseen
         assert published(disk / "cache") == leftovers(disk / "cache") == []

@@ -12,7 +12,8 @@ from acclimate.lazy import lazy_names
 if TYPE_CHECKING:
     from acclimate.inference.generation import Generation, GenerationInterrupted, generate
     from acclimate.inference.initialize import init_inference, load_split_model
-    from acclimate.inference.loading import LoadedModel, load_model
+    from acclimate.inference.loaded_model import LoadedModel
+    from acclimate.inference.loading import load_model
 
 __all__ = [
     "Generation",
@@ -27,7 +28,7 @@ __all__ = [
 _HOMES = {
     "Generation": "acclimate.inference.generation",
     "GenerationInterrupted": "acclimate.inference.generation",
-    "LoadedModel": "acclimate.inference.loading",
+    "LoadedModel": "acclimate.inference.loaded_model",
     "generate": "acclimate.inference.generation",
     "init_inference": "acclimate.inference.initialize",
     "load_model": "acclimate.inference.loading",

@@ -14,6 +14,7 @@ from acclimate.errors import AcclimateError, GenerationOptionError
 from acclimate.inference.request import (
     INTERRUPTED,
     Display,
+    add_quantize_option,
     add_remote_code_option,
     messages,
     number,
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # Values are parsed later, so that a bad one gets the library's one-line message and not argparse's usage.
     parser.add_argument("--max-new-tokens", metavar="N", default="100")
     parser.add_argument("--dtype", metavar="auto|bfloat16|float16|float32", default="auto")
+    add_quantize_option(parser)
     parser.add_argument(
         "--temperature", metavar="T", default="0", help="0 always takes the likeliest token; default 0"
     )
@@ -97,15 +99,20 @@ def run(args: argparse.Namespace) -> int:
 def _run_alone(args: argparse.Namespace) -> int:
     display = Display(args.json, sys.stdout.isatty())
     try:
-        from acclimate.inference.generation import generate  # here, so that Ctrl-C is handled from the start
-
         request = read_request(args)
         prompt = read_prompt(args.prompt)
+        # Here, so that Ctrl-C is handled from the start.
+        from acclimate.inference.lean_import import import_transformers
+
+        import_transformers()
+        from acclimate.inference.generation import generate
+
         display.begin(prompt)
         result = generate(
             prompt,
             model=request.model,
             dtype=request.dtype,
+            quantize=request.quantize,
             trust_remote_code=request.trust_remote_code,
             on_text=None if args.json else display.show,
             **request.options,

@@ -46,7 +46,8 @@ def _damage(folder: Path) -> str | None:
             path = folder / name
             if path.stat().st_size != recorded["bytes"] or digest(path) != recorded["digest"]:
                 return f"{name} has changed"
-        check_safetensors(folder / "model.safetensors")
+        if "model.safetensors" in files:
+            check_safetensors(folder / "model.safetensors")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return first_line(error)
     return None

@@ -17,23 +17,29 @@ from typing import Any
 import torch
 
 from acclimate.errors import CorruptModelError, UnsupportedModelError, some_of
-from acclimate.inference.checkpoint import HostTensor, WeightFile, open_weights
+from acclimate.inference.checkpoint import HostTensor, open_weights
 from acclimate.inference.deferred import deferred
 from acclimate.inference.folder import weight_files, weight_totals
-from acclimate.inference.loading import explained_failures
+from acclimate.inference.loaded_model import explained_failures
+from acclimate.inference.locate import FoundModel
 from acclimate.inference.model_class import model_class
-from acclimate.inference.model_limits import bounded_model
+from acclimate.inference.model_limits import WeightTotals, bounded_model, no_initial_values
+from acclimate.inference.open_file import OpenFile
 from acclimate.inference.quiet import quiet_transformers
 
 
 @contextlib.contextmanager
 def deferred_model(
-    folder: Path, dtype: torch.dtype, *, trust_remote_code: bool = False, ignore_extra: tuple[str, ...] = ()
-) -> Iterator[tuple[Any, list[WeightFile]]]:
-    """Yields the model of a folder with deferred parameters, which can be read in the ``with`` block.
+    found: FoundModel,
+    dtype: torch.dtype,
+    *,
+    trust_remote_code: bool = False,
+    ignore_extra: tuple[str, ...] = (),
+) -> Iterator[tuple[Any, list[OpenFile]]]:
+    """Yields a model with deferred parameters, which can be read in the ``with`` block, and its files.
 
     Args:
-        folder: of the model, already checked.
+        found: the model's files, already checked.
         dtype: of the parameters, except those that transformers keeps in float32.
         trust_remote_code: whether Python code that comes with the model may run.
         ignore_extra: patterns, as in ``v_head.*``, of tensors that the model has no place for.
@@ -42,14 +48,35 @@ def deferred_model(
         CorruptModelError: a tensor is missing, superfluous, or of another shape or size than it has to be.
         UnsupportedModelError: transformers cannot build the model, or its weights cannot be read in parts.
     """
-    with open_weights(folder) as files:
-        if files:
-            tensors = {tensor.name: deferred(tensor) for file in files for tensor in file.tensors.values()}
-        else:
-            tensors = _pickled(folder)
-        model, report = _build(folder, dtype, trust_remote_code, tensors)
-        _check(folder, report, ignore_extra)
+    with _open(found, dtype) as (files, tensors):
+        totals = (
+            weight_totals(found.folder)
+            if found.gguf is None
+            else WeightTotals(str(found.gguf), len(tensors), sum(each.numel() for each in tensors.values()))
+        )
+        model, report = _build(found.folder, dtype, trust_remote_code, tensors, totals)
+        _check(found.folder, report, ignore_extra)
         yield model.eval(), files
+
+
+@contextlib.contextmanager
+def _open(found: FoundModel, dtype: torch.dtype) -> Iterator[tuple[list[OpenFile], dict[str, Any]]]:
+    """Opens a model's files; yields them, and their tensors by name."""
+    if found.gguf is not None:
+        from acclimate.inference.gguf_index import read_index
+
+        file, parameters = read_index(found.folder, found.gguf, dtype)
+        with contextlib.closing(file):
+            yield [file], {each.name: deferred(each) for each in parameters}
+        return
+    with open_weights(found.folder) as files:
+        if files:
+            yield (
+                list(files),
+                {tensor.name: deferred(tensor) for file in files for tensor in file.tensors.values()},
+            )
+        else:
+            yield [], _pickled(found.folder)
 
 
 def _pickled(folder: Path) -> dict[str, Any]:
@@ -67,11 +94,14 @@ def _pickled(folder: Path) -> dict[str, Any]:
 
 
 def _build(
-    folder: Path, dtype: torch.dtype, trust_remote_code: bool, tensors: Mapping[str, Any]
+    folder: Path,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+    tensors: Mapping[str, Any],
+    totals: WeightTotals,
 ) -> tuple[Any, dict[str, Any]]:
     from transformers import AutoConfig
 
-    totals = weight_totals(folder)
     with quiet_transformers(), explained_failures("build", folder):
         config = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code
@@ -81,7 +111,7 @@ def _build(
                 f"the weights in {folder} are quantised (quantization_config in config.json), and "
                 "cannot be read in parts; use a copy in bfloat16, float16 or float32"
             )
-        with bounded_model(totals):
+        with bounded_model(totals), no_initial_values():
             model, report = model_class(config, str(folder)).from_pretrained(
                 None,
                 config=config,

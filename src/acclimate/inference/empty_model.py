@@ -10,7 +10,7 @@ from typing import Any
 from acclimate.errors import AcclimateError, ModelNotFoundError, UnsupportedModelError, excerpt, some_of
 from acclimate.inference.folder import check_config, weight_totals
 from acclimate.inference.gguf_convert import empty_gguf_model
-from acclimate.inference.loading import check_dtype_name, choose_dtype, require_transformers
+from acclimate.inference.loaded_model import check_dtype_name, choose_dtype, require_transformers
 from acclimate.inference.locate import existing_path
 from acclimate.inference.model_class import model_class
 from acclimate.inference.model_limits import WeightTotals, bounded_model

@@ -19,7 +19,8 @@ from acclimate.errors import (
     excerpt,
 )
 from acclimate.inference.interruption import shared_interrupt
-from acclimate.inference.loading import LoadedModel, is_panic, load_model, memory_errors
+from acclimate.inference.loaded_model import LoadedModel, is_panic, memory_errors
+from acclimate.inference.loading import load_model
 from acclimate.inference.quiet import quiet_transformers, why_unusable
 from acclimate.inference.ranks import is_lost_rank
 from acclimate.inference.text import TextStream
@@ -75,6 +76,7 @@ def generate(
     model: str | os.PathLike[str] | LoadedModel | None = None,
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
     dtype: str = "auto",
+    quantize: str | None = None,
     temperature: float = 0.0,
     seed: int | None = None,
     repetition_penalty: float | None = None,
@@ -92,7 +94,10 @@ def generate(
         max_new_tokens: the most tokens to generate. If the model's context has room for fewer, generation
             stops there, with a warning.
         dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
-            supports. Ignored for a loaded model.
+            supports. With ``auto``, a GGUF file runs from its own quantised blocks. Ignored for a loaded
+            model.
+        quantize: ``int8`` or ``int4``: stores the weights of linear modules and embeddings so. Ignored for a
+            loaded model.
         temperature: 0 always takes the likeliest token, like ``model.generate(do_sample=False)``; above 0
             tokens are sampled, within the model's own top-k and top-p, if it sets them.
         seed: makes sampling repeatable; seeds torch's generators of the accelerator and of the host.
@@ -113,7 +118,7 @@ def generate(
     loaded = (
         model
         if isinstance(model, LoadedModel)
-        else load_model(model, dtype=dtype, trust_remote_code=trust_remote_code)
+        else load_model(model, dtype=dtype, quantize=quantize, trust_remote_code=trust_remote_code)
     )
     tokens = _encode(loaded, prompt)
     limit = _new_token_limit(loaded, tokens, max_new_tokens)

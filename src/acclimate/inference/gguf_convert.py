@@ -6,33 +6,37 @@ tokenizer from transformers (``gguf_tokenizer``), and tensors are unpacked in bl
 A file that cannot be converted to exactly its model is refused before the first block.
 
 Each dtype gets a folder of its own. Each value is unpacked to float32 and rounded once, so ``bfloat16`` loads
-half the bytes and converts nothing, and ``float32`` gives the exact values.
+half the bytes and converts nothing, and ``float32`` gives the exact values. A folder of the form
+:data:`BLOCKS` has no weights: they are read from the GGUF file itself, in its own quantised blocks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import logging
 import shutil
 import tempfile
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate.cache import cache_root, full_disk_error, publish_once
 from acclimate.errors import AcclimateError, MissingExtraError, UnsupportedModelError
 from acclimate.inference.converted import is_whole, write_manifest
-from acclimate.inference.gguf_config import Architecture, config_fields, find_architecture
+from acclimate.inference.gguf_config import config_fields, find_architecture
 from acclimate.inference.gguf_header import GGUFHeader, element_count, read_gguf_header
 from acclimate.inference.model_limits import WeightTotals, bounded_model
+from acclimate.inference.packing import BLOCKS
 from acclimate.inference.progress import progress_bar
 from acclimate.inference.quiet import quiet_transformers, why_unusable
 
 if TYPE_CHECKING:
     import torch
 
-    from acclimate.inference import gguf_weights
+    from acclimate.inference.gguf_tensors import GGUFTensor
 
 logger = logging.getLogger("acclimate.inference")
 
@@ -43,8 +47,12 @@ _HASHED_WHOLE = 32 << 20
 _SAMPLES, _SAMPLE_BYTES = 256, 16 << 10
 
 
-def converted_gguf(source: Path, dtype_name: str) -> Path:
-    """Returns the cache folder with this GGUF file in this dtype; converts the file if there is none.
+def converted_gguf(source: Path, form: str) -> Path:
+    """Returns the cache folder of this GGUF file in this form; converts the file if there is none.
+
+    Args:
+        source: the file.
+        form: the name of a dtype, or :data:`BLOCKS`.
 
     Raises:
         CorruptModelError: the file is truncated or is not a GGUF file.
@@ -52,16 +60,22 @@ def converted_gguf(source: Path, dtype_name: str) -> Path:
         MissingExtraError: a package that conversion needs is not installed.
         CacheWriteError: the disk is full or the cache cannot be written.
     """
-    return convert_once(source.stem, identity(source), dtype_name, lambda _private: source)
+    return convert_once(source.stem, identity(source), form, lambda _private: source)
 
 
-def convert_once(name: str, key: str, dtype_name: str, provide: Callable[[Path], Path]) -> Path:
-    """Like :func:`converted_gguf`, for a file with a known key, which ``provide(folder)`` makes if needed."""
-    folder = cache_root() / "models" / f"{name}-{_key(key)}-{dtype_name}"
+def convert_once(name: str, key: str, form: str, provide: Callable[[Path], Path]) -> Path:
+    """Like :func:`converted_gguf`, for a file with a known key, which ``provide(folder)`` makes if needed.
+
+    In the form :data:`BLOCKS`, a file that ``provide`` makes stays in the folder.
+    """
+    folder = cache_root() / "models" / f"{name}-{_key(key)}-{form}"
 
     def build(private: Path) -> None:
+        if form == BLOCKS:
+            _convert(provide(private), private, form)
+            return
         with tempfile.TemporaryDirectory(dir=private, prefix=".scratch") as scratch:
-            _convert(provide(Path(scratch)), private, dtype_name)
+            _convert(provide(Path(scratch)), private, form)
 
     return publish_once(folder, build, lambda: is_whole(folder))
 
@@ -98,27 +112,35 @@ def _key(content: str) -> str:
     return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
-def _convert(source: Path, target: Path, dtype_name: str) -> None:
+def _convert(source: Path, target: Path, form: str) -> None:
     """Fills ``target`` with config, tokenizer and weights."""
     header = read_gguf_header(source)
     architecture = find_architecture(header)
     try:
         import torch
 
-        from acclimate.inference import gguf_tokenizer, gguf_weights
+        from acclimate.inference import gguf_index, gguf_tensors, gguf_tokenizer, gguf_weights
     except ImportError as error:
         raise MissingExtraError(f'reading {source.name} needs gguf: pip install "acclimate[llm]"') from error
     gguf_weights.check_tensors(header, source.stat().st_size)
     gguf_tokenizer.check_vocabulary(header)
     fields = config_fields(header, architecture)
-    logger.info("converting %s to %s, once", source.name, dtype_name)
-    with quiet_transformers():
+    if form == BLOCKS:
+        logger.info("converting the tokenizer of %s, once", source.name)
+    else:
+        logger.info("converting %s to %s, once", source.name, form)
+    dtype = torch.bfloat16 if form == BLOCKS else getattr(torch, form)
+    with quiet_transformers(), contextlib.closing(gguf_tensors.GGUFFile(source, header.data_start)) as file:
         model = _empty_model(header, fields)
-        placements = gguf_weights.place_tensors(header, architecture, model)
+        tensors = gguf_tensors.gguf_tensors(file, header, architecture, model, dtype)
         # Before the weights: it is small, and its faults show sooner.
         gguf_tokenizer.convert_tokenizer(header, target)
-        _write_model(header, architecture, placements, model, target, getattr(torch, dtype_name))
-    write_manifest(target, {"source": source.name, "dtype": dtype_name, "converter": CONVERTER_VERSION})
+        if form == BLOCKS:
+            gguf_index.write_index(header, tensors, target)
+        else:
+            _write_weights(header, tensors, target)
+        _write_settings(header, model, target, dtype)
+    write_manifest(target, {"source": source.name, "form": form, "converter": CONVERTER_VERSION})
 
 
 def empty_gguf_model(source: Path) -> Any:
@@ -150,27 +172,19 @@ def _empty_model(header: GGUFHeader, fields: dict[str, Any]) -> Any:
         ) from error
 
 
-def _write_model(
-    header: GGUFHeader,
-    architecture: Architecture,
-    placements: list[gguf_weights.Placement],
-    model: Any,
-    target: Path,
-    dtype: torch.dtype,
-) -> None:
+def _write_weights(header: GGUFHeader, tensors: list[GGUFTensor], target: Path) -> None:
+    from acclimate.inference.gguf_safetensors import write_safetensors
+
+    total = sum(prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
+    _check_space(target, total)
+    with progress_bar(f"converting {header.path.name}", total) as advance:
+        write_safetensors(tensors, target / "model.safetensors", advance)
+
+
+def _write_settings(header: GGUFHeader, model: Any, target: Path, dtype: torch.dtype) -> None:
     from transformers import GenerationConfig
 
-    from acclimate.inference.gguf_weights import write_safetensors
-
     config = model.config
-    total = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
-    _check_space(target, total)
-    query = config.num_attention_heads
-    heads = {"query": query, "key": getattr(config, "num_key_value_heads", None) or query}
-    with progress_bar(f"converting {header.path.name}", total) as advance:
-        write_safetensors(
-            header, architecture, placements, heads, dtype, target / "model.safetensors", advance
-        )
     config.architectures, config.dtype = [type(model).__name__], dtype
     config.save_pretrained(target)
     generation = GenerationConfig.from_model_config(config)

@@ -1,19 +1,13 @@
-"""Converts GGUF tensors to safetensors, a few rows at a time, bit for bit as transformers' own loader does.
-
-Like transformers, it unpacks values with ``gguf.quants.dequantize``. Unlike transformers, it unpacks rows in
-blocks that fit into the processor's cache (0.6 s instead of 4.3 s for a 262,144 × 640 table), and writes each
-block at once, so that a larger model needs no more memory.
-"""
+"""Finds where a GGUF file has the values of each parameter of a transformers model."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +20,6 @@ from acclimate.inference.gguf_config import Architecture
 from acclimate.inference.gguf_header import GGUFHeader, TensorEntry, element_count
 
 Array = npt.NDArray[Any]
-
-# Values unpacked at a time: these and the intermediates fit into the second-level cache.
-_CHUNK_VALUES = 1 << 20
-
-_SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
 @dataclass(frozen=True)
@@ -127,7 +116,7 @@ def place_tensors(header: GGUFHeader, architecture: Architecture, model: torch.n
                 raise CorruptModelError(f"{header.path} lacks {name}, which its model needs")
             sources.append(available[name])
         unused -= set(wanted)
-        expected = shape[::-1] if _is_transposed(architecture, sources[0]) else shape
+        expected = shape[::-1] if is_transposed(architecture, sources[0]) else shape
         placements.append(Placement(parameter, shape, _parts(header, parameter, expected, sources)))
     if unused:
         raise UnsupportedModelError(
@@ -186,84 +175,13 @@ def _require_shape(header: GGUFHeader, tensor: TensorEntry, fits: bool, shape: t
         )
 
 
-def _is_transposed(architecture: Architecture, tensor: TensorEntry) -> bool:
+def is_transposed(architecture: Architecture, tensor: TensorEntry) -> bool:
+    """Whether transformers stores a weight as (inputs, outputs), and the file as (outputs, inputs)."""
     part, _, kind = tensor.name.rpartition(".")
     return kind == "weight" and part.rpartition(".")[2] in architecture.transposed
 
 
-def write_safetensors(
-    header: GGUFHeader,
-    architecture: Architecture,
-    placements: list[Placement],
-    heads: Mapping[str, int],
-    dtype: torch.dtype,
-    target: Path,
-    advance: Callable[[int], None],
-) -> None:
-    """Writes all parameters to one safetensors file.
-
-    Args:
-        header: the GGUF file, with checked tensors.
-        architecture: how llama.cpp's converter changed them.
-        placements: the tensors of each parameter.
-        heads: the numbers of attention heads, ``query`` and ``key``.
-        dtype: the dtype to store; values are unpacked to float32 and rounded once.
-        target: the file to write.
-        advance: called with the number of bytes written since the last call.
-    """
-    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for placement in placements:
-        start, end = end, end + prod(placement.shape) * dtype.itemsize
-        table[placement.parameter] = {
-            "dtype": _SAFETENSORS_NAMES[dtype],
-            "shape": list(placement.shape),
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the format requires data aligned to 8 bytes
-    content = np.memmap(header.path, mode="r", dtype=np.uint8)
-    with target.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for placement in placements:
-            for part in placement.parts:
-                chunks = _values(header, architecture, content, part, heads)
-                if _is_transposed(architecture, part.source):
-                    chunks = iter([np.concatenate(list(chunks)).T])
-                for values in chunks:
-                    _write(file, torch.from_numpy(values).to(dtype), advance)
-
-
-def _write(file: BinaryIO, values: torch.Tensor, advance: Callable[[int], None]) -> None:
-    data = values.contiguous().view(torch.uint8).numpy()  # as bytes: numpy has no bfloat16
-    file.write(data.data)
-    advance(data.nbytes)
-
-
-def _values(
-    header: GGUFHeader, architecture: Architecture, content: Array, part: Part, heads: Mapping[str, int]
-) -> Iterator[Array]:
-    """Yields a part's values in float32 and in transformers' order, in blocks of rows."""
-    tensor = part.source
-    size, kind = stored_bytes(header.path, tensor)
-    start = header.data_start + tensor.offset
-    rows = content[start : start + size].reshape(prod(tensor.shape[:-1]), -1)
-    rows = rows[part.first : part.first + part.count]
-    order = _rotary_order(architecture, tensor, heads)
-    is_bias = len(tensor.shape) == 1
-    per_chunk = max(1, _CHUNK_VALUES // tensor.shape[-1])
-    for first in range(0, rows.shape[0], per_chunk):
-        chosen: Any = slice(first, first + per_chunk)
-        if order is not None and not is_bias:
-            chosen = order[chosen]
-        # A copy: dequantize returns a view of the read-only map for float32, which torch refuses to wrap.
-        values: Array = np.array(dequantize(np.ascontiguousarray(rows[chosen]), kind), dtype=np.float32)
-        if architecture.norms_plus_one and tensor.name.endswith("norm.weight"):
-            values -= 1
-        yield values[..., order] if is_bias and order is not None else values
-
-
-def _rotary_order(architecture: Architecture, tensor: TensorEntry, heads: Mapping[str, int]) -> Array | None:
+def rotary_order(architecture: Architecture, tensor: TensorEntry, heads: Mapping[str, int]) -> Array | None:
     """Returns the stored output for each output of transformers' tensor; ``None``: the same order."""
     if not architecture.rotary_rows_interleaved:
         return None

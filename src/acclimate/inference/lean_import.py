@@ -1,0 +1,68 @@
+"""Imports transformers without the parts of torch that only training and compiling need.
+
+transformers imports torch's sharded tensors, its compiler and, through them, sympy, which one process that
+generates text does not use: 2.1 of 5.5 s of processor time for importing torch and transformers.
+transformers runs without sharded tensors where torch was built without ``torch.distributed``; it is told
+here that this is such a torch.
+
+This is for the process of a command alone: a library's user may go on to train, or to compile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+_COMPILER = "torch._dynamo"
+_COMPILED_MASKS = "torch._dynamo._trace_wrapped_higher_order_op"
+
+
+def import_transformers() -> None:
+    """Imports what loading a language model needs of transformers; for the process of a command alone."""
+    import torch
+
+    if _COMPILER in sys.modules or any(name.partition(".")[0] == "transformers" for name in sys.modules):
+        return
+    try:
+        import transformers.utils as utils
+        from transformers.utils import import_utils
+
+        import_utils.is_torch_distributed_available = utils.is_torch_distributed_available = _never
+        with _late_compiler(torch):
+            import transformers.generation.utils
+            import transformers.modeling_utils
+            import transformers.models.auto.modeling_auto  # noqa: F401
+    except Exception:  # noqa: BLE001 - another transformers: it is imported as usual, by what needs it
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+            del sys.modules[name]
+
+
+def _never() -> bool:
+    return False
+
+
+@contextlib.contextmanager
+def _late_compiler(torch: Any) -> Iterator[None]:
+    """Puts two small modules in place of the compiler's, whose decorators mean nothing before it is used."""
+    package: Any = types.ModuleType(_COMPILER)
+    package.disable = package.allow_in_graph = package.assume_constant_result = _undecorated
+    masks: Any = types.ModuleType(_COMPILED_MASKS)
+    masks.TransformGetItemToIndex = _transform_get_item_to_index
+    sys.modules[_COMPILER], sys.modules[_COMPILED_MASKS], torch._dynamo = package, masks, package
+    try:
+        yield
+    finally:
+        del sys.modules[_COMPILER], sys.modules[_COMPILED_MASKS], torch._dynamo
+
+
+def _undecorated(function: Any = None, *_given: Any, **_options: Any) -> Any:
+    return function if callable(function) else lambda decorated: decorated
+
+
+def _transform_get_item_to_index() -> Any:
+    """Makes the context that the masks of unusual models run in; only such a model needs the compiler."""
+    return import_module(_COMPILED_MASKS).TransformGetItemToIndex()

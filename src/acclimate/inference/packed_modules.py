@@ -1,0 +1,185 @@
+"""Linear and embedding modules that compute with a packed weight: quantised, or a model's own.
+
+A module keeps its object, its hooks and its place in the model; only its class changes.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+if TYPE_CHECKING:
+    from acclimate.ops.inference import PackedWeight
+
+
+class QuantisedTensor(torch.Tensor):
+    """A module's ``weight`` that is stored quantised: it has a shape and a dtype, and unpacks when used."""
+
+    packed: PackedWeight
+
+    @staticmethod
+    def __new__(cls, packed: PackedWeight, dtype: torch.dtype, device: torch.device) -> QuantisedTensor:
+        """Describes a packed weight; takes no memory."""
+        made: QuantisedTensor = torch.Tensor._make_wrapper_subclass(
+            cls, tuple(packed.shape), dtype=dtype, device=device, requires_grad=False
+        )
+        made.packed = packed
+        return made
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
+        return f"QuantisedTensor({self.packed.scheme}, shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*tree_map(_unpacked, args), **tree_map(_unpacked, kwargs or {}))
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, QuantisedTensor):
+        return value.packed.dequantize(dtype=value.dtype)
+    return value
+
+
+class PackedModule(nn.Module):
+    """What modules with a quantised weight share.
+
+    The weight is no parameter: it cannot be trained, cast or replaced. ``state_dict`` unpacks it.
+    """
+
+    packed: PackedWeight
+    compute: torch.Tensor
+    """An empty tensor, whose dtype and device ``module.to(…)`` changes as it does a parameter's."""
+
+    @property
+    def weight(self) -> QuantisedTensor:
+        """The weight as a tensor that is unpacked by whatever uses it."""
+        return QuantisedTensor(self.packed, self.compute.dtype, self.compute.device)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.packed.device != self.compute.device:
+            self.packed = self.packed.to(self.compute.device)
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.packed.dequantize(dtype=self.compute.dtype)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        others = {name: value for name, value in state_dict.items() if name != f"{prefix}weight"}
+        if len(others) < len(state_dict):
+            error_msgs.append(
+                f"{prefix}weight is quantised ({self.packed.scheme}) and cannot be replaced; "
+                "load the model without quantize"
+            )
+        super()._load_from_state_dict(
+            others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+    def extra_repr(self) -> str:
+        """Returns the module's sizes and how its weight is stored."""
+        return f"{super().extra_repr()}, weight={self.packed.scheme}"
+
+
+class PackedLinear(PackedModule, nn.Linear):  # type: ignore[misc]  # a property in place of a parameter
+    """A linear module with a quantised weight."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Returns the product, in the input's dtype."""
+        return self.packed.linear(input, self.bias)
+
+
+class PackedEmbedding(PackedModule, nn.Embedding):  # type: ignore[misc]
+    """An embedding with a quantised weight, of which it unpacks the rows it returns."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Returns the tokens' rows."""
+        return self.packed.rows(input, self.compute.dtype)
+
+
+class FewRowLinear(nn.Linear):
+    """A linear module that reads its own weight at the speed of memory where the input has few rows.
+
+    The weight stays the parameter that it was; where a gradient is asked for, this is :class:`nn.Linear`.
+    """
+
+    _view: PackedWeight | None = None
+    _view_of: tuple[int, torch.dtype] | None = None
+
+    @property
+    def packed(self) -> PackedWeight:
+        """The weight as the kernels take it; the same memory."""
+        from acclimate.ops.inference import PackedWeight
+
+        weight = self.weight
+        now = weight.data_ptr(), weight.dtype
+        if self._view is None or self._view_of != now:
+            self._view, self._view_of = PackedWeight.dense(weight.detach()), now
+        return self._view
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Returns the product."""
+        if torch.is_grad_enabled() and (self.weight.requires_grad or input.requires_grad):
+            return super().forward(input)
+        return self.packed.linear(input, self.bias)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the view, which would be a second copy of the weight."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_view", "_view_of")}
+
+
+def can_be_packed(module: nn.Module, leaf: str) -> bool:
+    """Whether a module computes with its weight only as a linear module or an embedding does."""
+    if leaf != "weight":
+        return False
+    if isinstance(module, nn.Embedding):
+        # Options that change the table while it is read are of no use here.
+        return module.max_norm is None and not module.sparse
+    return type(module) is nn.Linear
+
+
+def hold(module: nn.Module, packed: PackedWeight, dtype: torch.dtype, device: torch.device | str) -> None:
+    """Puts a packed weight in the place of a module's parameter ``weight``.
+
+    Args:
+        module: for which :func:`can_be_packed` is true.
+        packed: the weight.
+        dtype: of what the module returns where its input does not say it.
+        device: of the model.
+    """
+    del module._parameters["weight"]
+    own = type(module)
+    module.__class__ = PackedLinear if own is nn.Linear else _packed_embedding(own)  # type: ignore[arg-type]
+    vars(module)["packed"] = packed
+    module.register_buffer("compute", torch.empty(0, dtype=dtype, device=device), persistent=False)
+
+
+@lru_cache
+def _packed_embedding(own: type[nn.Module]) -> type[nn.Module]:
+    """Returns a model's own embedding class over a quantised table."""
+    if own is nn.Embedding:
+        return PackedEmbedding
+    # First the model's own: it may scale what the table returns, as Gemma's does.
+    return type(own.__name__, (own, PackedEmbedding), {"__module__": own.__module__})
+
+
+def use_few_row_kernels(model: nn.Module) -> None:
+    """Lets a loaded model's linear modules read their own weights through the few-row kernels."""
+    for module in model.modules():
+        if type(module) is nn.Linear and module.weight.dim() == 2:
+            module.__class__ = FewRowLinear

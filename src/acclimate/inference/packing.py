@@ -1,0 +1,137 @@
+"""Packs weights while a model is loaded: each is read, cut, quantised and dropped before the next is read."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from acclimate.errors import CorruptModelError, OpBuildError, QuantizationError, WeightError, excerpt
+
+if TYPE_CHECKING:
+    import torch
+
+    from acclimate.inference.slices import Slice
+    from acclimate.ops.inference import PackedWeight
+
+logger = logging.getLogger("acclimate.inference")
+
+BLOCKS = "blocks"
+"""What a GGUF file is converted to if its weights stay in the file, as its own quantised blocks."""
+
+SCHEMES = ("int8", "int4")
+"""How weights can be quantised while they are loaded."""
+
+
+def check_scheme(name: Any) -> None:
+    """Raises :class:`QuantizationError` unless weights can be quantised like this."""
+    if name is not None and name not in SCHEMES:
+        raise QuantizationError(
+            f"quantize must be {' or '.join(SCHEMES)}, or left out; it is '{excerpt(str(name), 40)}'"
+        )
+
+
+def gguf_form(dtype: Any, scheme: str | None, chosen: torch.dtype, device: str) -> str:
+    """Returns what a GGUF file is converted to: nothing, if neither a dtype nor a scheme was asked for.
+
+    Where there are no kernels for its blocks, it is converted.
+    """
+    as_it_is = str(dtype) == "auto" and scheme is None and has_kernels(device)
+    return BLOCKS if as_it_is else str(chosen).removeprefix("torch.")
+
+
+def has_kernels(device: str) -> bool:
+    """Whether there are native kernels for packed weights on a device; builds them when first asked."""
+    from acclimate.ops.inference import native
+
+    device_type = device.partition(":")[0]
+    if device_type not in native.WITH_KERNELS:
+        return False
+    try:
+        native.load(device_type)
+    except OpBuildError as error:
+        logger.warning("models run without native kernels: %s", error)
+        return False
+    return True
+
+
+@dataclass
+class Packer:
+    """Decides for each weight how it is stored, and remembers what stayed as it was."""
+
+    scheme: str | None
+    """``int8`` or ``int4``; ``None``: blocks of a GGUF file stay as they are, and all else is dense."""
+    source: str
+    """The model's folder or file, for messages."""
+    packed: Counter[str] = field(default_factory=Counter)
+    """The number of weights of each scheme."""
+    dense: dict[str, str] = field(default_factory=dict)
+    """The names of matrices that stayed dense, each with the reason."""
+
+    def pack(self, each: Slice, device: str) -> bool:
+        """Packs one slice into its modules; returns whether it did."""
+        from acclimate.inference.packed_modules import can_be_packed, hold
+
+        if each.shard.dim() != 2 or each.shard.numel() == 0:
+            return False
+        if not all(can_be_packed(module, leaf) for module, leaf in each.places):
+            if self.scheme is not None:
+                self.dense[each.name] = "its module is neither a linear one nor an embedding"
+            return False
+        made = self._packed(each)
+        if made is None:
+            return False
+        made = made.to(device)
+        for module, _ in each.places:
+            hold(module, made, each.shard.dtype, device)
+        self.packed[made.scheme] += 1
+        return True
+
+    def pack_loaded(self, model: torch.nn.Module, device: str) -> None:
+        """Packs the weights of a model that has been loaded, one after the other."""
+        from acclimate.inference.slices import Slice
+
+        found: dict[int, Slice] = {}
+        for prefix, module in model.named_modules():
+            for leaf, parameter in module._parameters.items():
+                if parameter is not None:
+                    name = f"{prefix}.{leaf}" if prefix else leaf
+                    each = found.setdefault(id(parameter), Slice(name, parameter.detach()))
+                    each.places.append((module, leaf))
+        for each in found.values():
+            self.pack(each, device)
+
+    def _packed(self, each: Slice) -> PackedWeight | None:
+        from acclimate.ops.inference import PackedWeight
+
+        if self.scheme is None:
+            return self._blocks(each)
+        try:
+            return PackedWeight.quantize(each.read(self.source), self.scheme)
+        except WeightError as error:
+            self.dense[each.name] = str(error)
+            return None
+
+    def _blocks(self, each: Slice) -> PackedWeight | None:
+        from acclimate.inference.gguf_tensors import block_rows, source_types
+        from acclimate.ops.inference import PackedWeight
+
+        types = source_types(each.shard)
+        found = block_rows(each.shard)
+        if found is None:
+            if types - _UNPACKED:
+                self.dense[each.name] = (
+                    f"its blocks ({', '.join(sorted(types))}) have no kernel, or are cut by the split"
+                )
+            return None
+        blocks = found.read()
+        if found.has_broken_scales(blocks):
+            raise CorruptModelError(
+                f"the tensor {each.name} in {self.source} is corrupt: the scale of a block is not a number"
+            )
+        return PackedWeight.from_gguf(blocks, found.block_type, found.shape)
+
+
+_UNPACKED = frozenset({"F32", "F16", "BF16"})
+"""gguf's names of types that are not quantised."""
