@@ -135,6 +135,8 @@ def _load_found(
 def _load_module(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     from transformers import AutoModelForCausalLM
 
+    from acclimate.inference.inference_model import Whole, as_inference_model
+
     totals = weight_totals(folder)
     with quiet_transformers(), explained_failures("load", folder):
         try:
@@ -152,7 +154,7 @@ def _load_module(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> A
                 f"the .bin files in {folder} are damaged, or hold something other than tensors"
             ) from error
     _check_report(folder, module, report)
-    return module.eval()
+    return as_inference_model(module.eval(), None, ModelRanks(), Whole.of(module, folder))
 
 
 def _check_report(folder: Path, module: Any, report: dict[str, Any]) -> None:
