@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -75,3 +76,31 @@ def test_all_ranks_end_while_they_generate(
     assert len(errors.decode().splitlines()) <= 1
     assert not any(each.is_running() for each in ranks)
     assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_two_ranks_generate_on_emulated_devices_what_one_does_on_the_host(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("acclimate_sim")
+
+    def generated(*options: str) -> dict[str, Any]:
+        given = (
+            "--model",
+            str(tiny_folder),
+            "--max-new-tokens",
+            "8",
+            "--dtype",
+            "float32",
+            "--json",
+            *options,
+        )
+        done = subprocess.run(command("hello", *given), capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    expected = generated()
+    monkeypatch.setenv("ACCLIMATE_ACCELERATOR", "sim")
+    found = generated("--num_accelerators", "2")
+    assert (found["accelerator"], found["ranks"]) == ("sim", 2)
+    assert found["tokens"] == expected["tokens"]

@@ -89,8 +89,9 @@ def verify_plan(trace: Trace, plan: Plan) -> None:
     calls[" while it generates"] = generation_steps(trace, names)
     for name, inner in kinds:
         block = trace.modules[name]
+        whole = _with_random_weights(trace, block)
         for when, steps in ((when, each[name]) for when, each in calls.items() if name in each):
-            error = difference(trace, name, inner, steps, when)
+            error = difference(whole, name, inner, steps, when)
             if not error <= TOLERANCE:
                 raise PlanError(
                     f"{name} ({type(block).__name__}) does not give the same on {plan.size} ranks as whole"
@@ -155,9 +156,8 @@ def part_of_plan(plan: Plan, block: str) -> Plan:
     )
 
 
-def difference(trace: Trace, name: str, plan: Plan, steps: Steps, when: str = "") -> float:
+def difference(whole: nn.Module, name: str, plan: Plan, steps: Steps, when: str = "") -> float:
     """Returns how much a block's results differ on the ranks, relative to the largest number in them."""
-    whole = _with_random_weights(trace, trace.modules[name])
 
     def results(block: nn.Module) -> list[Tensor]:
         found = []
@@ -178,9 +178,8 @@ def difference(trace: Trace, name: str, plan: Plan, steps: Steps, when: str = ""
     try:
         found = on_threads(plan.size, lambda ranks: results(apply_plan(copy.deepcopy(whole), plan, ranks)))
     except Exception as error:
-        kind = type(trace.modules[name]).__name__
         raise PlanError(
-            f"{name} ({kind}) does not run on {plan.size} ranks{when}: {type(error).__name__}: {error}. "
+            f"{name} ({type(whole).__name__}) does not run on {plan.size} ranks{when}: {type(error).__name__}: {error}. "
             f"{_advice(name)}"
         ) from error
     worst = 0.0
