@@ -179,8 +179,8 @@ def difference(whole: nn.Module, name: str, plan: Plan, steps: Steps, when: str 
         found = on_threads(plan.size, lambda ranks: results(apply_plan(copy.deepcopy(whole), plan, ranks)))
     except Exception as error:
         raise PlanError(
-            f"{name} ({type(whole).__name__}) does not run on {plan.size} ranks{when}: {type(error).__name__}: {error}. "
-            f"{_advice(name)}"
+            f"{name} ({type(whole).__name__}) does not run on {plan.size} ranks{when}: "
+            f"{type(error).__name__}: {error}. {_advice(name)}"
         ) from error
     worst = 0.0
     for each in found:
