@@ -64,9 +64,10 @@ def pack(parts: Parts, scheme: Scheme) -> Tensor:
     rows, columns = parts.codes.shape
     groups = -(-rows // GROUP_ROWS)
     pieces = [_pack_field(parts.fields[field.name], field, groups, columns) for field in scheme.fields]
-    codes = _whole_groups(parts.codes, groups).view(groups, GROUP_ROWS, -1, _QUADS, 4)
+    blocks = columns // BLOCK_COLUMNS
+    codes = _whole_groups(parts.codes, groups).view(groups, GROUP_ROWS, blocks, _QUADS, 4)
     codes = codes.permute(0, 2, 3, 1, 4)  # group, block, quad, row, column
-    pieces.append(_pack_codes(codes, scheme.bits).reshape(groups, -1))
+    pieces.append(_pack_codes(codes, scheme.bits).reshape(groups, blocks * scheme.code_bytes))
     return torch.cat(pieces, dim=1)
 
 
@@ -78,10 +79,10 @@ def unpack(data: Tensor, scheme: Scheme, columns: int) -> Parts:
         size = field.parts(columns) * GROUP_ROWS * field.dtype.itemsize
         value = data[:, begin : begin + size].contiguous().view(field.dtype)
         value = value.view(groups, field.parts(columns), GROUP_ROWS)
-        fields[field.name] = value.permute(0, 2, 1).reshape(groups * GROUP_ROWS, -1)
+        fields[field.name] = value.permute(0, 2, 1).reshape(groups * GROUP_ROWS, value.shape[1])
         begin += field.group_bytes(columns)
     blocks = data[:, begin:].reshape(groups, columns // BLOCK_COLUMNS, scheme.code_bytes)
-    codes = _unpack_codes(blocks, scheme.bits).view(groups, -1, _QUADS, GROUP_ROWS, 4)
+    codes = _unpack_codes(blocks, scheme.bits).view(groups, blocks.shape[1], _QUADS, GROUP_ROWS, 4)
     return Parts(codes.permute(0, 3, 1, 2, 4).reshape(groups * GROUP_ROWS, columns), fields)
 
 
@@ -91,8 +92,9 @@ def _whole_groups(values: Tensor, groups: int) -> Tensor:
 
 
 def _pack_field(values: Tensor, field: Field, groups: int, columns: int) -> Tensor:
-    values = _whole_groups(values.to(field.dtype), groups).view(groups, GROUP_ROWS, -1)
-    data = values.permute(0, 2, 1).reshape(groups, -1).view(torch.uint8)
+    count = values.shape[1]
+    values = _whole_groups(values.to(field.dtype), groups).view(groups, GROUP_ROWS, count)
+    data = values.permute(0, 2, 1).reshape(groups, count * GROUP_ROWS).view(torch.uint8)
     missing = field.group_bytes(columns) - data.shape[1]
     return torch.cat([data, data.new_zeros(groups, missing)], dim=1) if missing else data
 
@@ -115,7 +117,7 @@ def _pack_codes(codes: Tensor, bits: int) -> Tensor:
 
 
 def _unpack_codes(blocks: Tensor, bits: int) -> Tensor:
-    vectors = blocks.view(blocks.shape[0], blocks.shape[1], -1, 64)
+    vectors = blocks.view(blocks.shape[0], blocks.shape[1], blocks.shape[2] // 64, 64)
     if bits == 8:
         return vectors
     codes = torch.cat([vectors[:, :, :4] & 15, vectors[:, :, :4] >> 4], dim=2)

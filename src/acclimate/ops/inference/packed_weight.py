@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -122,14 +121,15 @@ class PackedWeight:
         """The device that holds it."""
         return self.data.device
 
-    @cached_property
+    @property
     def _kind(self) -> Scheme | None:
-        return None if self.scheme == DENSE else schemes.find_scheme(self.scheme)
+        return schemes.SCHEMES.get(self.scheme)
 
-    @cached_property
+    @property
     def number(self) -> int:
         """The scheme's number in native code; 0: dense."""
-        return self._kind.number if self._kind else 0
+        kind = self._kind
+        return kind.number if kind else 0
 
     # -- what it can do --------------------------------------------------------------------------
 
@@ -145,8 +145,7 @@ class PackedWeight:
         """
         n, k = self.shape
         self._check(x, bias)
-        rows = x.numel() // k if k else 0
-        if rows <= FEW_ROWS or k == 0:
+        if k == 0 or n == 0 or x.numel() // k <= FEW_ROWS:
             return torch.ops.acclimate.packed_linear(x, self.data, bias, self.number, n, k)  # type: ignore[no-any-return]
         return self._linear_of_many(x, bias)
 
@@ -154,7 +153,10 @@ class PackedWeight:
         if bias is not None:
             bias = bias.to(x.dtype)
         if self._kind is None:
-            return functional.linear(x, self.data.to(x.dtype), bias)
+            # Neither is rounded to the other's dtype.
+            dtype = torch.promote_types(x.dtype, self.data.dtype)
+            bias = bias.to(dtype) if bias is not None else None
+            return functional.linear(x.to(dtype), self.data.to(dtype), bias).to(x.dtype)
         n, k = self.shape
         groups = max(_TILE_VALUES // max(k, 1) // GROUP_ROWS, 1)
         pieces = []

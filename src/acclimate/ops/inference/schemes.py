@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
@@ -70,7 +69,7 @@ class Scheme:
     gguf_bytes: int = 0
     """The bytes of a block in a GGUF file; 0: GGUF has no such blocks."""
 
-    @cached_property
+    @property
     def columns(self) -> int:
         """The columns that cannot be parted; a row is filled up to a multiple of them."""
         return max(BLOCK_COLUMNS, *(field.columns for field in self.fields))
