@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +210,24 @@ def test_weights_and_hooks_that_change_later_are_noticed(taken: list[bool]) -> N
     own, new = (each.generate(PROMPT, do_sample=False, max_new_tokens=8) for each in (model, ours))
     assert torch.equal(own, new)
     assert taken == [True, False]
+
+
+def test_a_text_longer_than_learned_positions_is_torchs_error(taken: list[bool]) -> None:
+    for model in pair("gpt2"):
+        with pytest.raises(IndexError, match="index out of range"):
+            model.generate(PROMPT, do_sample=False, max_new_tokens=130)
+
+
+def test_a_model_that_generated_can_be_copied_and_is_freed(taken: list[bool]) -> None:
+    ours = acclimate.init_inference(tiny_model("llama"))
+    text = ours.generate(PROMPT, do_sample=False, max_new_tokens=4)
+    twin = copy.deepcopy(ours)
+    seen = weakref.ref(ours)
+    del ours
+    gc.collect()
+    assert seen() is None
+    assert torch.equal(twin.generate(PROMPT, do_sample=False, max_new_tokens=4), text)
+    assert taken == [True, True]
 
 
 def test_two_threads_generate_with_one_model() -> None:

@@ -73,7 +73,7 @@ def lean_sample(
     step = lean.go_on(outputs.past_key_values, starts, prompt, prompt + ROOM)
     logits: Tensor = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
     del outputs, inputs
-    chooser = _Chooser(logits_processor, generation_config.do_sample)
+    chooser = _Chooser(logits_processor, generation_config.do_sample, lean.native is not None)
     ends = _Ends(stopping_criteria, generation_config)
     tokens = _Tokens(input_ids)
     chosen = chooser.choose(tokens, logits)
@@ -164,11 +164,23 @@ class _Tokens:
 class _Chooser:
     """Chooses the next token of each sequence, as transformers does."""
 
-    def __init__(self, processors: Any, samples: bool) -> None:
-        self._processors, self._samples = processors, samples
+    def __init__(self, processors: Any, samples: bool, has_native_step: bool) -> None:
+        self._processors, self._samples, self._has_native_step = processors, samples, has_native_step
         self.takes_likeliest = not samples and not len(processors)
 
     def choose(self, tokens: _Tokens, logits: Tensor) -> Tensor:
+        """Returns the next tokens."""
+        if not self._has_native_step:
+            return self._chosen(tokens, logits)
+        # OpenMP's threads spin for milliseconds after their work, on cores that the native step needs.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self._chosen(tokens, logits)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _chosen(self, tokens: _Tokens, logits: Tensor) -> Tensor:
         scores: Tensor = self._processors(tokens.all, logits)
         if self._samples:
             return torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1)

@@ -64,6 +64,14 @@ class NativeStep:
     def __init__(self, native: NativeDecoder, cache: StepCache, starts: Tensor) -> None:
         self._native, self._cache = native, cache
         self._starts = starts.long().contiguous()
+        self._threads = torch.get_num_threads()
+        positions = native.decoder.positions
+        # Learned positions end somewhere: native code would read on.
+        self._end = (
+            None
+            if positions is None
+            else (len(positions) - native.decoder.position_offset + int(starts.min()))
+        )
         self._no_logits = torch.empty(0, dtype=torch.float32)
         self._no_best = torch.empty(0, dtype=torch.int64)
         self._read_cache()
@@ -82,11 +90,13 @@ class NativeStep:
 
     def _run(self, tokens: Tensor, logits: Tensor, best: Tensor) -> None:
         cache = self._cache
+        if self._end is not None and cache.length >= self._end:
+            raise IndexError("index out of range in self")  # torch's words for a row that a table lacks
         if cache.reserve(cache.length + 1):
             self._read_cache()
         torch.ops.acclimate.decode_step(
             self._native.number, self._addresses, tokens.long().contiguous(), self._starts, cache.length,
-            logits, best, torch.get_num_threads(),
+            logits, best, self._threads,
         )  # fmt: skip
         cache.length += 1
 
