@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from launching import Launched, launched, wait_until
 
+from acclimate.launch.remote.engine_program import CHECK_AFTER_S
+
 MPIEXEC = f"""#!{sys.executable}
 import os, pathlib, subprocess, sys, time
 if sys.argv[1:] == ["--version"]:
@@ -99,7 +101,8 @@ def test_strangers_who_take_all_descriptors_do_not_disturb_the_job(mpich: MpichJ
         for _ in range(300):
             with suppress(OSError):
                 strangers.append(socket.create_connection(("127.0.0.1", port), timeout=30))
-        time.sleep(0.2)
+        # Meanwhile the launcher asks by ssh whether the silent hosts can be reached, which takes descriptors.
+        time.sleep(CHECK_AFTER_S + 0.5)
         mpich.go()
         check_that_all_went_well(job)
     for stranger in strangers:

@@ -8,6 +8,8 @@ once all agents have called.
 from __future__ import annotations
 
 import errno
+import math
+import resource
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -24,6 +26,8 @@ HELLO_S = 10.0
 """The time limit for a caller's proof that it has the key."""
 STRANGERS = 64
 """How many callers without a proof are kept, besides one for each missing agent."""
+KEPT_FREE = 16
+"""How many descriptors strangers leave to the launcher, which starts programs while they wait."""
 _BACKLOG = 1024
 _ACCEPT_AGAIN_S = 1.0
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -71,6 +75,8 @@ class CallbackServer:
         self._awaited = set(names)
         self._answered, self._heard, self._ended, self._hindered = answered, heard, ended, hindered
         self._strangers: dict[_Caller, None] = {}  # in the order in which they came
+        self._room: float = math.inf
+        """How many strangers the launcher's descriptors have room for, once that is known."""
         self._agents: set[_Caller] = set()
         self._is_watched = False
         self._sweeps = False
@@ -125,7 +131,9 @@ class CallbackServer:
         except OSError:
             connection.close()
             return
-        if len(self._strangers) >= STRANGERS + len(self._awaited):
+        if connection.fileno() >= _descriptors() - KEPT_FREE:
+            self._room = min(self._room, len(self._strangers))
+        if self._strangers and len(self._strangers) >= min(self._room, STRANGERS + len(self._awaited)):
             self._drop(next(iter(self._strangers)))  # agents send at once, so it is not an agent
         self._strangers[caller] = None
         self._loop.watch(caller.channel.fileno(), partial(self._listen_to, caller))
@@ -190,6 +198,12 @@ class CallbackServer:
             self._close_port()
         self._answered(caller.name, caller.channel)
         return True
+
+
+def _descriptors() -> float:
+    """Returns how many descriptors this process may have; a new one gets the lowest free number."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
 def _listen() -> socket.socket:
