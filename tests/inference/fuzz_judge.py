@@ -24,6 +24,7 @@ import torch
 from fuzz_cases import Case, make_case
 from gguf_files import keys_of, make_model, tensors_of, write_gguf
 from safetensors.torch import load_file
+from shared_kernels import share_kernels
 from tiny_models import save_tiny_model, write_tiny_gguf
 
 import acclimate
@@ -138,7 +139,10 @@ def run(first: int, last: int) -> None:
         for seed in range(first, last):
             target = Path(root) / "case"
             target.mkdir()
-            os.environ["ACCLIMATE_CACHE"] = str(Path(root) / "cache")
+            cache = Path(root) / "cache"
+            cache.mkdir()
+            share_kernels(cache)
+            os.environ["ACCLIMATE_CACHE"] = str(cache)
             case = make_case(seed, good, target)
             facts = {"seed": seed, "kind": case.kind, "damage": case.damage}
             results.write(json.dumps(facts) + "\n")

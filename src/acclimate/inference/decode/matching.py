@@ -153,7 +153,7 @@ def check_mask(rule: Callable[..., Any] | None, window: int | None) -> None:
     Raises:
         NotRepresentedError: it is another rule.
     """
-    if rule is None:
+    if rule is None or (window is not None and window < 1):
         raise NotRepresentedError("attention has no mask that can be read")
     around = {0, 1, 2, 5, 17, 64, 257, 1000, 5000, 40000}
     for edge in [] if window is None else [window]:
