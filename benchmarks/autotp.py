@@ -39,7 +39,7 @@ FAILED = ("failed", "wrong", "not split", "refused")
 def rows_of_peers(names: Sequence[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yields what each peer makes of each architecture on 2 ranks, with its name and the architecture's."""
     for peer, python in (("deepspeed", str(deepspeed_python())), ("transformers", sys.executable)):
-        with RankGroup(2, (python, str(PEER)), (peer,), timeout_s=180) as ranks:
+        with RankGroup(2, (python, str(PEER)), (peer,)) as ranks:
             for name in names:
                 found = ranks.compare(name)
                 yield peer, name, found
