@@ -33,7 +33,7 @@ class Calls:
     def __init__(self) -> None:
         self._latest: deque[tuple[str, str]] = deque(maxlen=4 * _KEPT)
         self.names: dict[str, None] = {}
-        """The methods that were called, in the order of their first call."""
+        """The methods that were called, also by one another, in the order of their first call."""
         self._depth = 0
         self.disturbance = ""
         """The first call that changed what it is not there to change, as text."""
@@ -71,6 +71,7 @@ class Calls:
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
             self._depth += 1
+            self.names.setdefault(name)  # also of calls within calls, which may be what is at fault
             outcome = ""
             before = ambient.look(accelerator) if self._depth == 1 else None
             try:
@@ -88,7 +89,6 @@ class Calls:
                     given += [f"{key}={_short(value)}" for key, value in kwargs.items()]
                     told = f"{name}({', '.join(given)})"
                     self._latest.append((name, f"{told} {outcome}"))
-                    self.names.setdefault(name)
                     if before is not None and after is not None and not self.disturbance:
                         raised = outcome.startswith("raised")  # then it may not change anything
                         change = ambient.changed(before, after, "" if raised else name)
@@ -124,16 +124,54 @@ def place_of(error: BaseException) -> str:
 def where_to_mend(accelerator: Accelerator, names: tuple[str, ...], calls: Calls) -> tuple[str, ...]:
     """For each name of the interface, whose code implements it, the likeliest first.
 
-    These are the ``names`` that a check is about, and every method it called that acclimate does not
-    implement. What the class itself defines comes first, then what the vendor's other classes define.
+    These are the ``names`` that a check is about, and what acclimate does not implement of the methods it
+    called and of the names to which these delegate. What the class itself defines comes first, then what the
+    vendor's other classes define.
     """
-    theirs = [name for name in calls.names if _implementer(accelerator, name) not in CATEGORIES]
+    used = dict.fromkeys((*calls.names, *_delegates((*names, *calls.names))))
+    theirs = [
+        name for name in used if _implementer(accelerator, name) not in (*CATEGORIES, Accelerator, None)
+    ]
     last = calls.last(names)
     ordered = sorted(
         dict.fromkeys((*names, *theirs)),
         key=lambda name: (_distance(accelerator, name), name not in names, name != last),
     )
     return tuple(_owner(accelerator, name) for name in ordered)
+
+
+def _delegates(names: Collection[str]) -> Iterator[str]:
+    """The names of the interface to which others delegate, directly or not, by their documentation."""
+    waiting, seen = list(names), set(names)
+    while waiting:
+        found = re.findall(r":(?:meth|attr):`~?(\w+)`", _delegation(waiting.pop(0)))
+        for name in found:
+            if name not in seen:
+                seen.add(name)
+                waiting.append(name)
+                yield name
+
+
+def _delegation(name: str) -> str:
+    """What the interface says that a name delegates to."""
+    member = next((vars(category)[name] for category in CATEGORIES if name in vars(category)), None)
+    if not (callable(member) or isinstance(member, property)):
+        return ""
+    text = inspect.getdoc(member) or ""
+    found = re.search(r"Delegates to: (.*?)(?:\n[A-Z]|\n\n|$)", text, re.DOTALL)
+    return found[1] if found else ""
+
+
+_WORKS_ELSEWHERE: dict[str, Callable[[Accelerator], str]] = {
+    "communication_backend": lambda accelerator: (
+        f'names the backend "{accelerator.communication_backend}" of torch.distributed, which communicates; '
+        "fix that, or name another"
+    ),
+    "op_builders": lambda accelerator: (
+        "names the op builders, whose classes do the work; fix these, or name others"
+    ),
+}
+"""By name, what an attribute names that does the work."""
 
 
 def _implementer(accelerator: Accelerator, name: str) -> type | None:
@@ -154,12 +192,16 @@ def _owner(accelerator: Accelerator, name: str) -> str:
     if kind is None:
         return name
     member = vars(kind)[name]
+    elsewhere = ""
+    with suppress(Exception):  # a vendor's property may raise
+        elsewhere = f"; it {_WORKS_ELSEWHERE[name](accelerator)}" if name in _WORKS_ELSEWHERE else ""
     if kind not in CATEGORIES:
-        return f"{name}: implemented by {kind.__module__}:{kind.__qualname__}{_line_of(member)}"
-    delegates = re.search(r"Delegates to: (.*?)(?:\n[A-Z]|\n\n|$)", inspect.getdoc(member) or "", re.DOTALL)
-    if delegates is None or not (callable(member) or isinstance(member, property)):
-        return f"{name}: acclimate's default; override it in {type(accelerator).__qualname__}"
-    to = re.sub(r":\w+:`([^`]*)`", r"\1", " ".join(delegates[1].split()))
+        place = f"{kind.__module__}:{kind.__qualname__}{_line_of(member)}"
+        return f"{name}: implemented by {place}{elsewhere}"
+    delegation = _delegation(name)
+    if not delegation:
+        return f"{name}: acclimate's default; override it in {type(accelerator).__qualname__}{elsewhere}"
+    to = re.sub(r":\w+:`([^`]*)`", r"\1", " ".join(delegation.split()))
     to = to.replace("<device>", accelerator.device_type).replace("``", "")
     return f"{name}: acclimate's default, which calls {to.rstrip('.')}; fix that, or override {name}"
 

@@ -21,6 +21,7 @@ from acclimate.conformance.checks.assertions import (
     require,
 )
 from acclimate.conformance.checks.calls import Calls, place_of, where_to_mend
+from acclimate.conformance.checks.claims import false_claim
 from acclimate.conformance.checks.target import Subject
 from acclimate.conformance.result import Result
 from acclimate.errors import UnsupportedError
@@ -99,6 +100,7 @@ def examine(check: Check, subject: Subject) -> Result:
     start = time.perf_counter()
     outcome: Literal["passed", "failed", "not offered"]
     reason, detail, place, where = "", "", "", ""
+    claimed_by: tuple[str, ...] = ()
     calls = Calls()
     try:
         with subject.restored(), calls.recorded(subject.accelerator):
@@ -117,6 +119,9 @@ def examine(check: Check, subject: Subject) -> Result:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a vendor's code may raise anything
         outcome, reason, detail = "failed", describe(error, whole=True), traceback.format_exc()
         place = place_of(error)
+        if isinstance(error, Exception):
+            claim, claimed_by = false_claim(subject.accelerator, error)
+            reason = claim or reason
     failed = outcome == "failed"
     if failed:
         # A state that was changed unasked explains what was seen after it.
@@ -132,7 +137,7 @@ def examine(check: Check, subject: Subject) -> Result:
         detail=detail,
         calls=calls.told(check.observes) if failed else (),
         place=place,
-        changes=where_to_mend(subject.accelerator, check.observes, calls) if failed else (),
+        changes=where_to_mend(subject.accelerator, claimed_by or check.observes, calls) if failed else (),
     )
 
 

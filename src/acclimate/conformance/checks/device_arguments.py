@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ def _require_same(
     differing = ""
     for _ in range(_ROUNDS):
         try:
-            before, found, after = use(index), use(device), use(index)
+            before, found, after = (_comparable(accelerator, use(given)) for given in (index, device, index))
         except Exception as error:
             raise BrokenPromiseError(f"{name}({device!r}) raises {describe(error, whole=True)}") from error
         require(
@@ -78,6 +79,19 @@ def _require_same(
             return
         differing = f"{name}({device!r}), with device {index} meant, is {found!r:.80}, not {before!r:.80}"
     raise BrokenPromiseError(differing)
+
+
+def _comparable(accelerator: Accelerator, result: object) -> object:
+    """What a method returned; of a block that makes a device current, which device that is.
+
+    The objects need not be alike: None may give a block that does nothing, and an index one that is kept.
+    """
+    if isinstance(result, AbstractContextManager) and not isinstance(
+        result, (torch.Stream, accelerator.Stream)
+    ):
+        with result:
+            return accelerator.current_device()
+    return result
 
 
 def _agree(first: object, second: object) -> bool:

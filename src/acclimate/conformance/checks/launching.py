@@ -22,6 +22,7 @@ from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.children import Child
 from acclimate.conformance.checks.target import Subject, load
 from acclimate.conformance.processes import ending
+from acclimate.imports import describe
 
 _FORK_TIMEOUT_S = 120
 
@@ -70,14 +71,24 @@ def visible_devices(subject: Subject) -> str | None:
     strings = dict(os.environ)
     accelerator.set_visible_devices_envs(strings, [str(last)])
     require(strings == environment, "set_visible_devices_envs() treats 0 and '0' differently")
-    seen = Child(f"{__name__}:count_devices", subject.source, environment=environment).result()
-    require(seen == 1, f"with {_assignments(environment, variables)} a child sees {seen} devices")
+    _require_seen(subject, environment, variables, 1)
     if last == 0:
         return "with only one device here, a limit cannot be observed"
     accelerator.set_visible_devices_envs(environment, [last, 0])
-    seen = Child(f"{__name__}:count_devices", subject.source, environment=environment).result()
-    require(seen == 2, f"with {_assignments(environment, variables)} a child sees {seen} devices")
+    _require_seen(subject, environment, variables, 2)
     return None
+
+
+def _require_seen(
+    subject: Subject, environment: dict[str, str], variables: Sequence[str], wanted: int
+) -> None:
+    """Fails the check unless a child with this environment counts and uses so many devices."""
+    limit = " ".join(f"{variable}={environment.get(variable)}" for variable in variables)
+    try:
+        seen = Child(f"{__name__}:count_devices", subject.source, environment=environment).result()
+    except BrokenPromiseError as broken:
+        raise BrokenPromiseError(f"with {limit}, which leaves {wanted}, {broken}") from None
+    require(seen == wanted, f"with {limit} the device_count() of a child is {seen}, not {wanted}")
 
 
 def _require_any_iterable(accelerator: Accelerator, variables: Sequence[str], last: int) -> None:
@@ -108,9 +119,16 @@ def _require_any_iterable(accelerator: Accelerator, variables: Sequence[str], la
 def count_devices(source: str) -> int:
     """Computes on each device; returns how many there are."""
     accelerator = load(source).accelerator
+    count = accelerator.device_count()
     for name in device_names(accelerator):
-        require(float(torch.ones(4, device=name).sum()) == 4.0, f"a sum on {name} is wrong")
-    return accelerator.device_count()
+        try:
+            total = float(torch.ones(4, device=name).sum())
+        except Exception as error:
+            raise BrokenPromiseError(
+                f"device_count() is {count}, but {name} cannot be used: {describe(error, whole=True)}"
+            ) from error
+        require(total == 4.0, f"a sum on {name} is wrong")
+    return count
 
 
 @check("export_envs", "exported_variable_prefixes")
@@ -122,7 +140,7 @@ def exported_variables(accelerator: Accelerator) -> None:
             bool(exactly(prefix, str, "an entry of export_envs()")),
             'export_envs() has "", which matches all',
         )
-    declared = tuple(accelerator.exported_variable_prefixes)
+    declared = exactly(accelerator.exported_variable_prefixes, tuple, "exported_variable_prefixes")
     require(
         tuple(prefixes) == declared, f"export_envs() is {prefixes}, exported_variable_prefixes {declared}"
     )
@@ -244,7 +262,3 @@ def _compute_and_leave(source: str, inherited: Accelerator, told: tuple[Any, ...
         code, said = 1, f"{type(error).__name__}: {error}"
     os.write(writing, said.encode())
     os._exit(code)
-
-
-def _assignments(environment: dict[str, str], variables: Sequence[str]) -> str:
-    return " ".join(f"{variable}={environment.get(variable)}" for variable in variables)

@@ -17,8 +17,8 @@ _CATEGORIES: dict[str, tuple[str, ...]] = {
     "dtypes": ("arithmetic", "shapes", "exactness", "mixed", "scaling"),
     "graphs": ("replays", "captures", "kinds"),
     "pinning": ("contents", "shapes"),
-    "ops": ("builders", "optimizers", "aio"),
-    "runtime": ("marks", "compiling", "results"),
+    "ops": ("builders", "optimizers", "aio", "aio_arguments"),
+    "runtime": ("marks", "compiling", "results", "types"),
     "communication": ("collectives",),
 }
 """By category, the modules of its checks in order."""

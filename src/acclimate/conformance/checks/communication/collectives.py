@@ -37,7 +37,7 @@ def _check_of(topic: Callable[[Observer], None]) -> Check:
         category="communication",
         name=name,
         promise=inspect.getdoc(topic) or "",
-        observes=("communication_backend_name", "set_device", "supports_collectives"),
+        observes=("communication_backend", "supports_collectives"),
         function=lambda subject: require_topic(subject, name),
         timeout_s=_TIMEOUT_S,
         once=True,

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import torch
 
+from acclimate import topology
 from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import MIB, NotOfferedError, is_host, require
 from acclimate.conformance.checks.check import check
@@ -35,7 +36,7 @@ def figures_beyond_32_bits(accelerator: Accelerator) -> None:
         raise NotOfferedError("memory of a host counts once it is written to, which takes long")
     release(accelerator)
     # A device whose memory is the host's may share it with others.
-    room = min(accelerator.available_memory(), _host_memory()) // 2
+    room = min(accelerator.available_memory(), topology.available_memory()) // 2
     size = next((large for large in _LARGE if large <= room), 0)
     if not size:
         raise NotOfferedError("there is too little memory for an allocation of 2 GiB")
@@ -50,12 +51,6 @@ def figures_beyond_32_bits(accelerator: Accelerator) -> None:
         require(abs(grown - size) <= 64 * MIB, f"{mib(size)} raise {what}() by {mib(grown)}")
     del held
     release(accelerator)
-
-
-def _host_memory() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().available)
 
 
 @check("available_memory", "mem_get_info", "memory_reserved", "total_memory", "empty_cache")

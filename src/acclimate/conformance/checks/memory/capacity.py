@@ -74,6 +74,11 @@ def out_of_memory(accelerator: Accelerator) -> str | None:
         told or not isinstance(error, kind),
         f"is_out_of_memory() denies its own OutOfMemoryError: {described}",
     )
+    require(
+        told or not isinstance(error, torch.OutOfMemoryError),
+        f"allocating too much raises {described}, of the type {_type_of(error)}; the accelerator's "
+        f"OutOfMemoryError is {kind.__module__}.{kind.__qualname__}, which does not include it",
+    )
     require(told, f"allocating too much raises {described}, which is_out_of_memory() does not recognise")
     made = kind("out of memory")
     require(accelerator.is_out_of_memory(made), f"is_out_of_memory() denies its own {made!r}")
@@ -101,6 +106,10 @@ def out_of_memory(accelerator: Accelerator) -> str | None:
     again = fill(accelerator, allocation_size(accelerator))
     require(int(again[-1]) == 7, "after a failed allocation the next one gives wrong values")
     return note
+
+
+def _type_of(error: Exception) -> str:
+    return "torch.OutOfMemoryError" if type(error) is torch.OutOfMemoryError else type(error).__qualname__
 
 
 def _exhaust(accelerator: Accelerator) -> Exception:

@@ -9,75 +9,82 @@ from typing import Any
 
 import torch
 
+from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import MIB, NotOfferedError, equal, require
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.ops.builders import builder_of
 from acclimate.conformance.checks.target import Subject
 
 _BLOCK = 256 << 10
-_SECTORS = 4096  # offsets and lengths are multiples of this, as O_DIRECT may require
+SECTORS = 4096
+"""Offsets and lengths of transfers are multiples of this, as O_DIRECT may require."""
+
+
+def aio_module(accelerator: Accelerator) -> Any:
+    """What the accelerator's builder loads; ends the check if there is no builder that works here."""
+    if "AsyncIOBuilder" not in accelerator.op_builders:
+        raise NotOfferedError("it has no AsyncIOBuilder")
+    if not builder_of(accelerator, "AsyncIOBuilder").is_compatible(verbose=False):
+        raise NotOfferedError("its AsyncIOBuilder cannot be built here")
+    return builder_of(accelerator, "AsyncIOBuilder").load()
 
 
 @check("create_op_builder", "op_builders", timeout_s=600, once=True)
 def asynchronous_io_moves_bytes(subject: Subject) -> None:
     """Asynchronous I/O transfers every byte, leaves the rest of a file unchanged, and reports errors."""
     accelerator = subject.accelerator
-    if "AsyncIOBuilder" not in accelerator.op_builders:
-        raise NotOfferedError("it has no AsyncIOBuilder")
-    if not builder_of(accelerator, "AsyncIOBuilder").is_compatible(verbose=False):
-        raise NotOfferedError("its AsyncIOBuilder cannot be built here")
-    module = builder_of(accelerator, "AsyncIOBuilder").load()
+    module = aio_module(accelerator)
     handle = module.aio_handle(_BLOCK, 8, False, True, 1)
     generator = torch.Generator().manual_seed(5)
-    sizes = (_SECTORS, MIB, 3 * MIB + _SECTORS)
+    sizes = (SECTORS, MIB, 3 * MIB + SECTORS)
     contents = [torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8) for size in sizes]
     with tempfile.TemporaryDirectory() as folder:
         paths = [str(Path(folder) / f"part{number}") for number in range(len(sizes))]
         for path, content in zip(paths, contents, strict=True):
             handle.sync_pwrite(content.clone(), path, 0)
-            _require_bytes(path, content, "sync_pwrite()")
+            require_bytes(path, content, "sync_pwrite()")
         buffers = [torch.zeros_like(content) for content in contents]
         for path, buffer in zip(paths, buffers, strict=True):
             handle.async_pread(buffer, path, 0)
         ended = handle.wait()
         require(ended == len(sizes), f"wait() returns {ended} after {len(sizes)} requests")
         for buffer, content in zip(buffers, contents, strict=True):
-            _require_equal(buffer, content, "async_pread() and wait()")
+            require_equal(buffer, content, "async_pread() and wait()")
         for path, content in zip(paths, contents, strict=True):
             handle.async_pwrite(content.flip(0).contiguous(), path, 0)
         handle.wait()
         for path, content in zip(paths, contents, strict=True):
-            _require_bytes(path, content.flip(0), "async_pwrite() and wait()")
+            require_bytes(path, content.flip(0), "async_pwrite() and wait()")
             whole = torch.zeros_like(content)
             module.aio_read(whole, path, _BLOCK, 8, False, True, False)
-            _require_equal(whole, content.flip(0), "aio_read()")
+            require_equal(whole, content.flip(0), "aio_read()")
         _check_offsets(handle, paths[-1], contents[-1].flip(0))
         _check_errors(handle, folder, paths[0], contents[0].flip(0))
         _check_device(subject, handle, paths[1], contents[1])
 
 
 def _check_offsets(handle: Any, path: str, content: torch.Tensor) -> None:
-    for offset in (_SECTORS, MIB, 2 * MIB + _SECTORS):
+    for offset in (SECTORS, MIB, 2 * MIB + SECTORS):
         part = torch.zeros(MIB // 2, dtype=torch.uint8)
         handle.sync_pread(part, path, offset)
-        _require_equal(part, content[offset : offset + len(part)], f"sync_pread() at {offset}")
+        require_equal(part, content[offset : offset + len(part)], f"sync_pread() at {offset}")
     expected = content.clone()
-    for number, offset in enumerate((MIB, 0, len(content) - _SECTORS)):  # the rest of the file is unchanged
-        inserted = torch.full((_SECTORS,), 9 + number, dtype=torch.uint8)
-        expected[offset : offset + _SECTORS] = 9 + number
+    for number, offset in enumerate((MIB, 0, len(content) - SECTORS)):  # the rest of the file is unchanged
+        inserted = torch.full((SECTORS,), 9 + number, dtype=torch.uint8)
+        expected[offset : offset + SECTORS] = 9 + number
         handle.sync_pwrite(inserted, path, offset)
-        _require_bytes(path, expected, f"sync_pwrite() of {_SECTORS} bytes at {offset}")
+        require_bytes(path, expected, f"sync_pwrite() of {SECTORS} bytes at {offset}")
         inserted.add_(100)
-        expected[offset : offset + _SECTORS] = 109 + number
+        expected[offset : offset + SECTORS] = 109 + number
         handle.async_pwrite(inserted, path, offset)
         handle.wait()
-        _require_bytes(path, expected, f"async_pwrite() of {_SECTORS} bytes at {offset}")
+        require_bytes(path, expected, f"async_pwrite() of {SECTORS} bytes at {offset}")
 
 
 def _check_errors(handle: Any, folder: str, path: str, content: torch.Tensor) -> None:
     """Errors are reported: by the request, or by wait()."""
     absent = str(Path(folder) / "no such folder" / "file")
-    longer = torch.zeros(len(content) + _SECTORS, dtype=torch.uint8)
+    longer = torch.zeros(len(content) + SECTORS, dtype=torch.uint8)
     requests: dict[str, Callable[[], int]] = {
         "async_pread() of a file that does not exist": lambda: handle.async_pread(longer, absent, 0),
         "async_pread() past the end of a file": lambda: handle.async_pread(longer, path, 0),
@@ -95,7 +102,7 @@ def _check_errors(handle: Any, folder: str, path: str, content: torch.Tensor) ->
         back = torch.zeros_like(content)
         handle.async_pread(back, path, 0)
         handle.wait()
-        _require_equal(back, content, f"async_pread() after the failed {what}")
+        require_equal(back, content, f"async_pread() after the failed {what}")
 
 
 def _check_device(subject: Subject, handle: Any, path: str, content: torch.Tensor) -> None:
@@ -103,23 +110,25 @@ def _check_device(subject: Subject, handle: Any, path: str, content: torch.Tenso
     device = accelerator.current_device_name()
     numbers = content.to(device).view(torch.float32) if device == "cpu" else content.to(device)
     handle.sync_pwrite(numbers, path, 0)
-    _require_bytes(path, content, f"sync_pwrite() from {device}")
+    require_bytes(path, content, f"sync_pwrite() from {device}")
     there = torch.zeros_like(numbers)
     handle.sync_pread(there, path, 0)
     accelerator.synchronize()
-    _require_equal(there.cpu().view(torch.uint8), content, f"sync_pread() to {device}")
+    require_equal(there.cpu().view(torch.uint8), content, f"sync_pread() to {device}")
     locked = handle.new_cpu_locked_tensor(len(content), torch.empty(0, dtype=torch.uint8))
     handle.sync_pread(locked, path, 0)
-    _require_equal(locked, content, "sync_pread() to a tensor of new_cpu_locked_tensor()")
+    require_equal(locked, content, "sync_pread() to a tensor of new_cpu_locked_tensor()")
     handle.free_cpu_locked_tensor(locked)
 
 
-def _require_bytes(path: str, content: torch.Tensor, what: str) -> None:
+def require_bytes(path: str, content: torch.Tensor, what: str) -> None:
+    """Fails the check if a file does not hold these bytes."""
     found = torch.frombuffer(bytearray(Path(path).read_bytes() or b"\0"), dtype=torch.uint8)
-    _require_equal(found, content, f"the file after {what}")
+    require_equal(found, content, f"the file after {what}")
 
 
-def _require_equal(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+def require_equal(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    """Fails the check if bytes differ, with the place of the first."""
     if found.shape == wanted.shape and not equal(found, wanted):
         first = int((found != wanted).nonzero()[0])
         require(False, f"{what}: of {len(wanted)} bytes the one at {first} is the first that is wrong")

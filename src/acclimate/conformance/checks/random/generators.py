@@ -59,10 +59,11 @@ def state_saved_and_restored(accelerator: Accelerator) -> None:
     """Restoring a saved state gives the same numbers again, on each device."""
     for index, name in enumerate(device_names(accelerator)):
         for device in (index, name):
-            state = accelerator.get_rng_state(device)
+            given = accelerator.get_rng_state(device)
+            state = given.clone()  # another check is about a tensor that a later call overwrites
             require(
-                state.device.type == "cpu" and state.dtype == torch.uint8,
-                f"the state is a {state.dtype} tensor on {state.device}, not uint8 on the host",
+                given.device.type == "cpu" and given.dtype == torch.uint8,
+                f"the state is a {given.dtype} tensor on {given.device}, not uint8 on the host",
             )
             first = _draw(name)
             require(

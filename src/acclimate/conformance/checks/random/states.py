@@ -80,11 +80,11 @@ def every_kind_of_draw_repeats(accelerator: Accelerator) -> None:
         accelerator.manual_seed(7)
         torch.randn(1, device=device)  # a state in the middle of other draws
         host = torch.get_rng_state()
-        state = accelerator.get_rng_state()
+        state = accelerator.get_rng_state().clone()  # another check is about a reused tensor
         numbers, next_ones = draw().cpu(), torch.randn(1, device=device).cpu()
         accelerator.set_rng_state(state)
         require(equal(draw(), numbers), f"the restored state gives other numbers to {name}")
-        between = accelerator.get_rng_state()
+        between = accelerator.get_rng_state().clone()
         for _ in range(2):
             require(
                 equal(torch.randn(1, device=device), next_ones),

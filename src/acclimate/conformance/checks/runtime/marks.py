@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate.conformance.checks.assertions import DeliberateError, exactly, let_through, require
+from acclimate.conformance.checks.assertions import (
+    DeliberateError,
+    NotOfferedError,
+    exactly,
+    let_through,
+    require,
+)
 from acclimate.conformance.checks.check import check
 
 _TREE = {
@@ -18,7 +25,6 @@ _TREE = {
     "acclimate second": "acclimate outer",
     "acclimate block": "acclimate outer",
     "acclimate within block": "acclimate block",
-    "acclimate failing block": "acclimate outer",
     "acclimate pushed": "acclimate outer",
     "acclimate decorated": "acclimate outer",
     "acclimate after": None,
@@ -27,15 +33,15 @@ _TREE = {
 _MARKERS = ("nvtx", "mstx", "cnpx", "roctx", "itt", "profiler")
 """Attributes of a device's torch module whose ranges appear in the vendor's own profiler."""
 _THREAD_PATIENCE_S = 30
+_UNSEEN = "torch's profiler does not show the ranges; the vendor's profiler may"
 
 
-@check("range_push", "range_pop", "nvtx", "supports_nvtx_domain", once=True)
+@check("range_push", "range_pop", "nvtx", once=True)
 def profiler_marks(accelerator: Accelerator) -> str | None:
     """Ranges nest and keep their names, also through NVTX's functions; closing one too many is harmless."""
-    domains = exactly(accelerator.supports_nvtx_domain, bool, "supports_nvtx_domain")
     accelerator.range_pop()  # none is open
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        _open_and_close(accelerator, "acclimate" if domains else None)
+        _open_and_close(accelerator)
     accelerator.range_pop()
     found: dict[str, Any] = {}
     for event in profile.events() or ():
@@ -43,7 +49,7 @@ def profiler_marks(accelerator: Accelerator) -> str | None:
             require(event.key not in found, f'torch\'s profiler shows the range "{event.key}" twice')
             found[event.key] = event
     if not found and any(hasattr(accelerator.torch_module, name) for name in _MARKERS):
-        return "torch's profiler does not show the ranges; the vendor's profiler may"
+        return _UNSEEN
     require(
         len(found) == len(_TREE),
         f"torch's profiler does not show the ranges {sorted(_TREE.keys() - found)}",
@@ -57,21 +63,19 @@ def profiler_marks(accelerator: Accelerator) -> str | None:
     return None
 
 
-def _open_and_close(accelerator: Accelerator, domain: str | None) -> None:
+def _open_and_close(accelerator: Accelerator) -> None:
     """The ranges of the tree."""
     accelerator.range_push("acclimate outer")
     accelerator.range_push("acclimate inner", domain="acclimate", category="conformance")
     accelerator.range_push("acclimate innermost", category="conformance")
     torch.ones(4, device=accelerator.current_device_name()).sum()
     accelerator.range_pop()
-    accelerator.range_pop(domain=domain)
+    accelerator.range_pop(domain="acclimate")
     accelerator.range_push("acclimate second", None, None)
     accelerator.range_pop(None)
     with accelerator.nvtx.range("acclimate block"):
         accelerator.nvtx.range_push("acclimate within block")
         accelerator.nvtx.range_pop()
-    with let_through("nvtx.range()"), accelerator.nvtx.range("acclimate failing block"):
-        raise DeliberateError
     accelerator.nvtx.range_push("acclimate pushed")
     accelerator.nvtx.range_pop()
 
@@ -83,6 +87,102 @@ def _open_and_close(accelerator: Accelerator, domain: str | None) -> None:
     accelerator.range_pop()
     accelerator.range_push("acclimate after")
     accelerator.range_pop()
+
+
+@check("nvtx", "range_push", "range_pop", once=True)
+def ranges_end_with_errors(accelerator: Accelerator) -> str | None:
+    """A block of nvtx.range() closes its range when an error leaves it, and lets the error through."""
+    spans = _spans_of(accelerator, lambda: _fail_in_ranges(accelerator))
+    if spans is None:
+        return _UNSEEN
+    failing = ("acclimate failing", "acclimate failing within")
+    missing = [name for name in (*failing, "acclimate around", "acclimate next") if name not in spans]
+    require(
+        not missing, f"with an error in a block of nvtx.range(), torch's profiler does not show {missing}"
+    )
+    for name in failing:
+        require(
+            spans[name].end <= spans["acclimate next"].start,
+            f'the range "{name}" of nvtx.range() is still open after an error ended its block',
+        )
+    require(
+        spans["acclimate next"].end <= spans["acclimate around"].end,
+        "after an error in a block of nvtx.range(), range_pop() closes the range around it too early",
+    )
+    return None
+
+
+def _fail_in_ranges(accelerator: Accelerator) -> None:
+    accelerator.range_push("acclimate around")
+    nvtx = accelerator.nvtx
+    with let_through("nvtx.range()"), nvtx.range("acclimate failing"), nvtx.range("acclimate failing within"):
+        raise DeliberateError
+    _mark(accelerator, "acclimate next")
+    accelerator.range_pop()
+
+
+@check("supports_nvtx_domain", "range_push", "range_pop", once=True)
+def ranges_of_domains(accelerator: Accelerator) -> str | None:
+    """If it says that it separates ranges by domain, range_pop closes the innermost range of its domain."""
+    if not exactly(accelerator.supports_nvtx_domain, bool, "supports_nvtx_domain"):
+        raise NotOfferedError("supports_nvtx_domain is False")
+    spans = _spans_of(accelerator, lambda: _alternate_domains(accelerator))
+    if spans is None:
+        return _UNSEEN
+    shown = {name: spans[name] for name in _DOMAINS if name in spans}
+    if len(shown) < len(_DOMAINS):
+        return f"torch's profiler does not show the ranges {sorted(set(_DOMAINS) - set(shown))}"
+    claim = "supports_nvtx_domain is True, but"
+    for name, (marks_before, marks_after) in _DOMAINS.items():
+        for mark in marks_before:
+            require(
+                spans[mark].end <= shown[name].end,
+                f'{claim} range_pop() of another domain closes the range "{name}"',
+            )
+        for mark in marks_after:
+            require(
+                shown[name].end <= spans[mark].start,
+                f'{claim} the range "{name}" is still open after range_pop() of its domain',
+            )
+    return None
+
+
+_DOMAINS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "acclimate of a": (("acclimate mark 1",), ("acclimate mark 2", "acclimate mark 3", "acclimate mark 4")),
+    "acclimate of b": (("acclimate mark 1", "acclimate mark 2"), ("acclimate mark 3", "acclimate mark 4")),
+    "acclimate of none": (
+        ("acclimate mark 1", "acclimate mark 2", "acclimate mark 3"),
+        ("acclimate mark 4",),
+    ),
+}
+"""By range, the marks that are made before it is closed and those made afterwards."""
+
+
+def _alternate_domains(accelerator: Accelerator) -> None:
+    """Opens a range without a domain and one of each of two domains, and closes them in another order."""
+    accelerator.range_push("acclimate of none")
+    accelerator.range_push("acclimate of a", domain="acclimate a")
+    accelerator.range_push("acclimate of b", domain="acclimate b")
+    for number, domain in enumerate((None, "acclimate a", "acclimate b"), start=1):
+        if domain is not None:
+            accelerator.range_pop(domain)
+        with torch.profiler.record_function(f"acclimate mark {number}"):
+            torch.ones(4).sum()
+    accelerator.range_pop()
+    with torch.profiler.record_function("acclimate mark 4"):
+        torch.ones(4).sum()
+
+
+def _spans_of(accelerator: Accelerator, work: Callable[[], None]) -> dict[str, Any] | None:
+    """By name, when each range began and ended; ``None`` if only the vendor's profiler may show them."""
+    accelerator.range_pop()  # none is open
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        work()
+    spans = {event.key: event.time_range for event in profile.events() or ()}
+    shown = any(name.startswith("acclimate ") and "mark" not in name for name in spans)
+    if not shown and any(hasattr(accelerator.torch_module, name) for name in _MARKERS):
+        return None
+    return spans
 
 
 @check("range_push", "range_pop", once=True)
@@ -115,7 +215,7 @@ def ranges_of_threads(accelerator: Accelerator) -> str | None:
     }
     names = ("acclimate outer", "acclimate within", "acclimate after")
     if not all(name in spans for name in names):
-        return "torch's profiler does not show the ranges; the vendor's profiler may"
+        return _UNSEEN
     outer, within, after = (spans[name] for name in names)
     require(within.end <= outer.end, "range_pop() in a thread without ranges closes another thread's range")
     require(outer.end <= after.start, "range_pop() leaves this thread's range open if another thread has one")
@@ -150,7 +250,7 @@ def names_of_ranges(accelerator: Accelerator) -> str | None:
     wanted = [f"{name}{end}" for name in _NAMES for end in ("", " in a block")]
     missing = [name for name in wanted if name not in found]
     if len(missing) == len(wanted) and any(hasattr(accelerator.torch_module, name) for name in _MARKERS):
-        return "torch's profiler does not show the ranges; the vendor's profiler may"
+        return _UNSEEN
     require(not missing, f"torch's profiler does not show the range {missing[:1]!r:.200}")
     return None
 
