@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -154,8 +155,7 @@ def exported_variables(accelerator: Accelerator) -> None:
 @check("current_device", "device_count", "current_device_name", "set_device", timeout_s=320, once=True)
 def launched_rank(subject: Subject) -> None:
     """In a launched rank the current device exists before one is set; on a host it is LOCAL_RANK."""
-    environment = {**os.environ, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2"}
-    told = Child(f"{__name__}:describe_rank", subject.source, environment=environment).result()
+    told = _launched(subject)["rank"]
     require(
         told["types"] == ["int", "int", "str"],
         f"current_device(), device_count() and current_device_name() are of the types {told['types']}",
@@ -177,7 +177,7 @@ def launched_rank(subject: Subject) -> None:
     require(told["initialized"], "is_initialized() is False in a process that made a tensor on the device")
 
 
-def describe_rank(source: str) -> dict[str, Any]:
+def _describe_rank(source: str) -> dict[str, Any]:
     """What the accelerator says of its device; then sets one, as programs do."""
     accelerator = load(source).accelerator
     found = (accelerator.current_device(), accelerator.device_count(), accelerator.current_device_name())
@@ -219,10 +219,30 @@ def fork_after_selection(subject: Subject) -> None:
     """A process can fork after it has selected its accelerator and counted devices; the child computes."""
     if not hasattr(os, "fork"):
         raise NotOfferedError("this system does not fork")
-    Child(f"{__name__}:select_and_fork", subject.source).result(timeout_s=250)
+    broken = _launched(subject)["fork"]
+    require(not broken, broken)
 
 
-def select_and_fork(source: str) -> None:
+@lru_cache(maxsize=1)
+def _launched(subject: Subject) -> dict[str, Any]:
+    """What one process saw for both checks above, since a process takes seconds to start."""
+    environment = {**os.environ, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2"}
+    child = Child(f"{__name__}:launched", subject.source, environment=environment)
+    told: dict[str, Any] = child.result(timeout_s=250)
+    return told
+
+
+def launched(source: str) -> dict[str, Any]:
+    """Forks after selection, and then describes the rank."""
+    broken = ""
+    try:
+        _select_and_fork(source)
+    except Exception as error:  # noqa: BLE001 - the other check goes on
+        broken = str(error) if isinstance(error, BrokenPromiseError) else describe(error, whole=True)
+    return {"fork": broken, "rank": _describe_rank(source)}
+
+
+def _select_and_fork(source: str) -> None:
     """Selects an accelerator, counts its devices, forks, and computes in the forked process."""
     accelerator = load(source).accelerator
     told = (accelerator.is_available(), accelerator.device_count(), accelerator.device_type)

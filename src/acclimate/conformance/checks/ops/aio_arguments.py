@@ -57,9 +57,9 @@ _WRITES: dict[str, _Transfer] = {
         buffer, file, True, True, offset
     ),
 }
-_PARTS = ((0, 4), (4, 8), (16, 4), (24, 16), (12, 4))
+_PARTS = ((0, 1), (4, 1), (1, 2), (5, 3))
 """Offsets and lengths of transfers in one file, in sectors; they do not overlap."""
-_LENGTH = 48 * SECTORS
+_LENGTH = 8 * SECTORS
 _SETTINGS: tuple[tuple[int, int, bool, bool, int], ...] = (
     (SECTORS, 1, False, False, 1),
     (3 * SECTORS, 5, True, False, 2),
@@ -88,7 +88,7 @@ def _files(count: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
 @check("create_op_builder", "op_builders", timeout_s=600, once=True)
 def asynchronous_io_at_every_offset(accelerator: Accelerator) -> None:
     """Each way to read and to write transfers the bytes at its offset, several files at a time."""
-    handle = aio_module(accelerator).aio_handle(2 * SECTORS, 8, False, True, 1)
+    handle = aio_module(accelerator).aio_handle(SECTORS, 8, False, True, 1)
     with _files(2) as files:
         for what, read in _READS.items():
             _require_reads(handle, what, read, files)
@@ -147,11 +147,11 @@ def _require_descriptor_is_written(handle: Any, files: dict[str, torch.Tensor]) 
     path, content = next(iter(files.items()))
     wanted = content.clone()
     inserted = _numbers(7777, SECTORS)
-    wanted[9 * SECTORS : 10 * SECTORS] = inserted
+    wanted[3 * SECTORS : 4 * SECTORS] = inserted
     with Path(path).open("r+b") as file:
-        handle.async_pwrite(inserted, file.fileno(), 9 * SECTORS)
+        handle.async_pwrite(inserted, file.fileno(), 3 * SECTORS)
         handle.wait()
-    require_bytes(path, wanted, f"async_pwrite() to a descriptor at {9 * SECTORS}")
+    require_bytes(path, wanted, f"async_pwrite() to a descriptor at {3 * SECTORS}")
 
 
 @check("create_op_builder", "op_builders", timeout_s=600, once=True)
@@ -191,7 +191,7 @@ def asynchronous_io_with_every_setting(accelerator: Accelerator) -> None:
 def _require_kinds_of_tensors(handle: Any, path: str) -> None:
     """Tensors of any dtype and number of dimensions, which may be a part of a larger one."""
     for dtype in (torch.float32, torch.int64, torch.bfloat16, torch.uint8):
-        numbers = (_numbers(3) % 7).to(dtype).view(2, 6, -1)
+        numbers = (_numbers(3) % 7).to(dtype).view(2, 4, -1)
         file = f"{path} of {short(dtype)}"
         handle.sync_pwrite(numbers, file, 0)
         require_bytes(file, numbers.flatten().view(torch.uint8), f"sync_pwrite() of {dtype}")
