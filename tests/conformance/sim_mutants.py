@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -421,11 +422,58 @@ class ResetKeepsResults(SimAccelerator):
         return _Keeping()
 
 
+class _KeptBlock:
+    """A block that can be entered again, also within itself and in several threads."""
+
+    def __init__(self, accelerator: Accelerator, index: int) -> None:
+        self._accelerator, self._index = accelerator, index
+        self._before = threading.local()
+
+    def __enter__(self) -> None:
+        if not hasattr(self._before, "devices"):
+            self._before.devices = []
+        self._before.devices.append(self._accelerator.current_device())
+        self._accelerator.set_device(self._index)
+
+    def __exit__(self, *_: object) -> None:
+        self._accelerator.set_device(self._before.devices.pop())
+
+
+class OneBlockForEachDevice(SimAccelerator):
+    """device(i) returns the same object each time, and device(None) a block that does nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._blocks = [_KeptBlock(self, index) for index in range(self.device_count())]
+
+    def device(self, device_index: DeviceLike = None) -> AbstractContextManager[Any]:
+        index = self._index(device_index)
+        return nullcontext() if device_index is None else self._blocks[index]  # type: ignore[return-value]
+
+
+class OneBlockThatForgets(OneBlockForEachDevice):
+    """device(i) returns the same object each time, which remembers only the last device before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self._blocks:
+            block._before.devices = _OneEntry()
+
+
+class _OneEntry(list[int]):
+    def append(self, device: int) -> None:
+        self[:] = [device]
+
+    def pop(self, index: Any = -1) -> int:
+        return self[0]
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
         SetDeviceForgotten: "devices/set_device",
         DeviceContextForgotten: "devices/device_context",
         DeviceContextStays: "devices/device_context",
+        OneBlockThatForgets: "devices/device_context",
         TakesAbsentDevices: "devices/absent_devices",
         SharedRandomState: "random/state_saved_and_restored",
         SeedsEveryDevice: "random/devices_draw_independently",
@@ -476,3 +524,9 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "mps-like": {ClaimsFloat64: "dtypes/products"},
 }
 """By profile of the device: each fault, and the check that has to find it."""
+
+SOUND: dict[type[Accelerator], tuple[str, ...]] = {
+    OneBlockForEachDevice: ("devices/absent_devices", "devices/device_context"),
+    OneBlockThatForgets: ("devices/absent_devices",),
+}
+"""What is unusual but right, and checks that must not mistake it for a fault."""

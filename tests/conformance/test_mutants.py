@@ -25,7 +25,7 @@ import mutants  # noqa: E402
 import state_mutants  # noqa: E402
 import value_mutants  # noqa: E402
 
-Examined: TypeAlias = Callable[..., dict[str, dict[str, Any]]]
+Examined: TypeAlias = Callable[..., dict[tuple[str, str], dict[str, Any]]]
 SIM_PROFILES = ("", "sync=check", "mps-like")
 
 
@@ -44,7 +44,7 @@ def examined(warm_python: WarmPython) -> Examined:
                 command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=600
             )
         assert run.returncode == 0, run.stderr
-        return {result["name"]: result for result in json.loads(run.stdout)}
+        return {(result["name"], result["check"]): result for result in json.loads(run.stdout)}
 
     return examine
 
@@ -60,16 +60,25 @@ def require_found(result: dict[str, Any], fault: str | None) -> None:
     ids=lambda mutant: mutant.__name__,
 )
 def test_the_check_finds_the_fault_in_the_cpu(mutant: type, examined: Examined) -> None:
-    require_found(examined(mutant.__module__)[mutant.__name__], mutant.__doc__)
+    check = sys.modules[mutant.__module__].CAUGHT_BY[mutant]
+    require_found(examined(mutant.__module__)[mutant.__name__, check], mutant.__doc__)
 
 
 @pytest.mark.parametrize("profile", SIM_PROFILES)
 def test_the_checks_find_the_faults_in_the_emulated_device(profile: str, examined: Examined) -> None:
     pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
-    results = examined("sim_mutants", profile)
-    assert results
-    for result in results.values():
+    faults = [result for result in examined("sim_mutants", profile).values() if not result["sound"]]
+    assert faults
+    for result in faults:
         require_found(result, result["name"])
+
+
+def test_what_is_unusual_but_right_fails_no_check(examined: Examined) -> None:
+    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    sound = [result for result in examined("sim_mutants", "").values() if result["sound"]]
+    assert sound
+    for result in sound:
+        assert result["outcome"] == "passed", f"{result['name']}, {result['check']}: {result['reason']}"
 
 
 @pytest.mark.usefixtures("warm_starts")
