@@ -87,10 +87,11 @@ def statistics_agree(accelerator: Accelerator) -> None:
         "reserved_bytes.all.current": accelerator.memory_reserved,
         "reserved_bytes.all.peak": accelerator.max_memory_reserved,
     }
-    missed = accelerator.max_memory_allocated() - accelerator.memory_allocated()
+    now = accelerator.memory_allocated()
+    above = accelerator.max_memory_allocated() - now
     require(
-        missed >= size - SLACK - size // 8,
-        f"max_memory_allocated() is {mib(missed)} above memory_allocated() after {mib(size)} were freed: it "
+        above >= size - SLACK - size // 8,
+        f"max_memory_allocated() is {mib(above)} above memory_allocated() after {mib(size)} were freed: it "
         "missed the peak",
     )
     found = accelerator.memory_stats()

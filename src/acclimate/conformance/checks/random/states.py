@@ -128,6 +128,7 @@ def states_are_copies(accelerator: Accelerator) -> None:
         first = torch.rand(_COUNT, device=name).cpu()
         require(equal(state, kept), f"drawing on {name} changes a state that was read before")
         later = accelerator.get_rng_state(index)
+        require(equal(state, kept), f"reading the state of {name} again changes what was read before")
         for given in (state, kept, state):
             accelerator.set_rng_state(given, index)
             require(
