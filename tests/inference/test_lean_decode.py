@@ -25,6 +25,7 @@ from acclimate.inference.decode import loop, proof
 from acclimate.inference.decode.lean import LeanDecoder
 from acclimate.inference.decode.loop import lean_decoder
 from acclimate.inference.decode.proof import describe
+from acclimate.ops.inference.builder import CPUInferenceBuilder
 
 PROMPT = torch.arange(3, 12)[None]
 WINDOW = {"sliding_window": 6}
@@ -267,6 +268,21 @@ def test_the_native_step_rounds_where_the_plain_one_does(dtype: torch.dtype) -> 
         logits.append(torch.cat([step(torch.tensor([token])).float() for token in (4, 90, 17)]))
     # A sum in another order can tip a value to the next one.
     assert (logits[0] - logits[1]).abs().max() <= 8 * torch.finfo(dtype).eps * logits[1].abs().max()
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_quantised_weights_step_in_native_code(
+    scheme: str, taken: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_model("gemma3_text", **WINDOW).save_pretrained(tmp_path)
+    ours = acclimate.init_inference(tmp_path, dtype="float32", quantize=scheme)
+    lean = lean_decoder(ours)
+    assert lean is not None
+    assert lean.native is not None or not CPUInferenceBuilder().is_compatible()
+    new = ours.generate(PROMPT, do_sample=False, max_new_tokens=12)
+    monkeypatch.setattr(loop, "lean_sample", lambda *_, **__: None)
+    assert torch.equal(new, ours.generate(PROMPT, do_sample=False, max_new_tokens=12))
+    assert taken == [True]
 
 
 def test_threads_share_the_keys_of_one_head(taken: list[bool]) -> None:
