@@ -31,16 +31,24 @@ from acclimate.inference.quiet import quiet_transformers
 
 PROMPT = "The capital of France"
 
-# The peer's whole command: what a user of transformers would write.
+# The peer's whole command: what a user of transformers would write, and a mark at the first token.
 PEER_START = """
-import sys, time
+import sys
 from transformers import AutoModelForCausalLM, AutoTokenizer
 import torch
+class FirstToken:
+    calls = 0
+    def put(self, value):
+        self.calls += 1
+        if self.calls == 2:  # the first call hands over the prompt
+            print(tokenizer.decode(value), flush=True)
+    def end(self):
+        pass
 folder = sys.argv[1]
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, sys.argv[2]))
 ids = tokenizer(sys.argv[3], return_tensors="pt")
-print(tokenizer.decode(model.generate(**ids, max_new_tokens=1, do_sample=False)[0]), flush=True)
+model.generate(**ids, max_new_tokens=1, do_sample=False, streamer=FirstToken())
 """
 
 
@@ -87,7 +95,7 @@ def bare_loop_decode(module: Any, prompt: list[int], new_tokens: int) -> tuple[f
 
 
 def seconds(command: list[str]) -> float:
-    """How long a command takes to its first byte on stdout, which both sides write after the first token."""
+    """How long a command takes to its first byte on stdout, which both sides write at the first token."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
@@ -108,7 +116,7 @@ def demo() -> str:
 
 
 def measure(rounds: int, new_tokens: int) -> dict[str, Any]:
-    loaded = load_model()
+    loaded = load_model(dtype="bfloat16")  # the peer's weights, in the same folder
     prompt = loaded.tokenizer.encode(PROMPT)
     dtype = str(loaded.dtype).removeprefix("torch.")
     # Its own model object: the same weights, loaded as its users load them.
@@ -129,7 +137,8 @@ def measure(rounds: int, new_tokens: int) -> dict[str, Any]:
             texts.add(tuple(tokens))
             if turn:  # the first turn warms up
                 decode[name].append(speed)
-    ours = [sys.executable, "-m", "acclimate", "generate", PROMPT, "--max-new-tokens", "1"]
+    ours = [sys.executable, "-m", "acclimate", "generate", PROMPT, "--dtype", dtype]
+    ours += ["--max-new-tokens", "1"]
     theirs = [sys.executable, "-c", PEER_START, str(loaded.folder), dtype, PROMPT]
     starts: dict[str, list[float]] = {"acclimate": [], "transformers": []}
     for _ in range(max(2, rounds // 2)):

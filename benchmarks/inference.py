@@ -1,0 +1,177 @@
+"""Text generation on this processor beside its peers: the same weights, prompt and cores, in one run.
+
+    python benchmarks/inference.py [--rounds 3] [--chart docs/inference.png]
+
+Each system runs in a process of its own, one at a time; they take turns, and medians count. A peer's Python
+is named by an environment variable, and a peer without one is left out, with a note:
+
+    ACCLIMATE_PEER_LLAMA  ACCLIMATE_PEER_OPENVINO  ACCLIMATE_PEER_VLLM_PYTHON  ACCLIMATE_PEER_TORCHAO
+    ACCLIMATE_PEER_DEEPSPEED
+
+OpenVINO also needs ACCLIMATE_PEER_OPENVINO_MODEL, a folder made with `optimum-cli export openvino`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import results
+from rich.console import Console
+from rich.table import Table
+
+from acclimate.inference.locate import find_model
+from acclimate.inference.packing import BLOCKS
+
+OURS = {
+    "ours bf16": ["--dtype", "bfloat16"],
+    "ours int8": ["--quantize", "int8"],
+    "ours int4": ["--quantize", "int4"],
+    "ours GGUF": [],
+}
+PEERS = {
+    "transformers": ("", "bf16"),
+    "transformers compiled": ("", "bf16"),
+    "DeepSpeed": ("ACCLIMATE_PEER_DEEPSPEED", "bf16"),
+    "vLLM": ("ACCLIMATE_PEER_VLLM_PYTHON", "bf16"),
+    "OpenVINO": ("ACCLIMATE_PEER_OPENVINO", "bf16"),
+    "torchao int8": ("ACCLIMATE_PEER_TORCHAO", "int8"),
+    "llama.cpp": ("ACCLIMATE_PEER_LLAMA", "GGUF"),
+}
+"""The variable with each peer's Python, if it is not this one, and which of ours it is compared with."""
+WORK = {"decode 1": "decode, 1 sequence", "decode 8": "decode, 8 sequences", "prefill": "prefill of 512"}
+
+
+def main() -> int:
+    """Measures, prints a table and draws a chart."""
+    parser = argparse.ArgumentParser(description="Text generation beside its peers.")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompt-tokens", type=int, default=512)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--only", nargs="*", default=[], help="names of systems; default: all")
+    parser.add_argument("--chart", type=Path)
+    options = parser.parse_args()
+    folder, file = find_model(None, "bfloat16").folder, find_model(None, BLOCKS).gguf
+    systems = [name for name in (*OURS, *PEERS) if not options.only or name in options.only]
+    present = [name for name in systems if _python(name) is not None]
+    for name in systems:
+        if name not in present:
+            print(f"{name} is left out: {PEERS[name][0]} does not name its Python")
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in present}
+    tokens = [str(options.prompt_tokens), str(options.new_tokens)]
+    for turn in range(options.rounds):
+        for name in present if turn % 2 else reversed(present):
+            figures = _ours(name, tokens) if name in OURS else _peer(name, folder, file, tokens)
+            if figures is not None:
+                found[name].append(figures)
+    medians = {
+        name: {key: median(each[key] for each in runs) for key in runs[0]}
+        for name, runs in found.items()
+        if runs
+    }
+    show(medians)
+    record(medians)
+    if options.chart:
+        draw(medians, options.chart)
+    return 0
+
+
+def _python(name: str) -> str | None:
+    variable = PEERS.get(name, ("", ""))[0]
+    return os.environ.get(variable) if variable else sys.executable
+
+
+def _ours(name: str, tokens: list[str]) -> dict[str, float] | None:
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [sys.executable, "-m", "acclimate", "bench", *OURS[name], "--json", file.name]
+        command += ["--prompt-tokens", tokens[0], "--new-tokens", tokens[1]]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            print(f"{name} failed: {ended.stderr.strip()[-300:]}")
+            return None
+        report = json.loads(Path(file.name).read_text(encoding="utf-8"))
+    one, eight = report["speeds"]
+    return {
+        "decode 1": one["decode_tokens_per_second"],
+        "decode 8": eight["decode_tokens_per_second"],
+        "prefill": one["prefill_tokens_per_second"],
+        "peak_bytes": report["peak_memory_bytes"],
+        "limit": report["read_bytes_per_second"] / report["bytes_per_token"],
+    }
+
+
+def _peer(name: str, folder: Path, file: Path | None, tokens: list[str]) -> dict[str, float] | None:
+    script = Path(__file__).with_name("inference_peers.py")
+    command = [str(_python(name)), str(script), name, str(folder), str(file), *tokens]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        print(f"{name} failed: {ended.stderr.strip()[-300:]}")
+        return None
+    figures: dict[str, float] = json.loads(ended.stdout.strip().splitlines()[-1])
+    return figures
+
+
+def show(medians: dict[str, dict[str, float]]) -> None:
+    """Prints a row for each system."""
+    table = Table("system", *WORK.values(), "limit", "reached", "peak, GB", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, figures in medians.items():
+        limit = figures.get("limit")
+        reached = "" if limit is None else f"{figures['decode 1'] / limit:.0%}"
+        speeds = [f"{figures[key]:,.1f}" for key in WORK]
+        shown = "" if limit is None else f"{limit:,.1f}"
+        table.add_row(name, *speeds, shown, reached, f"{figures['peak_bytes'] / 1e9:.2f}")
+    console = Console(width=110)
+    console.print("tokens/s, all sequences together")
+    console.print(table)
+    console.print(f"{results.machine()}; load {os.getloadavg()[0]:.1f}")
+
+
+def record(medians: dict[str, dict[str, Any]]) -> None:
+    """Keeps the figures for the results page."""
+    kept = []
+    for name in OURS:
+        if name not in medians:
+            continue
+        kind = name.removeprefix("ours ")
+        peers = [peer for peer, (_, of) in PEERS.items() if of == kind and peer in medians]
+        for key, work in WORK.items():
+            beside = {peer: medians[peer][key] for peer in peers}
+            kept.append(
+                results.Figure(f"{work}, gemma-3-270m {kind}", "tokens/s", medians[name][key], beside)
+            )
+    results.record("inference", kept)
+
+
+def draw(medians: dict[str, dict[str, float]], path: Path) -> None:
+    """One group of bars for each kind of work, on a logarithmic scale."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    canvas, axes = pyplot.subplots(1, len(WORK), figsize=(4 * len(WORK), 3.5), sharey=True)
+    names = list(medians)[::-1]
+    for axis, (key, work) in zip(axes, WORK.items(), strict=True):
+        colours = [results.COLOURS[0] if name in OURS else results.COLOURS[5] for name in names]
+        bars = axis.barh(names, [medians[name][key] for name in names], color=colours)
+        axis.bar_label(bars, fmt="%.0f", fontsize=8, padding=2)
+        axis.set_title(work, fontsize=10)
+        axis.set_xlabel("tokens/s")
+        axis.margins(x=0.15)
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    canvas.tight_layout()
+    canvas.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""What quantised weights cost in quality: perplexity over real text, and greedy text beside transformers'.
+
+    python benchmarks/quality.py [MODEL] [--bytes 20000] [--json FILE]
+
+The text is English prose that comes with Python and its packages: their licences. Each way of running the
+model is compared with transformers' own in bfloat16. Returns 1 where a limit of the quality is exceeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.metadata
+import json
+import math
+import site
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from acclimate.inference.loaded_model import load_tokenizer
+from acclimate.inference.locate import find_model
+from acclimate.inference.quiet import quiet_transformers
+
+LIMITS = {"bfloat16": 0.005, "int8": 0.01, "int4": 0.05}
+"""By how much a perplexity may exceed transformers'; the blocks of a GGUF file are as bfloat16."""
+WINDOW = 512
+PROMPTS = (
+    "The capital of France is",
+    "The most beautiful thing about mathematics is",
+    "Once upon a time, in a village by the sea,",
+    "To bake bread at home, you first need",
+    "The history of the bicycle begins",
+    "In physics, energy is",
+    "My favourite season is autumn because",
+    "A good night's sleep is important since",
+    "The first computers were",
+    "Dear Sir or Madam, I am writing to",
+)
+
+
+def prose(size: int) -> str:
+    """So many bytes of English prose from files that come with Python and its packages."""
+    texts = "".join(each.read_text(encoding="utf-8", errors="replace") for each in _prose_files())
+    if len(texts) < size:
+        raise SystemExit(f"only {len(texts):,} characters of prose were found on this machine")
+    return texts[:size]
+
+
+def _prose_files() -> Iterator[Path]:
+    yield from Path(sysconfig.get_path("stdlib")).glob("LICENSE*")
+    for folder in site.getsitepackages():
+        yield from sorted(Path(folder).glob("numpy*.dist-info/**/LICENSE*"))[:1]
+    for name in ("torch", "transformers", "rich"):
+        for path in sorted(importlib.metadata.files(name) or [], key=str):
+            if path.name.upper().startswith(("LICENSE", "NOTICE")) and "dist-info" in str(path):
+                yield Path(str(path.locate()))
+
+
+@torch.inference_mode()
+def perplexity(model: Any, tokens: list[int], start: int | None) -> float:
+    """Of windows of 512 tokens, each after the start token."""
+    loss, count = 0.0, 0
+    for first in range(0, len(tokens) - 1, WINDOW):
+        window = tokens[first : first + WINDOW + 1]
+        ids = torch.tensor([([start] if start is not None else []) + window])
+        logits = model(ids).logits[0].float()
+        wanted = ids[0, 1:]
+        loss += float(torch.nn.functional.cross_entropy(logits[:-1], wanted, reduction="sum"))
+        count += len(wanted)
+    return math.exp(loss / count)
+
+
+@torch.inference_mode()
+def few_row_perplexity(model: Any, tokens: list[int], rows: int = 8) -> float:
+    """The same over 1,024 tokens, a few at a time, so that the few-row kernels compute them."""
+    from transformers import DynamicCache
+
+    cache, loss, count = DynamicCache(config=model.config), 0.0, 0
+    part = tokens[:1025]
+    for first in range(0, len(part) - 1, rows):
+        ids = torch.tensor([part[first : first + rows]])
+        logits = model(ids, past_key_values=cache, use_cache=True).logits[0].float()
+        wanted = torch.tensor(part[first + 1 : first + 1 + rows])
+        loss += float(torch.nn.functional.cross_entropy(logits[: len(wanted)], wanted, reduction="sum"))
+        count += len(wanted)
+    return math.exp(loss / count)
+
+
+@torch.inference_mode()
+def texts(model: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """Greedy text of 64 tokens for each prompt."""
+    found = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False)
+        found.append(out[0, len(prompt) :].tolist())
+    return found
+
+
+def measure(model: str | None, size: int) -> dict[str, Any]:
+    """All figures."""
+    from transformers import AutoModelForCausalLM
+
+    folder = find_model(model, "bfloat16").folder
+    tokenizer = load_tokenizer(folder, False)
+    tokens = tokenizer.encode(prose(size))
+    start = tokens[0] if tokens[:1] == tokenizer.encode("a")[:1] else None
+    prompts = [tokenizer.encode(each) for each in PROMPTS]
+    source = model if model is not None else None
+
+    def plain() -> Any:
+        with quiet_transformers():
+            return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+
+    def ours(**options: Any) -> Callable[[], Any]:
+        from acclimate.inference import load_split_model
+
+        return lambda: load_split_model(source, **options).module
+
+    ways: dict[str, Callable[[], Any]] = {
+        "transformers": plain,
+        "bfloat16": ours(dtype="bfloat16"),
+        "as the file has it": ours(),
+        "int8": ours(quantize="int8"),
+        "int4": ours(quantize="int4"),
+    }
+    report: dict[str, Any] = {"model": folder.name, "bytes": size, "tokens": len(tokens), "ways": {}}
+    reference: list[list[int]] = []
+    for name, load in ways.items():
+        loaded = load()
+        written = texts(loaded, prompts)
+        reference = reference or written
+        report["ways"][name] = {
+            "perplexity": perplexity(loaded, tokens[1:] if start is not None else tokens, start),
+            "few_row_perplexity": few_row_perplexity(loaded, tokens),
+            "same_texts": sum(a == b for a, b in zip(written, reference, strict=True)),
+        }
+        del loaded
+        gc.collect()
+    return report
+
+
+def show(report: dict[str, Any]) -> bool:
+    """Prints the figures; returns whether all are within their limits."""
+    table = Table("weights", "perplexity", "beside transformers", "few rows", "same text", "limit", box=None)
+    base, fine = report["ways"]["transformers"], True
+    for name, way in report["ways"].items():
+        ratio = way["perplexity"] / base["perplexity"] - 1
+        few = way["few_row_perplexity"] / base["few_row_perplexity"] - 1
+        most = LIMITS.get(name, LIMITS["bfloat16"])
+        good = ratio <= most and few <= most
+        if name == "bfloat16":
+            good = good and way["same_texts"] >= 0.9 * len(PROMPTS)
+        fine = fine and good
+        table.add_row(
+            name,
+            f"{way['perplexity']:.3f}",
+            f"{ratio:+.2%}",
+            f"{few:+.2%}",
+            f"{way['same_texts']} of {len(PROMPTS)}",
+            f"{most:.1%}" + ("" if good else "  exceeded"),
+        )
+    console = Console(width=100)
+    console.print(f"{report['model']}, {report['tokens']:,} tokens of {report['bytes']:,} bytes of prose")
+    console.print(table)
+    return fine
+
+
+def main() -> int:
+    """Measures and shows; returns 1 where a limit is exceeded."""
+    parser = argparse.ArgumentParser(description="Quality of quantised weights beside transformers.")
+    parser.add_argument(
+        "model", nargs="?", help="a folder, a .gguf file or a hub id; default: the demo model"
+    )
+    parser.add_argument("--bytes", type=int, default=20_000)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    report = measure(options.model, options.bytes)
+    fine = show(report)
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""``acclimate bench`` says how fast a model runs, which kernels run it, and what is wrong with its options."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def bench(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs ``acclimate bench`` in this process."""
+    from acclimate.cli import main
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        code = main(["bench", *arguments])
+        out = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, out.out, out.err)
+
+    return run
+
+
+def test_bench_measures_a_quantised_model_and_writes_its_figures(
+    bench: Run, tiny_folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "figures.json"
+    options = ("--quantize", "int8", "--prompt-tokens", "8", "--new-tokens", "4", "--json", str(file))
+    done = bench(str(tiny_folder), *options)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(file.read_text())
+    assert set(report["kernels"]) == {"int8", "norms and biases"}
+    assert report["kernels"]["int8"] == 15  # 7 in each of 2 layers, and the head
+    assert [speed["batch"] for speed in report["speeds"]] == [1, 8]
+    assert all(speed["decode_tokens_per_second"] > 0 for speed in report["speeds"])
+    assert report["bytes_per_token"] == sum(report["bytes_by_kernel"].values()) > 0
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    assert "of it was reached" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--quantize", "int3"), "quantize must be int8 or int4, or left out; it is 'int3'"),
+        (("--num_accelerators", "0"), "--num_accelerators must be from 1 to 1024; it is 0"),
+        (("--new-tokens", "many"), "--new-tokens must be a whole number; it is 'many'"),
+        (("--json", "/nowhere/figures.json"), "--json cannot write to '/nowhere/figures.json'"),
+        (
+            ("--prompt-tokens", "60", "--new-tokens", "30"),
+            "the model's context of 64 has no room for 60 and 30",
+        ),
+    ],
+)
+def test_a_bad_option_of_bench_is_one_line(
+    bench: Run, tiny_folder: Path, options: tuple[str, ...], told: str
+) -> None:
+    done = bench(str(tiny_folder), *options)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert told in done.stderr
+
+
+LEAN = """
+import sys
+from acclimate.inference.lean_import import import_transformers
+import_transformers()
+heavy = {"sympy", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp"}
+print(sorted(heavy & set(sys.modules)))
+import torch
+print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
+"""
+
+
+def test_a_command_imports_transformers_without_the_compiler_which_still_works_when_it_is_wanted() -> None:
+    ended = subprocess.run([sys.executable, "-c", LEAN], capture_output=True, text=True, check=True)
+    assert ended.stdout.split("\n")[:2] == ["[]", "2.0"]
