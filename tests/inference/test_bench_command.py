@@ -1,4 +1,4 @@
-"""``acclimate bench`` says how fast a model runs, which kernels run it, and what is wrong with its options."""
+"""``acclimate bench`` says how fast a model runs and which kernels run it, and refuses bad options."""
 
 from __future__ import annotations
 
@@ -76,6 +76,7 @@ print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
 """
 
 
+@pytest.mark.slow
 def test_a_command_imports_transformers_without_the_compiler_which_still_works_when_it_is_wanted() -> None:
     ended = subprocess.run([sys.executable, "-c", LEAN], capture_output=True, text=True, check=True)
     assert ended.stdout.split("\n")[:2] == ["[]", "2.0"]
