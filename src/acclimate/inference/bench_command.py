@@ -89,6 +89,7 @@ def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
 
 def _measure(args: argparse.Namespace, prompt_tokens: int, new_tokens: int) -> int:
     from acclimate.inference.benchmark import describe_weights, measure_read_bandwidth, measure_speed
+    from acclimate.inference.decode.loop import step_kind
     from acclimate.inference.initialize import load_split_model
 
     first = int(os.environ.get("RANK", "0")) == 0
@@ -131,6 +132,7 @@ def _measure(args: argparse.Namespace, prompt_tokens: int, new_tokens: int) -> i
         "bytes_per_token": read,
         "read_bytes_per_second": bandwidth,
         "share_of_limit": speeds[0].decode_tokens_per_second * read / bandwidth,
+        "step": "transformers" if ranks.size > 1 else step_kind(loaded.module),
         "kernels": weights.kernels,
         "bytes_by_kernel": weights.bytes_by_kernel,
         "stayed_dense": weights.stayed,
@@ -177,6 +179,12 @@ def _show(report: Mapping[str, Any]) -> None:
         f"{report['read_bytes_per_second'] / 1e9:.1f} GB/s, so {limit:,.1f} tokens/s is the limit of one "
         f"sequence; {report['share_of_limit']:.0%} of it was reached."
     )
+    step = {
+        "native": "one call of native code",
+        "plain": "plain torch, without the model's modules",
+        "transformers": "the model's own modules, in transformers' loop",
+    }[report["step"]]
+    console.print(f"Each token is computed by {step}.")
     console.print(
         f"Loaded in {report['load_seconds']:.1f} s; peak memory {report['peak_memory_bytes'] / 1e9:.2f} GB"
         + (" per rank." if report["ranks"] > 1 else ".")

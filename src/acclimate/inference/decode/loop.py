@@ -42,6 +42,14 @@ def lean_decoder(model: Any) -> LeanDecoder | None:
         return lean
 
 
+def step_kind(model: Any) -> str:
+    """Returns what computes a token of a model of one rank: ``native``, ``plain`` or ``transformers``."""
+    lean = lean_decoder(model)
+    if lean is None:
+        return "transformers"
+    return "plain" if lean.native is None else "native"
+
+
 def _state(model: Any) -> tuple[Any, ...]:
     """Identifies weights by their memory, and code by hooks and functions that were put in place later."""
     weights = [(p.data_ptr(), p.shape, p.dtype) for p in model.parameters()]
