@@ -16,17 +16,19 @@ from acclimate.ops.simd import chosen_isa
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
 # The plain kernels would take the longest to optimise, and hardly any processor runs them.
-_KERNELS = {"plain": ("-O2",)}
+PLAIN_KERNELS = {"plain": ("-O2",)}
+"""The flags of each file of kernels that every processor can run."""
 _X86_KERNELS = {
     "avx2": _AVX2,
     "avx512": _AVX512,
     "avx512_vnni": (*_AVX512, "-mavx512vnni"),
     "avx512_bf16": (*_AVX512, "-mavx512bf16"),
 }
-_ARM_KERNELS: dict[str, tuple[str, ...]] = {"neon": (), "neon_dot": ("-march=armv8.2-a+dotprod+fp16",)}
+ARM_KERNELS: dict[str, tuple[str, ...]] = {"neon": (), "neon_dot": ("-march=armv8.2-a+dotprod+fp16",)}
+"""The flags of each file of kernels for 64-bit Arm."""
 _KERNELS_OF_MACHINE = {
     **dict.fromkeys(("x86_64", "AMD64"), _X86_KERNELS),
-    **dict.fromkeys(("aarch64", "arm64"), _ARM_KERNELS),
+    **dict.fromkeys(("aarch64", "arm64"), ARM_KERNELS),
 }
 
 
@@ -53,7 +55,7 @@ class CPUInferenceBuilder(InferenceBuilder):
 
     def sources(self) -> list[str | Source]:
         """Returns one file for each instruction set of this kind of processor, and what chooses one."""
-        kernels = {**_KERNELS, **_KERNELS_OF_MACHINE.get(platform.machine(), {})}
+        kernels = {**PLAIN_KERNELS, **_KERNELS_OF_MACHINE.get(platform.machine(), {})}
         return [
             *(f"csrc/{name}.cpp" for name in ("operators", "linear", "pool", "gguf_pack")),
             *(f"csrc/decode_{name}.cpp" for name in ("operators", "step", "math")),

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from acclimate.errors import WeightError
+from acclimate.ops import huge_pages
 from acclimate.ops.inference import layout, native, schemes
 from acclimate.ops.inference.quantize import quantize_rows
 from acclimate.ops.inference.schemes import DENSE, DENSE_DTYPES, GROUP_ROWS, Scheme
@@ -232,7 +233,7 @@ class PackedWeight:
                 f"not at {start} and {stop}."
             )
         if stop == start:
-            return _new_data(kind, n, 0, self.device)
+            return _new_data(kind, n, 0, self.device).zero_()
         parts = layout.unpack(self.data, kind, k)
         return layout.pack(parts.columns(kind, start, kind.padded(stop)), kind)
 
@@ -264,4 +265,6 @@ def _check_matrix(weight: Tensor) -> None:
 
 
 def _new_data(kind: Scheme, n: int, k: int, device: torch.device) -> Tensor:
-    return torch.zeros(-(-n // GROUP_ROWS), kind.group_bytes(k), dtype=torch.uint8, device=device)
+    data = torch.empty(-(-n // GROUP_ROWS), kind.group_bytes(k), dtype=torch.uint8, device=device)
+    huge_pages.request(data)
+    return data

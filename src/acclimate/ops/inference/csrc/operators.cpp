@@ -5,6 +5,10 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -258,6 +262,18 @@ Tensor rows(const Tensor& data, const Tensor& ids, int64_t scheme, int64_t n, in
   return result;
 }
 
+// As acclimate.ops.huge_pages does, before the memory is written.
+void request_huge_pages([[maybe_unused]] uint8_t* data, [[maybe_unused]] int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  constexpr int64_t least_bytes = 4 << 20, page = 4096;
+  if (bytes >= least_bytes) {
+    const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+    const uintptr_t end = reinterpret_cast<uintptr_t>(data + bytes) / page * page;
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // no harm if it is refused
+  }
+#endif
+}
+
 Tensor from_gguf(const Tensor& blocks, int64_t scheme, int64_t n, int64_t k) {
   const Tensor whole = torch::stable::contiguous(blocks);
   const Scheme kind = static_cast<Scheme>(scheme);
@@ -272,6 +288,7 @@ Tensor from_gguf(const Tensor& blocks, int64_t scheme, int64_t n, int64_t k) {
   Tensor result = torch::stable::new_empty(whole, {groups, stride});
   const uint8_t* from = static_cast<const uint8_t*>(whole.data_ptr());
   uint8_t* to = static_cast<uint8_t*>(result.mutable_data_ptr());
+  request_huge_pages(to, groups * stride);
   const Weight weight{kind, Dtype::f32, n, k, to, stride};
   // Each thread writes, and so places, the rows that it will compute.
   auto work = [&](int thread, int threads) {

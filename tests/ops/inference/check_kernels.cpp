@@ -1,0 +1,117 @@
+// Exits with 0 if compute() agrees with dequantize(), in double, for every scheme and 1 to 16 inputs, and
+// prints a digest of the values and the largest error relative to its bound.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "gguf_pack.h"
+#include "layout.h"
+#include "linear.h"
+
+using namespace acclimate::inference;
+
+namespace {
+
+uint32_t state = 1;
+uint32_t next_random() { return state = state * 1664525 + 1013904223; }
+float uniform() { return static_cast<float>(next_random() >> 8) / 0x1p24f; }
+
+uint64_t digest = 1469598103934665603u;
+void note(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  digest = (digest ^ bits) * 1099511628211u;
+}
+
+// A block with usual scales: its float16 numbers are between 2^-7 and 2^-6.
+void fill(Scheme scheme, std::vector<uint8_t>& blocks, int64_t size) {
+  for (uint8_t& byte : blocks) {
+    byte = static_cast<uint8_t>(next_random() >> 24);
+  }
+  for (size_t at = 0; at < blocks.size(); at += size) {
+    blocks[at + (scheme == Scheme::q6_k ? 209 : 1)] = 0x20;
+    if (scheme == Scheme::q4_1 || scheme == Scheme::q5_1 || scheme == Scheme::q4_k ||
+        scheme == Scheme::q5_k) {
+      blocks[at + 3] = 0x20;
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  constexpr int64_t n = 37, k = 512;
+  double worst = 0;
+  for (int number = 0; number <= 12; ++number) {
+    Scheme scheme = static_cast<Scheme>(number);
+    Dtype dtype = Dtype::f32;
+    std::vector<uint8_t> data;
+    int64_t stride;
+    if (number == 1 || number == 2) {
+      continue;  // packed in Python
+    }
+    if (number == 0 || number > 10) {
+      scheme = Scheme::dense;
+      dtype = number == 0 ? Dtype::f32 : number == 11 ? Dtype::bf16 : Dtype::f16;
+      stride = k * (dtype == Dtype::f32 ? 4 : 2);
+      data.resize(n * stride);
+      for (int64_t i = 0; i < n * k; ++i) {
+        const float value = uniform() - 0.5f;
+        const uint16_t half = static_cast<uint16_t>(0x3000 | (next_random() >> 16 & 0x8fff));
+        if (dtype == Dtype::f32) {
+          std::memcpy(&data[4 * i], &value, 4);
+        } else {
+          std::memcpy(&data[2 * i], &half, 2);
+        }
+      }
+    } else {
+      const Layout layout = layout_of(scheme);
+      const int64_t row_bytes = k / layout.gguf_columns * layout.gguf_bytes;
+      std::vector<uint8_t> blocks(n * row_bytes);
+      fill(scheme, blocks, layout.gguf_bytes);
+      stride = group_bytes(scheme, k);
+      data.resize((n + 15) / 16 * stride);
+      for (int64_t row = 0; row < n; row += 16) {
+        pack_group(scheme, blocks.data() + row * row_bytes, row_bytes, n - row < 16 ? n - row : 16, k,
+                   data.data() + row / 16 * stride);
+      }
+    }
+    const Weight weight{scheme, dtype, n, k, data.data(), stride};
+    std::vector<float> values(n * k), x(16 * k), y(16 * n);
+    dequantize(weight, 0, n, values.data());
+    for (float value : values) {
+      note(value);
+    }
+    for (float& value : x) {
+      value = uniform() - 0.5f;
+    }
+    for (int64_t m : {1, 2, 3, 16}) {
+      const Form form = form_of(weight, Dtype::f32);
+      void* memory = std::aligned_alloc(64, (input_bytes(form, m, k) + 63) / 64 * 64);
+      const Input input = prepare(form, Dtype::f32, x.data(), k, m, k, memory);
+      compute(weight, input, 0, n, y.data(), n);
+      for (int64_t i = 0; i < m; ++i) {
+        for (int64_t row = 0; row < n; ++row) {
+          double exact = 0, x_norm = 0, w_norm = 0;
+          for (int64_t c = 0; c < k; ++c) {
+            exact += static_cast<double>(x[i * k + c]) * values[row * k + c];
+            x_norm += static_cast<double>(x[i * k + c]) * x[i * k + c];
+            w_norm += static_cast<double>(values[row * k + c]) * values[row * k + c];
+          }
+          const double error = std::fabs(y[i * n + row] - exact) / std::sqrt(x_norm * w_norm);
+          const double bound = scheme == Scheme::dense ? 3e-7 : 4e-3;
+          worst = error / bound > worst ? error / bound : worst;
+          if (!(error <= bound)) {
+            std::printf("scheme %d dtype %d, %ld inputs: error %g\n", number, static_cast<int>(dtype),
+                        static_cast<long>(m), error);
+            return 1;
+          }
+        }
+      }
+      std::free(memory);
+    }
+  }
+  std::printf("%016lx %.3f\n", static_cast<unsigned long>(digest), worst);
+}
