@@ -17,12 +17,15 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
+from acclimate.imports import import_torch
+
 _COMPILER = "torch._dynamo"
 _COMPILED_MASKS = "torch._dynamo._trace_wrapped_higher_order_op"
 
 
 def import_transformers() -> None:
     """Imports what loading a language model needs of transformers; for the process of a command alone."""
+    import_torch()  # first, and with it the vendors' packages, which may need what is left out below
     import torch
 
     if _COMPILER in sys.modules or any(name.partition(".")[0] == "transformers" for name in sys.modules):
