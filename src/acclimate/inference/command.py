@@ -102,9 +102,10 @@ def _run_alone(args: argparse.Namespace) -> int:
         request = read_request(args)
         prompt = read_prompt(args.prompt)
         # Here, so that Ctrl-C is handled from the start.
-        from acclimate.inference.lean_import import import_transformers
+        if request.model is None or os.path.exists(request.model):  # else the error needs no transformers
+            from acclimate.inference.lean_import import import_transformers
 
-        import_transformers()
+            import_transformers()
         from acclimate.inference.generation import generate
 
         display.begin(prompt)
