@@ -111,6 +111,14 @@ def test_sequences_of_a_batch_end_at_their_end_tokens(taken: list[bool]) -> None
     assert (own[:, -1] == 7).any()
 
 
+def test_a_few_very_large_values_as_trained_models_have_them_hide_nothing() -> None:
+    model = tiny_model("gemma3_text", **WINDOW).to(torch.bfloat16)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[:, 3] = 300
+        model.model.norm.weight[3] = -1  # its factor is 1 + weight: the logits come from the other columns
+    assert describe(acclimate.init_inference(model)) is not None
+
+
 def test_a_text_beyond_the_first_cache_and_the_window_is_the_same(
     monkeypatch: pytest.MonkeyPatch, taken: list[bool]
 ) -> None:

@@ -29,8 +29,10 @@ from acclimate.inference.decode.description import (
 from acclimate.inference.decode.matching import (
     activation_of,
     check_mask,
+    distance,
     find_blocks,
     is_close,
+    is_sum,
     multiplier,
     norm_of,
     numbers_of,
@@ -142,7 +144,7 @@ class _Deriver:
                 if not torch.equal(call.output.reshape(-1, length, places.shape[-1])[:1], added):
                     continue
                 for candidate in self.numbers:
-                    if is_close((rows.float() * candidate).to(self.dtype) + added, start):
+                    if is_sum(((rows.float() * candidate).to(self.dtype), added), start):
                         return table, candidate, places, offset
         raise NotRepresentedError("the first layer's input is not made of embeddings alone")
 
@@ -269,14 +271,13 @@ class _Deriver:
                     if factor is not None and last is not None:
                         before = self._norm_between(middle, mlp_start, calls)
                         return before, found, factor, norm, last, None, False
-                for first in (False, True):
-                    total = x + (added + result) if first else (x + added) + result
-                    turned = x + (result + added) if first else (x + result) + added
-                    if is_close(total, end) or is_close(turned, end):
-                        if torch.equal(mlp_start, start):
-                            return None, found, 1.0, norm, 1.0, "shared", first
-                        own = self._norm_between(x, mlp_start, calls)
-                        return own, found, 1.0, norm, 1.0, "own", first
+                if is_sum((x, added, result), end):
+                    gaps = [distance((x + added) + result, end), distance(x + (added + result), end)]
+                    branches_first = gaps[1] < gaps[0]
+                    if torch.equal(mlp_start, start):
+                        return None, found, 1.0, norm, 1.0, "shared", branches_first
+                    own = self._norm_between(x, mlp_start, calls)
+                    return own, found, 1.0, norm, 1.0, "own", branches_first
         return None
 
     def _sums_before(self, start: Tensor, calls: list[Call]) -> list[Tensor]:
@@ -291,12 +292,12 @@ class _Deriver:
         """Returns the factor of a branch that is added to the residual stream."""
         if x.shape != branch.shape or x.shape != result.shape:
             return None
-        if is_close(x + branch, result):
+        if is_sum((x, branch), result):
             return 1.0
         wide = branch.double()
         estimate = float((wide * (result.double() - x.double())).sum() / wide.square().sum())
         for factor in self.numbers:
-            if abs(factor - estimate) <= 0.05 * abs(estimate) and is_close(x + branch * factor, result):
+            if abs(factor - estimate) <= 0.05 * abs(estimate) and is_sum((x, branch * factor), result):
                 return factor
         return None
 

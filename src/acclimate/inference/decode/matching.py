@@ -35,6 +35,19 @@ def is_close(found: Tensor, expected: Tensor) -> bool:
     return distance(found, expected) <= tolerance(expected.dtype)
 
 
+def is_sum(parts: Sequence[Tensor], result: Tensor) -> bool:
+    """Whether a tensor is the sum of others but for rounding.
+
+    Each element has its own limit: trained models have a few elements that are a thousand times larger than
+    the others, beside which a missing part would not be seen.
+    """
+    if any(part.shape != result.shape for part in parts):
+        return False
+    wide = [part.double() for part in parts]
+    limit = tolerance(result.dtype) * sum(part.abs() for part in wide)
+    return bool(((sum(wide) - result.double()).abs() <= limit).all())
+
+
 def numbers_of(config: Any) -> list[float]:
     """Returns the numbers in a model's configuration, and what models make of them."""
     found = {1.0}
