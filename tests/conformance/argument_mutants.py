@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
-from acclimate.accelerator import Accelerator
+from acclimate.accelerator import Accelerator, MixedPrecision
+from acclimate.accelerator.recorded_graph import RecordedCapture, RecordedGraph
 from acclimate.accelerator.runtime import Marks
 from acclimate.backends.cpu import CPUAccelerator
+from acclimate.conformance.runner.catalog import checks
 from acclimate.ops import AsyncIOHandle
 from acclimate.ops.aio.builder import AsyncIOBuilder
 
@@ -153,6 +158,95 @@ class RangeOpenAfterAnError(CPUAccelerator):
         return _StaysOpen(self)
 
 
+class _AlwaysHalf(MixedPrecision):
+    def autocast(
+        self, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool | None = None
+    ) -> torch.amp.autocast:
+        return super().autocast(enabled, dtype or torch.float16, cache_enabled)
+
+
+class AutocastDefaultsToHalf(CPUAccelerator):
+    """autocast without a dtype computes in float16."""
+
+    @property
+    def amp(self) -> MixedPrecision:
+        return _AlwaysHalf(self.device_type)
+
+
+class _SmallScale(MixedPrecision):
+    @property
+    def GradScaler(self) -> Any:
+        class GradScaler(MixedPrecision(self._device_type).GradScaler):
+            def __init__(self, *args: Any, **options: Any) -> None:
+                super().__init__(*args, **({"growth_interval": 200} if len(args) < 4 else {}) | options)
+
+        return GradScaler
+
+
+class ScalerGrowsSoon(CPUAccelerator):
+    """GradScaler without arguments grows ten times as often as torch's."""
+
+    @property
+    def amp(self) -> MixedPrecision:
+        return _SmallScale(self.device_type)
+
+
+def _keep_values(graph: RecordedGraph, is_kept: Callable[[torch.Tensor], bool]) -> None:
+    """Replaces tensors that calls only read, and that no call returns, by copies of the capture's values."""
+    calls = graph._calls or []
+    returned = {result.tensor.data_ptr() for call in calls for result in call.results}
+
+    def kept(leaf: Any) -> Any:
+        small = isinstance(leaf, torch.Tensor) and is_kept(leaf)
+        return leaf.detach().clone() if small and leaf.data_ptr() not in returned else leaf
+
+    graph._calls = [
+        call
+        if call.operator._schema.is_mutable or not all(result.is_fresh for result in call.results)
+        else dataclasses.replace(call, args=tree_map(kept, call.args))
+        for call in calls
+    ]
+
+
+class _KeepsNumbers(RecordedCapture):
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        super().__exit__(kind, value, trace)
+        if kind is None:
+            _keep_values(self._graph, lambda tensor: tensor.dim() == 0)
+
+
+class _KeepsOneElement(RecordedCapture):
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        super().__exit__(kind, value, trace)
+        if kind is None:
+            _keep_values(self._graph, lambda tensor: tensor.dim() == 1 and tensor.numel() == 1)
+
+
+class NumbersOfTheCapture(CPUAccelerator):
+    """A replay takes single numbers that the graph only reads as they were at the capture."""
+
+    def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> Any:
+        known = isinstance(graph, RecordedGraph)
+        return _KeepsNumbers(graph) if known else super().capture_to_graph(graph)
+
+
+class OneElementOfTheCapture(CPUAccelerator):
+    """A replay takes vectors of one element that the graph only reads as they were at the capture."""
+
+    def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> Any:
+        known = isinstance(graph, RecordedGraph)
+        return _KeepsOneElement(graph) if known else super().capture_to_graph(graph)
+
+
+class PinsByCloning(CPUAccelerator):
+    """pin_memory returns a new tensor, as the interface allows."""
+
+    def pin_memory(
+        self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
+    ) -> torch.Tensor:
+        return tensor.clone() if make_copy else super().pin_memory(tensor, make_copy, match_shape)
+
+
 CAUGHT_BY: dict[type[Accelerator], str] = {
     AsynchronousReadIgnoresItsOffset: "ops/asynchronous_io_at_every_offset",
     ValidatedWriteIgnoresItsOffset: "ops/asynchronous_io_at_every_offset",
@@ -165,5 +259,14 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     AlignmentIsAFloat: "runtime/types_of_results",
     ClaimsDomains: "runtime/ranges_of_domains",
     RangeOpenAfterAnError: "runtime/ranges_end_with_errors",
+    AutocastDefaultsToHalf: "dtypes/autocast_defaults_are_torchs",
+    ScalerGrowsSoon: "dtypes/autocast_defaults_are_torchs",
+    NumbersOfTheCapture: "graphs/small_tensors_are_read_again",
+    OneElementOfTheCapture: "graphs/small_tensors_are_read_again",
 }
 """Each fault, and the check that has to find it."""
+
+SOUND: dict[type[Accelerator], tuple[str, ...]] = {
+    PinsByCloning: tuple(check.id for check in checks() if check.category == "pinning"),
+}
+"""What is unusual but right, and checks that must not mistake it for a fault."""

@@ -468,6 +468,20 @@ class _OneEntry(list[int]):
         return self[0]
 
 
+class AllocatedInWholeMiB(SimAccelerator):
+    """memory_allocated is rounded down to whole MiB."""
+
+    def memory_allocated(self, device_index: DeviceLike = None) -> int:
+        return super().memory_allocated(device_index) >> 20 << 20
+
+
+class PeakInWholeMiB(SimAccelerator):
+    """max_memory_allocated is rounded to whole MiB."""
+
+    def max_memory_allocated(self, device_index: DeviceLike = None) -> int:
+        return (super().max_memory_allocated(device_index) + (1 << 19)) >> 20 << 20
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
         SetDeviceForgotten: "devices/set_device",
@@ -513,6 +527,8 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         CacheIsAvailable: "memory/cache_is_not_available",
         StreamBlockMoves: "devices/blocks_end_as_they_began",
         ResetKeepsResults: "graphs/reset_frees_memory",
+        AllocatedInWholeMiB: "memory/small_tensors_show",
+        PeakInWholeMiB: "memory/small_tensors_show",
     },
     "sync=check": {
         SynchronizeForgotten: "devices/synchronize",

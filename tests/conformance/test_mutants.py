@@ -73,12 +73,14 @@ def test_the_checks_find_the_faults_in_the_emulated_device(profile: str, examine
         require_found(result, result["name"])
 
 
-def test_what_is_unusual_but_right_fails_no_check(examined: Examined) -> None:
-    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
-    sound = [result for result in examined("sim_mutants", "").values() if result["sound"]]
-    assert sound
+@pytest.mark.parametrize("module", [("argument_mutants",), ("sim_mutants", "")], ids=lambda module: module[0])
+def test_what_is_unusual_but_right_fails_no_check(module: tuple[str, ...], examined: Examined) -> None:
+    if module[0] == "sim_mutants":
+        pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    sound = [result for result in examined(*module).values() if result["sound"]]
+    assert any(result["outcome"] == "passed" for result in sound)
     for result in sound:
-        assert result["outcome"] == "passed", f"{result['name']}, {result['check']}: {result['reason']}"
+        assert result["outcome"] != "failed", f"{result['name']}, {result['check']}: {result['reason']}"
 
 
 @pytest.mark.usefixtures("warm_starts")

@@ -5,17 +5,28 @@ Run as a module, this file is such a child.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
+import linecache
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from acclimate.conformance.checks.assertions import BrokenPromiseError
 from acclimate.conformance.processes import ending, inherited_path, own_channel, tail
+
+_TELLING_S = 2.0  # how long a process may take to write which call it is in
+_STACK = "Stack (most recent call first):\n"  # as faulthandler writes it
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+_CHECKS = str(Path(__file__).parent)
 
 
 class Child:
@@ -57,9 +68,11 @@ class Child:
         try:
             told, _ = self._process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
+            said = self._said()
+            where = self._where()
             self.stop()
             raise BrokenPromiseError(
-                f"a child process did not finish within {timeout_s:.0f} s{self._said()}"
+                f"a child process did not finish within {timeout_s:.0f} s{where}{said}"
             ) from None
         finally:
             said = self._said()
@@ -78,12 +91,35 @@ class Child:
         self._process.kill()
         self._process.communicate()
 
+    def _where(self) -> str:
+        """Which call the process is in; nothing if it does not tell."""
+        self._process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + _TELLING_S
+        frames: list[tuple[str, str, str]] = []
+        while time.monotonic() < deadline:
+            stack = tail(self._errors, lines=200).partition(_STACK)[2]
+            found = _FRAME.findall(stack)
+            if found and found == frames:  # it has written all of it
+                break
+            frames = found
+            time.sleep(0.1)
+        if not frames:
+            return ""
+        file, line, function = frames[0]
+        text = f", and was in {function} (line {line} of {Path(file).name})"
+        checks = ((file, int(line)) for file, line, _ in frames if file.startswith(_CHECKS))
+        ours = next((place for place in checks if place[0] != __file__), None)
+        if ours is not None and ours != (file, int(line)):
+            text += f", called by: {linecache.getline(*ours).strip()}"
+        return text
+
     def _said(self) -> str:
         text = tail(self._errors, lines=3)
         return f"; it wrote: {text}" if text else ""
 
 
 def _main(task: str, source: str, arguments: str) -> None:
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
     channel = own_channel()
     try:
         # The task loads the accelerator itself: some check what happens between loading and first use.

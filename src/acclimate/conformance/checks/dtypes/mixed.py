@@ -104,6 +104,55 @@ def autocast_by_default(accelerator: Accelerator) -> None:
 
 
 @check("amp")
+def autocast_defaults_are_torchs(accelerator: Accelerator) -> None:
+    """autocast and GradScaler without arguments do what torch's do, even after its defaults were changed."""
+    kind = accelerator.device_type
+    _require_same_autocast(accelerator, "autocast()")
+    before, cached = torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
+    try:
+        for dtype in reduced_dtypes(accelerator):
+            torch.set_autocast_dtype(kind, dtype)
+            _require_same_autocast(accelerator, f"after torch.set_autocast_dtype({short(dtype)}), autocast()")
+        torch.set_autocast_dtype(kind, before)
+        torch.set_autocast_cache_enabled(False)
+        _require_same_autocast(accelerator, "after torch.set_autocast_cache_enabled(False), autocast()")
+    finally:
+        torch.set_autocast_dtype(kind, before)
+        torch.set_autocast_cache_enabled(cached)
+    found, wanted = accelerator.amp.GradScaler(), torch.amp.GradScaler("cpu")
+    require(found.is_enabled(), "GradScaler() is not enabled")
+    require(
+        found.state_dict() == wanted.state_dict(),
+        f"GradScaler() has the state {found.state_dict()}, and torch's {wanted.state_dict()}",
+    )
+
+
+def _require_same_autocast(accelerator: Accelerator, what: str) -> None:
+    with warnings.catch_warnings():  # torch warns and turns itself off if it has not the dtype
+        warnings.simplefilter("ignore")
+        with torch.autocast(accelerator.device_type):
+            wanted = _autocast_state(accelerator)
+        with accelerator.amp.autocast():
+            found = _autocast_state(accelerator)
+    for name, value in wanted.items():
+        require(
+            found[name] == value,
+            f"within {what} {name} is {found[name]}, and within torch.autocast"
+            f'("{accelerator.device_type}") {value}',
+        )
+
+
+def _autocast_state(accelerator: Accelerator) -> dict[str, object]:
+    kind = accelerator.device_type
+    return {
+        "torch.is_autocast_enabled()": torch.is_autocast_enabled(kind),
+        "torch.get_autocast_dtype()": torch.get_autocast_dtype(kind),
+        "torch.is_autocast_cache_enabled()": torch.is_autocast_cache_enabled(),
+        "the dtype of a product": _product_dtype(accelerator.current_device_name()),
+    }
+
+
+@check("amp")
 def autocast_to_the_dtype_asked_for(accelerator: Accelerator) -> None:
     """autocast computes in the requested dtype or in float32, never in another reduced dtype."""
     device, kind = accelerator.current_device_name(), accelerator.device_type

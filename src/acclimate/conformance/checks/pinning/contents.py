@@ -112,15 +112,16 @@ def blocking_copies_wait(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
     work = Work(accelerator, at_least_ms=5)
     values = torch.arange(1 << 16, dtype=torch.float32)
-    source = accelerator.pin_memory(values)
+    doubled = values * 2
+    source = accelerator.pin_memory(values)  # which may be the tensor itself
     target = accelerator.pin_empty(len(values), dtype=values.dtype).fill_(-1)
     accelerator.synchronize()
     work.queue()
-    there = source.to(device)
+    there = source.to(device, copy=True)  # without it, to() on a host returns the source
     source.fill_(0)  # the copy is done with it
     target.copy_(there * 2)
     require(
-        equal(target.clone(), values * 2),
+        equal(target.clone(), doubled),
         "a blocking copy to or from pinned memory returns before it is done",
     )
 
