@@ -23,6 +23,7 @@ FOLDER = Path(__file__).parent
 ALL = (
     "core",
     "generate",
+    "inference",
     "op_build",
     "ops",
     "aio",
