@@ -20,6 +20,7 @@ from acclimate.conformance.checks.memory.allocations import (
     release,
     require_figures,
     settle,
+    statistics_figures,
 )
 
 
@@ -81,12 +82,7 @@ def statistics_agree(accelerator: Accelerator) -> None:
     half = fill(accelerator, size // 2)
     del held
     settle(accelerator)
-    methods: dict[str, Figure] = {
-        "allocated_bytes.all.current": accelerator.memory_allocated,
-        "allocated_bytes.all.peak": accelerator.max_memory_allocated,
-        "reserved_bytes.all.current": accelerator.memory_reserved,
-        "reserved_bytes.all.peak": accelerator.max_memory_reserved,
-    }
+    methods = statistics_figures(accelerator)
     now = accelerator.memory_allocated()
     above = accelerator.max_memory_allocated() - now
     require(

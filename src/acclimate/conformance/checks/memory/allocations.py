@@ -59,6 +59,16 @@ def peak_resets(accelerator: Accelerator) -> dict[str, Callable[..., None]]:
     )
 
 
+def statistics_figures(accelerator: Accelerator) -> dict[str, Figure]:
+    """The methods that return the same numbers as memory_stats, by their keys there."""
+    return {
+        "allocated_bytes.all.current": accelerator.memory_allocated,
+        "allocated_bytes.all.peak": accelerator.max_memory_allocated,
+        "reserved_bytes.all.current": accelerator.memory_reserved,
+        "reserved_bytes.all.peak": accelerator.max_memory_reserved,
+    }
+
+
 def require_figures(accelerator: Accelerator) -> None:
     """Ends the check if the allocator keeps no figures, and no method claims any."""
     held = fill(accelerator, MIB)

@@ -6,11 +6,11 @@ from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import NotOfferedError, is_host, require
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.memory.allocations import (
-    Figure,
     fill,
     peak_figures,
     release,
     require_figures,
+    statistics_figures,
 )
 
 _KIB = 1024
@@ -75,12 +75,7 @@ def _require_equal_figures(accelerator: Accelerator, when: str) -> None:
         ("memory_cached", accelerator.memory_cached()),
     ):
         require(reserved >= allocated, f"{when}, {name}() is {reserved}, and memory_allocated() {allocated}")
-    methods: dict[str, Figure] = {
-        "allocated_bytes.all.current": accelerator.memory_allocated,
-        "allocated_bytes.all.peak": accelerator.max_memory_allocated,
-        "reserved_bytes.all.current": accelerator.memory_reserved,
-        "reserved_bytes.all.peak": accelerator.max_memory_reserved,
-    }
+    methods = statistics_figures(accelerator)
     found = accelerator.memory_stats()
     for key, method in methods.items():
         if key in found:
