@@ -194,25 +194,8 @@ void multiply_blocks(const Weight& weight, const Input& input, int64_t first, in
 
 void multiply_blocks(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
                      int64_t y_stride) {
-#define ACCLIMATE_SCHEME(name)                                              \
-  case Scheme::name:                                                        \
-    multiply_blocks<Scheme::name>(weight, input, first, last, y, y_stride); \
-    break
-  switch (weight.scheme) {
-    ACCLIMATE_SCHEME(int8);
-    ACCLIMATE_SCHEME(int4);
-    ACCLIMATE_SCHEME(q4_0);
-    ACCLIMATE_SCHEME(q4_1);
-    ACCLIMATE_SCHEME(q5_0);
-    ACCLIMATE_SCHEME(q5_1);
-    ACCLIMATE_SCHEME(q8_0);
-    ACCLIMATE_SCHEME(q4_k);
-    ACCLIMATE_SCHEME(q5_k);
-    ACCLIMATE_SCHEME(q6_k);
-    case Scheme::dense:
-      break;
-  }
-#undef ACCLIMATE_SCHEME
+  with_scheme(weight.scheme,
+              [&]<Scheme scheme>() { multiply_blocks<scheme>(weight, input, first, last, y, y_stride); });
 }
 
 bool quantize(const float* x, int64_t padded, int8_t* codes, float* scales, float* scaled_sums,

@@ -54,6 +54,36 @@ static constexpr Layout layout_of(Scheme scheme) {
   return {};
 }
 
+// Calls function.operator()<scheme>() for a scheme of blocks that is known when the program runs, and does
+// nothing for dense weights.
+template <class Function>
+static void with_scheme(Scheme scheme, Function function) {
+  switch (scheme) {
+    case Scheme::int8:
+      return function.template operator()<Scheme::int8>();
+    case Scheme::int4:
+      return function.template operator()<Scheme::int4>();
+    case Scheme::q4_0:
+      return function.template operator()<Scheme::q4_0>();
+    case Scheme::q4_1:
+      return function.template operator()<Scheme::q4_1>();
+    case Scheme::q5_0:
+      return function.template operator()<Scheme::q5_0>();
+    case Scheme::q5_1:
+      return function.template operator()<Scheme::q5_1>();
+    case Scheme::q8_0:
+      return function.template operator()<Scheme::q8_0>();
+    case Scheme::q4_k:
+      return function.template operator()<Scheme::q4_k>();
+    case Scheme::q5_k:
+      return function.template operator()<Scheme::q5_k>();
+    case Scheme::q6_k:
+      return function.template operator()<Scheme::q6_k>();
+    case Scheme::dense:
+      break;
+  }
+}
+
 // Bytes from the start of a group; the scales come first.
 struct Offsets {
   int64_t low_scale, block_scale, block_low, codes;

@@ -89,25 +89,7 @@ inline void group_values(const uint8_t* group, int64_t k, int64_t rows, float* v
 }
 
 void values_of_group(Scheme scheme, const uint8_t* group, int64_t k, int64_t rows, float* values) {
-#define ACCLIMATE_SCHEME(name)                          \
-  case Scheme::name:                                    \
-    group_values<Scheme::name>(group, k, rows, values); \
-    break
-  switch (scheme) {
-    ACCLIMATE_SCHEME(int8);
-    ACCLIMATE_SCHEME(int4);
-    ACCLIMATE_SCHEME(q4_0);
-    ACCLIMATE_SCHEME(q4_1);
-    ACCLIMATE_SCHEME(q5_0);
-    ACCLIMATE_SCHEME(q5_1);
-    ACCLIMATE_SCHEME(q8_0);
-    ACCLIMATE_SCHEME(q4_k);
-    ACCLIMATE_SCHEME(q5_k);
-    ACCLIMATE_SCHEME(q6_k);
-    case Scheme::dense:
-      break;
-  }
-#undef ACCLIMATE_SCHEME
+  with_scheme(scheme, [&]<Scheme known>() { group_values<known>(group, k, rows, values); });
 }
 
 // Widens 16-bit values to float32.
