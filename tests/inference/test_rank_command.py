@@ -27,7 +27,7 @@ def start(folder: Path, tmp_path: Path) -> subprocess.Popen[bytes]:
     shutil.copytree(folder, endless)
     config = json.loads((endless / "config.json").read_text())
     (endless / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1_000_000}))
-    (endless / "generation_config.json").write_text("{}")
+    (endless / "generation_config.json").write_text('{"eos_token_id": 1000}')  # no end token of the model
     options = ("--model", str(endless), "--max-new-tokens", "900000", "--num_accelerators", "2")
     return subprocess.Popen(
         command("hello", *options),
