@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from launching import command, environment, launched, run
 
 from acclimate import cli
-from acclimate.errors import LaunchOptionError
+from acclimate.errors import BindingError, LaunchOptionError
+from acclimate.launch.command import run_own_module
 from acclimate.launch.options import RunOptions, add_arguments, read_options
 from acclimate.launch.plan.environment import SET_BY_LAUNCHER, RankPlace, rank_environment
 
@@ -465,3 +466,8 @@ def test_at_the_info_level_each_ranks_place_is_told() -> None:
         _, stderr = job.read()
     assert f", on processors {min(os.sched_getaffinity(0))}" in stderr
     assert stderr.startswith("acclimate run: rank 0 is pid ")
+
+
+def test_a_command_that_always_binds_does_not_advise_to_leave_binding_out() -> None:
+    with pytest.raises(BindingError, match=r"start at most \d+ \(--num_accelerators \d+\)$"):
+        run_own_module("acclimate.__main__", [], num_accelerators=4096, name="acclimate generate")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,3 +187,68 @@ def test_weights_are_put_together_to_the_bit(dtype: torch.dtype) -> None:
         3, lambda ranks: put_together(shard(whole, split, ranks.rank), split, ranks, whole)
     ):
         assert torch.equal(found.view(torch.uint8), whole.view(torch.uint8))
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        torch.no_grad(),
+        torch.inference_mode(),
+        torch.device("meta"),
+        torch.autocast("cpu", torch.bfloat16),
+        default_dtype(torch.bfloat16),
+    ],
+    ids=["no_grad", "inference_mode", "device", "autocast", "default_dtype"],
+)
+def test_a_plan_does_not_depend_on_what_the_caller_has_set(setting: Any) -> None:
+    model = Model(Perceptron)
+    expected = make_plan(model, 3)
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    with setting:
+        assert make_plan(model, 3) == expected
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_model_made_in_inference_mode_is_planned() -> None:
+    with torch.inference_mode():
+        model = Model(Perceptron)
+    assert make_plan(model, 3) == plan_of()
+
+
+PLANS = """
+import sys
+import torch
+from architectures import meta_model
+from acclimate.parallel import make_plan
+
+torch.manual_seed(int(sys.argv[1]))
+torch.set_num_threads(int(sys.argv[1]))
+for name in ("gpt2", "mixtral", "deepseek_v3"):
+    plan = make_plan(meta_model(name), 3)
+    print(plan.splits, plan.modules, plan.shared, sorted(plan.partial))
+"""
+
+
+@pytest.mark.slow
+def test_all_processes_make_the_same_plan() -> None:
+    def made(seed: int) -> str:
+        settings = {"PYTHONHASHSEED": str(seed), "PYTHONPATH": str(Path(__file__).parent)}
+        command = [sys.executable, "-c", PLANS, str(seed)]
+        return subprocess.run(
+            command, env={**os.environ, **settings}, check=True, capture_output=True, text=True
+        ).stdout
+
+    one, other = made(1), made(2)
+    assert one == other
+    assert len(one) > 1000

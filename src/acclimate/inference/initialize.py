@@ -84,6 +84,25 @@ def init_inference(
     """
     check_scheme(quantize)
     require_transformers()
+    import torch
+
+    # Weights that are made in inference mode could never be trained.
+    with torch.inference_mode(False):
+        return _initialized(
+            model, tp_size, dtype, verify, plan, quantize, trust_remote_code, tuple(ignore_extra)
+        )
+
+
+def _initialized(
+    model: Any,
+    tp_size: int | None,
+    dtype: Any,
+    verify: Verify,
+    plan: Mapping[str, Any] | None,
+    quantize: str | None,
+    trust_remote_code: bool,
+    ignore_extra: tuple[str, ...],
+) -> Any:
     accelerator = get_accelerator()
     ranks = join_model_ranks(accelerator, tp_size)
     with ranks.all_or_none():
@@ -91,9 +110,7 @@ def init_inference(
     if not isinstance(model, (str, os.PathLike)):
         return _split_loaded(model, chosen, accelerator, ranks, plan, verify, quantize)
     form = gguf_form(dtype, quantize, chosen, accelerator.current_device_name())
-    load = SliceLoader(
-        accelerator, ranks, chosen, plan, verify, trust_remote_code, tuple(ignore_extra), quantize
-    )
+    load = SliceLoader(accelerator, ranks, chosen, plan, verify, trust_remote_code, ignore_extra, quantize)
     return load.from_files(model, form)
 
 
@@ -161,7 +178,7 @@ def _split_loaded(
                 f"{type(model).__name__}"
             )
         whole = Whole.of(model)
-        made = _make_plan(model, ranks, user_plan, verify)
+    made = _make_plan(model, ranks, user_plan, verify)
     with ranks.all_or_none(), memory_errors(accelerator, f"the model {type(model).__name__}"):
         if made is not None:
             model = _apply(model, made, ranks)
@@ -255,7 +272,8 @@ class SliceLoader:
             with self.ranks.all_or_none():
                 whole = Whole.of(model, folder)
                 tensors = take_tensors(model)
-                plan = _make_plan(model, self.ranks, self.user_plan, self.verify)
+            plan = _make_plan(model, self.ranks, self.user_plan, self.verify)
+            with self.ranks.all_or_none():
                 if plan is not None:
                     model = _apply(model, plan, self.ranks)
             with self.ranks.all_or_none(), memory_errors(self.accelerator, f"the model {folder.name}"):
@@ -336,11 +354,17 @@ def _first_name(taken: Mapping[str, torch.Tensor], tensor: torch.Tensor) -> str:
 def _make_plan(
     model: Any, ranks: ModelRanks, user_plan: Mapping[str, Any] | None, verify: Verify
 ) -> Plan | None:
+    """Returns the first rank's plan, which all ranks follow; ``None`` for one rank."""
     if ranks.size == 1:
         return None
     from acclimate.parallel import make_plan
 
-    return make_plan(model, ranks.size, user_plan, verify=verify)
+    plan = None
+    with ranks.all_or_none():
+        if ranks.is_first:
+            plan = make_plan(model, ranks.size, user_plan, verify=verify)
+    made: Plan = ranks.from_first(plan)
+    return made
 
 
 def _apply(model: Any, plan: Plan, ranks: ModelRanks) -> Any:

@@ -14,7 +14,8 @@ from contextlib import suppress
 from dataclasses import fields, replace
 
 from acclimate.backends import Backend
-from acclimate.errors import LaunchOptionError, ScriptNotFoundError, excerpt
+from acclimate.errors import BindingError, LaunchOptionError, ScriptNotFoundError, excerpt
+from acclimate.launch.binding.cores import UNBOUND_ADVICE
 from acclimate.launch.engines.registry import AUTO, allocating_engine, launch
 from acclimate.launch.options import RunOptions, add_arguments, read_options
 from acclimate.launch.plan.devices import count_local_ranks, find_accelerator
@@ -94,7 +95,11 @@ def run_own_module(
         bind_cores=True,
         core_list=core_list,
     )
-    ranks = plan_ranks(job, 0, os.environ)
+    try:
+        ranks = plan_ranks(job, 0, os.environ)
+    except BindingError as error:
+        # These commands always bind.
+        raise BindingError(str(error).replace(UNBOUND_ADVICE, "")) from error
     return supervise(ranks, grace_s=options.grace_s, quiet=True, tagged=False, name=name)
 
 

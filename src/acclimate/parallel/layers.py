@@ -132,6 +132,8 @@ def _vocabulary(module: nn.Module, change: Change, ranks: Ranks) -> None:
     def localise(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         tokens = args[0] - start
         outside = (tokens < 0) | (tokens >= stop - start)
+        # A token beyond the whole vocabulary stays as it is: every rank's own embedding then refuses it.
+        outside &= (args[0] >= 0) & (args[0] < change.width)
         module._acclimate_outside = outside
         return (tokens.masked_fill(outside, 0), *args[1:])
 
@@ -139,6 +141,12 @@ def _vocabulary(module: nn.Module, change: Change, ranks: Ranks) -> None:
         outside: Any = module._acclimate_outside
         return sum_over_ranks(output.masked_fill(outside[..., None], 0.0), ranks)
 
+    if start == stop:
+        # Without a row no token is known; the result of a row of zeros is not used.
+        weight: Any = module.weight
+        module.forward = lambda tokens: nn.functional.embedding(
+            tokens, weight.new_zeros(1, weight.shape[-1], device=tokens.device)
+        )
     module.register_forward_pre_hook(localise)
     module.register_forward_hook(combine)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from acclimate.parallel.structure import Structure, find_structure
 from acclimate.parallel.trace import Trace, weight_of
 from acclimate.parallel.units import even_shares
 from acclimate.parallel.verify import verify_plan
+from acclimate.parallel.vocabulary import splits_by_tokens
 
 __all__ = ["Change", "Plan", "Split", "make_plan", "shard"]
 
@@ -47,6 +49,37 @@ def make_plan(
     """
     if size < 1:
         raise PlanError(f"A model cannot be split over {size} ranks; at least 1 is needed.")
+    with _own_settings():
+        return _made_plan(model, size, user, example, verify)
+
+
+@contextlib.contextmanager
+def _own_settings() -> Iterator[None]:
+    """Plans as if no caller had changed torch's settings: gradients tell what flows where.
+
+    A model is often loaded without gradients, on another default device or with another default type.
+    """
+    dtype = torch.get_default_dtype()
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.device("cpu"),
+    ):
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
+
+
+def _made_plan(
+    model: nn.Module,
+    size: int,
+    user: Mapping[str, Any] | None,
+    example: Callable[[nn.Module], Any] | None,
+    verify: bool | Literal["auto"],
+) -> Plan:
     names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     wished = wishes_of_user(user, names)
     published = wishes_of_model(model, names)
@@ -101,6 +134,7 @@ class _Planner:
         self.changes: dict[str, Change] = {}
         self.source: dict[str, Source] = {}
         self.partial: set[str] = set()
+        self.whole: dict[str, str] = {}
         self.tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         persistent = set(model.state_dict(keep_vars=True))
         self.tensors |= {n: b for n, b in model.named_buffers(remove_duplicate=False) if n in persistent}
@@ -135,7 +169,7 @@ class _Planner:
             self.changes,
             shared,
             frozenset(self.partial),
-            structure.whole,
+            structure.whole | self.whole,
         )
 
     def _sources(self) -> dict[str, Source]:
@@ -320,8 +354,14 @@ class _Planner:
     # -- vocabulary ------------------------------------------------------------------------------
 
     def _split_vocabulary(self, trace: Trace, kept: Container[str]) -> None:
+        modules = dict(self.model.named_modules(remove_duplicate=False))
+        tables = [each for each in trace.vocabulary if each not in kept]
+        whole = [each for each in tables if not splits_by_tokens(modules[each])]
+        tied = {id(modules[each].weight) for each in whole}
+        for each in whole:
+            self.whole[each] = "its own code does not give the same when each rank looks up its own tokens"
         for name, role in [*((n, "vocabulary") for n in trace.vocabulary), (trace.head, "head")]:
-            if name is None or name in kept:
+            if name is None or name in kept or id(modules[name].weight) in tied:
                 continue
             weight = self.tensors[f"{name}.weight"]
             dim = 0 if role == "vocabulary" else trace.linears[name][0]

@@ -87,13 +87,14 @@ def _tried_weight(module: nn.Module) -> tuple[int, int] | None:
     small._parameters = dict(module._parameters)
     small._forward_pre_hooks = type(small._forward_pre_hooks)()
     small._forward_hooks = type(small._forward_hooks)()
-    weight = torch.rand(shape)
+    random = torch.Generator().manual_seed(0)
+    weight = torch.rand(shape, generator=random)
     small._parameters["weight"] = nn.Parameter(weight)
     for columns, rows in ((0, 1), (1, 0)):
-        inputs = torch.rand(2, 3, shape[rows])
+        inputs = torch.rand(2, 3, shape[rows], generator=random)
         expected = inputs @ (weight.T if rows == 1 else weight)
         if module._parameters.get("bias") is not None:
-            bias = torch.rand(shape[columns])
+            bias = torch.rand(shape[columns], generator=random)
             small._parameters["bias"] = nn.Parameter(bias)
             expected = expected + bias
         for name, value in vars(module).items():

@@ -35,6 +35,9 @@ from acclimate.topology import (
     parse_cpu_list,
 )
 
+UNBOUND_ADVICE = ", or leave out --bind_cores_to_rank"
+"""Ends the message of an error that ranks without binding would not have."""
+
 # OMP_PLACES is not among them: OpenMP uses only those of its places that the process is bound to.
 _PINNING_VARIABLES = {
     # Intel's and LLVM's OpenMP; how it looks to a user: https://github.com/pytorch/pytorch/issues/8126
@@ -126,7 +129,7 @@ def check_environment(environ: Mapping[str, str]) -> None:
         if value := environ.get(name):
             raise BindingError(
                 f'{name} is "{excerpt(value)}", which overrides the binding: {effect}; unset it (unset '
-                f"{name}), or leave out --bind_cores_to_rank"
+                f"{name}){UNBOUND_ADVICE}"
             )
 
 
@@ -168,7 +171,7 @@ def _too_few(topology: Topology, cores: Sequence[Core], ranks: int, core_list: s
     return (
         f"{ranks} ranks need at least {ranks} cores, and {whose} {len(cores)}: processors"
         f" {format_cpu_list(topology.allowed_cpus)}{threads}; start at most {len(cores)}"
-        f" (--num_accelerators {len(cores)}), or leave out --bind_cores_to_rank"
+        f" (--num_accelerators {len(cores)}){UNBOUND_ADVICE}"
     )
 
 
