@@ -54,6 +54,11 @@ def isa_number(name: str) -> int:
     return _NUMBERS[name]
 
 
+def has_vector_kernels() -> bool:
+    """Whether native kernels use vector instructions here."""
+    return (chosen_isa() or isa_number(usable_isas()[-1])) != _NUMBERS["plain"]
+
+
 @functools.cache
 def usable_isas() -> tuple[str, ...]:
     """Returns the names of the instruction sets that this machine can run, best last."""
@@ -63,6 +68,12 @@ def usable_isas() -> tuple[str, ...]:
     return ("plain", *(name for name, needed in _FLAGS.items() if needed <= flags))
 
 
+def has_tile_products() -> bool:
+    """Whether this machine multiplies whole tiles of a matrix in one instruction, as Intel's AMX does."""
+    return "amx_tile" in _processor_flags()
+
+
+@functools.cache
 def _processor_flags() -> frozenset[str]:
     """Returns the processor's features in ``/proc/cpuinfo``, which lists only those the kernel supports."""
     try:

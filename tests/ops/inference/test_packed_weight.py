@@ -149,6 +149,19 @@ def test_no_rows_no_columns_and_more_rows_than_the_kernel_takes(rows: int) -> No
     assert torch.equal(empty.linear(torch.empty(rows, 0)), torch.zeros(rows, 5))
 
 
+@pytest.mark.parametrize("has_tiles", [False, True])
+def test_many_rows_give_the_bits_of_few_with_a_kernel_and_torchs_values_beside_tiles(
+    has_tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "multiplies_many_rows", lambda device_type: not has_tiles)
+    for scheme in ("int8", "q4_k", "q6_k"):
+        weight, values = make(scheme, 300, 256)
+        x = torch.randn(555, 256)  # more than are prepared at a time
+        check_product(weight, values, x)
+        few = torch.cat([weight.linear(rows) for rows in x.split(16)])
+        assert torch.equal(weight.linear(x), few) is not has_tiles
+
+
 @pytest.mark.parametrize(("scheme", "bound"), [("int8", 0.008), ("int4", 0.085)])
 def test_quantising_keeps_most_of_a_weight(scheme: str, bound: float) -> None:
     weight = torch.randn(64, 640) * 0.03

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from acclimate.ops.inference.builder import CPUInferenceBuilder, InferenceBuilder
+from acclimate.ops.simd import has_tile_products, has_vector_kernels
 
 WITH_KERNELS = ("cpu",)
 """The kinds of devices that native kernels run on."""
@@ -19,3 +20,10 @@ def load(device_type: str) -> None:
         OpBuildError: the native source does not compile.
     """
     (CPUInferenceBuilder if device_type in WITH_KERNELS else InferenceBuilder)().load()
+
+
+@functools.cache
+def multiplies_many_rows(device_type: str) -> bool:
+    """Whether the kernels multiply many input rows by a quantised weight faster than torch multiplies them by
+    its values. On Zen 4 they take three quarters of the time; tiles of AMX are the faster ones."""
+    return device_type in WITH_KERNELS and has_vector_kernels() and not has_tile_products()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ class PackedWeight:
 
     On the CPU, products with up to 16 input rows run in a native kernel, which reads the weight once at about
     the speed of memory. It rounds inputs of quantised weights to 8 bits in blocks of 32 values. Larger
-    products, and those on other devices, are torch's. All accumulate in float32.
+    products run there too if the weight is quantised and the processor has vectors but no tiles (AMX); the
+    others, and those on other devices, are torch's. All accumulate in float32.
     """
 
     scheme: str
@@ -36,8 +37,14 @@ class PackedWeight:
     shape: tuple[int, int]
     """Rows and columns: the outputs and inputs of the layer."""
 
+    _has_kernel_for_many: bool = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
-        native.load(self.data.device.type)
+        device_type = self.data.device.type
+        native.load(device_type)
+        # Asked here, since compiled code cannot: dense products of many rows are torch's.
+        has_kernel = self.scheme != DENSE and native.multiplies_many_rows(device_type)
+        object.__setattr__(self, "_has_kernel_for_many", has_kernel)
 
     # -- how to make one -------------------------------------------------------------------------
 
@@ -146,7 +153,7 @@ class PackedWeight:
         """
         n, k = self.shape
         self._check(x, bias)
-        if k == 0 or n == 0 or x.numel() // k <= FEW_ROWS:
+        if self._has_kernel_for_many or k == 0 or n == 0 or x.numel() // k <= FEW_ROWS:
             return torch.ops.acclimate.packed_linear(x, self.data, bias, self.number, n, k)  # type: ignore[no-any-return]
         return self._linear_of_many(x, bias)
 

@@ -198,35 +198,44 @@ void multiply_blocks(const Weight& weight, const Input& input, int64_t first, in
               [&]<Scheme scheme>() { multiply_blocks<scheme>(weight, input, first, last, y, y_stride); });
 }
 
+// Comparisons of magnitudes are those of their bits, as whole numbers: loops over these become vectors.
 bool quantize(const float* x, int64_t padded, int8_t* codes, float* scales, float* scaled_sums,
               int32_t* sums) {
-  float check = 0;
+  constexpr int32_t infinite = 0x7f800000;
+  int32_t largest_of_all = 0;
   for (int64_t b = 0; b < padded / block_columns; ++b, x += block_columns, codes += block_columns) {
-    float largest = 0;
+    int32_t bits[block_columns], largest_bits = 0;
+    __builtin_memcpy(bits, x, sizeof(bits));
     for (int i = 0; i < block_columns; ++i) {
-      const float magnitude = __builtin_fabsf(x[i]);
-      largest = magnitude > largest ? magnitude : largest;
-      check += x[i] * 0.0f;  // NaN if x is infinite or NaN
+      const int32_t magnitude = bits[i] & 0x7fffffff;
+      largest_bits = magnitude > largest_bits ? magnitude : largest_bits;
     }
-    const float factor = largest > 0 ? 127.0f / largest : 0.0f;
+    largest_of_all = largest_bits > largest_of_all ? largest_bits : largest_of_all;
+    float largest;
+    __builtin_memcpy(&largest, &largest_bits, sizeof(largest));
     // 127 / a denormal is infinite; so small a block counts as zeros.
-    const bool is_tiny = !(factor < 3e38f);
-    scales[b] = is_tiny ? 0.0f : largest / 127.0f;
-    for (int half = 0; half < 2; ++half) {
-      int32_t total = 0;
-      for (int i = 0; i < 16; ++i) {
-        // Rounds to nearest, ties to even: adding this number shifts the fraction out.
-        constexpr float shift = 12582912.0f;
-        const float code = is_tiny ? 0.0f : (x[16 * half + i] * factor + shift) - shift;
-        const int32_t whole = static_cast<int32_t>(code);
-        codes[16 * half + i] = static_cast<int8_t>(whole);
-        total += whole;
-      }
-      sums[2 * b + half] = total;
+    const float most = largest > 0 ? 127.0f / largest : 0.0f;
+    const float factor = most < 3e38f ? most : 0.0f;
+    scales[b] = most < 3e38f ? largest / 127.0f : 0.0f;
+    int32_t whole[block_columns];
+    for (int i = 0; i < block_columns; ++i) {
+      // Rounds to nearest, ties to even: adding this number shifts the fraction out.
+      constexpr float shift = 12582912.0f;
+      whole[i] = static_cast<int32_t>((x[i] * factor + shift) - shift);
     }
-    scaled_sums[b] = scales[b] * static_cast<float>(sums[2 * b] + sums[2 * b + 1]);
+    int32_t totals[2] = {};
+    for (int i = 0; i < 16; ++i) {
+      totals[0] += whole[i];
+      totals[1] += whole[16 + i];
+    }
+    for (int i = 0; i < block_columns; ++i) {
+      codes[i] = static_cast<int8_t>(whole[i]);
+    }
+    sums[2 * b] = totals[0];
+    sums[2 * b + 1] = totals[1];
+    scaled_sums[b] = scales[b] * static_cast<float>(totals[0] + totals[1]);
   }
-  return check == 0.0f;
+  return largest_of_all < infinite;
 }
 
 }  // namespace acclimate::inference::ACCLIMATE_ISA

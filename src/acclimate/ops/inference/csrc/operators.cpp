@@ -10,6 +10,7 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -155,21 +156,39 @@ struct Rows {
   }
 };
 
-// Calls finish(first input, first row, rows, results, stride) for tiles of results in float32.
+// Calls finish(thread, first input, inputs, first row, rows, results) for tiles of results in float32. Many inputs
+// are multiplied 16 at a time by a tile of rows that stays in the cache.
 template <class Finish>
 void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
+  constexpr int64_t most_parts = 32, cached_bytes = 256 << 10;
   const Form form = form_of(weight, rows.dtype);
-  for (int64_t begin = 0; begin < rows.count; begin += max_rows) {
-    const int64_t m = std::min(max_rows, rows.count - begin);
-    const Input input = prepare(form, rows.dtype, rows.row(begin), rows.k, m, rows.k,
-                                input_memory(input_bytes(form, m, rows.k)));
+  const size_t part_bytes = aligned(input_bytes(form, max_rows, rows.k));
+  const int64_t row_bytes = std::max<int64_t>(bytes_of(weight) / std::max<int64_t>(weight.n, 1), 1);
+  std::array<Input, most_parts> inputs;
+  for (int64_t begin = 0; begin < rows.count; begin += most_parts * max_rows) {
+    const int64_t count = std::min(most_parts * max_rows, rows.count - begin);
+    const int64_t parts = (count + max_rows - 1) / max_rows;
+    uint8_t* memory = static_cast<uint8_t*>(
+        input_memory(parts == 1 ? input_bytes(form, count, rows.k) : parts * part_bytes));
+    auto prepare_parts = [&](int thread, int threads) {
+      for (int64_t part = thread; part < parts; part += threads) {
+        const int64_t first = part * max_rows;
+        inputs[part] = prepare(form, rows.dtype, rows.row(begin + first), rows.k,
+                               std::min(max_rows, count - first), rows.k, memory + part * part_bytes);
+      }
+    };
+    run_threads(parts == 1 ? 1 : threads_for(count * rows.k * bytes_of(rows.dtype)), prepare_parts);
+    const int64_t cached_rows = cached_bytes / row_bytes / group_rows * group_rows;
+    const int64_t tile = parts == 1 ? tile_rows : std::clamp(cached_rows, group_rows, tile_rows);
     auto work = [&](int thread, int threads) {
       const auto [first, last] = rows_of(weight, thread, threads);
       alignas(64) float results[max_rows * tile_rows];
-      for (int64_t row = first; row < last; row += tile_rows) {
-        const int64_t end = std::min(row + tile_rows, last);
-        compute(weight, input, row, end, results, tile_rows);
-        finish(thread, begin, m, row, end - row, results);
+      for (int64_t row = first; row < last; row += tile) {
+        const int64_t end = std::min(row + tile, last);
+        for (int64_t part = 0; part < parts; ++part) {
+          compute(weight, inputs[part], row, end, results, tile_rows);
+          finish(thread, begin + part * max_rows, inputs[part].m, row, end - row, results);
+        }
       }
     };
     run_threads(threads_for(bytes_of(weight)), work);
