@@ -1,14 +1,18 @@
 """Text generation on this processor beside its peers: the same weights, prompt and cores, in one run.
 
-    python benchmarks/inference.py [--rounds 3] [--chart docs/inference.png]
+    python benchmarks/inference.py [--rounds 1] [--only "ours bf16" llama.cpp]
+    python benchmarks/run.py inference      the same, and the pages and the chart show what it measured
 
-Each system runs in a process of its own, one at a time; they take turns, and medians count. A peer's Python
-is named by an environment variable, and a peer without one is left out, with a note:
+Each system runs in a process of its own, one at a time; they take turns, and medians count. Within a round,
+each figure is the median of three. A peer's Python is named by an environment variable, and a peer without
+one is left out, with a note:
 
     ACCLIMATE_PEER_LLAMA  ACCLIMATE_PEER_OPENVINO  ACCLIMATE_PEER_VLLM_PYTHON  ACCLIMATE_PEER_TORCHAO
     ACCLIMATE_PEER_DEEPSPEED
 
-OpenVINO also needs ACCLIMATE_PEER_OPENVINO_MODEL, a folder made with `optimum-cli export openvino`.
+OpenVINO also needs ACCLIMATE_PEER_OPENVINO_MODELS, a folder with `fp16`, `int8` and `int4`, each made with
+`optimum-cli export openvino --task text-generation-with-past --weight-format …`. llama.cpp makes its other
+files of the demo's, in the temporary folder.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,24 +47,35 @@ PEERS = {
     "DeepSpeed": ("ACCLIMATE_PEER_DEEPSPEED", "bf16"),
     "vLLM": ("ACCLIMATE_PEER_VLLM_PYTHON", "bf16"),
     "OpenVINO": ("ACCLIMATE_PEER_OPENVINO", "bf16"),
+    "llama.cpp BF16": ("ACCLIMATE_PEER_LLAMA", "bf16"),
     "torchao int8": ("ACCLIMATE_PEER_TORCHAO", "int8"),
+    "OpenVINO int8": ("ACCLIMATE_PEER_OPENVINO", "int8"),
+    "llama.cpp Q8_0": ("ACCLIMATE_PEER_LLAMA", "int8"),
+    "OpenVINO int4": ("ACCLIMATE_PEER_OPENVINO", "int4"),
+    "llama.cpp Q4_0": ("ACCLIMATE_PEER_LLAMA", "int4"),
     "llama.cpp": ("ACCLIMATE_PEER_LLAMA", "GGUF"),
 }
 """The variable with each peer's Python, if it is not this one, and which of ours it is compared with."""
+SLOW = ("transformers compiled", "torchao int8", "vLLM")
+"""Minutes of compiling before their first token: only measured when named."""
 WORK = {"decode 1": "decode, 1 sequence", "decode 8": "decode, 8 sequences", "prefill": "prefill of 512"}
+LIMIT = "reading the weights"
+"""The peer that no system can beat when it decodes one sequence: memory, measured in the same run."""
 
 
 def main() -> int:
     """Measures, prints a table and draws a chart."""
     parser = argparse.ArgumentParser(description="Text generation beside its peers.")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--only", nargs="*", default=[], help="names of systems; default: all")
-    parser.add_argument("--chart", type=Path)
+    parser.add_argument(
+        "--only", nargs="*", default=[], help=f"names of systems; default: all but {', '.join(SLOW)}"
+    )
     options = parser.parse_args()
     folder, file = find_model(None, "bfloat16").folder, find_model(None, BLOCKS).gguf
-    systems = [name for name in (*OURS, *PEERS) if not options.only or name in options.only]
+    chosen = options.only or [name for name in (*OURS, *PEERS) if name not in SLOW]
+    systems = [name for name in (*OURS, *PEERS) if name in chosen]
     present = [name for name in systems if _python(name) is not None]
     for name in systems:
         if name not in present:
@@ -68,7 +84,9 @@ def main() -> int:
     tokens = [str(options.prompt_tokens), str(options.new_tokens)]
     for turn in range(options.rounds):
         for name in present if turn % 2 else reversed(present):
+            start = time.monotonic()
             figures = _ours(name, tokens) if name in OURS else _peer(name, folder, file, tokens)
+            print(f"{name}: measured in {time.monotonic() - start:.0f} s", flush=True)
             if figures is not None:
                 found[name].append(figures)
     medians = {
@@ -78,8 +96,6 @@ def main() -> int:
     }
     show(medians)
     record(medians)
-    if options.chart:
-        draw(medians, options.chart)
     return 0
 
 
@@ -145,32 +161,18 @@ def record(medians: dict[str, dict[str, Any]]) -> None:
         peers = [peer for peer, (_, of) in PEERS.items() if of == kind and peer in medians]
         for key, work in WORK.items():
             beside = {peer: medians[peer][key] for peer in peers}
+            if key == "decode 1":
+                beside[LIMIT] = medians[name]["limit"]
             kept.append(
                 results.Figure(f"{work}, gemma-3-270m {kind}", "tokens/s", medians[name][key], beside)
             )
+        memory = {peer: medians[peer]["peak_bytes"] / 1e9 for peer in peers}
+        kept.append(
+            results.Figure(
+                f"peak memory, gemma-3-270m {kind}", "GB", medians[name]["peak_bytes"] / 1e9, memory
+            )
+        )
     results.record("inference", kept)
-
-
-def draw(medians: dict[str, dict[str, float]], path: Path) -> None:
-    """One group of bars for each kind of work, on a logarithmic scale."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    canvas, axes = pyplot.subplots(1, len(WORK), figsize=(4 * len(WORK), 3.5), sharey=True)
-    names = list(medians)[::-1]
-    for axis, (key, work) in zip(axes, WORK.items(), strict=True):
-        colours = [results.COLOURS[0] if name in OURS else results.COLOURS[5] for name in names]
-        bars = axis.barh(names, [medians[name][key] for name in names], color=colours)
-        axis.bar_label(bars, fmt="%.0f", fontsize=8, padding=2)
-        axis.set_title(work, fontsize=10)
-        axis.set_xlabel("tokens/s")
-        axis.margins(x=0.15)
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
-    canvas.tight_layout()
-    canvas.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 python inference_peers.py PEER MODEL_FOLDER GGUF_FILE PROMPT_TOKENS NEW_TOKENS
 
-Prints one JSON object with tokens per second, all sequences together, and the peak memory. It imports nothing
-of acclimate, which these environments do not have.
+Prints one JSON object with tokens per second, all sequences together, and the peak memory. Eight sequences
+have prompts of an eighth of the length. It imports nothing of acclimate, which these environments lack.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 
 BATCHES = (1, 8)
 ROUNDS = 3
-Run = Callable[[int, int], None]
-"""Generates so many new tokens for so many sequences."""
+Run = Callable[[int, int, int], None]
+"""Generates, for so many sequences of a length, so many new tokens."""
 
 
-def transformers_run(folder: str, prompt_tokens: int, compiled: bool = False, int8: bool = False) -> Run:
+def transformers_run(folder: str, compiled: bool = False, int8: bool = False) -> Run:
     """transformers' own generate; optionally with torch.compile, and with torchao's 8-bit weights."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -33,10 +33,10 @@ def transformers_run(folder: str, prompt_tokens: int, compiled: bool = False, in
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
         quantize_(model, Int8WeightOnlyConfig())
-    return _of_module(model, prompt_tokens, compiled)
+    return _of_module(model, compiled)
 
 
-def _of_module(model: Any, prompt_tokens: int, compiled: bool) -> Run:
+def _of_module(model: Any, compiled: bool) -> Run:
     import torch
 
     if compiled:
@@ -45,15 +45,15 @@ def _of_module(model: Any, prompt_tokens: int, compiled: bool) -> Run:
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     random = torch.Generator().manual_seed(0)
 
-    def run(batch: int, tokens: int) -> None:
-        ids = torch.randint(5, 1000, (batch, prompt_tokens), generator=random)
+    def run(sequences: int, length: int, tokens: int) -> None:
+        ids = torch.randint(5, 1000, (sequences, length), generator=random)
         with torch.inference_mode():
             model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
 
     return run
 
 
-def deepspeed_run(folder: str, prompt_tokens: int) -> Run:
+def deepspeed_run(folder: str) -> Run:
     """DeepSpeed's inference engine around transformers' model."""
     import deepspeed
     import torch
@@ -61,54 +61,101 @@ def deepspeed_run(folder: str, prompt_tokens: int) -> Run:
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     engine = deepspeed.init_inference(model, tensor_parallel={"tp_size": 1}, dtype=torch.bfloat16)
-    return _of_module(engine.module, prompt_tokens, compiled=False)
+    return _of_module(engine.module, compiled=False)
 
 
-def llama_run(gguf: str, prompt_tokens: int) -> Run:
-    """llama.cpp through llama-cpp-python, one sequence after the other."""
-    from llama_cpp import Llama
+def llama_run(gguf: str, prompt_tokens: int, new_tokens: int, kind: str) -> Run:
+    """llama.cpp through llama-cpp-python: sequences share a batch, each with a cache of its own.
 
-    threads = len(os.sched_getaffinity(0))
-    model = Llama(gguf, n_ctx=4096, n_threads=threads, n_threads_batch=threads, verbose=False)
-    prompt = [5 + index * 7 % 995 for index in range(prompt_tokens)]
+    Its Q8_0 and Q4_0 files are made of the given one, the head in Q4_0 too.
+    """
+    import llama_cpp
+    import numpy as np
 
-    def run(batch: int, tokens: int) -> None:
-        for _ in range(batch):
-            model.reset()
-            for index, _token in enumerate(model.generate(prompt, temp=0.0, reset=True)):
-                if index + 1 == tokens:
-                    break
+    llama_cpp.llama_backend_init()
+    silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(silent, None)
+    path = gguf if kind == "Q4_K_M" else _requantized(gguf, kind)
+    model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+    params = llama_cpp.llama_context_default_params()
+    params.n_seq_max, params.n_ctx = max(BATCHES), max(BATCHES) * 2 * (prompt_tokens + new_tokens + 8)
+    params.n_threads = params.n_threads_batch = len(os.sched_getaffinity(0))
+    params.n_batch = prompt_tokens
+    context = llama_cpp.llama_init_from_model(model, params)
+    words = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+    batch = llama_cpp.llama_batch_init(max(prompt_tokens, *BATCHES), 0, 1)
+
+    def decode(entries: list[tuple[int, int, int, bool]]) -> None:
+        batch.n_tokens = len(entries)
+        for index, (token, place, sequence, wants_logits) in enumerate(entries):
+            batch.token[index], batch.pos[index] = token, place
+            batch.n_seq_id[index], batch.seq_id[index][0] = 1, sequence
+            batch.logits[index] = wants_logits
+        if llama_cpp.llama_decode(context, batch):
+            raise RuntimeError("llama_decode failed")
+
+    def likeliest(index: int) -> int:
+        logits = llama_cpp.llama_get_logits_ith(context, index)
+        return int(np.ctypeslib.as_array(logits, (words,)).argmax())
+
+    def run(sequences: int, length: int, tokens: int) -> None:
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+        chosen = []
+        for sequence in range(sequences):
+            decode([(5 + (place * 7 + sequence) % 995, place, sequence, place + 1 == length)
+                    for place in range(length)])  # fmt: skip
+            chosen.append(likeliest(length - 1))
+        for place in range(length, length + tokens - 1):
+            decode([(token, place, sequence, True) for sequence, token in enumerate(chosen)])
+            chosen = [likeliest(sequence) for sequence in range(sequences)]
 
     return run
 
 
-def openvino_run(prompt_tokens: int) -> Run:
-    """OpenVINO GenAI on a model that optimum exported."""
+def _requantized(gguf: str, kind: str) -> str:
+    import tempfile
+
+    import llama_cpp
+
+    path = Path(tempfile.gettempdir(), f"acclimate-benchmark-{os.getuid()}-{Path(gguf).stem}-{kind}.gguf")
+    if not path.exists():
+        params = llama_cpp.llama_model_quantize_default_params()
+        params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+        params.allow_requantize, params.pure = True, True  # pure: every matrix, the head too
+        part = path.with_suffix(f".{os.getpid()}")
+        if llama_cpp.llama_model_quantize(gguf.encode(), str(part).encode(), params):
+            raise RuntimeError(f"llama.cpp cannot make a {kind} file of {gguf}")
+        part.replace(path)
+    return str(path)
+
+
+def openvino_run(weights: str) -> Run:
+    """OpenVINO GenAI on a model that optimum exported, in the folder of its weights' format."""
     import numpy as np
     import openvino as ov
     import openvino_genai
 
-    exported = Path(os.environ["ACCLIMATE_PEER_OPENVINO_MODEL"])
+    exported = Path(os.environ["ACCLIMATE_PEER_OPENVINO_MODELS"], weights)
     pipeline = openvino_genai.LLMPipeline(str(exported), "CPU")
 
-    def run(batch: int, tokens: int) -> None:
-        ids = np.random.default_rng(0).integers(5, 1000, (batch, prompt_tokens))
+    def run(sequences: int, length: int, tokens: int) -> None:
+        ids = np.random.default_rng(0).integers(5, 1000, (sequences, length))
         inputs = openvino_genai.TokenizedInputs(ov.Tensor(ids), ov.Tensor(np.ones_like(ids)))
         pipeline.generate(inputs, max_new_tokens=tokens, ignore_eos=True, do_sample=False)
 
     return run
 
 
-def vllm_run(folder: str, prompt_tokens: int) -> Run:
+def vllm_run(folder: str) -> Run:
     """vLLM's CPU build."""
     from vllm import LLM, SamplingParams
 
     model = LLM(folder, dtype="bfloat16", max_model_len=4096, enable_prefix_caching=False)
 
-    def run(batch: int, tokens: int) -> None:
+    def run(sequences: int, length: int, tokens: int) -> None:
         prompts = [
-            {"prompt_token_ids": [5 + (index * 7 + row) % 995 for index in range(prompt_tokens)]}
-            for row in range(batch)
+            {"prompt_token_ids": [5 + (index * 7 + row) % 995 for index in range(length)]}
+            for row in range(sequences)
         ]
         given = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         model.generate(prompts, given, use_tqdm=False)
@@ -120,9 +167,10 @@ def measure(run: Run, prompt_tokens: int, new_tokens: int) -> dict[str, float]:
     """Medians of three runs, after one that warms up."""
     figures: dict[str, float] = {}
     for batch in BATCHES:
-        run(batch, 2)
-        first = sorted(_seconds(run, batch, 1) for _ in range(ROUNDS))[ROUNDS // 2]
-        whole = sorted(_seconds(run, batch, 1 + new_tokens) for _ in range(ROUNDS))[ROUNDS // 2]
+        length = max(prompt_tokens // batch, 1)
+        run(batch, length, 2)
+        first = sorted(_seconds(run, batch, length, 1) for _ in range(ROUNDS))[ROUNDS // 2]
+        whole = sorted(_seconds(run, batch, length, 1 + new_tokens) for _ in range(ROUNDS))[ROUNDS // 2]
         figures[f"decode {batch}"] = batch * new_tokens / max(whole - first, 1e-9)
         if batch == 1:
             figures["prefill"] = prompt_tokens / first
@@ -130,9 +178,9 @@ def measure(run: Run, prompt_tokens: int, new_tokens: int) -> dict[str, float]:
     return figures
 
 
-def _seconds(run: Run, batch: int, tokens: int) -> float:
+def _seconds(run: Run, sequences: int, length: int, tokens: int) -> float:
     start = time.perf_counter()
-    run(batch, tokens)
+    run(sequences, length, tokens)
     return time.perf_counter() - start
 
 
@@ -140,14 +188,23 @@ def main() -> None:
     """Runs one peer."""
     peer, folder, gguf, prompt, new = sys.argv[1:]
     prompt_tokens, new_tokens = int(prompt), int(new)
+
+    def llama(kind: str) -> Run:
+        return llama_run(gguf, prompt_tokens, new_tokens, kind)
+
     made: dict[str, Callable[[], Run]] = {
-        "transformers": lambda: transformers_run(folder, prompt_tokens),
-        "transformers compiled": lambda: transformers_run(folder, prompt_tokens, compiled=True),
-        "torchao int8": lambda: transformers_run(folder, prompt_tokens, compiled=True, int8=True),
-        "DeepSpeed": lambda: deepspeed_run(folder, prompt_tokens),
-        "llama.cpp": lambda: llama_run(gguf, prompt_tokens),
-        "OpenVINO": lambda: openvino_run(prompt_tokens),
-        "vLLM": lambda: vllm_run(folder, prompt_tokens),
+        "transformers": lambda: transformers_run(folder),
+        "transformers compiled": lambda: transformers_run(folder, compiled=True),
+        "torchao int8": lambda: transformers_run(folder, compiled=True, int8=True),
+        "DeepSpeed": lambda: deepspeed_run(folder),
+        "vLLM": lambda: vllm_run(folder),
+        "OpenVINO": lambda: openvino_run("fp16"),
+        "OpenVINO int8": lambda: openvino_run("int8"),
+        "OpenVINO int4": lambda: openvino_run("int4"),
+        "llama.cpp BF16": lambda: llama("BF16"),
+        "llama.cpp Q8_0": lambda: llama("Q8_0"),
+        "llama.cpp Q4_0": lambda: llama("Q4_0"),
+        "llama.cpp": lambda: llama("Q4_K_M"),
     }
     print("\n" + json.dumps(measure(made[peer](), prompt_tokens, new_tokens)))
 

@@ -134,6 +134,7 @@ def measure(model: str | None, size: int) -> dict[str, Any]:
     report: dict[str, Any] = {"model": folder.name, "bytes": size, "tokens": len(tokens), "ways": {}}
     reference: list[list[int]] = []
     for name, load in ways.items():
+        print(f"measuring {name}", file=sys.stderr, flush=True)
         loaded = load()
         written = texts(loaded, prompts)
         reference = reference or written
@@ -142,6 +143,7 @@ def measure(model: str | None, size: int) -> dict[str, Any]:
             "few_row_perplexity": few_row_perplexity(loaded, tokens),
             "same_texts": sum(a == b for a, b in zip(written, reference, strict=True)),
         }
+        print(report["ways"][name], file=sys.stderr, flush=True)
         del loaded
         gc.collect()
     return report

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -22,6 +23,8 @@ CHART = ROOT / "docs" / "costs.png"
 README = ROOT / "README.md"
 FOLDER_VARIABLE = "ACCLIMATE_BENCHMARK_RESULTS"
 PAGE = ROOT / "docs" / "results.md"
+INFERENCE_PAGE = ROOT / "docs" / "inference.md"
+INFERENCE_CHART = ROOT / "docs" / "inference.png"
 HEAD = "# What it costs\n\nWritten by `make bench` from `results.json`.\n"
 BEGIN, END = "<!-- written by make bench -->\n", "<!-- end -->\n"
 DEMO_LINE = re.compile(r"^\[\w+ \| .* \| .*\]$", re.MULTILINE)
@@ -35,7 +38,7 @@ class Figure:
 
     work: str
     unit: str
-    """``s``, ``ms``, ``µs``, ``ns`` (less is better), or ``tokens/s``, ``MB/s`` and ``models`` (more is)."""
+    """``s``, ``ms``, ``µs``, ``ns``, ``GB`` (less is good); ``tokens/s``, ``MB/s``, ``models`` (more is)."""
     ours: float
     peers: dict[str, float] = field(default_factory=dict)
 
@@ -99,12 +102,12 @@ def machine() -> str:
     return ", ".join(filter(None, [f"{os.cpu_count()} processors", name, best]))
 
 
-def read(path: Path = RESULTS) -> dict[str, Run]:
+def read() -> dict[str, Run]:
     """The committed runs by benchmark."""
-    if not path.exists():
+    if not RESULTS.exists():
         return {}
     runs = {}
-    for entry in json.loads(path.read_text(encoding="utf-8")):
+    for entry in json.loads(RESULTS.read_text(encoding="utf-8")):
         figures = tuple(Figure(**figure) for figure in entry.pop("figures"))
         runs[entry["benchmark"]] = Run(**entry, figures=figures)
     return runs
@@ -119,7 +122,7 @@ def merge(folder: Path) -> dict[str, Run]:
         runs[entry["benchmark"]] = Run(**entry)
     entries = [asdict(run) for _, run in sorted(runs.items())]
     RESULTS.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return runs
+    return read()  # in the order of the file, which the pages have too
 
 
 def shown(value: float, unit: str) -> str:
@@ -155,25 +158,77 @@ def closing_line(runs: dict[str, Run]) -> str:
 
 
 def write_pages(runs: dict[str, Run]) -> None:
-    """Writes the page with the table, and the figures' origin and the demo's last line into the README."""
+    """Writes the page with the table, the figures' origin and the demo's last line into the README, and the
+    figures of text generation into their page."""
     PAGE.write_text(f"{HEAD}\n{origin(runs)}\n![what it costs](costs.png)\n\n{table(runs)}", encoding="utf-8")
-    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-    text = before + BEGIN + origin(runs) + END + rest.partition(END)[2]
+    text = _with_block(README, origin(runs))
     README.write_text(DEMO_LINE.sub(lambda line: closing_line(runs) or line[0], text), encoding="utf-8")
+    if "inference" in runs:
+        INFERENCE_PAGE.write_text(_with_block(INFERENCE_PAGE, inference_block(runs)), encoding="utf-8")
 
 
-def draw(runs: dict[str, Run], path: Path = CHART) -> None:
-    """One row for each piece of work, one dot for each peer: how many times better ours is (log scale)."""
+def inference_block(runs: dict[str, Run]) -> str:
+    """The figures of text generation beside its peers, as their page shows them."""
+    run = {"inference": runs["inference"]}
+    return f"{origin(run)}\n![text generation beside its peers]({INFERENCE_CHART.name})\n\n{table(run)}"
+
+
+def _with_block(page: Path, block: str) -> str:
+    """Returns a page's text with another block between its marks."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    return before + BEGIN + block + END + rest.partition(END)[2]
+
+
+def draw_inference(run: Run, path: Path = INFERENCE_CHART) -> None:
+    """One group of bars for each piece of work, a bar for each system."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figures = [figure for run in runs.values() for figure in run.figures if figure.peers][::-1]
+    speeds = [figure for figure in run.figures if figure.more_is_better]
+    kinds = list(dict.fromkeys(figure.work.rpartition(" ")[2] for figure in speeds))
+    works = list(dict.fromkeys(figure.work.rpartition(",")[0] for figure in speeds))
+    rows = sum(1 + max(len(f.peers) for f in speeds if f.work.endswith(f" {kind}")) for kind in kinds)
+    size = 4.2 * len(works), 1 + 0.3 * (rows + len(kinds))
+    chart, axes = pyplot.subplots(1, len(works), figsize=size, squeeze=False)
+    for axis, work in zip(axes[0], works, strict=True):
+        place, names, places = 0, [], []
+        for kind in kinds:
+            figure = next(f for f in speeds if f.work.startswith(f"{work},") and f.work.endswith(f" {kind}"))
+            for name, value in {f"acclimate {kind}": figure.ours, **figure.peers}.items():
+                colour = COLOURS[0 if name.startswith("acclimate") else 5]
+                bars = axis.barh(place, value, color=colour, height=0.8)
+                axis.bar_label(bars, fmt="%.0f", fontsize=8, padding=2)
+                names.append(name)
+                places.append(place)
+                place += 1
+            place += 0.6
+        axis.set_yticks(places, names, fontsize=8)
+        axis.invert_yaxis()
+        axis.set_title(work, fontsize=10)
+        axis.set_xlabel("tokens/s")
+        axis.margins(x=0.15)
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    chart.tight_layout()
+    chart.savefig(path, dpi=110)
+
+
+def draw(runs: dict[str, Run], path: Path = CHART) -> None:
+    """One row for each piece of work, one dot for each peer: how many times better ours is (log scale).
+
+    Text generation has a chart of its own.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown_runs = [run for name, run in runs.items() if name != "inference"]
+    figures = [figure for run in shown_runs for figure in run.figures if figure.peers][::-1]
     names = sorted({peer for figure in figures for peer in figure.peers})
-    colours = dict(
-        zip(names, ("#2a6f97", "#e09f3e", "#9e2a2b", "#6a994e", "#8338ec", "#495057"), strict=False)
-    )
+    colours = dict(zip(names, itertools.cycle(COLOURS), strict=False))
     chart, axes = pyplot.subplots(figsize=(10, 1.2 + 0.38 * len(figures)))
     axes.axvline(1, color="black", linewidth=1)
     for row, figure in enumerate(figures):

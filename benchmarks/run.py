@@ -3,8 +3,8 @@
 python benchmarks/run.py             all of them
 python benchmarks/run.py core ops    some of them
 
-What they measured goes into docs/results.json, and from there into docs/results.md, docs/costs.png and
-the README.
+What they measured goes into docs/results.json, and from there into docs/results.md, docs/costs.png, the
+README, and docs/inference.md with docs/inference.png.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ def main() -> int:
         runs = results.merge(Path(folder))
     results.write_pages(runs)
     results.draw(runs)
+    if "inference" in runs:
+        results.draw_inference(runs["inference"])
     if missed:
         print(f"\nmissed a goal or failed: {', '.join(missed)}")
     return 1 if missed else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import itertools
 import json
 import re
@@ -78,6 +78,41 @@ def test_the_pages_show_the_committed_results_and_nothing_else(results: Any) -> 
         assert run["date"]
         assert run["machine"]
         assert run["versions"]["torch"]
+
+
+def test_the_page_of_language_models_shows_the_committed_results(results: Any) -> None:
+    runs = results.read()
+    block = results.inference_block(runs) if "inference" in runs else "Not measured yet.\n"
+    assert results.BEGIN + block + results.END in results.INFERENCE_PAGE.read_text(encoding="utf-8")
+    assert ("inference" in runs) == results.INFERENCE_CHART.exists()
+
+
+def test_a_benchmark_that_is_measured_for_the_first_time_leaves_file_pages_and_chart_consistent(
+    results: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RESULTS", "README", "PAGE", "INFERENCE_PAGE"):
+        copy = tmp_path / getattr(results, name).name
+        copy.write_text(getattr(results, name).read_text(encoding="utf-8"), encoding="utf-8")
+        monkeypatch.setattr(results, name, copy)
+    before = json.loads(results.RESULTS.read_text(encoding="utf-8"))
+    kept = [entry for entry in before if entry["benchmark"] not in ("inference", "core")]
+    results.RESULTS.write_text(json.dumps(kept), encoding="utf-8")
+    monkeypatch.setenv(results.FOLDER_VARIABLE, str(tmp_path / "new"))
+    (tmp_path / "new").mkdir()
+    peers = {f"peer {number}": float(number) for number in range(1, 12)}
+    works = ("decode, 1 sequence, a model int8", "decode, 1 sequence, a model bf16")
+    results.record("inference", [results.Figure(work, "tokens/s", 9.0, peers) for work in works])
+    results.record("core", [results.Figure("a start", "s", 9.0, peers)])
+    runs = results.merge(tmp_path / "new")
+    results.write_pages(runs)
+    assert list(runs) == sorted(runs) == list(results.read())
+    assert results.table(results.read()) in results.PAGE.read_text(encoding="utf-8")
+    shown = results.INFERENCE_PAGE.read_text(encoding="utf-8")
+    assert results.BEGIN + results.inference_block(runs) + results.END in shown
+    if importlib.util.find_spec("matplotlib"):
+        results.draw({"core": runs["core"]}, tmp_path / "costs.png")
+        results.draw_inference(runs["inference"], tmp_path / "inference.png")
+        assert (tmp_path / "inference.png").stat().st_size > 1000
 
 
 def test_the_demos_last_line_is_that_of_its_latest_run(results: Any) -> None:
