@@ -77,6 +77,28 @@ def test_results_are_those_of_gloo(ranks: RankProcesses, case: Case) -> None:
     assert ranks.values(run_both, as_gloo_takes_it(case)) == [""] * RANKS
 
 
+def long_transfers(rank: int) -> list[str]:
+    """Transfers of many slots, so often that both routes are tried and one is chosen."""
+    wrong = []
+    for dtype in (torch.float32, torch.bfloat16):
+        elements = (5 << 20) // dtype.itemsize + 13
+        own = (torch.arange(elements) % 31).to(dtype)
+        outputs = torch.empty(RANKS, elements, dtype=dtype)
+        for turn in range(4):
+            total = own + rank
+            dist.all_reduce(total)
+            if not torch.equal(total, RANKS * own + 6):
+                wrong.append(f"all_reduce {turn} of {dtype}")
+            dist.all_gather_into_tensor(outputs, own + rank)
+            if not all(torch.equal(output, own + other) for other, output in enumerate(outputs)):
+                wrong.append(f"all_gather {turn} of {dtype}")
+    return wrong
+
+
+def test_long_transfers_are_right_by_either_route(ranks: RankProcesses) -> None:
+    assert ranks.values(long_transfers) == [[]] * RANKS
+
+
 # -- work in the background --------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "copies.h"
+
 namespace acclimate_comm {
 namespace {
 
@@ -12,8 +14,13 @@ constexpr size_t kSharedWorkBytes = 16 * 1024;
 const char* at(const void* memory, size_t offset) { return static_cast<const char*>(memory) + offset; }
 char* at(void* memory, size_t offset) { return static_cast<char*>(memory) + offset; }
 
-void copy(void* to, const void* from, size_t bytes) {
-  if (bytes != 0 && to != from) memcpy(to, from, bytes);
+// Copies into memory that other ranks read next.
+void contribute(const Group& group, void* to, const void* from, size_t bytes) {
+  if (group.route().is_around_caches()) {
+    stream(to, from, bytes);
+  } else {
+    copy(to, from, bytes);
+  }
 }
 
 // What each of `parts` equal parts of a slot holds, in whole cache lines.
@@ -24,8 +31,8 @@ size_t part_bytes(const Group& group, size_t parts) {
 // Every rank reads all contributions and does the whole reduction.
 void all_reduce_alone(Group& group, const void* from, void* to, Elements elements, Reduce reduce) {
   const void* sources[kMostRanks];
-  in_parts(elements.bytes(), part_bytes(group, 1), [&](size_t offset, size_t bytes) {
-    copy(group.contribution(bytes), at(from, offset), bytes);
+  in_parts(group, elements.bytes(), part_bytes(group, 1), [&](size_t offset, size_t bytes) {
+    contribute(group, group.contribution(bytes), at(from, offset), bytes);
     group.exchange();
     for (int rank = 0; rank < group.size(); rank++) sources[rank] = group.contributed(rank, bytes);
     sources[group.rank()] = at(from, offset);
@@ -43,10 +50,11 @@ class SharedReduction {
   void run() {
     const size_t bytes = elements_.bytes(), most = part_bytes(group_, 1);
     const size_t parts = (bytes + most - 1) / most;
+    group_.route().start(parts);
     for (size_t part = 0; part <= parts; part++) {
       const size_t offset = part * most;
       const size_t now = part < parts ? std::min(most, bytes - offset) : 0;
-      if (part < parts) contribute(offset, now);
+      if (part < parts) contribute_others_shares(offset, now);
       group_.exchange();
       if (part > 0) collect(offset - most, std::min(most, bytes - (offset - most)), (part - 1) & 1);
       if (part < parts) reduce_own(offset, now, part & 1);
@@ -60,11 +68,11 @@ class SharedReduction {
     return std::min(bytes, (each + kLine - 1) / kLine * kLine * rank);
   }
 
-  void contribute(size_t offset, size_t bytes) {
+  void contribute_others_shares(size_t offset, size_t bytes) {
     unsigned char* slot = group_.layout().slot(group_.rank(), group_.parity());
     const size_t begin = share(bytes, group_.rank()), end = share(bytes, group_.rank() + 1);
-    copy(slot, at(from_, offset), begin);
-    copy(slot + end, at(from_, offset + end), bytes - end);
+    contribute(group_, slot, at(from_, offset), begin);
+    contribute(group_, slot + end, at(from_, offset + end), bytes - end);
     parity_ = group_.parity();
   }
 
@@ -76,7 +84,7 @@ class SharedReduction {
     sources_[group_.rank()] = at(from_, offset + begin);
     char* const target = at(to_, offset + begin);
     reduce_(target, sources_, group_.size(), (end - begin) / elements_.bytes_each, group_.size());
-    copy(group_.layout().result(group_.rank(), parity), target, end - begin);
+    contribute(group_, group_.layout().result(group_.rank(), parity), target, end - begin);
   }
 
   void collect(size_t offset, size_t bytes, int parity) {
@@ -109,8 +117,8 @@ void all_reduce(Group& group, const void* from, void* to, Elements elements, Red
 void reduce_to_root(Group& group, const void* from, void* to, Elements elements, Reduce reduce, int root,
                     int divisor) {
   const void* sources[kMostRanks];
-  in_parts(elements.bytes(), part_bytes(group, 1), [&](size_t offset, size_t bytes) {
-    if (group.rank() != root) copy(group.contribution(bytes), at(from, offset), bytes);
+  in_parts(group, elements.bytes(), part_bytes(group, 1), [&](size_t offset, size_t bytes) {
+    if (group.rank() != root) contribute(group, group.contribution(bytes), at(from, offset), bytes);
     group.exchange();
     if (group.rank() != root) return;
     for (int rank = 0; rank < group.size(); rank++) sources[rank] = group.contributed(rank, bytes);
@@ -120,16 +128,16 @@ void reduce_to_root(Group& group, const void* from, void* to, Elements elements,
 }
 
 void broadcast(Group& group, void* data, size_t bytes, int root) {
-  in_parts(bytes, part_bytes(group, 1), [&](size_t offset, size_t now) {
-    if (group.rank() == root) copy(group.contribution(now), at(data, offset), now);
+  in_parts(group, bytes, part_bytes(group, 1), [&](size_t offset, size_t now) {
+    if (group.rank() == root) contribute(group, group.contribution(now), at(data, offset), now);
     group.exchange();
     if (group.rank() != root) copy(at(data, offset), group.contributed(root, now), now);
   });
 }
 
 void all_gather(Group& group, const void* from, const Targets& to, size_t bytes) {
-  in_parts(bytes, part_bytes(group, 1), [&](size_t offset, size_t now) {
-    copy(group.contribution(now), at(from, offset), now);
+  in_parts(group, bytes, part_bytes(group, 1), [&](size_t offset, size_t now) {
+    contribute(group, group.contribution(now), at(from, offset), now);
     copy(at(to[group.rank()], offset), at(from, offset), now);
     group.exchange();
     for (int rank = 0; rank < group.size(); rank++) {
@@ -141,10 +149,10 @@ void all_gather(Group& group, const void* from, const Targets& to, size_t bytes)
 void reduce_scatter(Group& group, const Sources& from, void* to, Elements elements, Reduce reduce) {
   const size_t part = part_bytes(group, group.size());
   const void* sources[kMostRanks];
-  in_parts(elements.bytes(), part, [&](size_t offset, size_t now) {
+  in_parts(group, elements.bytes(), part, [&](size_t offset, size_t now) {
     unsigned char* const slot = group.layout().slot(group.rank(), group.parity());
     for (int rank = 0; rank < group.size(); rank++) {
-      if (rank != group.rank()) copy(slot + rank * part, at(from[rank], offset), now);
+      if (rank != group.rank()) contribute(group, slot + rank * part, at(from[rank], offset), now);
     }
     const int parity = group.parity();
     group.exchange();
@@ -157,11 +165,11 @@ void reduce_scatter(Group& group, const Sources& from, void* to, Elements elemen
 }
 
 void gather(Group& group, const void* from, const Targets& to, size_t bytes, int root) {
-  in_parts(bytes, part_bytes(group, 1), [&](size_t offset, size_t now) {
+  in_parts(group, bytes, part_bytes(group, 1), [&](size_t offset, size_t now) {
     if (group.rank() == root) {
       copy(at(to[root], offset), at(from, offset), now);
     } else {
-      copy(group.contribution(now), at(from, offset), now);
+      contribute(group, group.contribution(now), at(from, offset), now);
     }
     group.exchange();
     for (int rank = 0; group.rank() == root && rank < group.size(); rank++) {
@@ -172,12 +180,12 @@ void gather(Group& group, const void* from, const Targets& to, size_t bytes, int
 
 void scatter(Group& group, const Sources& from, void* to, size_t bytes, int root) {
   const size_t part = part_bytes(group, group.size());
-  in_parts(bytes, part, [&](size_t offset, size_t now) {
+  in_parts(group, bytes, part, [&](size_t offset, size_t now) {
     const int parity = group.parity();
     if (group.rank() == root) {
       unsigned char* const slot = group.layout().slot(root, parity);
       for (int rank = 0; rank < group.size(); rank++) {
-        if (rank != root) copy(slot + rank * part, at(from[rank], offset), now);
+        if (rank != root) contribute(group, slot + rank * part, at(from[rank], offset), now);
       }
       copy(at(to, offset), at(from[root], offset), now);
     }
@@ -227,6 +235,7 @@ void all_to_all(Group& group, const Sources& from, const std::vector<size_t>& se
     }
   }
   copy(to[group.rank()], from[group.rank()], sent[group.rank()]);
+  group.route().start(1);
   const size_t part = part_bytes(group, size);
   for (size_t offset = 0; offset < longest; offset += part) {
     const auto now = [&](size_t bytes) { return offset < bytes ? std::min(part, bytes - offset) : 0; };
@@ -234,7 +243,7 @@ void all_to_all(Group& group, const Sources& from, const std::vector<size_t>& se
     unsigned char* const slot = group.layout().slot(group.rank(), filled);
     for (int rank = 0; rank < size; rank++) {
       if (rank != group.rank() && now(sent[rank]) != 0) {
-        copy(slot + rank * part, at(from[rank], offset), now(sent[rank]));
+        contribute(group, slot + rank * part, at(from[rank], offset), now(sent[rank]));
       }
     }
     group.exchange();

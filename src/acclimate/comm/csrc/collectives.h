@@ -49,5 +49,11 @@ void in_parts(size_t bytes, size_t most, const Round& round) {
     offset += now;
   } while (offset < bytes);
 }
+// The same, where each part is one round of a group.
+template <class Round>
+void in_parts(Group& group, size_t bytes, size_t most, const Round& round) {
+  group.route().start((bytes + most - 1) / most);
+  in_parts(bytes, most, round);
+}
 
 }  // namespace acclimate_comm

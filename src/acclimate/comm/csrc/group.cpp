@@ -131,12 +131,14 @@ void Group::exchange() {
   // With the load after it this decides whether a peer that falls asleep now is woken or does not sleep.
   own.stamp.store(round, std::memory_order_seq_cst);
   if (layout_.lines(rank_).sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(&own.stamp);
+  route_.published();
   bool is_equal = true;
   for (int peer = 0; peer < size_; peer++) {
     Post& post = layout_.lines(peer).posts[parity];
     if (peer != rank_) await(peer, post.stamp);
     is_equal = is_equal && post.call == call_;
   }
+  route_.resumed();
   if (!is_equal || call_.refused) throw_mismatch();
 }
 

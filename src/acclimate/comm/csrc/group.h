@@ -10,6 +10,7 @@
 #include "errors.h"
 #include "layout.h"
 #include "peers.h"
+#include "route.h"
 
 namespace acclimate_comm {
 
@@ -62,6 +63,10 @@ class Group {
     return contribution_of(rank, static_cast<int>(round_ & 1), bytes);
   }
 
+  // Of the contributions to the collective that runs.
+  Route& route() { return route_; }
+  const Route& route() const { return route_; }
+
   std::string number(int rank) const {
     return std::to_string(numbers_.empty() ? rank : numbers_[static_cast<size_t>(rank)]);
   }
@@ -104,6 +109,7 @@ class Group {
 
   uint64_t round_ = 0;  // the last one exchanged
   Call call_;
+  Route route_;
   const Patience* patience_;
   std::chrono::milliseconds call_timeout_{0};
   Clock::time_point waited_since_{};
