@@ -22,7 +22,8 @@ TRANSPORT: tuple[str | Source, ...] = (
     "csrc/group.cpp",
     "csrc/peers.cpp",
     "csrc/reduce.cpp",
-    "csrc/reduce_plain.cpp",
+    # The plain kernels would take the longest to optimise, and hardly any processor runs them.
+    Source("csrc/reduce_plain.cpp", flags=("-O2",)),
     # On processors of another kind these are one more plain copy each, which nothing calls.
     Source("csrc/reduce_avx2.cpp", flags=_AVX2 if _IS_X86 else ()),
     Source("csrc/reduce_avx512.cpp", flags=_AVX512 if _IS_X86 else ()),
@@ -61,7 +62,9 @@ class ShmBackendBuilder(TransportBuilder):
 
     def sources(self) -> list[str | Source]:
         """The transport, and what makes a backend of it."""
-        return ["csrc/backend.cpp", "csrc/hosts.cpp", "csrc/messages.cpp", *TRANSPORT]
+        # They hand memory to the transport: optimising them harder costs build time and gains nothing.
+        callers = ("csrc/backend.cpp", "csrc/hosts.cpp", "csrc/messages.cpp")
+        return [*(Source(path, flags=("-O1",)) for path in callers), *TRANSPORT]
 
     def define(self) -> None:
         """Nothing: it has no operator."""
