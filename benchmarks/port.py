@@ -30,6 +30,8 @@ from acclimate.port.engine import Settings, Status, may_concern
 from acclimate.port.work import port_file
 
 DEVICE = re.compile(r"cuda(:\d+)?$")
+Edit = tuple[str, int, str, str, bool]
+"""File, line, text, rule, and whether it is safe."""
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Counts:
     deepspeed_finds: int = 0
     expression_edits: int = 0
     processor_s: float = 0.0
-    edits: list[tuple[str, int, str, str, bool]] = field(default_factory=list)
+    edits: list[Edit] = field(default_factory=list)
 
     def add(self, other: Counts) -> None:
         """Adds another file's counts."""
@@ -62,7 +64,11 @@ def main() -> None:
     parser.add_argument("checkouts", type=Path)
     parser.add_argument("--files", type=int, help="only so many, chosen at random")
     parser.add_argument("--seed", type=int, default=5)
-    parser.add_argument("--sample", type=Path, help="write 300 edits, chosen at random, to judge by reading")
+    parser.add_argument(
+        "--sample",
+        type=Path,
+        help="write 300 edits, half of them unsafe, chosen at random, to judge by reading",
+    )
     args = parser.parse_args()
     files = [path for path in sorted(args.checkouts.rglob("*.py")) if path.is_file()]
     paths = [path for path in files if may_concern(path.read_bytes())]
@@ -75,8 +81,17 @@ def main() -> None:
                 total.add(counts)
         report(target, total)
         if args.sample and target == "acclimate":
-            edits = random.Random(args.seed).sample(total.edits, min(300, len(total.edits)))
+            edits = sample(total.edits, args.seed)
             args.sample.write_text("".join(json.dumps(edit) + "\n" for edit in edits), encoding="utf-8")
+
+
+def sample(edits: list[Edit], seed: int) -> list[Edit]:
+    """300 edits, half of them unsafe, as those are where judgement is needed."""
+    chosen: list[Edit] = []
+    for is_safe in (True, False):
+        kind = sorted(edit for edit in edits if edit[-1] is is_safe)
+        chosen += random.Random(seed).sample(kind, min(150, len(kind)))
+    return chosen
 
 
 def report(target: str, total: Counts) -> None:

@@ -21,7 +21,11 @@ from acclimate.port.tree import Span
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
 HINTS = re.compile(
-    rb"cuda|nccl|pin_memory|device_ids|op_builder|\.to\(\s*" + _INDEX + rb"|device\s*=\s*" + _INDEX, re.I
+    rb"cuda|nccl|pin_memory|device_ids|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
+    + _INDEX
+    + rb"|device\s*=\s*"
+    + _INDEX,
+    re.I,
 )
 """A file without any of these has nothing to port; a quick test that needs no syntax tree."""
 

@@ -186,14 +186,19 @@ class SourceFile:
     @cached_property
     def _cuda_functions(self) -> list[tuple[Span, str]]:
         """Calls of functions, not torch's, whose names, or whose bodies here, say that they are CUDA's."""
-        calls = [
-            (self.tree.span(node), dotted(node.func))
+        functions = [
+            (node, node.func)
             for node in self.tree.nodes
             if isinstance(node, cst.Call)
             and not (self.tree.qualified(node.func) or "").startswith("torch.")
             and dotted(node.func)
         ]
-        found = [(span, name) for span, name in calls if _is_cuda_function(name)]
+        calls = [(self.tree.span(node), dotted(function)) for node, function in functions]
+        found = [
+            (self.tree.span(node), dotted(function))
+            for node, function in functions
+            if _is_cuda_function(dotted(function)) or self._is_compiled(function)
+        ]
         own = {
             node.name.value
             for node in self.tree.module.body
@@ -201,6 +206,11 @@ class SourceFile:
         }
         found += [(span, name) for span, name in calls if name.partition(".")[0] in own]
         return found
+
+    def _is_compiled(self, function: cst.CSTNode) -> bool:
+        """Whether a function is one of an imported native module: ``from package import _C``."""
+        modules = (self.tree.qualified(function) or "").split(".")[:-1]
+        return any(each in ("_C", "_ext") for each in modules)
 
     @staticmethod
     def _holds(place: Span, calls: list[tuple[Span, str]]) -> bool:

@@ -13,7 +13,12 @@ from functools import cache
 from typing import Any, cast
 
 import libcst as cst
-from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper, ScopeProvider
+from libcst.metadata import (
+    ByteSpanPositionProvider,
+    ExpressionContextProvider,
+    MetadataWrapper,
+    ScopeProvider,
+)
 from libcst.metadata.scope_provider import Assignment, ImportAssignment, QualifiedNameSource, Scope
 
 Function = cst.FunctionDef | cst.Lambda
@@ -26,6 +31,40 @@ class Span:
 
     start: int
     end: int
+
+
+class _Scopes(ScopeProvider):
+    """The scope of each node.
+
+    libcst's wrapper would visit the whole tree twice more for it, with nothing to do there.
+    """
+
+    def __init__(self, module: cst.Module) -> None:
+        super().__init__()
+        self._contexts = _Contexts()
+        self._contexts.visit_Module(module)
+        self.found: dict[cst.CSTNode, Scope | None] = {}
+        self.visit_Module(module)
+
+    def get_metadata(self, key: Any, node: cst.CSTNode, default: Any = None) -> Any:
+        """Whether a name is read or bound, which is all that is asked for here."""
+        return self._contexts.found.get(node, default)
+
+    def set_metadata(self, node: cst.CSTNode, value: Any) -> None:
+        """Keeps the scope of a node."""
+        self.found[node] = value
+
+
+class _Contexts(ExpressionContextProvider):
+    """Whether a name is read or bound."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[cst.CSTNode, Any] = {}
+
+    def set_metadata(self, node: cst.CSTNode, value: Any) -> None:
+        """Keeps the context of a name."""
+        self.found[node] = value
 
 
 class Tree:
@@ -44,15 +83,14 @@ class Tree:
         self.module = cst.parse_module(text)
         # A tree that was just parsed shares no nodes, so the copy that would part them is not needed.
         wrapper = MetadataWrapper(self.module, unsafe_skip_copy=True)
-        found = wrapper.resolve_many((ByteSpanPositionProvider, ScopeProvider))
-        self._spans: Mapping[cst.CSTNode, Any] = found[ByteSpanPositionProvider]
+        self._spans: Mapping[cst.CSTNode, Any] = wrapper.resolve(ByteSpanPositionProvider)
+        self._scopes = _Scopes(self.module).found
         self._parents: dict[cst.CSTNode, cst.CSTNode] = {}
         self.nodes: list[cst.CSTNode] = []
         for node in walk(self.module):
             self.nodes.append(node)
             for below in held(node):
                 self._parents[below] = node
-        self._scopes = cast(Mapping[cst.CSTNode, Scope | None], found[ScopeProvider])
         self.line_starts = [0, *(found.end() for found in _LINE_END.finditer(self.bytes))]
         self.newline = self.module.default_newline
         self.indent = self.module.default_indent

@@ -14,6 +14,7 @@ RULES: tuple[Rule, ...] = (
     tensors.DefaultTensorType(),
     tensors.TensorType(),
     precision.MixedPrecision(),
+    precision.AutocastState(),
     runtime.RuntimeCall(),
     runtime.RuntimeReference(),
     imports.OtherUse(),

@@ -6,7 +6,8 @@ import re
 
 import libcst as cst
 
-from acclimate.port.edits import Part, insert, replace
+from acclimate.port.branches import has_host_branch
+from acclimate.port.edits import Edit, Part, insert, replace
 from acclimate.port.places import Place, Role, is_device_like, place_of
 from acclimate.port.rules.base import Example, Finding, Rule
 from acclimate.port.source import SourceFile
@@ -24,6 +25,7 @@ _WITH_HELPER = f"import torch\n\n\n{HELPER}\n\n"
 _DEVICE = re.compile(r"cuda(?::(\d+))?$")
 AT_IMPORT = "it asks for the device when the module is imported"
 _BRANCH = "on a CPU the answer changes with what the program does there"
+_OTHERS = "other accelerators take the branch that was CUDA's"
 
 
 def _index(text: str) -> str | None:
@@ -273,6 +275,8 @@ With acclimate the name of the accelerator takes the place of `"cuda"`. On a CPU
 is in it works there too. torch alone cannot pin memory or wait for a device on a host, so `--to torch` asks whether the
 device is something other than `"cpu"`.
 
+Where another branch beside it is the host's (`elif device.type == "cpu":`), the test stays false on a CPU.
+
 The edit is unsafe, since the program may do on other devices what only made sense on CUDA. Better is to ask for the
 property that the branch is about, such as `get_accelerator().is_fp16_supported()`."""
     examples = (
@@ -294,6 +298,14 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             "        case _:\n            return 2\n",
             "import torch\n\n\ndef f(device):\n    match device.type:\n"
             '        case _ if device.type != "cpu":\n            return 1\n        case _:\n            return 2\n',
+        ),
+        Example(
+            'import torch\n\n\ndef f(device):\n    if device.type == "cuda":\n        return 1\n'
+            '    elif device.type == "cpu":\n        return 2\n',
+            f'{_IMPORT}\ndef f(device):\n    if device.type == get_accelerator().device_name() != "cpu":\n'
+            '        return 1\n    elif device.type == "cpu":\n        return 2\n',
+            'import torch\n\n\ndef f(device):\n    if device.type != "cpu":\n        return 1\n'
+            '    elif device.type == "cpu":\n        return 2\n',
         ),
         Example('ok = "cuda" in rng_state\nfast = impl == "cuda"\n', None, None),
     )
@@ -331,9 +343,13 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             return self.exempt(file, literal, "nothing shows that a device is compared")
         if file.target.name == "acclimate":
             parts = (file.target.device_type,) if index is None else file.device_at(index)
-            return self.convert(
-                file, node, replace(file.span(literal), *parts), unsafe=_BRANCH, claims=(literal,)
-            )
+            edits, unsafe = [replace(file.span(literal), *parts)], _BRANCH
+            if isinstance(operator, (cst.Equal, cst.In)) and has_host_branch(file, node):
+                edits, unsafe = (
+                    [*edits, _and_not_host(file, literal, file.span(target.comparator).end)],
+                    _OTHERS,
+                )
+            return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
         flipped = {cst.Equal: "!=", cst.NotEqual: "==", cst.In: "not in", cst.NotIn: "in"}.get(type(operator))
         if flipped is None:
             return self.left(file, node, "this comparison has no opposite", (literal,))
@@ -345,10 +361,10 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         quote = file.quote(literal)
         left, right = file.span(node.left), file.span(target.comparator)
         host = f"{quote}cpu{quote}"
-        edits = (
+        edits = [
             replace(file.span(literal), host),
             replace(Span(left.end, right.start), f" {flipped} "),
-        )
+        ]
         return self.convert(file, node, *edits, unsafe=_BRANCH, claims=(literal,))
 
     def _case(self, file: SourceFile, node: cst.MatchCase) -> Finding | None:
@@ -364,6 +380,8 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         quote, subject = file.quote(literal), file.tree.source(match.subject)
         if file.target.name == "acclimate":
             test = f"{subject} == {file.target.device_type}"
+            if has_host_branch(file, node):
+                test += f" != {quote}cpu{quote}"
         else:
             test = f"{subject} != {quote}cpu{quote}"
         edits = [replace(file.span(node.pattern), f"_ if {test}")]
@@ -409,3 +427,9 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             insert(place.end, ")"),
         )
         return self.convert(file, call, *edits, unsafe=_BRANCH, claims=(literal,))
+
+
+def _and_not_host(file: SourceFile, literal: cst.CSTNode, end: int) -> Edit:
+    """An edit that makes ``a == b`` false on the host: ``a == b != "cpu"``."""
+    quote = file.quote(literal)
+    return insert(end, f" != {quote}cpu{quote}")

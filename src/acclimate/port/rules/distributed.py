@@ -11,7 +11,7 @@ from acclimate.port.rules.base import Example, Finding, Rule, is_assigned, witho
 from acclimate.port.rules.devices import AT_IMPORT, HELPER
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
-from acclimate.port.tree import called_name, keyword, positional, string_value
+from acclimate.port.tree import called_name, keyword, positional, string_value, walk
 from acclimate.port.values import BACKEND_NAME, Kind
 
 _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
@@ -19,6 +19,7 @@ _WITH_HELPER = f"import torch\n\n\n{HELPER}\n\n"
 _TAKES_BACKEND_FIRST = {"init_process_group", "init_distributed", "is_backend_available"}
 _TAKES_BACKEND = {*_TAKES_BACKEND_FIRST, "new_group", "new_subgroups", "init_process_group_wrapper"}
 _OPTION = re.compile(r"backend$", re.IGNORECASE)
+_BRANCH = "on a CPU the answer changes with what the program does there"
 
 
 class CommunicationBackend(Rule):
@@ -96,7 +97,7 @@ device, since torch refuses a device that is named twice."""
             call = file.tree.parent(at)
             return self._argument(call, at) if isinstance(call, cst.Call) else None
         if isinstance(at, (cst.Comparison, cst.ComparisonTarget)):
-            return "on a CPU the answer changes with what the program does there"
+            return _BRANCH if _compares_backend(file, at) else None
         if isinstance(at, cst.Param):
             return "" if BACKEND_NAME.search(at.name.value) else None
         if isinstance(at, (cst.Assign, cst.AnnAssign)):
@@ -132,6 +133,16 @@ device, since torch refuses a device that is named twice."""
         ):
             return ""
         return None
+
+
+def _compares_backend(file: SourceFile, at: cst.CSTNode) -> bool:
+    """Whether something in a comparison is called a backend: ``args.dist_backend``, ``get_backend()``."""
+    comparison = at if isinstance(at, cst.Comparison) else file.tree.parent(at)
+    if not isinstance(comparison, cst.Comparison):
+        return False
+    names = {node.value for node in walk(comparison) if isinstance(node, cst.Name)}
+    names |= {string_value(node) or "" for node in walk(comparison)}
+    return any(re.search(r"backend", name, re.IGNORECASE) for name in names)
 
 
 class DeviceIds(Rule):
