@@ -47,7 +47,7 @@ def _later_tests(file: SourceFile, statement: cst.If) -> Iterator[cst.If]:
     block = file.tree.parent(last)
     if not leaves or at is not None or not isinstance(block, (cst.IndentedBlock, cst.Module)):
         return
-    statements = list(block.body)
+    statements: list[cst.CSTNode] = list(block.body)
     following = statements[statements.index(last) + 1 :] if last in statements else []
     for each in following:
         if not isinstance(each, cst.If):
