@@ -69,10 +69,21 @@ def test_builders_are_those_of_the_accelerator() -> None:
 
         assert CPUAdamBuilder is accelerator.get_op_builder("CPUAdamBuilder")
         assert AsyncIOBuilder is accelerator.get_op_builder("AsyncIOBuilder")
-        with pytest.raises(AttributeError, match="cpu accelerator has no op builder QuantizerBuilder"):
-            op_builder.QuantizerBuilder  # noqa: B018
-        with pytest.raises(ImportError, match="SparseAttnBuilder"):
-            from deepspeed.ops.op_builder.sparse_attn import SparseAttnBuilder  # noqa: F401
+        with pytest.raises(AttributeError, match="neither the cpu accelerator nor DeepSpeed has such an op"):
+            op_builder.NoSuchBuilder  # noqa: B018
+
+
+def test_builders_that_only_deepspeed_has_can_be_imported_and_say_that_they_cannot_be_used() -> None:
+    with use_accelerator("cpu"):
+        from deepspeed.ops.op_builder import QuantizerBuilder
+        from deepspeed.ops.op_builder.cpu import NotImplementedBuilder
+        from deepspeed.ops.op_builder.sparse_attn import SparseAttnBuilder
+
+        for builder in (QuantizerBuilder(), NotImplementedBuilder(), SparseAttnBuilder()):
+            assert not builder.is_compatible()
+            assert "acclimate run --deepspeed" in builder.error_log
+            with pytest.raises(OpBuildError, match=f"no op for DeepSpeed's {type(builder).__name__}"):
+                builder.load()
 
 
 def test_what_is_not_here_says_what_to_use_instead() -> None:
@@ -83,7 +94,7 @@ def test_what_is_not_here_says_what_to_use_instead() -> None:
     with pytest.raises(AttributeError, match=r"'zero'.*docs/deepspeed\.md"):
         deepspeed.zero  # noqa: B018
     with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("deepspeed.runtime")
+        importlib.import_module("deepspeed.runtime.engine")
 
 
 def test_settings_of_inference_are_translated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from acclimate import comm, inference
+from acclimate import comm, inference, topology
 from acclimate.errors import UnsupportedError
 
 logger = logging.getLogger("acclimate.deepspeed")
@@ -120,13 +120,19 @@ _SHORT_NAMES = {
 }
 
 
-def collective(name: str) -> Any:
+def collective(module: str, name: str) -> Any:
     """Returns what ``torch.distributed`` has under a name that ``deepspeed.comm`` shares with it.
 
     Raises:
         AttributeError: it has no such name.
     """
     return getattr(dist, name)
+
+
+def get_numa_cores() -> list[list[int]]:
+    """Returns the processors of each NUMA node, in the order of the nodes."""
+    found = topology.read_topology()
+    return [sorted(node.cpus) for node in found.nodes]
 
 
 def initialize(*args: Any, **options: Any) -> NoReturn:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
@@ -34,10 +35,20 @@ _ADAGRAD = {"DeepSpeedCPUAdagrad": "acclimate.ops:CPUAdagrad"}
 _LAMB = {"FusedLamb": "acclimate.ops:FusedLamb"}
 _LOGGING = {"logger": f"{_HERE}.functions:logger", "log_dist": f"{_HERE}.functions:log_dist"}
 _BUILDER = {
-    "OpBuilder": f"{_HERE}.op_builder:OpBuilder",
-    "TORCH_MAJOR": f"{_HERE}.op_builder:TORCH_MAJOR",
-    "TORCH_MINOR": f"{_HERE}.op_builder:TORCH_MINOR",
+    "OpBuilder": f"{_HERE}.op_builder.builder:OpBuilder",
+    "TORCH_MAJOR": f"{_HERE}.op_builder.builder:TORCH_MAJOR",
+    "TORCH_MINOR": f"{_HERE}.op_builder.builder:TORCH_MINOR",
 }
+
+_BY_NAME = f"{_HERE}.op_builder.by_name"
+_BUILDERS = "deepspeed.ops.op_builder"
+_DEVICES = ("cpu", "hpu", "klxpu", "mlu", "mps", "npu", "sdaa", "supa", "xpu")
+_OF_DEVICE = (
+    *(f"{_BUILDERS}.{module}" for module in ("async_io", "sparse_attn", "by_name")),
+    *(f"{_BUILDERS}.{device}" for device in _DEVICES),
+    *(f"{_BUILDERS}.{device}.by_name" for device in _DEVICES),
+)
+"""Modules that have all builders of a device, or of this process's."""
 
 NAMES: Mapping[str, Mapping[str, str]] = {
     "deepspeed": {
@@ -70,22 +81,29 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "deepspeed.ops.adam": _ADAM,
     "deepspeed.ops.lamb": _LAMB,
     "deepspeed.ops.lion": _LION,
-    "deepspeed.ops.op_builder": {"OpBuilder": _BUILDER["OpBuilder"]},
-    "deepspeed.ops.op_builder.async_io": {},
-    "deepspeed.ops.op_builder.builder": _BUILDER,
-    "deepspeed.ops.op_builder.sparse_attn": {},
+    _BUILDERS: {"OpBuilder": _BUILDER["OpBuilder"]},
+    f"{_BUILDERS}.builder": _BUILDER,
+    **{module: {} for module in _OF_DEVICE},
+    "deepspeed.runtime": {},
+    "deepspeed.runtime.utils": {"noop_context": "contextlib:nullcontext"},
     "deepspeed.utils": _LOGGING,
     "deepspeed.utils.logging": _LOGGING,
+    "deepspeed.utils.numa": {"get_numa_cores": f"{_HERE}.functions:get_numa_cores"},
 }
 """What each module has: names, and ``"module:name"`` of what they stand for."""
 
 _OTHERS: Mapping[str, str] = {
     "deepspeed.comm": f"{_HERE}.functions:collective",
-    "deepspeed.ops.op_builder": f"{_HERE}.op_builder:builder_class",
-    "deepspeed.ops.op_builder.async_io": f"{_HERE}.op_builder:builder_class",
-    "deepspeed.ops.op_builder.sparse_attn": f"{_HERE}.op_builder:builder_class",
+    _BUILDERS: f"{_BY_NAME}:of_this_accelerator",
+    **dict.fromkeys(_OF_DEVICE, f"{_BY_NAME}:of_device"),
 }
 """Functions that look up any other name of a module, and raise ``AttributeError`` if there is none."""
+
+
+def listed(module: str) -> set[str]:
+    """Returns the names of builders that a module shows in ``dir()``, beside those of :data:`NAMES`."""
+    names: set[str] = resolve_name(f"{_BY_NAME}:builder_names")(module) if module in _OF_DEVICE else set()
+    return names
 
 
 class NamesFinder(MetaPathFinder, Loader):
@@ -111,14 +129,19 @@ class NamesFinder(MetaPathFinder, Loader):
                 setattr(module, wanted, value)  # the next use does not call this function
                 return value
             if others is not None and not wanted.startswith("_"):
-                return resolve_name(others)(wanted)
+                return resolve_name(others)(name, wanted)
             raise AttributeError(
                 f"module {name!r} has no attribute {wanted!r}: this is what acclimate offers without "
                 "DeepSpeed. docs/deepspeed.md says how to run DeepSpeed itself."
             )
 
         module.__doc__ = "Names of DeepSpeed, for code and extensions that were written for it."
-        module.__dict__.update(__getattr__=get, __dir__=lambda: sorted({*vars(module), *names}))
+        module.__dict__.update(
+            __getattr__=get, __dir__=lambda: sorted({*vars(module), *names, *listed(name)})
+        )
+        if name.startswith(_BUILDERS):
+            # Accelerators written for DeepSpeed list the modules in this file's folder.
+            module.__file__ = str(Path(__file__).parent / "op_builder" / "__init__.py")
 
 
 def offer() -> bool:

@@ -1,4 +1,4 @@
-"""DeepSpeed's ``OpBuilder``, for builders that were written for it, and builders by name."""
+"""DeepSpeed's ``OpBuilder``, for builders that were written for it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,10 @@ import torch
 from acclimate.cache import cache_root
 from acclimate.errors import OpBuildError
 from acclimate.ops.build import builder
-from acclimate.selection import get_accelerator
 
 TORCH_MAJOR, TORCH_MINOR = (int(part) for part in torch.__version__.split(".")[:2])
 
 _native: dict[tuple[type[Any], str], ModuleType] = {}
-
-
-def builder_class(name: str) -> type[Any]:
-    """Returns the class of an op builder of this process's accelerator.
-
-    Raises:
-        AttributeError: it has no such op.
-    """
-    accelerator = get_accelerator()
-    found = accelerator.get_op_builder(name) if name.endswith("Builder") else None
-    if found is None:
-        raise AttributeError(f"the {accelerator.name} accelerator has no op builder {name}")
-    return found
 
 
 class OpBuilder(builder.OpBuilder):
