@@ -22,8 +22,10 @@ test-all: $(VENV)/.dev $(VENV)/.demo engines
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 # DeepSpeed itself on our accelerator, in an environment of its own: where it is installed, other tests differ.
+# DEEPSPEED=FOLDER, a clone of its repository: runs DeepSpeed's own unit tests too.
 test-deepspeed: $(VENV)-deepspeed/.ready
 	$(VENV)-deepspeed/bin/python -m pytest tests/compat/test_deepspeed_training.py $(ARGS)
+	$(if $(DEEPSPEED),$(VENV)-deepspeed/bin/python tests/compat/deepspeed_unit.py $(DEEPSPEED))
 
 $(VENV)-deepspeed/.ready: constraints.txt pyproject.toml
 	$(MAKE) VENV=$(VENV)-deepspeed $(VENV)-deepspeed/.dev

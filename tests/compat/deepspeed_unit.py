@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -76,6 +78,7 @@ def environment(on: str, preload: Path) -> dict[str, str]:
         "DS_UNITTEST_TIMEOUT": "120",
         "DS_ACCELERATOR": "cpu" if accelerator == "own" else accelerator,
         "PYTHONPATH": str(preload),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
     if accelerator != "own":
         wanted |= child_environment(str(preload)) | {OPS_VARIABLE: str(int(ops == "ops"))}
@@ -87,7 +90,15 @@ def outcomes(tests: Path, file: str, on: str) -> Outcomes:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "preload_deepspeed.py").write_text(PRELOAD)
         report = Path(folder, "report.xml")
-        options = ["-q", "-p", "no:cacheprovider", "-p", "preload_deepspeed", f"--junitxml={report}"]
+        options = [
+            "-q",
+            "--continue-on-collection-errors",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "preload_deepspeed",
+            f"--junitxml={report}",
+        ]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, "--timeout", "300", file],
             cwd=tests,
@@ -114,22 +125,30 @@ def outcome(case: ElementTree.Element) -> tuple[str, tuple[str, str]]:
 
 
 def main() -> int:
-    """Prints the counts of each accelerator, and every test that differs; returns 1 where ours fails more."""
+    """Reads the command line and runs the tests."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("files", nargs="*", default=FILES)
     parser.add_argument("--on", nargs="+", default=["own", "cpu", "sim"])
     arguments = parser.parse_args()
-    found: dict[str, Outcomes] = {on: {} for on in arguments.on}
-    for file in arguments.files:
-        for on in arguments.on:
-            ran = outcomes(arguments.checkout.resolve() / "tests", file, on)
+    with tempfile.TemporaryDirectory() as folder:
+        # Away from the checkout: DeepSpeed imports the "accelerator" that lies beside the tests.
+        tests = shutil.copytree(arguments.checkout / "tests", Path(folder, "tests"))
+        return compare(tests, arguments.files, arguments.on)
+
+
+def compare(tests: Path, files: Sequence[str], loads: Sequence[str]) -> int:
+    """Prints the counts of each accelerator, and every test that differs; returns 1 where ours fails more."""
+    found: dict[str, Outcomes] = {on: {} for on in loads}
+    for file in files:
+        for on in loads:
+            ran = outcomes(tests, file, on)
             found[on] |= ran
             say(f"{file:70} {on:8} {counts(ran)}")
     say()
     for on, ran in found.items():
         say(f"{on:8} {counts(ran)}")
-    first, *others = arguments.on
+    first, *others = loads
     worse = 0
     for on in others:
         for name in sorted(found[first].keys() | found[on].keys()):
