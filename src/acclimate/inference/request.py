@@ -119,18 +119,22 @@ def _is_piped() -> bool:
 @contextlib.contextmanager
 def messages(level: int = logging.INFO) -> Iterator[None]:
     """Shows the library's messages of a level and above on stderr in the ``with`` block."""
-    logger, chatty = logging.getLogger("acclimate"), logging.getLogger("acclimate.inference")
+    logger = logging.getLogger("acclimate")
+    # Of these also INFO, which announces what takes a while: a conversion, and compiling the kernels.
+    chatty = [logging.getLogger(name) for name in ("acclimate.inference", "acclimate.ops.build")]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("acclimate: %(message)s"))
-    before = chatty.level
+    before = [each.level for each in chatty]
     handler.setLevel(level)
     logger.addHandler(handler)
-    chatty.setLevel(level)  # by default also INFO, which announces a conversion, which takes a while
+    for each in chatty:
+        each.setLevel(level)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        chatty.setLevel(before)
+        for each, own in zip(chatty, before, strict=True):
+            each.setLevel(own)
 
 
 class Display:

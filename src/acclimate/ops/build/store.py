@@ -32,6 +32,7 @@ from acclimate.ops.build.recipe import Recipe
 from acclimate.ops.build.toolchain import build_timeout_s, compiler_versions
 
 _logger = logging.getLogger("acclimate")
+_build_logger = logging.getLogger("acclimate.ops.build")
 
 _RECORD = "build.json"
 _VERSIONS = "compilers.json"
@@ -154,6 +155,9 @@ def _build_once(root: Path, recipe: Recipe, key: str, progress: Progress | None)
 
     def build(private: Path) -> None:
         started = time.monotonic()
+        _build_logger.info(
+            'compiling the op "%s" (%d files); this happens once', recipe.name, len(recipe.units)
+        )
         try:
             built = build_library(recipe, private, progress)
         except OpBuildError as error:
