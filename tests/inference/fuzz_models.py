@@ -24,7 +24,7 @@ GOOD = ("refused", "loaded")
 
 CODE = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]}
 from fuzz_judge import run
 run(int(sys.argv[1]), int(sys.argv[2]))
 """

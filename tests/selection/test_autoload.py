@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fresh_process import plain_environment
+from shared_kernels import share_kernels
 
 BROKEN = {
     "torch_npu": (
@@ -121,6 +122,8 @@ assert "TORCH_DEVICE_BACKEND_AUTOLOAD" not in os.environ
     ids=["ops", "conformance", "generate"],
 )
 def test_no_command_is_taken_down(command: list[str], code: int, broken: Path) -> None:
+    (broken / "cache").mkdir()
+    share_kernels(broken / "cache")
     ended = run(broken, "-m", "acclimate", *command)
     assert ended.returncode == code, ended.stderr
     assert "Traceback" not in ended.stderr, ended.stderr
