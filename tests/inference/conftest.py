@@ -14,11 +14,11 @@ import torch
 pytest.importorskip("transformers", reason="the extra `llm` is not installed")
 pytest.importorskip("gguf", reason="the extra `llm` is not installed")
 
-from shared_kernels import share_kernels
 from tiny_models import save_tiny_model, write_tiny_gguf
 from warm_processes import WarmProcesses
 
 from acclimate.cli import main
+from shared_kernels import share_kernels
 from warm_python import WarmPython
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

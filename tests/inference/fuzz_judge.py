@@ -24,12 +24,12 @@ import torch
 from fuzz_cases import Case, make_case
 from gguf_files import keys_of, make_model, tensors_of, write_gguf
 from safetensors.torch import load_file
-from shared_kernels import share_kernels
 from tiny_models import save_tiny_model, write_tiny_gguf
 
 import acclimate
 from acclimate.errors import AcclimateError, DeviceMemoryError
 from acclimate.inference import load_model
+from shared_kernels import share_kernels
 
 PROMPT = "The capital of France"
 CPU_SECONDS = 20

@@ -16,13 +16,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from shared_kernels import share_kernels
 from tiny_models import byte_level_tokenizer, config, write_tiny_gguf
 
 import acclimate
 from acclimate.errors import AcclimateError, InvalidRankError
 from acclimate.inference import GenerationInterrupted, generate, load_split_model
 from rank_processes import RankProcesses, preload
+from shared_kernels import share_kernels
 
 preload("acclimate.inference.deferred_model", "transformers.models.auto.modeling_auto")
 

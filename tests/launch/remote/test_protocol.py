@@ -78,8 +78,13 @@ def seconds_to_read(data: bytes, size: int) -> float:
 )
 def test_output_takes_time_in_proportion_to_its_length(unit: bytes) -> None:
     """Eight times as much takes about eight times as long, not 64 times."""
-    little = max(seconds_to_read(unit * 4000, 4096), 0.002)
-    assert seconds_to_read(unit * 32_000, 4096) < 24 * little
+
+    def is_in_proportion() -> bool:
+        little = max(seconds_to_read(unit * 4000, 4096), 0.002)
+        return seconds_to_read(unit * 32_000, 4096) < 24 * little
+
+    # One time of five is enough: other work on the same core costs the caches, and so processor time.
+    assert any(is_in_proportion() for _ in range(5))
 
 
 def test_a_message_without_an_end_is_not_kept_for_ever() -> None:
