@@ -1,10 +1,13 @@
 """Branches: the host keeps the one that a program has for it, and what only CUDA's own code can do stays."""
 
+import json
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from acclimate.port.engine import Settings, Status, port_text
+from acclimate.port.work import port_file
 
 TYPE = "get_accelerator().device_name()"
 
@@ -79,3 +82,56 @@ def test_a_name_that_is_no_backend_is_not_compared_with_one() -> None:
     assert [site.status for site in result.sites] == [Status.LEFT]
     for compared in ("args.dist_backend", "torch.distributed.get_backend()", 'options["backend"]'):
         assert "'nccl'" not in ported(f"import torch\n\nif {compared} == 'nccl':\n    run()\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import triton\n\nok = x.is_cuda and y.is_cuda\n", 'ok = (x.device.type != "cpu") and (y.device'),
+        ('from flash_attn import f\n\nok = x.device.type == "cuda"\n', f'x.device.type == {TYPE} != "cpu"'),
+        ('pin = device == "cuda"\nbuffer = torch.empty(1, pin_memory=pin)\n', f'device == {TYPE} != "cpu"'),
+        ('loader = load(pin_memory=device.type == "cuda")\n', f'device.type == {TYPE} != "cpu"'),
+        ("chosen = self.gpu_config if q.is_cuda else self.cpu_config\n", '(q.device.type != "cpu") else'),
+        ('if device == "cuda":\n    a()\nelse:\n    filter_cpu(x)\n', f'if device == {TYPE} != "cpu":'),
+    ],
+)
+def test_a_test_for_kernels_or_pinned_memory_is_false_on_a_host(source: str, expected: str) -> None:
+    assert expected in ported(f"import torch\n\n{source}")
+
+
+def test_what_is_compared_with_a_text_that_stays_stays() -> None:
+    source = """\
+        def test_arguments():
+            args = parse(["run", "--model_args", "pretrained=gpt2,device=cuda"])
+            assert args.model_args == {"pretrained": "gpt2", "device": "cuda"}
+            assert args.device == "cuda"
+
+
+        def test_file(path):
+            path.write_text("device: cuda:1")
+            assert read(path).device == "cuda:1"
+        """
+    assert ported(source) == textwrap.dedent(source)
+    assert "cuda" not in ported('def f(x):\n    return x.device == "cuda"\n')
+
+
+@pytest.mark.parametrize("target", ["acclimate", "torch"])
+def test_a_process_group_is_bound_to_no_device_on_a_host(target: str) -> None:
+    text = ported(
+        "import torch.distributed as dist\n\n\ndef f(d):\n    dist.init_process_group(device_id=d)\n", target
+    )
+    test = f'{TYPE} != "cpu"' if target == "acclimate" else "torch.accelerator.is_available()"
+    assert f"device_id=d if {test} else None" in text
+    assert port_text(text, Settings(target, unsafe=True)).text == text
+
+
+def test_a_shell_command_of_several_lines_in_a_notebook_stays(tmp_path: Path) -> None:
+    source = "if True:\n  !run \\\n    --device cuda:0 \\\n  --more\nx.to('cuda')\n"
+    cells = [{"cell_type": "code", "source": source}]
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    result = port_file(path, Settings(), apply=False)
+    assert not result.failure
+    after = json.loads(result.after)["cells"][0]["source"]
+    assert source.partition("x.to")[0] in after
+    assert "x.to('cuda')" not in after

@@ -1,13 +1,58 @@
-"""What stands beside a test of the device: a branch that a program has for the host."""
+"""What stands beside a test of the device, or in it, that a host cannot do or has a branch of its own for."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
 
-from acclimate.port.source import SourceFile
+from acclimate.port.source import SourceFile, dotted
 from acclimate.port.tree import string_value, walk
+
+_KERNEL_MODULES = {
+    *("triton", "tilelang", "cutlass", "unsloth", "flash_attn", "flash_attn_interface", "xformers", "apex"),
+    *("transformer_engine", "causal_conv1d", "mamba_ssm"),
+}
+_NAME_OF_HOST = re.compile(r"^cpu_|_cpu$|_cpu_")
+
+
+def keeps_host_out(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a test of the device must stay false on a machine without an accelerator."""
+    return has_host_branch(file, node) or imports_kernels(file) or _pins(file, node)
+
+
+def imports_kernels(file: SourceFile) -> bool:
+    """Whether a file imports kernels, which accelerators may have and a host has not."""
+    for statement in file.module_imports:
+        if isinstance(statement, cst.Import):
+            names = [dotted(alias.name) for alias in statement.names]
+        else:
+            names = [] if statement.relative else [dotted(statement.module)]
+        if any(name.partition(".")[0] in _KERNEL_MODULES for name in names):
+            return True
+    return False
+
+
+def _pins(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether the answer decides about pinned memory, which a host has not: ``pin_memory=on_gpu``."""
+    at = file.tree.parent(node)
+    while isinstance(at, (cst.BooleanOperation, cst.AssignTarget)):
+        at = file.tree.parent(at)
+    if isinstance(at, cst.Arg):
+        return _is_pinning(at)
+    if (
+        not isinstance(at, cst.Assign)
+        or len(at.targets) != 1
+        or not isinstance(at.targets[0].target, cst.Name)
+    ):
+        return False
+    return any(_is_pinning(file.tree.parent(use)) for use in file.tree.accesses(at.targets[0].target))
+
+
+def _is_pinning(argument: cst.CSTNode | None) -> bool:
+    word = argument.keyword if isinstance(argument, cst.Arg) else None
+    return word is not None and word.value == "pin_memory"
 
 
 def has_host_branch(file: SourceFile, node: cst.CSTNode) -> bool:
@@ -18,10 +63,11 @@ def has_host_branch(file: SourceFile, node: cst.CSTNode) -> bool:
     below = node
     for around in file.tree.ancestors(node):
         if isinstance(around, cst.If) and below is around.test:
-            return any(_is_true_on_host(each.test) for each in _later_tests(file, around))
+            tests = list(_later_tests(file, around))
+            return any(_is_true_on_host(each.test) for each in tests) or _names_host(_last_branch(around))
         if isinstance(around, cst.IfExp) and below is around.test:
             other = around.orelse
-            return isinstance(other, cst.IfExp) and _is_true_on_host(other.test)
+            return _names_host(other) or (isinstance(other, cst.IfExp) and _is_true_on_host(other.test))
         if isinstance(around, cst.Match):
             return any(
                 isinstance(each.pattern, cst.MatchValue) and string_value(each.pattern.value) == "cpu"
@@ -31,6 +77,20 @@ def has_host_branch(file: SourceFile, node: cst.CSTNode) -> bool:
             return False
         below = around
     return False
+
+
+def _last_branch(statement: cst.If) -> cst.CSTNode | None:
+    """The ``else`` of a statement and its ``elif`` branches."""
+    at: cst.If | cst.Else | None = statement.orelse
+    while isinstance(at, cst.If):
+        at = at.orelse
+    return at
+
+
+def _names_host(branch: cst.CSTNode | None) -> bool:
+    """Whether a branch uses something that is called the host's: ``self.cpu_config``, ``filter_cpu(x)``."""
+    names = [each.value for each in walk(branch) if isinstance(each, cst.Name)] if branch is not None else []
+    return any(_NAME_OF_HOST.search(name) for name in names)
 
 
 def _later_tests(file: SourceFile, statement: cst.If) -> Iterator[cst.If]:

@@ -8,7 +8,7 @@ from typing import Any
 
 _CELL = "# acclimate: cell {}\n"
 _CELL_LINE = re.compile(r"^# acclimate: cell (\d+)\n", re.MULTILINE)
-_MAGIC = re.compile(r"^([ \t]*)([%!?].*|.*\?)$", re.MULTILINE)
+_MAGIC = re.compile(r"^([ \t]*)([%!?](?:.*\\\n)*.*|.*\?)$", re.MULTILINE)
 _HIDDEN = re.compile(r"^([ \t]*)pass  # acclimate: magic (\d+)$", re.MULTILINE)
 
 
@@ -48,8 +48,12 @@ class Notebook:
             return f"pass  # acclimate: magic {len(self._magics) - 1}{ended}"
 
         def hide(found: re.Match[str]) -> str:
-            self._magics.append(found[2])
-            return f"{found[1]}pass  # acclimate: magic {len(self._magics) - 1}"
+            hidden: list[str] = []
+            # A command for the shell may go on, after a backslash, on further lines.
+            for line in found[2].split("\n"):
+                self._magics.append(line.removeprefix(found[1]) if hidden else line)
+                hidden.append(f"{found[1]}pass  # acclimate: magic {len(self._magics) - 1}")
+            return "\n".join(hidden)
 
         return _MAGIC.sub(hide, source)
 

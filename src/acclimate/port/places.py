@@ -34,6 +34,7 @@ class Place:
 
 
 DEVICE = Place(Role.DEVICE)
+TEXT_STAYS = "a text in this function says which device, and stays"
 _TORCH_TAKES_DEVICE_FIRST = re.compile(
     r"torch\.(device|autocast|amp\.(autocast|GradScaler|autocast_mode\.autocast|grad_scaler\.GradScaler)|Generator"
     r"|set_default_device|get_device_module|get_autocast_dtype|set_autocast_dtype|set_autocast_enabled"
@@ -187,6 +188,8 @@ def _dictionary(file: SourceFile, node: cst.CSTNode, at: cst.DictElement) -> Pla
     if at.key is node:
         return Place(Role.DATA, "it is a key of data")
     key = string_value(at.key)
+    if file.text_names_device(at):
+        return Place(Role.DATA, TEXT_STAYS)
     if key is not None and DEVICE_NAME.search(key):
         return Place(Role.LIKELY, "only the key beside it says that it is a device")
     return Place(Role.DATA, "it is a value of data")

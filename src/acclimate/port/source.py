@@ -17,6 +17,7 @@ _KERNEL_MARKS = {"triton.jit", "triton.autotune", "numba.cuda.jit", "cutlass.cut
 _CUDA_FUNCTION = re.compile(
     r"_cuda(_(kernel|fwd|bwd|forward|backward|impl|ext|op))?$|^cuda_|^Cuda[A-Z]|Cuda$"
 )
+_DEVICE_IN_TEXT = re.compile(r"device[\"'\\]*\s*[=:]\s*[\"'\\]*cuda")
 _MOVES_OR_ASKS = re.compile(r"(^|_)(to|move|use|uses|is|has|on|no|set|seed|init|load)_cuda$")
 _HOME_OF_ACCELERATOR = {
     "acclimate.get_accelerator": False,
@@ -230,6 +231,17 @@ class SourceFile:
             if isinstance(around, cst.FormattedString):
                 return "'" if '"' in around.start else '"'
         return node.quote[0] if isinstance(node, cst.SimpleString) else '"'
+
+    def text_names_device(self, node: cst.CSTNode) -> bool:
+        """Whether a text around a node, such as a command line or YAML, names CUDA as the device.
+
+        A program that compares what it reads from that text with "cuda" compares data.
+        """
+        around = self.tree.function(node)
+        return around is not None and any(
+            isinstance(each, cst.SimpleString) and _DEVICE_IN_TEXT.search(each.value) is not None
+            for each in walk(around)
+        )
 
     def in_fstring(self, node: cst.CSTNode) -> bool:
         """Whether a node is part of an f-string."""

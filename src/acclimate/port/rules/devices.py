@@ -6,9 +6,9 @@ import re
 
 import libcst as cst
 
-from acclimate.port.branches import has_host_branch
+from acclimate.port.branches import keeps_host_out
 from acclimate.port.edits import Edit, Part, insert, replace
-from acclimate.port.places import Place, Role, is_device_like, place_of
+from acclimate.port.places import TEXT_STAYS, Place, Role, is_device_like, place_of
 from acclimate.port.rules.base import Example, Finding, Rule
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
@@ -275,7 +275,8 @@ With acclimate the name of the accelerator takes the place of `"cuda"`. On a CPU
 is in it works there too. torch alone cannot pin memory or wait for a device on a host, so `--to torch` asks whether the
 device is something other than `"cpu"`.
 
-Where another branch beside it is the host's (`elif device.type == "cpu":`), the test stays false on a CPU.
+Where another branch beside it is the host's (`elif device.type == "cpu":`), the file imports kernels (Triton), or the
+answer decides about pinned memory, the test stays false on a CPU.
 
 The edit is unsafe, since the program may do on other devices what only made sense on CUDA. Better is to ask for the
 property that the branch is about, such as `get_accelerator().is_fp16_supported()`."""
@@ -341,10 +342,12 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             return self.exempt(file, literal, "the program asks the accelerator which one it is")
         if not is_device_like(file, other):
             return self.exempt(file, literal, "nothing shows that a device is compared")
+        if file.text_names_device(node) and not _is_tensors_device(other):
+            return self.exempt(file, literal, TEXT_STAYS)
         if file.target.name == "acclimate":
             parts = (file.target.device_type,) if index is None else file.device_at(index)
             edits, unsafe = [replace(file.span(literal), *parts)], _BRANCH
-            if isinstance(operator, (cst.Equal, cst.In)) and has_host_branch(file, node):
+            if isinstance(operator, (cst.Equal, cst.In)) and keeps_host_out(file, node):
                 edits, unsafe = (
                     [*edits, _and_not_host(file, literal, file.span(target.comparator).end)],
                     _OTHERS,
@@ -380,7 +383,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         quote, subject = file.quote(literal), file.tree.source(match.subject)
         if file.target.name == "acclimate":
             test = f"{subject} == {file.target.device_type}"
-            if has_host_branch(file, node):
+            if keeps_host_out(file, node):
                 test += f" != {quote}cpu{quote}"
         else:
             test = f"{subject} != {quote}cpu{quote}"
@@ -433,3 +436,8 @@ def _and_not_host(file: SourceFile, literal: cst.CSTNode, end: int) -> Edit:
     """An edit that makes ``a == b`` false on the host: ``a == b != "cpu"``."""
     quote = file.quote(literal)
     return insert(end, f" != {quote}cpu{quote}")
+
+
+def _is_tensors_device(node: cst.CSTNode) -> bool:
+    """Whether something is the type of a device, ``x.device.type``, and no text that a program reads."""
+    return isinstance(node, cst.Attribute) and node.attr.value == "type"

@@ -150,9 +150,9 @@ class DeviceIds(Rule):
 
     code = "ACC502"
     name = "device-ids"
-    summary = "`device_ids` of `DistributedDataParallel` and `barrier`"
+    summary = "`device_ids` of `DistributedDataParallel` and `barrier`, `device_id` of `init_process_group`"
     explanation = """\
-On a CPU `device_ids` and `output_device` must be `None`. On CUDA they stay: they also make the wrapper move its inputs.
+On a CPU `device_ids`, `output_device`, and `device_id` of `init_process_group`, must be `None`. On CUDA they stay: they also make the wrapper move its inputs.
 Only NCCL's `barrier` takes `device_ids`, so they go there. That is unsafe: NCCL then takes the current device, which
 `get_accelerator().set_device(…)` sets."""
     examples = (
@@ -177,9 +177,10 @@ Only NCCL's `barrier` takes `device_ids`, so they go there. That is unsafe: NCCL
         if not isinstance(node, cst.Call):
             return None
         name = file.tree.qualified(node.func) or called_name(node) or ""
-        if name.rpartition(".")[2] not in ("DistributedDataParallel", "DDP", "barrier"):
+        if name.rpartition(".")[2] not in ("DistributedDataParallel", "DDP", "barrier", "init_process_group"):
             return None
-        both = [keyword(node, word) for word in ("device_ids", "output_device")]
+        words = ("device_id",) if name.endswith("init_process_group") else ("device_ids", "output_device")
+        both = [keyword(node, word) for word in words]
         values = [each.value for each in both if each is not None]
         values = [each for each in values if file.values.of(each).kind is not Kind.NONE]
         if not values or any(

@@ -6,7 +6,7 @@ import re
 
 import libcst as cst
 
-from acclimate.port.branches import has_host_branch
+from acclimate.port.branches import keeps_host_out
 from acclimate.port.edits import Part, insert, replace
 from acclimate.port.rules.base import (
     Example,
@@ -195,7 +195,7 @@ options is the program's own, and stays."""
             return self.exempt(file, node, "an attribute that the program defines")
         unsafe = "" if _is_torch_object(file, node.value) else "it may not be a tensor"
         value = file.span(node.value)
-        if isinstance(file.target, AcclimateTarget) and not has_host_branch(file, node):
+        if isinstance(file.target, AcclimateTarget) and not keeps_host_out(file, node):
             parts: tuple[Part, ...] = (f"{file.target.accelerator}.on_accelerator(", value, ")")
         else:
             quote = file.quote(node)
