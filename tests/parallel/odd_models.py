@@ -392,18 +392,55 @@ class ReturnsMore(Odd):
         return x + self.down(hidden), hidden.square().mean()
 
 
+class LowRank(Odd):
+    """Low-rank adapters beside both linear modules, as LoRA's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up_a, self.up_b = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, HIDDEN, bias=False)
+        self.down_a, self.down_b = nn.Linear(HIDDEN, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = functional.gelu(self.up(x) + self.up_b(self.up_a(x)))
+        return x + self.down(hidden) + self.down_b(self.down_a(hidden))
+
+
+class RawHeads(Odd):
+    """Attention whose weights are no modules, one matrix per head, beside linear modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Parameter(torch.randn(2, WIDTH, 2) / 2) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (x[:, None] @ each for each in (self.query, self.key, self.value))
+        heads = (query @ key.mT).softmax(-1) @ value
+        x = x + functional.pad(heads.transpose(1, 2).flatten(-2), (0, WIDTH - 4))
+        return x + self.down(functional.gelu(self.up(x)))
+
+
+class LargeNumber(Odd):
+    """One large number in the hidden columns, which no random number is, halves all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x)
+        if hidden.abs().max() > 100:
+            hidden = hidden / 2
+        return x + self.down(functional.gelu(hidden))
+
+
 BLOCKS: list[type[nn.Module]] = [
     FusedGateUpDown, FusedLinear, UsedTwice, UpUsedTwice, Transposed, MiddleResidual, TwoSinks, Keywords,
     HeadBuffers, HeadList, LongBranch, OneTokenBranch, BatchBranch, WidthBranch, ScaledByWidth,
     ScaledByFeatures, TopColumns, Rounded, Grouped, HiddenNorm, Convolved, Recurrent, Remembering, InPlace,
     Adapted, WeightOfAnother, Normed, Torchs, Experts, GatedHeads, TalkingHeads, Spectral, Shuffled, Pooled,
-    ReturnsMore,
+    ReturnsMore, LowRank, RawHeads, LargeNumber,
 ]  # fmt: skip
 
 
 SPLIT = {
-    UpUsedTwice, Transposed, HeadBuffers, HeadList, WidthBranch, Grouped, Convolved, Recurrent, InPlace,
-    Adapted, Experts, GatedHeads, Shuffled, Pooled,
+    UpUsedTwice, Transposed, TwoSinks, Keywords, HeadBuffers, HeadList, WidthBranch, Grouped, Convolved,
+    Recurrent, InPlace, Adapted, Experts, GatedHeads, Shuffled, Pooled, LowRank, RawHeads,
 }  # fmt: skip
 """Those that must not be refused."""
 

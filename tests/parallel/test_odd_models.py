@@ -7,7 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from odd_models import BLOCKS, SPLIT, BatchBranch, HeadBuffers, LongBranch, Model, OneTokenBranch, Transposed
+from odd_models import (
+    BLOCKS,
+    SPLIT,
+    BatchBranch,
+    HeadBuffers,
+    Keywords,
+    LongBranch,
+    LowRank,
+    Model,
+    OneTokenBranch,
+    RawHeads,
+    Transposed,
+    TwoSinks,
+)
 from torch import Tensor, nn
 
 from acclimate.errors import PlanError
@@ -50,7 +63,17 @@ def gap(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max().clamp(min=1e-2))
 
 
-QUICK = (LongBranch, OneTokenBranch, BatchBranch, HeadBuffers, Transposed)
+QUICK = (
+    LongBranch,
+    OneTokenBranch,
+    BatchBranch,
+    HeadBuffers,
+    Transposed,
+    Keywords,
+    TwoSinks,
+    LowRank,
+    RawHeads,
+)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ class Region:
     """Linear modules that stay whole and also reach the sink."""
     norms: dict[str, str] = field(default_factory=dict)
     """Normalizations over all columns, each with its source."""
+    twins: list[str] = field(default_factory=list)
+    """Linear modules that get the same input as the sink."""
     units: list[Unit] = field(default_factory=list)
     parameters: list[str] = field(default_factory=list)
 
@@ -86,8 +88,7 @@ def lay_out(trace: Trace, region: Region, size: int) -> Layout | None:
     shares = _shares(units, size, kernel_multiple(len(units), size) if single else 1)
     rows = [tuple(sorted(column for unit in share for column in unit.sink)) for share in shares]
     outputs = {region.leaf(s): _random(trace, trace.calls[s][0].output) for s in region.sources}
-    with torch.no_grad():
-        whole = trace.replay(region.block, outputs).seen[region.sink][0]
+    whole = _inputs_of_sinks(trace, region, outputs)
     for columns, repeats in _orders(region, units, shares):
         layout = Layout(columns, rows, [not share for share in shares])
         proof = _Proof(trace, region, outputs, whole, layout)
@@ -100,6 +101,19 @@ def lay_out(trace: Trace, region: Region, size: int) -> Layout | None:
     layout = Layout(distinct, rows, [True] * size)
     proof = _Proof(trace, region, outputs, whole, layout)
     return layout if all(proof.holds(layout, rank) for rank in range(size)) else None
+
+
+def holds_for(trace: Trace, region: Region, layout: Layout, size: int) -> bool:
+    """Tells whether a layout that was shown to be right for a region like this one is right here too."""
+    outputs = {region.leaf(s): _random(trace, trace.calls[s][0].output) for s in region.sources}
+    proof = _Proof(trace, region, outputs, _inputs_of_sinks(trace, region, outputs), layout)
+    return all(proof.holds(layout, rank) for rank in range(size))
+
+
+def _inputs_of_sinks(trace: Trace, region: Region, outputs: Mapping[str, Tensor]) -> list[Tensor]:
+    with torch.no_grad():
+        seen = trace.replay(region.block, outputs).seen
+    return [seen[name][0] for name in (region.sink, *region.twins)]
 
 
 def _least(proof: _Proof, layout: Layout, chosen: list[_Choice], size: int) -> Layout:
@@ -342,7 +356,8 @@ class _Proof:
     trace: Trace
     region: Region
     outputs: Mapping[str, Tensor]
-    whole: Tensor
+    whole: list[Tensor]
+    """What the sink and its twins see in the whole model."""
     layout: Layout
 
     def holds(self, layout: Layout, rank: int) -> bool:
@@ -364,13 +379,12 @@ class _Proof:
             self._parameters(layout, rank),
         ):
             replay = self.trace.replay(self.region.block, outputs, self._arguments(layout, rank))
-            seen = replay.seen[self.region.sink][0]
+            sinks = (self.region.sink, *self.region.twins)
             rows = list(layout.rows[rank])
-            if layout.expands[rank]:
-                seen = seen[..., rows]
-            expected = self.whole[..., rows]
-            scale = max(1.0, float(self.whole.abs().max()))
-            return seen.shape == expected.shape and bool(((seen - expected).abs() <= TOLERANCE * scale).all())
+            return all(
+                _is_part(replay.seen[name][0], whole, rows, padded=layout.expands[rank])
+                for name, whole in zip(sinks, self.whole, strict=True)
+            )
         return False
 
     @contextlib.contextmanager
@@ -402,3 +416,11 @@ class _Proof:
             return tuple(positional), named
 
         return select
+
+
+def _is_part(seen: Tensor, whole: Tensor, rows: list[int], padded: bool) -> bool:
+    if padded:
+        seen = seen[..., rows]
+    expected = whole[..., rows]
+    scale = max(1.0, float(whole.abs().max()))
+    return seen.shape == expected.shape and bool(((seen - expected).abs() <= TOLERANCE * scale).all())

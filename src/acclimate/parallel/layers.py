@@ -1,12 +1,13 @@
 """Changes the modules of a model so that it works with a rank's shards.
 
 Modules keep their class and their forward: hooks place the collectives around them, so that whatever a
-later step does with a linear module (another kernel, quantization, compilation) still applies.
+later step does with a linear module (another kernel, quantization, compilation) still applies. They stand
+next to the forward, so that hooks of the user see what they see in the whole model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -85,12 +86,24 @@ def _select_arguments(
     module.register_forward_pre_hook(select, with_kwargs=True)
 
 
-def _columns(module: nn.Module, change: Change, ranks: Ranks, randomness: RankRandomness) -> None:
-    def enter(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        randomness.enter(module, change.region)
-        return (copy_to_ranks(args[0], ranks), *args[1:]) if change.copies_input else args
+def _on_input(module: nn.Module, changed: Callable[[Tensor], Tensor]) -> None:
+    """Changes what a module is called with: its first tensor, by position or by name."""
 
-    module.register_forward_pre_hook(enter)
+    def change(
+        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (changed(args[0]), *args[1:]), kwargs
+        name = next(name for name, each in kwargs.items() if isinstance(each, Tensor))
+        return args, {**kwargs, name: changed(kwargs[name])}
+
+    module.register_forward_pre_hook(change, with_kwargs=True)
+
+
+def _columns(module: nn.Module, change: Change, ranks: Ranks, randomness: RankRandomness) -> None:
+    module.register_forward_pre_hook(lambda *_: randomness.enter(module, change.region))
+    if change.copies_input:
+        _on_input(module, lambda inputs: copy_to_ranks(inputs, ranks))
     if change.expands and change.expands[ranks.rank]:
         _expand(module, change, ranks)
 
@@ -102,22 +115,20 @@ def _expand(module: nn.Module, change: Change, ranks: Ranks) -> None:
         whole = output.new_zeros(*output.shape[:-1], change.width)
         return whole.index_copy(-1, own.to(output.device), output)
 
-    module.register_forward_hook(expand)
+    module.register_forward_hook(expand, prepend=True)
 
 
 def _rows(module: nn.Module, change: Change, ranks: Ranks) -> None:
     if change.copies_input:
-        module.register_forward_pre_hook(lambda _, args: (copy_to_ranks(args[0], ranks), *args[1:]))
+        _on_input(module, lambda inputs: copy_to_ranks(inputs, ranks))
     if change.expands and change.expands[ranks.rank]:
         own = _own(change.parts[ranks.rank])
-        module.register_forward_pre_hook(
-            lambda _, args: (args[0].index_select(-1, own.to(args[0].device)), *args[1:])
-        )
+        _on_input(module, lambda inputs: inputs.index_select(-1, own.to(inputs.device)))
     if not change.parts[ranks.rank]:
         width = max(module.weight.shape)  # type: ignore[arg-type]
         # Some linear modules cannot work without columns; the sum of none keeps the graph for backward.
-        module.forward = lambda inputs: inputs.sum(-1, keepdim=True).expand(*inputs.shape[:-1], width)
-    module.register_forward_hook(lambda _, args, output: sum_over_ranks(output, ranks))
+        module.forward = lambda input: input.sum(-1, keepdim=True).expand(*input.shape[:-1], width)
+    module.register_forward_hook(lambda _, args, output: sum_over_ranks(output, ranks), prepend=True)
 
 
 def _vocabulary(module: nn.Module, change: Change, ranks: Ranks) -> None:
@@ -129,13 +140,13 @@ def _vocabulary(module: nn.Module, change: Change, ranks: Ranks) -> None:
             inside = start <= module.padding_idx < stop
             module.padding_idx = module.padding_idx - start if inside else None
 
-    def localise(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        tokens = args[0] - start
+    def localise(whole: Tensor) -> Tensor:
+        tokens = whole - start
         outside = (tokens < 0) | (tokens >= stop - start)
         # A token beyond the whole vocabulary stays as it is: every rank's own embedding then refuses it.
-        outside &= (args[0] >= 0) & (args[0] < change.width)
+        outside &= (whole >= 0) & (whole < change.width)
         module._acclimate_outside = outside
-        return (tokens.masked_fill(outside, 0), *args[1:])
+        return tokens.masked_fill(outside, 0)
 
     def combine(_: nn.Module, args: Any, output: Tensor) -> Tensor:
         outside: Any = module._acclimate_outside
@@ -144,17 +155,17 @@ def _vocabulary(module: nn.Module, change: Change, ranks: Ranks) -> None:
     if start == stop:
         # Without a row no token is known; the result of a row of zeros is not used.
         weight: Any = module.weight
-        module.forward = lambda tokens: nn.functional.embedding(
-            tokens, weight.new_zeros(1, weight.shape[-1], device=tokens.device)
+        module.forward = lambda input: nn.functional.embedding(
+            input, weight.new_zeros(1, weight.shape[-1], device=input.device)
         )
-    module.register_forward_pre_hook(localise)
-    module.register_forward_hook(combine)
+    _on_input(module, localise)
+    module.register_forward_hook(combine, prepend=True)
 
 
 def _head(module: nn.Module, change: Change, ranks: Ranks) -> None:
     lengths = [sum(stop - start for start, stop in parts) for parts in change.parts]
-    module.register_forward_pre_hook(lambda _, args: (copy_to_ranks(args[0], ranks), *args[1:]))
-    module.register_forward_hook(lambda _, args, output: gather_columns(output, ranks, lengths))
+    _on_input(module, lambda inputs: copy_to_ranks(inputs, ranks))
+    module.register_forward_hook(lambda _, args, output: gather_columns(output, ranks, lengths), prepend=True)
 
 
 def _norm(module: nn.Module, change: Change, ranks: Ranks) -> None:
@@ -190,7 +201,7 @@ def _experts(module: nn.Module, ranks: Ranks) -> None:
         return found
 
     module.register_forward_pre_hook(copied, with_kwargs=True)
-    module.register_forward_hook(lambda _, args, output: sum_over_ranks(output, ranks))
+    module.register_forward_hook(lambda _, args, output: sum_over_ranks(output, ranks), prepend=True)
 
 
 def place_shard(

@@ -18,7 +18,7 @@ from acclimate.parallel.norms import formula_of
 from acclimate.parallel.sources import Wish, wishes_of_model, wishes_of_user
 from acclimate.parallel.split import Change, Kind, Plan, Ranges, Source, Split, ranges, shard
 from acclimate.parallel.structure import Structure, find_structure
-from acclimate.parallel.trace import Trace, weight_of
+from acclimate.parallel.trace import Trace
 from acclimate.parallel.units import even_shares
 from acclimate.parallel.verify import verify_plan
 from acclimate.parallel.vocabulary import splits_by_tokens
@@ -83,11 +83,18 @@ def _made_plan(
     names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     wished = wishes_of_user(user, names)
     published = wishes_of_model(model, names)
-    trace = traced(model, example)
-    planner = _Planner(model, size, wished, published)
-    plan = planner.plan(trace)
-    if verify is True or (verify == "auto" and set(plan.source.values()) - {"published"}):
-        verify_plan(trace, plan)
+    try:
+        trace = traced(model, example)
+        plan = _Planner(model, size, wished, published).plan(trace)
+        if verify is True or (verify == "auto" and set(plan.source.values()) - {"published"}):
+            verify_plan(trace, plan)
+    except PlanError:
+        raise
+    except Exception as error:  # any code may stand in a model
+        raise PlanError(
+            f"{type(model).__name__} cannot be split over {size} ranks, as no copy of it could be looked at: "
+            f"{type(error).__name__}: {error}. Use one rank."
+        ) from error
     return plan
 
 
@@ -115,7 +122,10 @@ def traced(model: nn.Module, example: Callable[[nn.Module], Any] | None) -> Trac
 
 
 def _holds_linears(module: nn.Module) -> bool:
-    return any(weight_of(each) is not None for each in module.modules())
+    weights = (
+        each._parameters.get("weight") for each in module.modules() if not isinstance(each, nn.Embedding)
+    )
+    return any(weight is not None and weight.dim() == 2 for weight in weights)
 
 
 def _parents(name: str) -> list[str]:
@@ -206,10 +216,11 @@ class _Planner:
                 'Leave it out of the mapping, or map it to "replicated".'
             )
         ends = {*trace.vocabulary, trace.head}
+        tables = {name for name, module in trace.modules.items() if isinstance(module, nn.Embedding)}
         split = whole = 0
         for name, tensor in self.tensors.items():
             owner = name.rpartition(".")[0]
-            if owner not in ends and owner not in kept and tensor.is_floating_point():
+            if owner not in ends and owner not in kept and owner not in tables and tensor.is_floating_point():
                 split += tensor.numel() * (name in self.splits)
                 whole += tensor.numel() * (name not in self.splits)
         if whole > split:
@@ -230,7 +241,8 @@ class _Planner:
         found: dict[str, tuple[int, str]] = {}
         for name, tensor in self.tensors.items():
             owner = name.rpartition(".")[0]
-            if name in self.splits or owner in kept or tensor.dim() < 2 or owner in trace.vocabulary:
+            is_table = isinstance(trace.modules.get(owner), nn.Embedding)
+            if name in self.splits or owner in kept or tensor.dim() < 2 or is_table:
                 continue
             opaque = any(type(trace.modules[each]) in trace.opaque for each in _parents(owner))
             own = "its code uses weights of linear modules itself" if opaque else "the layout is not known"
@@ -248,7 +260,7 @@ class _Planner:
         roles: dict[str, Wish] = dict.fromkeys(trace.vocabulary, "vocabulary")
         for region, _ in structure.regions:
             roles |= dict.fromkeys(region.sources, "columns")
-            roles[region.sink] = "rows"
+            roles |= dict.fromkeys((region.sink, *region.twins), "rows")
         found: dict[str, Wish] = {}
         for name, wish in self.wished.items():
             is_known = wish == "replicated" or roles.get(name) == wish or name not in trace.linears
@@ -311,14 +323,15 @@ class _Planner:
                 self.source[norm] = "structure"
             self.source[name] = "structure"
         rows = tuple(ranges(each) for each in layout.rows)
-        dim = trace.linears[region.sink][1]
-        self._split(f"{region.sink}.weight", "rows", dim, rows)
-        self._on_first_rank(f"{region.sink}.bias")
-        width = self.tensors[f"{region.sink}.weight"].shape[dim]
-        self.changes[region.sink] = Change(
-            "rows", width=width, expands=tuple(layout.expands), parts=rows, region=region.sink
-        )
-        self.source[region.sink] = "structure"
+        for name in (region.sink, *region.twins):
+            dim = trace.linears[name][1]
+            self._split(f"{name}.weight", "rows", dim, rows)
+            self._on_first_rank(f"{name}.bias")
+            width = self.tensors[f"{name}.weight"].shape[dim]
+            self.changes[name] = Change(
+                "rows", width=width, expands=tuple(layout.expands), parts=rows, region=region.sink
+            )
+            self.source[name] = "structure"
         for name in region.whole:
             known = self.changes.get(name, Change("whole"))
             self.changes[name] = replace(known, copies_output=True)

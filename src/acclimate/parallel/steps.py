@@ -46,11 +46,11 @@ class Steps:
         """Records a call that is about to be made."""
         self.calls.append(Invocation(self._kept(args), self._kept(kwargs)))
 
-    def again(self) -> Iterator[Invocation]:
-        """Yields calls to be made one after the other, by the same block; in 32 bits."""
+    def again(self, dtype: torch.dtype = torch.float32) -> Iterator[Invocation]:
+        """Yields calls to be made one after the other, by the same block."""
         made: dict[int, Any] = {}
         for call in self.calls:
-            yield Invocation(self._given(call.args, made), self._given(call.kwargs, made))
+            yield Invocation(self._given(call.args, made, dtype), self._given(call.kwargs, made, dtype))
 
     def _kept(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -66,14 +66,14 @@ class Steps:
             self._before[id(value)] = copy.deepcopy(value)
         return _Kept(id(value))
 
-    def _given(self, value: Any, made: dict[int, Any]) -> Any:
+    def _given(self, value: Any, made: dict[int, Any], dtype: torch.dtype) -> Any:
         if isinstance(value, Tensor):
-            value = value.float() if value.dtype == torch.float64 else value
+            value = value.to(dtype) if value.dtype == torch.float64 else value
             return value.clone()
         if type(value) in (tuple, list):
-            return type(value)(self._given(each, made) for each in value)
+            return type(value)(self._given(each, made, dtype) for each in value)
         if type(value) is dict:
-            return {key: self._given(each, made) for key, each in value.items()}
+            return {key: self._given(each, made, dtype) for key, each in value.items()}
         if isinstance(value, _Kept):
             if value.key not in made:
                 made[value.key] = copy.deepcopy(self._before[value.key])

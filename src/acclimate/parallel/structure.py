@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
+from math import prod
 
+import torch
 from torch import Tensor
 
+from acclimate.parallel.branches import reads_numbers
 from acclimate.parallel.experts import ExpertLayout, lay_out_experts
-from acclimate.parallel.fit import Layout, Region, lay_out
+from acclimate.parallel.fit import Layout, Region, holds_for, lay_out
 from acclimate.parallel.norms import wide_norms
 from acclimate.parallel.trace import Trace
 from acclimate.parallel.units import Unit, find_units
@@ -29,33 +32,41 @@ def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> 
     known: dict[object, tuple[list[Unit], dict[str, str], Layout | None]] = {}
     columns: set[str] = set()
     rows: set[str] = set()
+    same_input = _same_inputs(trace)
     for sink in reversed(trace.order):
         if sink not in trace.linears or sink == trace.head or sink in trace.from_entry or sink in kept_whole:
             continue
-        if sink in columns:
+        if sink in columns | rows:
             continue
+        twins = [each for each in same_input[sink] if each not in columns | rows and each not in kept_whole]
         feeding = sorted(s for s in trace.sources[sink] if s in trace.linears)
         sources = [
             s
             for s in feeding
-            if trace.sinks[s] == {sink} and not {s} & (columns | rows) and s not in kept_whole and s != sink
+            if trace.sinks[s] <= {sink, *twins}
+            and s not in columns | rows
+            and s not in kept_whole
+            and s not in (sink, *twins)
+        ]
+        sources = [
+            s for s in sources if not _is_more_as_rows(trace, s, same_input[s], [sink, *twins, *sources])
         ]
         if not sources:
             continue
         whole = sorted(trace.sources[sink] - set(sources))
-        block = trace.called_by([sink, *sources])
+        block = trace.called_by([sink, *twins, *sources])
         if not block:
             found.whole[sink] = "no module calls it together with the modules that feed it"
             continue
-        region = Region(block, sink, sources, whole, parameters=sorted(trace.uses[sink]))
+        region = Region(block, sink, sources, whole, twins=twins, parameters=sorted(trace.uses[sink]))
         layout, reason = _lay_out(trace, region, size, known)
         if layout is None:
-            for name in (sink, *sources):
+            for name in (sink, *twins, *sources):
                 found.whole.setdefault(name, reason)
             continue
         found.regions.append((region, layout))
         columns.update(sources)
-        rows.add(sink)
+        rows.update((sink, *twins))
     for name in trace.experts:
         if name in kept_whole or name not in trace.calls:
             continue
@@ -73,6 +84,34 @@ def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> 
     return found
 
 
+def _same_inputs(trace: Trace) -> dict[str, list[str]]:
+    """Returns for each linear module the others that get the same input, as an adapter beside it does."""
+    groups: dict[object, list[str]] = {}
+    for name in trace.order:
+        if name in trace.linears and name != trace.head:
+            inputs = [call.input.detach() for call in trace.calls[name]]
+            begin = tuple((each.shape, tuple(each.reshape(-1)[:8].tolist())) for each in inputs)
+            groups.setdefault((begin, frozenset(trace.sources[name])), []).append(name)
+
+    def is_same(one: str, other: str) -> bool:
+        pairs = zip(trace.calls[one], trace.calls[other], strict=True)
+        return one != other and all(torch.equal(a.input, b.input) for a, b in pairs)
+
+    return {
+        name: [each for each in group if is_same(name, each)] for group in groups.values() for name in group
+    }
+
+
+def _is_more_as_rows(trace: Trace, source: str, twins: list[str], region: list[str]) -> bool:
+    """Tells whether a region that this source and its twins end has more weights than one that it feeds."""
+
+    def weights(names: list[str]) -> int:
+        return sum(prod(trace.modules[name].weight.shape) for name in set(names))
+
+    feeding = [s for s in trace.sources[source] if s in trace.linears and trace.sinks[s] <= {source, *twins}]
+    return bool(twins and feeding) and weights([source, *twins, *feeding]) > weights(region)
+
+
 def _lay_out(
     trace: Trace,
     region: Region,
@@ -83,13 +122,16 @@ def _lay_out(
     block = trace.modules[region.block]
     signature = _signature(trace, region, size)
     inside = len(region.block) + 1
-    if signature in known:
+    again = signature in known
+    if again:
         units, norms, layout = known[signature]
         region.units = [Unit(u.sink, {region.block + s: c for s, c in u.sources.items()}) for u in units]
         region.norms = {f"{region.block}.{n}": f"{region.block}.{s}" for n, s in norms.items()}
         if layout is not None:
             layout = _moved(layout, lambda name: region.block + name)
-    else:
+            # Modules may differ by what no setting says, such as a hook or a constant in a function.
+            again = holds_for(trace, region, layout, size)
+    if not again:
         region.units = _units(trace, region)
         if len(region.units) < 2:
             region.norms = wide_norms(trace, region.block, region.sources)
@@ -103,9 +145,16 @@ def _lay_out(
             _moved(layout, lambda name: name[strip:]) if layout is not None else None,
         )
     kind = type(block).__name__
+    if layout is not None and _reads_numbers(trace, region):
+        return None, f"{kind} reads numbers of its split columns, and may branch on what a rank does not have"
     if len(region.units) < 2:
         return None, f"all columns between {', '.join(region.sources)} and it depend on each other in {kind}"
     return layout, f"{kind} did not give the same when it saw a part of its columns"
+
+
+def _reads_numbers(trace: Trace, region: Region) -> bool:
+    outputs = {region.leaf(s): trace.calls[s][0].output for s in region.sources}
+    return reads_numbers(lambda given: trace.replay(region.block, given), outputs)
 
 
 def _units(trace: Trace, region: Region) -> list[Unit]:
@@ -122,7 +171,8 @@ def _units(trace: Trace, region: Region) -> list[Unit]:
 def _signature(trace: Trace, region: Region, size: int) -> object:
     """What blocks that work alike have in common: classes, shapes and settings, not the layer's number."""
     strip = len(region.block)
-    parts: list[object] = [size, region.sink[strip:], tuple(s[strip:] for s in region.sources)]
+    names = [[name[strip:] for name in each] for each in (region.sources, region.twins)]
+    parts: list[object] = [size, region.sink[strip:], *map(tuple, names)]
     for name, module in trace.modules.items():
         if name == region.block or name.startswith(region.block + "."):
             settings = tuple(

@@ -74,7 +74,7 @@ def weight_of(module: nn.Module) -> tuple[int, int] | None:
         return None
     if any(True for _ in module.children()) or isinstance(module, nn.Embedding):
         return None
-    if type(module).forward is nn.Linear.forward:
+    if type(module).forward is nn.Linear.forward and "forward" not in vars(module):
         return (0, 1)
     return _tried_weight(module)
 
@@ -84,6 +84,10 @@ def _tried_weight(module: nn.Module) -> tuple[int, int] | None:
     whole = tuple(module.weight.shape)  # type: ignore[arg-type]
     shape = (5, 7)
     small = copy.copy(module)
+    if "forward" in vars(module):  # set on this module alone, as Accelerate's hooks are; may belong to it
+        kept = {id(p): p for p in module.parameters()}
+        with contextlib.suppress(Exception):  # what cannot be copied is not shown to be linear
+            small = copy.deepcopy(module, kept)
     small._parameters = dict(module._parameters)
     small._forward_pre_hooks = type(small._forward_pre_hooks)()
     small._forward_hooks = type(small._forward_hooks)()
@@ -113,18 +117,31 @@ def expert_weights(module: nn.Module) -> dict[str, nn.Parameter]:
     """Returns the weights of a module that holds many experts, by name; none for any other module."""
     if isinstance(module, _ConvNd):
         return {}
+    if any(
+        name.endswith("weight") and p.dim() == 2
+        for c in module.children()
+        for name, p in c.named_parameters()
+    ):
+        return {}  # linear modules in it are split themselves
     own = {n: p for n, p in module.named_parameters(recurse=False) if p.dim() == 3 and p.shape[0] > 1}
     return own if len(own) > 1 and len({p.shape[0] for p in own.values()}) == 1 else {}
 
 
 def embeddings(model: nn.Module) -> tuple[list[str], str | None]:
     """Returns the names of the vocabulary's embeddings, and of the output head."""
+    getters = ("get_input_embeddings", "get_output_embeddings")
+    if not any(hasattr(model, getter) for getter in getters):
+        # A model around one of transformers.
+        model_within = (each for each in model.modules() if any(hasattr(each, g) for g in getters))
+        owner = next(model_within, model)
+    else:
+        owner = model
     ends = []
-    for getter in ("get_input_embeddings", "get_output_embeddings"):
+    for getter in getters:
         found = None
-        if hasattr(model, getter):
+        if hasattr(owner, getter):
             with contextlib.suppress(NotImplementedError, AttributeError):
-                found = getattr(model, getter)()
+                found = getattr(owner, getter)()
         ends.append(found)
     inputs, head = ends
     shared = getattr(inputs, "weight", None)
@@ -172,6 +189,9 @@ class Trace:
         """The keyword arguments of the run; empty where it was made with tokens alone or by an example."""
         self.tokens: Tensor | None = None
         """The tokens of the run; ``None`` where an example made it."""
+        self.recorders: set[int] = set()
+        """The numbers of hooks that are not the model's own."""
+        self.stand_ins: list[nn.Module] = []
         self._place_stand_ins()
         self._fill()
         self.outputs = self._run(example)
@@ -193,13 +213,16 @@ class Trace:
                 self.experts[name] = weights
                 module.forward = self._stand_in(name, None)
             elif name:
-                module.register_forward_pre_hook(self._recorder(name), with_kwargs=True)
+                handle = module.register_forward_pre_hook(self._recorder(name), with_kwargs=True)
+                self.recorders.add(handle.id)
 
     @staticmethod
     def _is_large_embedding(module: nn.Module) -> bool:
         return isinstance(module, nn.Embedding) and module.weight.numel() > 1 << 24
 
     def _stand_in(self, name: str, width: int | None, entry: bool = False) -> Callable[..., Tensor]:
+        self.stand_ins.append(self.modules[name])
+
         def forward(*args: Any, **kwargs: Any) -> Tensor:
             given = next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
             if self.replaying is not None:

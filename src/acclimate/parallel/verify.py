@@ -5,6 +5,7 @@ The ranks are threads of this process, so that it needs no other one and no weig
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from collections.abc import Callable
@@ -92,11 +93,22 @@ def verify_plan(trace: Trace, plan: Plan) -> None:
         whole = _with_random_weights(trace, block)
         for when, steps in ((when, each[name]) for when, each in calls.items() if name in each):
             error = difference(whole, name, inner, steps, when)
-            if not error <= TOLERANCE:
+            if not error <= TOLERANCE and not _is_same_in_double(whole, name, inner, steps):
                 raise PlanError(
                     f"{name} ({type(block).__name__}) does not give the same on {plan.size} ranks as whole"
                     f"{when}: the largest relative difference is {error:.1e}. {_advice(name)}"
                 )
+
+
+def _is_same_in_double(whole: nn.Module, name: str, plan: Plan, steps: Steps) -> bool:
+    """Tells whether a difference came from rounding, as where a router's choice hangs on the last digit.
+
+    Such a choice differs from machine to machine and from run to run; a wrong split does not.
+    """
+    # Some operators do not exist in 64 bits.
+    with contextlib.suppress(Exception):
+        return difference(whole, name, plan, steps, dtype=torch.float64) <= TOLERANCE
+    return False
 
 
 def _advice(name: str) -> str:
@@ -156,13 +168,17 @@ def part_of_plan(plan: Plan, block: str) -> Plan:
     )
 
 
-def difference(whole: nn.Module, name: str, plan: Plan, steps: Steps, when: str = "") -> float:
+def difference(
+    whole: nn.Module, name: str, plan: Plan, steps: Steps, when: str = "", dtype: torch.dtype = torch.float32
+) -> float:
     """Returns how much a block's results differ on the ranks, relative to the largest number in them."""
+    if dtype != torch.float32:
+        whole = copy.deepcopy(whole).to(dtype)
 
     def results(block: nn.Module) -> list[Tensor]:
         found = []
         with torch.no_grad():
-            for call in steps.again():
+            for call in steps.again(dtype):
                 given = pytree.tree_leaves((call.args, call.kwargs))
                 shape = next(each.shape for each in given if isinstance(each, Tensor))
                 tensors = [
@@ -199,13 +215,19 @@ def _with_random_weights(trace: Trace, block: nn.Module) -> nn.Module:
         for p in block.parameters()
         if p.is_meta and p.is_floating_point()
     }
+    stand_ins = {id(each) for each in trace.stand_ins}
     hooks = [
-        (module, module._forward_pre_hooks, module.__dict__.pop("forward", None))
+        (
+            module,
+            module._forward_pre_hooks,
+            module.__dict__.pop("forward", None) if id(module) in stand_ins else None,
+        )
         for module in block.modules()
     ]
     try:
-        for module, _, _ in hooks:
-            module._forward_pre_hooks = type(module._forward_pre_hooks)()
+        for module, before, _ in hooks:
+            own = ((key, hook) for key, hook in before.items() if key not in trace.recorders)
+            module._forward_pre_hooks = type(before)(own)
         return copy.deepcopy(block, dict(new)).float()
     finally:
         for module, before, forward in hooks:

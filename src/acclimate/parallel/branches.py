@@ -1,0 +1,57 @@
+"""Whether code between split modules reads numbers into Python, where it may branch on what a rank lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+READS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal)
+
+
+class _Following(TorchDispatchMode):
+    """Follows what is made of some tensors, by the memory that holds it."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_read: bool = False
+        self._kept: list[Tensor] = []
+        """So that no other tensor gets the memory."""
+        self._places: set[int] = set()
+        for each in tensors:
+            self._follow(each)
+
+    def _follow(self, tensor: Tensor) -> None:
+        self._kept.append(tensor)
+        self._places.add(tensor.untyped_storage()._cdata)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        depends = any(each.untyped_storage()._cdata in self._places for each in given)
+        found = func(*args, **(kwargs or {}))
+        if depends:
+            self.is_read = self.is_read or any(func.overloadpacket is each for each in READS)
+            changed = given[:1] if func._schema.is_mutable else []
+            for each in (*changed, *pytree.tree_leaves(found)):
+                if isinstance(each, Tensor):
+                    self._follow(each)
+        return found
+
+
+def reads_numbers(run: Callable[[Mapping[str, Tensor]], object], outputs: Mapping[str, Tensor]) -> bool:
+    """Tells whether a run reads a number that depends on some outputs into Python."""
+    given = {name: each.detach().clone() for name, each in outputs.items()}
+    following = _Following(given.values())
+    with torch.no_grad(), following:
+        run(given)
+    return following.is_read
