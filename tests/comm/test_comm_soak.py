@@ -72,3 +72,31 @@ def test_ten_thousand_collectives_in_two_groups_at_once_are_right() -> None:
     with RankProcesses(RANKS) as processes:
         processes.start(soak)
         assert [processes.hear(rank, 800).value for rank in range(RANKS)] == [0] * RANKS
+
+
+MANY = 64
+
+
+def with_many(rank: int) -> list[bool]:
+    """Which collectives of many ranks were right, of one element and of several slots."""
+    right = []
+    for elements in (1, 300_000):
+        tensor = torch.full((elements,), float(rank))
+        dist.all_reduce(tensor)
+        right.append(bool((tensor == MANY * (MANY - 1) / 2).all()))
+        part = torch.full((elements // MANY + 1,), rank)
+        every = torch.empty(MANY * len(part), dtype=part.dtype)
+        dist.all_gather_into_tensor(every, part)
+        right.append(torch.equal(every, torch.arange(MANY).repeat_interleave(len(part))))
+        swapped = torch.empty(MANY)
+        dist.all_to_all_single(swapped, torch.full((MANY,), float(rank)))
+        right.append(torch.equal(swapped, torch.arange(float(MANY))))
+    dist.barrier()
+    return right
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_collectives_of_64_ranks_on_fewer_cores_are_right() -> None:
+    with RankProcesses(MANY, timeout_s=300) as processes:
+        assert processes.values(with_many) == [[True] * 6] * MANY

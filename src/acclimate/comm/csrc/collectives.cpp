@@ -8,8 +8,8 @@ namespace acclimate_comm {
 namespace {
 
 constexpr size_t kLine = 64;
-// Above this, more than two ranks share the work of a reduction instead of each doing all of it.
-constexpr size_t kSharedWorkBytes = 16 * 1024;
+// Above this, ranks share the work of a reduction instead of each doing all of it, which takes a round less.
+constexpr size_t kSharedWorkBytes = 16 * 1024, kSharedWorkBytesOfTwo = 64 * 1024;
 
 const char* at(const void* memory, size_t offset) { return static_cast<const char*>(memory) + offset; }
 char* at(void* memory, size_t offset) { return static_cast<char*>(memory) + offset; }
@@ -107,7 +107,7 @@ class SharedReduction {
 }  // namespace
 
 void all_reduce(Group& group, const void* from, void* to, Elements elements, Reduce reduce) {
-  if (group.size() > 2 && elements.bytes() > kSharedWorkBytes) {
+  if (elements.bytes() > (group.size() > 2 ? kSharedWorkBytes : kSharedWorkBytesOfTwo)) {
     SharedReduction(group, from, to, elements, reduce).run();
   } else {
     all_reduce_alone(group, from, to, elements, reduce);

@@ -71,9 +71,10 @@ Group::Group(unsigned char* memory, int rank, const std::vector<pid_t>& pids, Ge
       timeout_(timeout),
       // Where ranks share cores, the one that is waited for may need this core: yield at once.
       // Else a yield costs a time slice where other work runs on the core, so spin for about 0.5 ms first.
-      foreground_(has_spare_cores ? Patience{20000, microseconds(500)} : Patience{30, microseconds(3000)}),
+      foreground_(has_spare_cores ? Patience{20000, 8, microseconds(500)}
+                                  : Patience{1, 1, microseconds(3000)}),
       // A thread in the background takes the core from the computation that it is meant to overlap with.
-      background_(has_spare_cores ? Patience{300, microseconds(50)} : Patience{10, microseconds(100)}),
+      background_(has_spare_cores ? Patience{300, 8, microseconds(50)} : Patience{1, 1, microseconds(100)}),
       forks_(fork_generation()),
       process_(getpid()),
       patience_(&foreground_) {}
@@ -156,7 +157,7 @@ void Group::await_slowly(int rank, std::atomic<uint64_t>& stamp) {
   const auto until = start + patience_->yields;
   do {
     sched_yield();
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < patience_->spins_after_yield; i++) {
       if (stamp.load(std::memory_order_acquire) >= round_) return;
       relax();
     }

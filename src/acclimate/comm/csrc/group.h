@@ -16,9 +16,11 @@ namespace acclimate_comm {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a wait spins and then yields before it sleeps.
+// How often a wait looks before it yields, how often after each yield, and how long it yields before it
+// sleeps.
 struct Patience {
   int spins;
+  int spins_after_yield;
   std::chrono::microseconds yields;
 };
 
