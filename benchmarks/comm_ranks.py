@@ -36,7 +36,7 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def interleaved(works: dict[str, Callable[[], Any]]) -> dict[str, float]:
+def interleaved(works: dict[str, Callable[[], Any]], burst_s: float = BURST_S) -> dict[str, float]:
     """Seconds a call of each, in bursts that take turns: the tenth part of the bursts was faster."""
     counts, times = {}, {}
     for name, work in works.items():
@@ -46,7 +46,7 @@ def interleaved(works: dict[str, Callable[[], Any]]) -> dict[str, float]:
         work()
         each = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
         dist.all_reduce(each, dist.ReduceOp.MIN)  # all ranks have to call as often
-        counts[name] = max(1, min(50, int(BURST_S / each.item())))
+        counts[name] = max(1, min(100, int(burst_s / each.item())))
         times[name] = []
     is_over = torch.zeros(1)
     begin = time.perf_counter()
@@ -136,7 +136,9 @@ def many(rank: int, size: int, gloo: Any) -> list[dict[str, Any]]:
     ours.initialize(size, rank)
     tensor = torch.zeros(1)
     works = {"acclimate": lambda: torch.ops.acclimate.inference_all_reduce_(tensor)}
-    return [figure(f"all_reduce, native op, {size} ranks", tensor.dtype, 1, interleaved(works))]
+    # Ranks that share cores leave a barrier one after the other, which a longer burst makes up for.
+    best = interleaved(works, burst_s=10 * BURST_S)
+    return [figure(f"all_reduce, native op, {size} ranks", tensor.dtype, 1, best)]
 
 
 def ddp(rank: int, size: int, gloo: Any) -> list[dict[str, Any]]:

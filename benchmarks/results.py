@@ -218,14 +218,14 @@ def draw_inference(run: Run, path: Path = INFERENCE_CHART) -> None:
 def draw(runs: dict[str, Run], path: Path = CHART) -> None:
     """One row for each piece of work, one dot for each peer: how many times better ours is (log scale).
 
-    Text generation has a chart of its own.
+    Text generation and collectives have charts of their own.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    shown_runs = [run for name, run in runs.items() if name != "inference"]
+    shown_runs = [run for name, run in runs.items() if name not in ("inference", "comm")]
     figures = [figure for run in shown_runs for figure in run.figures if figure.peers][::-1]
     names = sorted({peer for figure in figures for peer in figure.peers})
     colours = dict(zip(names, itertools.cycle(COLOURS), strict=False))
