@@ -14,6 +14,7 @@ _KERNEL_MODULES = {
     *("triton", "tilelang", "cutlass", "unsloth", "flash_attn", "flash_attn_interface", "xformers", "apex"),
     *("transformer_engine", "causal_conv1d", "mamba_ssm"),
 }
+_KERNELS = re.compile(r"^kernels?$|_kernels?$|^triton_|_triton$")
 _NAME_OF_HOST = re.compile(r"^cpu_|_cpu$|_cpu_")
 
 
@@ -28,8 +29,10 @@ def imports_kernels(file: SourceFile) -> bool:
         if isinstance(statement, cst.Import):
             names = [dotted(alias.name) for alias in statement.names]
         else:
-            names = [] if statement.relative else [dotted(statement.module)]
-        if any(name.partition(".")[0] in _KERNEL_MODULES for name in names):
+            held = [] if isinstance(statement.names, cst.ImportStar) else statement.names
+            names = [dotted(statement.module), *(dotted(alias.name) for alias in held)]
+        parts = {part for name in names for part in name.split(".")}
+        if parts & _KERNEL_MODULES or any(_KERNELS.search(part) for part in parts):
             return True
     return False
 
