@@ -136,3 +136,36 @@ def test_a_shell_command_of_several_lines_in_a_notebook_stays(tmp_path: Path) ->
     after = json.loads(result.after)["cells"][0]["source"]
     assert source.partition("x.to")[0] in after
     assert "x.to('cuda')" not in after
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("if not x.is_cuda:\n    return_slow(x)\n", 'if not (x.device.type != "cpu"):'),
+        ("if w.device.type != 'cuda':\n    force_fp32 = True\n", "if w.device.type == 'cpu':"),
+        ('if "cuda" not in device:\n    steps = 1\nelse:\n    steps = 2\n', 'if "cpu" in device:'),
+        ('if device != "cuda":\n    raise ValueError(device)\n', f"if device != {TYPE}:"),
+        ("if not x.is_cuda:\n    raise ValueError(x)\n", "if not get_accelerator().on_accelerator(x):"),
+    ],
+)
+def test_code_for_a_host_behind_a_negated_test_still_runs_there(source: str, expected: str) -> None:
+    assert expected in ported(f"import torch\n\n{source}")
+
+
+@pytest.mark.parametrize("target", ["acclimate", "torch"])
+def test_every_part_of_a_test_for_cudas_own_function_stays(target: str) -> None:
+    source = "import torch\n\nif x.is_cuda and (bias is None or bias.is_cuda):\n    dense_cuda(x, bias)\n"
+    assert ported(source, target) == source
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\n\ngpus = os.environ.get('CUDA_VISIBLE_DEVICES')\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'\n",
+        "import torch\n\nn = os.getenv('CUDA_VISIBLE_DEVICES')\nrun(env={'CUDA_VISIBLE_DEVICES': '1'})\n",
+        "import cudf\n\ngpus = os.environ['CUDA_VISIBLE_DEVICES']\n",
+    ],
+)
+def test_a_variable_that_the_file_sets_too_is_still_the_one_that_it_reads(source: str) -> None:
+    source = f"import os\n{source}"
+    assert ported(source) == source

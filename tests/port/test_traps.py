@@ -320,7 +320,7 @@ def test_a_variable_that_is_set_or_compared_stays() -> None:
     stays(
         "import os\n\nos.environ.pop('CUDA_VISIBLE_DEVICES', None)\ndel os.environ['CUDA_VISIBLE_DEVICES']\n"
     )
-    text = ported("import os\n\n\ndef f():\n    return os.environ['CUDA_VISIBLE_DEVICES']\n")
+    text = ported("import os\n\nimport torch\n\n\ndef f():\n    return os.environ['CUDA_VISIBLE_DEVICES']\n")
     assert "os.environ[get_accelerator().visible_devices_variable or 'CUDA_VISIBLE_DEVICES']" in text
 
 

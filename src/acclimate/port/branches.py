@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from acclimate.port.source import SourceFile, dotted
-from acclimate.port.tree import string_value, walk
+from acclimate.port.tree import called_name, string_value, walk
 
 _KERNEL_MODULES = {
     *("triton", "tilelang", "cutlass", "unsloth", "flash_attn", "flash_attn_interface", "xformers", "apex"),
@@ -20,7 +20,34 @@ _NAME_OF_HOST = re.compile(r"^cpu_|_cpu$|_cpu_")
 
 def keeps_host_out(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a test of the device must stay false on a machine without an accelerator."""
+    negated = file.tree.parent(node)
+    if isinstance(negated, cst.UnaryOperation) and guards_fallback(file, negated):
+        return True
     return has_host_branch(file, node) or imports_kernels(file) or _pins(file, node)
+
+
+def guards_fallback(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether what follows a negated test, ``not x.is_cuda``, is code for a host, and no refusal to go on."""
+    below = test
+    for around in file.tree.ancestors(test):
+        if isinstance(around, cst.If):
+            return below is around.test and not _refuses(around.body)
+        if isinstance(around, cst.IfExp):
+            return False
+        if not isinstance(around, cst.BooleanOperation):
+            return False
+        below = around
+    return False
+
+
+def _refuses(block: cst.BaseSuite) -> bool:
+    """Whether a block raises, or ends the program."""
+    for node in walk(block):
+        if isinstance(node, (cst.Raise, cst.Assert)):
+            return True
+        if isinstance(node, cst.Call) and called_name(node) in ("exit", "_exit", "skip", "SkipTest"):
+            return True
+    return False
 
 
 def imports_kernels(file: SourceFile) -> bool:

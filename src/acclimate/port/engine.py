@@ -291,9 +291,9 @@ def _branches(file: SourceFile, finding: Finding) -> list[Span]:
     for around in file.tree.ancestors(node):
         if isinstance(around, (cst.If, cst.IfExp)):
             return [*found, file.span(around.body)] if below is around.test else found
-        if not isinstance(around, cst.BooleanOperation) or not isinstance(around.operator, cst.And):
+        if not isinstance(around, cst.BooleanOperation):
             return found
-        if below is around.left:
+        if isinstance(around.operator, cst.And) and below is around.left:
             found.append(file.span(around.right))
         below = around
     return found

@@ -6,7 +6,7 @@ import re
 
 import libcst as cst
 
-from acclimate.port.branches import keeps_host_out
+from acclimate.port.branches import guards_fallback, keeps_host_out
 from acclimate.port.edits import Edit, Part, insert, replace
 from acclimate.port.places import TEXT_STAYS, Place, Role, is_device_like, place_of
 from acclimate.port.rules.base import Example, Finding, Rule
@@ -276,7 +276,8 @@ is in it works there too. torch alone cannot pin memory or wait for a device on 
 device is something other than `"cpu"`.
 
 Where another branch beside it is the host's (`elif device.type == "cpu":`), the file imports kernels (Triton), or the
-answer decides about pinned memory, the test stays false on a CPU.
+answer decides about pinned memory, the test stays false on a CPU. `if device.type != "cuda":` becomes
+`if device.type == "cpu":` where code for other devices follows, and no refusal to go on.
 
 The edit is unsafe, since the program may do on other devices what only made sense on CUDA. Better is to ask for the
 property that the branch is about, such as `get_accelerator().is_fp16_supported()`."""
@@ -344,7 +345,10 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             return self.exempt(file, literal, "nothing shows that a device is compared")
         if file.text_names_device(node) and not _is_tensors_device(other):
             return self.exempt(file, literal, TEXT_STAYS)
-        if file.target.name == "acclimate":
+        is_fallback = (
+            isinstance(operator, (cst.NotEqual, cst.NotIn)) and index is None and guards_fallback(file, node)
+        )
+        if file.target.name == "acclimate" and not is_fallback:
             parts = (file.target.device_type,) if index is None else file.device_at(index)
             edits, unsafe = [replace(file.span(literal), *parts)], _BRANCH
             if isinstance(operator, (cst.Equal, cst.In)) and keeps_host_out(file, node):
@@ -368,7 +372,8 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             replace(file.span(literal), host),
             replace(Span(left.end, right.start), f" {flipped} "),
         ]
-        return self.convert(file, node, *edits, unsafe=_BRANCH, claims=(literal,))
+        unsafe = _OTHERS if is_fallback else _BRANCH
+        return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
 
     def _case(self, file: SourceFile, node: cst.MatchCase) -> Finding | None:
         """``case "cuda":`` of a ``match`` on a device, which becomes a test, as a pattern must be a literal."""

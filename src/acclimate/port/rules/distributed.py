@@ -226,8 +226,8 @@ middle of it, so it is left. `acclimate run` sets the right variable for each ra
 `get_accelerator().set_visible_devices_envs(…)` does it in code. torch alone has no name for the variable."""
     examples = (
         Example(
-            'import os\n\n\ndef f():\n    return os.environ.get("CUDA_VISIBLE_DEVICES", "")\n',
-            "import os\n\nfrom acclimate import get_accelerator\n\n\ndef f():\n"
+            'import os\n\nimport torch\n\n\ndef f():\n    return os.environ.get("CUDA_VISIBLE_DEVICES", "")\n',
+            "import os\n\nimport torch\nfrom acclimate import get_accelerator\n\n\ndef f():\n"
             '    return os.environ.get(get_accelerator().visible_devices_variable or "CUDA_VISIBLE_DEVICES", "")\n',
             None,
         ),
@@ -247,6 +247,12 @@ middle of it, so it is left. `acclimate run` sets the right variable for each ra
             return self.left(
                 file, node, "each vendor has a variable of its own; `acclimate run` sets it for each rank"
             )
+        if _sets_visible_devices(file):
+            return self.left(
+                file, node, "this file sets the variable too, and must read the one that it sets"
+            )
+        if file.needs_torch_import and file.needs_import:
+            return self.left(file, node, "this file does not use torch")
         target = file.target
         if not isinstance(target, AcclimateTarget) or target.of_deepspeed:
             return self.left(file, node, "torch has no name for each vendor's variable; --to acclimate has")
@@ -257,6 +263,24 @@ middle of it, so it is left. `acclimate run` sets the right variable for each ra
             file.span(node),
             unsafe="the accelerator is chosen here, and ROCm's variable has another name",
         )
+
+
+def _sets_visible_devices(file: SourceFile) -> bool:
+    """Whether a file gives the variable a value, in its own environment or in that of a child."""
+    for node in file.tree.nodes:
+        if not isinstance(node, cst.SimpleString) or string_value(node) != "CUDA_VISIBLE_DEVICES":
+            continue
+        at = file.tree.parent(node)
+        if isinstance(at, cst.DictElement) and at.key is node:
+            return True
+        call = file.tree.parent(at) if isinstance(at, cst.Arg) else None
+        if isinstance(call, cst.Call) and called_name(call) in ("setdefault", "putenv", "setenv"):
+            return True
+        element = file.tree.parent(at) if isinstance(at, cst.Index) else None
+        holder = file.tree.parent(element) if element is not None else None
+        if isinstance(holder, cst.Subscript) and is_assigned(file, holder):
+            return True
+    return False
 
 
 def _is_read_from_environment(file: SourceFile, node: cst.CSTNode) -> bool:
