@@ -385,10 +385,10 @@ class TotalOfANameIsAFloat(SimAccelerator):
 
 
 class ReservedOf32Bits(SimAccelerator):
-    """memory_reserved wraps at 4 GiB."""
+    """memory_reserved wraps at 2 GiB, as a signed number does: there may be room for no more than that."""
 
     def memory_reserved(self, device_index: DeviceLike = None) -> int:
-        return super().memory_reserved(device_index) & 0xFFFFFFFF
+        return super().memory_reserved(device_index) & 0x7FFFFFFF
 
 
 class CacheIsAvailable(SimAccelerator):
