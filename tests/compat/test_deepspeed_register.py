@@ -94,16 +94,19 @@ _SEEN = [
 ]
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_the_accelerator_is_set_while_deepspeed_is_imported(folder: Path) -> None:
     register = "import acclimate.compat.deepspeed as d; d.register(); d.register()\n"
     assert printed(folder, register + _USE) == _SEEN
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_without_register_nothing_of_deepspeed_changes(folder: Path) -> None:
     program = "import acclimate.compat.deepspeed, deepspeed; print(deepspeed.builders.fixed)"
     assert printed(folder, program) == ["its own"]
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_register_after_the_import_is_an_error_that_says_what_to_do(folder: Path) -> None:
     done = run(folder, "-c", "import deepspeed, acclimate.compat.deepspeed as d; d.register()")
     assert "ImportOrderError: deepspeed was imported before" in done.stderr
@@ -125,6 +128,7 @@ def test_acclimate_run_does_it_for_a_script_that_knows_nothing_of_it(folder: Pat
     assert done.stdout == "<AcclimateAccelerator cpu>\n", done.stderr
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_an_impossible_value_of_the_variable_is_an_error(folder: Path) -> None:
     program = (
         "import os, acclimate.compat.deepspeed as d; os.environ['ACCLIMATE_DEEPSPEED'] = 'yes'; d.start()"
@@ -132,6 +136,7 @@ def test_an_impossible_value_of_the_variable_is_an_error(folder: Path) -> None:
     assert 'must be 0, 1 or names. Value "yes" is not supported.' in run(folder, "-c", program).stderr
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_the_two_options_contradict_each_other(folder: Path) -> None:
     done = run(folder, "-m", "acclimate", "run", "--deepspeed", "--deepspeed_names", "train.py")
     assert done.returncode != 0

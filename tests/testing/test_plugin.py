@@ -7,7 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fresh_process import plain_environment
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 
 OWN_TEST = """
 import os
