@@ -169,3 +169,14 @@ def test_every_part_of_a_test_for_cudas_own_function_stays(target: str) -> None:
 def test_a_variable_that_the_file_sets_too_is_still_the_one_that_it_reads(source: str) -> None:
     source = f"import os\n{source}"
     assert ported(source) == source
+
+
+@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@pytest.mark.parametrize("given", ["0", "rank", "torch.cuda.current_device()", "torch.device('cpu')", ""])
+def test_a_storage_is_moved_by_keyword(target: str, given: str) -> None:
+    source = (
+        f"import torch\n\n\ndef f(p, rank):\n    torch.load(p, map_location=lambda s, _: s.cuda({given}))\n"
+    )
+    text = ported(source, target)
+    assert "lambda s, _: s.to(device=" in text
+    assert port_text(text, Settings(target, unsafe=True)).text == text

@@ -45,6 +45,25 @@ def _is_torch_object(file: SourceFile, node: cst.CSTNode) -> bool:
     return file.values.of(node).kind in (Kind.TENSOR, Kind.MODULE) and file.values.of(node).certain
 
 
+def _is_storage(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether something is a storage, whose ``to`` takes the device by keyword only.
+
+    ``map_location`` gives one to its function: ``torch.load(f, map_location=lambda storage, loc: storage.cuda())``.
+    """
+    if not isinstance(node, cst.Name):
+        return False
+    around = file.tree.function(node)
+    holder = file.tree.parent(around) if around is not None else None
+    if isinstance(around, cst.Lambda) and isinstance(holder, cst.Arg):
+        given = [each.name.value for each in around.params.params]
+        is_location = holder.keyword is not None and holder.keyword.value == "map_location"
+        call = file.tree.parent(holder)
+        is_load = isinstance(call, cst.Call) and file.tree.qualified(call.func) == "torch.load"
+        if (is_location or is_load) and given[:1] == [node.value]:
+            return True
+    return node.value in ("storage", "untyped_storage")
+
+
 class CudaMethod(Rule):
     """``x.cuda()``."""
 
@@ -96,7 +115,11 @@ A class that offers `cuda` to its users keeps it, and so do calls on its objects
         unsafe = "" if _is_torch_object(file, receiver) else "it may be neither a tensor nor a module"
         if file.target.name == "torch" and file.runs_at_import(node):
             unsafe = unsafe or AT_IMPORT
-        return self._call(file, node, node.func, unsafe)
+        finding = self._call(file, node, node.func, unsafe)
+        if finding.edits and positional(node) and _is_storage(file, receiver):
+            name = insert(file.span(node.args[0]).start, "device=")
+            finding.edits = (*finding.edits, name)
+        return finding
 
     def _definition(self, file: SourceFile, node: cst.FunctionDef) -> Finding | None:
         function = file.tree.parent(file.tree.parent(node) or node)
@@ -129,6 +152,7 @@ A class that offers `cuda` to its users keeps it, and so do calls on its objects
         if first is None:
             inside = file.span(node.args[0]).start if node.args else file.span(node).end - 1
             text = file.target.device_type + (", " if node.args else "")
+            text = f"device={text}" if _is_storage(file, function.value) else text
             if node.args:
                 return self.convert(
                     file, node, method, insert(inside, text), unsafe=unsafe, claims=(function,)
