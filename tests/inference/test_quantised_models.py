@@ -56,9 +56,20 @@ def test_a_quantised_model_gives_the_logits_of_its_unpacked_weights(tiny_folder:
     plain = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32).eval()
     model = acclimate.init_inference(tiny_folder, dtype="float32", quantize=scheme)
     assert isinstance(model, type(plain))
-    assert set(model.packing.packed) == {scheme}
+    assert set(model.packing.packed) == {scheme, "int8"}
     plain.load_state_dict(model.state_dict())
     assert difference(logits(model), logits(plain)) < ROUNDED_INPUTS
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_in_4_bits_embedding_and_output_head_keep_8(tiny_folder: Path, is_loaded: bool) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32).eval()
+    assert not plain.config.tie_word_embeddings
+    model = acclimate.init_inference(plain if is_loaded else tiny_folder, quantize="int4")
+    schemes = {name: m.packed.scheme for name, m in model.named_modules() if hasattr(m, "packed")}
+    tables = {"model.embed_tokens", "lm_head"}
+    assert {name for name, scheme in schemes.items() if scheme == "int8"} == tables
+    assert {scheme for name, scheme in schemes.items() if name not in tables} == {"int4"}
 
 
 def test_every_linear_module_and_the_embedding_of_a_quantised_model_are_packed(quantised: Any) -> None:

@@ -276,6 +276,7 @@ class SliceLoader:
             with self.ranks.all_or_none():
                 if plan is not None:
                     model = _apply(model, plan, self.ranks)
+            packer.find_tables(model)
             with self.ranks.all_or_none(), memory_errors(self.accelerator, f"the model {folder.name}"):
                 self._fill(folder, model, tensors, plan, packer)
                 for file in files:

@@ -68,6 +68,19 @@ class Packer:
     """The number of weights of each scheme."""
     dense: dict[str, str] = field(default_factory=dict)
     """The names of matrices that stayed dense, each with the reason."""
+    _tables: frozenset[int] = frozenset()
+
+    def find_tables(self, model: Any) -> None:
+        """Notes which modules of a model are its vocabulary's: of ``int4`` these get 8 bits.
+
+        An error in a row of the output head changes every token's chance: in 4 bits it costs most of what
+        4 bits cost.
+        """
+        import torch
+
+        found = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+        head = getattr(model, "get_output_embeddings", lambda: None)()
+        self._tables = frozenset(id(module) for module in [*found, head])
 
     def pack(self, each: Slice, device: str) -> bool:
         """Packs one slice into its modules; returns whether it did."""
@@ -92,6 +105,7 @@ class Packer:
         """Packs the weights of a model that has been loaded, one after the other."""
         from acclimate.inference.slices import Slice
 
+        self.find_tables(model)
         found: dict[int, Slice] = {}
         for prefix, module in model.named_modules():
             for leaf, parameter in module._parameters.items():
@@ -107,8 +121,9 @@ class Packer:
 
         if self.scheme is None:
             return self._blocks(each)
+        is_table = any(id(module) in self._tables for module, _ in each.places)
         try:
-            return PackedWeight.quantize(each.read(self.source), self.scheme)
+            return PackedWeight.quantize(each.read(self.source), "int8" if is_table else self.scheme)
         except WeightError as error:
             self.dense[each.name] = str(error)
             return None
