@@ -2,166 +2,12 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include "arguments.h"
 #include "gloo_link.h"
-#include "tensors.h"
+#include "turn.h"
 
 namespace acclimate_comm {
-namespace {
-
 using std::chrono::milliseconds;
-
-Op op_of(const c10d::ReduceOp& op) {
-  const auto number = static_cast<uint8_t>(static_cast<c10d::ReduceOp::RedOpType>(op));
-  TORCH_CHECK(
-      number < static_cast<uint8_t>(Op::kNone),
-      "the backend shm reduces with SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR and BXOR, not with number ",
-      static_cast<int>(number));
-  return static_cast<Op>(number);
-}
-
-Call call_of(Kind kind, const at::Tensor& tensor, int root = 0, int op = static_cast<int>(Op::kNone)) {
-  return {static_cast<uint8_t>(kind),
-          static_cast<uint8_t>(op),
-          static_cast<uint8_t>(tensor.scalar_type()),
-          0,
-          static_cast<uint32_t>(root),
-          static_cast<uint64_t>(tensor.numel())};
-}
-
-int number_of(const c10d::ReduceOp& op) { return static_cast<c10d::ReduceOp::RedOpType>(op); }
-
-const at::Tensor& only(const Tensors& tensors) {
-  TORCH_CHECK(tensors.size() == 1, "the backend shm takes one tensor a call, and this one has ",
-              tensors.size());
-  return tensors[0];
-}
-
-const at::Tensor& first(const Tensors& tensors) {
-  static const at::Tensor nothing = at::empty({0});
-  return tensors.empty() ? nothing : tensors[0];
-}
-
-void check_like(const at::Tensor& tensor, const at::Tensor& other, const char* what) {
-  TORCH_CHECK(tensor.numel() == other.numel() && tensor.scalar_type() == other.scalar_type(), "each ", what,
-              " needs ", other.numel(), " elements of ", other.scalar_type(), ", and one has ",
-              tensor.numel(), " of ", tensor.scalar_type());
-}
-
-void check_count(size_t count, size_t needed, const char* what) {
-  TORCH_CHECK(count == needed, "as many ", what, " as ranks are needed, ", needed, ", and there are ", count);
-}
-
-void check_times(const at::Tensor& large, const at::Tensor& small, int64_t times, const char* large_name,
-                 const char* small_name) {
-  TORCH_CHECK(large.scalar_type() == small.scalar_type() && large.numel() == small.numel() * times, "the ",
-              large_name, " needs ", small.numel() * times, " elements of ", small.scalar_type(), ", ", times,
-              " times the ", small_name, ", and has ", large.numel(), " of ", large.scalar_type());
-}
-
-// Equal parts of a tensor in order, without the operators that views are made with.
-Targets parts_of(void* data, size_t bytes, int parts) {
-  Targets targets;
-  for (int part = 0; part < parts; part++) targets.push_back(static_cast<char*>(data) + part * bytes);
-  return targets;
-}
-
-[[noreturn]] void raise(const CommError& error) {
-  if (error.reason == Reason::kForked || error.reason == Reason::kSystem) TORCH_CHECK(false, error.what());
-  TORCH_CHECK_WITH(DistBackendError, false, error.what());
-}
-
-template <class T>
-std::vector<size_t> sizes_of(const at::Tensor& tensor, const std::vector<T>& splits, int ranks) {
-  std::vector<size_t> sizes;
-  if (splits.empty()) {
-    const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
-    TORCH_CHECK(rows % ranks == 0, "without split sizes, the first dimension is divided among ", ranks,
-                " ranks, and it is ", rows);
-    sizes.assign(ranks, tensor.numel() / ranks * tensor.element_size());
-    return sizes;
-  }
-  check_count(splits.size(), ranks, "split sizes");
-  const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
-  const int64_t row = rows == 0 ? 0 : tensor.numel() / rows * tensor.element_size();
-  int64_t total = 0;
-  for (const T split : splits) {
-    TORCH_CHECK(split >= 0, "a split size is ", split);
-    sizes.push_back(static_cast<size_t>(split * row));
-    total += split;
-  }
-  TORCH_CHECK(total == rows, "the split sizes add up to ", total, ", and the first dimension is ", rows);
-  return sizes;
-}
-
-}  // namespace
-
-// One collective under way. Until start() nothing was told to the other ranks.
-class ShmBackend::Turn {
- public:
-  Turn(Transport& group, const Call& call, milliseconds timeout, bool is_background)
-      : group(group), call_(call), timeout_(timeout), is_background_(is_background) {}
-
-  void start(const Call& call) {
-    group.begin(call, timeout_, is_background_);
-    has_started_ = true;
-  }
-  void start() { start(call_); }
-  // The arguments are wrong: the other ranks are told, unless they were before.
-  void refuse() {
-    if (!has_started_) group.refuse(call_, timeout_, is_background_);
-  }
-
-  Transport& group;
-
- private:
-  Call call_;
-  milliseconds timeout_;
-  bool is_background_;
-  bool has_started_ = false;
-};
-
-struct ShmBackend::Outline {
-  // Options: any of c10d's, which all have a time-out and say whether the call is asynchronous.
-  template <class Options>
-  Outline(c10d::OpType type, const char* title, const Call& call, const Options& options, Tensors outputs)
-      : type(type),
-        title(title),
-        call(call),
-        timeout(options.timeout),
-        is_async(options.asyncOp),
-        outputs(std::move(outputs)) {}
-
-  c10d::OpType type;
-  const char* title;
-  Call call;
-  milliseconds timeout;
-  bool is_async;
-  Tensors outputs;
-};
-
-template <class Body>
-WorkPointer ShmBackend::run(Outline outline, Body body) {
-  calls_++;
-  const bool may_wait = !outline.is_async;
-  auto work = c10::make_intrusive<ShmWork>(rank_, outline.type, outline.title, std::move(outline.outputs));
-  const auto turn_of = [this, call = outline.call, timeout = outline.timeout](bool is_background) {
-    return Turn(*transport_, call, timeout, is_background);
-  };
-  queue_.run(work, may_wait, [turn_of, body = std::move(body)](bool is_background) {
-    Turn turn = turn_of(is_background);
-    try {
-      try {
-        body(turn);
-      } catch (const c10::Error&) {
-        turn.refuse();
-        throw;
-      }
-    } catch (const CommError& error) {
-      raise(error);
-    }
-  });
-  return work;
-}
 
 ShmBackend::ShmBackend(std::unique_ptr<Transport> transport, milliseconds timeout)
     : Backend(transport->rank(), transport->size()),
@@ -275,20 +121,6 @@ WorkPointer ShmBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& i
     scatter_sums(turn, only(outputs), inputs[0], op_of(op));
   });
 }
-
-namespace {
-
-// The part of an input for each rank, as many elements as the output has.
-Tensors rows_for(const at::Tensor& output, const at::Tensor& input, int parts) {
-  // An output without elements has inputs without elements, which have no rows.
-  if (output.numel() == 0) return Tensors(parts, output);
-  const at::Tensor line = flat(input).reshape({parts, -1});
-  Tensors rows;
-  for (int part = 0; part < parts; part++) rows.push_back(line.select(0, part));
-  return rows;
-}
-
-}  // namespace
 
 WorkPointer ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                              const c10d::ReduceScatterOptions& options) {
@@ -468,16 +300,6 @@ WorkPointer ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
     target.finish();
   });
 }
-
-namespace {
-
-Call exchange_of(const at::Tensor& tensor) {
-  Call call = call_of(Kind::kAllToAll, tensor);
-  call.numel = 0;  // ranks may give different numbers; pair by pair they are compared
-  return call;
-}
-
-}  // namespace
 
 WorkPointer ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                       std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,

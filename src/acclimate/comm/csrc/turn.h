@@ -1,0 +1,77 @@
+// How the backend runs a collective: in its caller's thread or in the background, with errors as torch's.
+#pragma once
+
+#include "arguments.h"
+#include "backend.h"
+
+namespace acclimate_comm {
+
+// One collective under way. Until start() nothing was told to the other ranks.
+class ShmBackend::Turn {
+ public:
+  Turn(Transport& group, const Call& call, std::chrono::milliseconds timeout, bool is_background)
+      : group(group), call_(call), timeout_(timeout), is_background_(is_background) {}
+
+  void start(const Call& call) {
+    group.begin(call, timeout_, is_background_);
+    has_started_ = true;
+  }
+  void start() { start(call_); }
+  // The arguments are wrong: the other ranks are told, unless they were before.
+  void refuse() {
+    if (!has_started_) group.refuse(call_, timeout_, is_background_);
+  }
+
+  Transport& group;
+
+ private:
+  Call call_;
+  std::chrono::milliseconds timeout_;
+  bool is_background_;
+  bool has_started_ = false;
+};
+
+struct ShmBackend::Outline {
+  // Options: any of c10d's, which all have a time-out and say whether the call is asynchronous.
+  template <class Options>
+  Outline(c10d::OpType type, const char* title, const Call& call, const Options& options, Tensors outputs)
+      : type(type),
+        title(title),
+        call(call),
+        timeout(options.timeout),
+        is_async(options.asyncOp),
+        outputs(std::move(outputs)) {}
+
+  c10d::OpType type;
+  const char* title;
+  Call call;
+  std::chrono::milliseconds timeout;
+  bool is_async;
+  Tensors outputs;
+};
+
+template <class Body>
+WorkPointer ShmBackend::run(Outline outline, Body body) {
+  calls_++;
+  const bool may_wait = !outline.is_async;
+  auto work = c10::make_intrusive<ShmWork>(rank_, outline.type, outline.title, std::move(outline.outputs));
+  const auto turn_of = [this, call = outline.call, timeout = outline.timeout](bool is_background) {
+    return Turn(*transport_, call, timeout, is_background);
+  };
+  queue_.run(work, may_wait, [turn_of, body = std::move(body)](bool is_background) {
+    Turn turn = turn_of(is_background);
+    try {
+      try {
+        body(turn);
+      } catch (const c10::Error&) {
+        turn.refuse();
+        throw;
+      }
+    } catch (const CommError& error) {
+      raise(error);
+    }
+  });
+  return work;
+}
+
+}  // namespace acclimate_comm
