@@ -959,7 +959,7 @@ def test_captures_in_two_threads_do_not_mix() -> None:
         with ACC.capture_to_graph(graph):
             y = x
             for _ in range(50):
-                barrier.wait(10)
+                barrier.wait(60)
                 y = y * 1.0 + number
         x.fill_(100.0)
         ACC.replay_graph(graph)

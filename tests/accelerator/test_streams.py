@@ -143,12 +143,12 @@ def test_two_threads_in_one_stream_each_come_out_where_they_were(cpu: CPUAcceler
     def other() -> None:
         with theirs, shared:
             inside.set()
-            leave.wait(10)
+            leave.wait(60)
 
     thread = threading.Thread(target=other)
     with shared:
         thread.start()
-        assert inside.wait(10)
+        assert inside.wait(60)
     try:
         assert cpu.current_stream() is cpu.default_stream()
     finally:

@@ -256,7 +256,7 @@ def end_of(hosts: network_hosts.NetworkHosts, killed: list[int]) -> list[Told]:
         time.sleep(0.3)
         for rank in killed:
             with_end.kill(rank, signal.SIGKILL)
-        return [with_end.hear(rank, 30) for rank in others]
+        return [with_end.hear(rank, 60) for rank in others]
     finally:
         with_end.stop()
 
