@@ -91,6 +91,7 @@ def test_a_name_that_is_no_backend_is_not_compared_with_one() -> None:
         ('from flash_attn import f\n\nok = x.device.type == "cuda"\n', f'x.device.type == {TYPE} != "cpu"'),
         ('from .ops import scan_kernel\n\nok = device == "cuda"\n', f'device == {TYPE} != "cpu"'),
         ('pin = device == "cuda"\nbuffer = torch.empty(1, pin_memory=pin)\n', f'device == {TYPE} != "cpu"'),
+        ('use_cuda = "cuda" in device\nmodel.convert(use_cuda)\n', f'{TYPE} in device != "cpu"'),
         ('loader = load(pin_memory=device.type == "cuda")\n', f'device.type == {TYPE} != "cpu"'),
         ("chosen = self.gpu_config if q.is_cuda else self.cpu_config\n", '(q.device.type != "cpu") else'),
         ('if device == "cuda":\n    a()\nelse:\n    filter_cpu(x)\n', f'if device == {TYPE} != "cpu":'),

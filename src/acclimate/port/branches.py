@@ -15,6 +15,7 @@ _KERNEL_MODULES = {
     *("transformer_engine", "causal_conv1d", "mamba_ssm"),
 }
 _KERNELS = re.compile(r"^kernels?$|_kernels?$|^triton_|_triton$")
+_NAME_OF_CUDA = re.compile(r"cuda|gpu", re.IGNORECASE)
 _NAME_OF_HOST = re.compile(r"^cpu_|_cpu$|_cpu_")
 
 
@@ -77,7 +78,10 @@ def _pins(file: SourceFile, node: cst.CSTNode) -> bool:
         or not isinstance(at.targets[0].target, cst.Name)
     ):
         return False
-    return any(_is_pinning(file.tree.parent(use)) for use in file.tree.accesses(at.targets[0].target))
+    name = at.targets[0].target
+    if _NAME_OF_CUDA.search(name.value):
+        return True  # whoever reads `use_cuda` means other hardware than a host
+    return any(_is_pinning(file.tree.parent(use)) for use in file.tree.accesses(name))
 
 
 def _is_pinning(argument: cst.CSTNode | None) -> bool:
