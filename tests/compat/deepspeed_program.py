@@ -2,7 +2,10 @@
 
     python deepspeed_program.py FOLDER SETTING...
 
-A setting is "stage,offload,dtype", such as "3,nvme,bf16". Started with a launcher, rank 0 prints.
+A setting is "stage,offload,dtype", such as "3,nvme,bf16". "3,none,fp32,save" saves a checkpoint in FOLDER
+and goes on, and "3,none,fp32,load" goes on from there; both print the losses after the checkpoint.
+"infer,none,fp32" computes with a language model that is split over the ranks. Started with a launcher,
+rank 0 prints.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 STEPS = 5
+CHECKPOINT_AT = 4
 
 
 def configuration(stage: int, offload: str, dtype: str, folder: Path) -> dict[str, Any]:
@@ -42,27 +46,59 @@ def train(setting: str, folder: Path) -> dict[str, Any]:
     import torch
     from deepspeed.accelerator import get_accelerator
 
-    stage, offload, dtype = setting.split(",")
+    stage, offload, dtype, *checkpoint = setting.split(",")
     torch.manual_seed(0)
+    if stage == "infer":
+        return infer(getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[dtype]))
     layers = torch.nn
     model = layers.Sequential(layers.Linear(64, 128), layers.GELU(), layers.Linear(128, 8))
     config = configuration(int(stage), offload, dtype, folder)
     engine, *_ = deepspeed.initialize(model=model, config=config, model_parameters=model.parameters())
     generator = torch.Generator().manual_seed(1 + torch.distributed.get_rank())
     losses = []
-    for _ in range(STEPS):
+    if checkpoint == ["load"]:
+        engine.load_checkpoint(folder, f"stage{stage}")
+    for step in range(STEPS if not checkpoint else 2 * CHECKPOINT_AT):
         x, y = (torch.randn(8, width, generator=generator).to(engine.device) for width in (64, 8))
+        if checkpoint == ["load"] and step < CHECKPOINT_AT:
+            continue  # these steps are in the checkpoint
         output = engine(x.to(torch.bfloat16 if dtype == "bf16" else torch.float32))
         loss = torch.nn.functional.mse_loss(output.float(), y)
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
+        if checkpoint == ["save"] and step == CHECKPOINT_AT - 1:
+            engine.save_checkpoint(folder, f"stage{stage}")
+            losses.clear()
     builder = get_accelerator().get_op_builder("CPUAdamBuilder")
     return {
         "losses": losses,
         "device": str(engine.device),
         "accelerator": type(get_accelerator()).__name__,
         "builder": builder.__mro__[1].__module__,
+    }
+
+
+def infer(dtype: Any) -> dict[str, Any]:
+    """Returns some of the logits of a small random model, and the next tokens."""
+    import deepspeed
+    import torch
+    from deepspeed.accelerator import get_accelerator
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 96}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads)).to(dtype).eval()
+    ranks = int(os.environ["WORLD_SIZE"])
+    engine = deepspeed.init_inference(model, dtype=dtype, tensor_parallel={"tp_size": ranks})
+    device = get_accelerator().current_device_name()
+    with torch.no_grad():
+        logits = engine(torch.arange(8).view(1, 8).to(device)).logits[0].float().cpu()
+    return {
+        "losses": [*logits[-1, :8].tolist(), *logits.argmax(-1).tolist()],
+        "device": device,
+        "accelerator": type(get_accelerator()).__name__,
+        "builder": type(engine.module).__module__,
     }
 
 
