@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--model", help="a folder, a .gguf file or a hub id; default: the demo model")
     arguments = parser.parse_args()
-    folder = find_model(arguments.model, "bfloat16").folder
+    folder = find_model(arguments.model, lambda: "bfloat16").folder
     peer = str(deepspeed_python())
     pythons = {"acclimate": sys.executable, "deepspeed": peer, "transformers": sys.executable}
     measured: dict[str, list[dict[str, Any]]] = {kind: [] for kind in pythons}

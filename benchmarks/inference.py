@@ -73,7 +73,7 @@ def main() -> int:
         "--only", nargs="*", default=[], help=f"names of systems; default: all but {', '.join(SLOW)}"
     )
     options = parser.parse_args()
-    folder, file = find_model(None, "bfloat16").folder, find_model(None, BLOCKS).gguf
+    folder, file = find_model(None, lambda: "bfloat16").folder, find_model(None, lambda: BLOCKS).gguf
     chosen = options.only or [name for name in (*OURS, *PEERS) if name not in SLOW]
     systems = [name for name in (*OURS, *PEERS) if name in chosen]
     present = [name for name in systems if _python(name) is not None]

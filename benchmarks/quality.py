@@ -108,7 +108,7 @@ def measure(model: str | None, size: int) -> dict[str, Any]:
     """All figures."""
     from transformers import AutoModelForCausalLM
 
-    folder = find_model(model, "bfloat16").folder
+    folder = find_model(model, lambda: "bfloat16").folder
     tokenizer = load_tokenizer(folder, False)
     tokens = tokenizer.encode(prose(size))
     start = tokens[0] if tokens[:1] == tokenizer.encode("a")[:1] else None

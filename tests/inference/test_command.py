@@ -165,6 +165,13 @@ def test_no_such_folder(acclimate: Run, tmp_path: Path) -> None:
     assert_one_line_error(acclimate(PROMPT, "--model", "./no/such/file.gguf"), "file.gguf")
 
 
+def test_a_name_of_no_model_is_answered_before_kernels_are_compiled(
+    acclimate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("acclimate.inference.packing.has_kernels", lambda device: pytest.fail("compiled"))
+    assert_one_line_error(acclimate(PROMPT, "--model", str(tmp_path / "no" / "model.gguf")), "model.gguf")
+
+
 def test_a_folder_without_a_model(acclimate: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert_one_line_error(acclimate(PROMPT, "--model", str(tmp_path / "empty")), "empty", "config.json")

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -109,7 +110,7 @@ def _initialized(
         chosen = _dtype(accelerator, dtype, model)
     if not isinstance(model, (str, os.PathLike)):
         return _split_loaded(model, chosen, accelerator, ranks, plan, verify, quantize)
-    form = gguf_form(dtype, quantize, chosen, accelerator.current_device_name())
+    form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
     load = SliceLoader(accelerator, ranks, chosen, plan, verify, trust_remote_code, ignore_extra, quantize)
     return load.from_files(model, form)
 
@@ -141,7 +142,7 @@ def load_split_model(
     with ranks.all_or_none():
         chosen = _dtype(accelerator, dtype, model)
     load = SliceLoader(accelerator, ranks, chosen, trust_remote_code=trust_remote_code, quantize=quantize)
-    form = gguf_form(dtype, quantize, chosen, accelerator.current_device_name())
+    form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
     module = load.from_files(model, form, with_tokenizer=True)
     folder = module.whole.folder
     with ranks.all_or_none():
@@ -221,13 +222,17 @@ class SliceLoader:
         self.trust_remote_code, self.ignore_extra = trust_remote_code, ignore_extra
 
     def from_files(
-        self, model: str | os.PathLike[str] | None, form: str, *, with_tokenizer: bool = False
+        self,
+        model: str | os.PathLike[str] | None,
+        form: Callable[[], str],
+        *,
+        with_tokenizer: bool = False,
     ) -> Any:
         """Finds a model's files, and loads them; a damaged folder in the cache is made once more.
 
         Args:
             model: as :func:`acclimate.inference.load_model` takes it.
-            form: what a GGUF file is converted to.
+            form: says what a GGUF file is converted to.
             with_tokenizer: whether the model has to have a tokenizer.
         """
 

