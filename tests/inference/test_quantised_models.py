@@ -62,14 +62,15 @@ def test_a_quantised_model_gives_the_logits_of_its_unpacked_weights(tiny_folder:
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])
-def test_in_4_bits_embedding_and_output_head_keep_8(tiny_folder: Path, is_loaded: bool) -> None:
+def test_in_4_bits_the_vocabulary_and_matrices_that_narrow_keep_8(tiny_folder: Path, is_loaded: bool) -> None:
     plain = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32).eval()
     assert not plain.config.tie_word_embeddings
     model = acclimate.init_inference(plain if is_loaded else tiny_folder, quantize="int4")
     schemes = {name: m.packed.scheme for name, m in model.named_modules() if hasattr(m, "packed")}
-    tables = {"model.embed_tokens", "lm_head"}
-    assert {name for name, scheme in schemes.items() if scheme == "int8"} == tables
-    assert {scheme for name, scheme in schemes.items() if name not in tables} == {"int4"}
+    in_4_bits = {name.rpartition(".")[2] for name, scheme in schemes.items() if scheme == "int4"}
+    assert in_4_bits == {"q_proj", "o_proj", "gate_proj", "up_proj"}
+    in_8_bits = {name.rpartition(".")[2] for name, scheme in schemes.items() if scheme == "int8"}
+    assert in_8_bits == {"embed_tokens", "lm_head", "k_proj", "v_proj", "down_proj"}
 
 
 def test_every_linear_module_and_the_embedding_of_a_quantised_model_are_packed(quantised: Any) -> None:

@@ -179,13 +179,14 @@ def _split_loaded(
                 f"{type(model).__name__}"
             )
         whole = Whole.of(model)
+        packer = Packer(quantize, f"the model {type(model).__name__}")
+        packer.find_sensitive(model)
     made = _make_plan(model, ranks, user_plan, verify)
     with ranks.all_or_none(), memory_errors(accelerator, f"the model {type(model).__name__}"):
         if made is not None:
             model = _apply(model, made, ranks)
         device = accelerator.current_device_name()
         model = model.to(device=device, dtype=dtype)
-        packer = Packer(quantize, f"the model {type(model).__name__}")
         if quantize is not None:
             packer.pack_loaded(model, device)
     return _finished(model, made, ranks, whole, packer)
@@ -276,12 +277,12 @@ class SliceLoader:
             self._check_same(folder, [file.identity for file in files])
             with self.ranks.all_or_none():
                 whole = Whole.of(model, folder)
+                packer.find_sensitive(model)
                 tensors = take_tensors(model)
             plan = _make_plan(model, self.ranks, self.user_plan, self.verify)
             with self.ranks.all_or_none():
                 if plan is not None:
                     model = _apply(model, plan, self.ranks)
-            packer.find_tables(model)
             with self.ranks.all_or_none(), memory_errors(self.accelerator, f"the model {folder.name}"):
                 self._fill(folder, model, tensors, plan, packer)
                 for file in files:

@@ -68,19 +68,28 @@ class Packer:
     """The number of weights of each scheme."""
     dense: dict[str, str] = field(default_factory=dict)
     """The names of matrices that stayed dense, each with the reason."""
-    _tables: frozenset[int] = frozenset()
+    _sensitive: frozenset[str] = frozenset()
 
-    def find_tables(self, model: Any) -> None:
-        """Notes which modules of a model are its vocabulary's: of ``int4`` these get 8 bits.
+    def find_sensitive(self, model: torch.nn.Module) -> None:
+        """Notes which parameters of a whole model lose most in 4 bits: ``int4`` leaves them 8.
 
-        An error in a row of the output head changes every token's chance: in 4 bits it costs most of what
-        4 bits cost.
+        These are the tables of the vocabulary, where an error in a row of the output head changes every
+        token's chance, and the matrices that give fewer numbers than they read (values, attention's output,
+        the MLP's output): no later layer makes an average of their errors before they are added to what all
+        layers read. ``benchmarks/quality.py`` measures what it is worth.
         """
         import torch
 
-        found = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
         head = getattr(model, "get_output_embeddings", lambda: None)()
-        self._tables = frozenset(id(module) for module in [*found, head])
+        found = set()
+        for prefix, module in model.named_modules():
+            is_table = module is head or isinstance(module, torch.nn.Embedding)
+            for leaf, parameter in module._parameters.items():
+                if parameter is not None and parameter.dim() == 2:
+                    rows, columns = parameter.shape
+                    if is_table or rows < columns:
+                        found.add(f"{prefix}.{leaf}" if prefix else leaf)
+        self._sensitive = frozenset(found)
 
     def pack(self, each: Slice, device: str) -> bool:
         """Packs one slice into its modules; returns whether it did."""
@@ -102,10 +111,9 @@ class Packer:
         return True
 
     def pack_loaded(self, model: torch.nn.Module, device: str) -> None:
-        """Packs the weights of a model that has been loaded, one after the other."""
+        """Packs the weights of a model that has been loaded, and perhaps split, one after the other."""
         from acclimate.inference.slices import Slice
 
-        self.find_tables(model)
         found: dict[int, Slice] = {}
         for prefix, module in model.named_modules():
             for leaf, parameter in module._parameters.items():
@@ -121,9 +129,9 @@ class Packer:
 
         if self.scheme is None:
             return self._blocks(each)
-        is_table = any(id(module) in self._tables for module, _ in each.places)
+        scheme = "int8" if each.name in self._sensitive else self.scheme
         try:
-            return PackedWeight.quantize(each.read(self.source), "int8" if is_table else self.scheme)
+            return PackedWeight.quantize(each.read(self.source), scheme)
         except WeightError as error:
             self.dense[each.name] = str(error)
             return None
