@@ -123,6 +123,17 @@ int64_t bytes_of(const Weight& weight) {
                                         : (weight.n + group_rows - 1) / group_rows * weight.stride;
 }
 
+// As run_threads, on torch's threads. Our own look for work for a while after a call, and so do torch's: work
+// that alternates with long operators of torch is slower by half when both look on the same cores.
+template <class Function>
+void run_torch_threads(int threads, Function& function) {
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
+    for (int64_t thread = first; thread < last; ++thread) {
+      function(static_cast<int>(thread), threads);
+    }
+  });
+}
+
 // Memory for prepared inputs, aligned, kept by each thread for its next call.
 void* input_memory(size_t bytes) {
   thread_local std::vector<uint8_t> memory;
@@ -156,8 +167,8 @@ struct Rows {
   }
 };
 
-// Calls finish(thread, first input, inputs, first row, rows, results) for tiles of results in float32. Many inputs
-// are multiplied 16 at a time by a tile of rows that stays in the cache.
+// Calls finish(thread, first input, inputs, first row, rows, results) for tiles of results in float32. Many
+// inputs are multiplied 16 at a time by a tile of rows that stays in the cache.
 template <class Finish>
 void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
   constexpr int64_t most_parts = 32, cached_bytes = 256 << 10;
@@ -177,7 +188,7 @@ void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
                                std::min(max_rows, count - first), rows.k, memory + part * part_bytes);
       }
     };
-    run_threads(parts == 1 ? 1 : threads_for(count * rows.k * bytes_of(rows.dtype)), prepare_parts);
+    run_torch_threads(parts == 1 ? 1 : threads_for(count * rows.k * bytes_of(rows.dtype)), prepare_parts);
     const int64_t cached_rows = cached_bytes / row_bytes / group_rows * group_rows;
     const int64_t tile = parts == 1 ? tile_rows : std::clamp(cached_rows, group_rows, tile_rows);
     auto work = [&](int thread, int threads) {
@@ -191,7 +202,11 @@ void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
         }
       }
     };
-    run_threads(threads_for(bytes_of(weight)), work);
+    if (parts == 1) {
+      run_threads(threads_for(bytes_of(weight)), work);
+    } else {
+      run_torch_threads(threads_for(bytes_of(weight)), work);
+    }
   }
 }
 
@@ -251,7 +266,7 @@ Tensor values(const Tensor& data, int64_t scheme, int64_t n, int64_t k, ScalarTy
       }
     }
   };
-  run_threads(threads_for(bytes_of(weight)), work);
+  run_torch_threads(threads_for(bytes_of(weight)), work);
   return result;
 }
 
