@@ -172,7 +172,9 @@ def measure(run: Run, prompt_tokens: int, new_tokens: int) -> dict[str, float]:
         run(batch, length, 2)
         first = sorted(_seconds(run, batch, length, 1) for _ in range(ROUNDS))[ROUNDS // 2]
         whole = sorted(_seconds(run, batch, length, 1 + new_tokens) for _ in range(ROUNDS))[ROUNDS // 2]
-        figures[f"decode {batch}"] = batch * new_tokens / max(whole - first, 1e-9)
+        if whole <= first:
+            raise RuntimeError("other work took so much time that more tokens took less: measure again")
+        figures[f"decode {batch}"] = batch * new_tokens / (whole - first)
         if batch == 1:
             figures["prefill"] = prompt_tokens / first
     figures["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
