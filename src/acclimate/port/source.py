@@ -188,17 +188,17 @@ class SourceFile:
     def _cuda_functions(self) -> list[tuple[Span, str]]:
         """Calls of functions, not torch's, whose names, or whose bodies here, say that they are CUDA's."""
         functions = [
-            (node, node.func)
+            (self.tree.span(node), name, node.func)
             for node in self.tree.nodes
             if isinstance(node, cst.Call)
             and not (self.tree.qualified(node.func) or "").startswith("torch.")
-            and dotted(node.func)
+            and (name := dotted(node.func))
         ]
-        calls = [(self.tree.span(node), dotted(function)) for node, function in functions]
+        calls = [(span, name) for span, name, _ in functions]
         found = [
-            (self.tree.span(node), dotted(function))
-            for node, function in functions
-            if _is_cuda_function(dotted(function)) or self._is_compiled(function)
+            (span, name)
+            for span, name, function in functions
+            if _is_cuda_function(name) or self._is_compiled(function)
         ]
         own = {
             node.name.value

@@ -24,7 +24,7 @@ _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
 _WITH_HELPER = f"import torch\n\n\n{HELPER}\n\n"
 _DEVICE = re.compile(r"cuda(?::(\d+))?$")
 AT_IMPORT = "it asks for the device when the module is imported"
-_BRANCH = "on a CPU the answer changes with what the program does there"
+HOST_CHANGES = "on a CPU the answer changes with what the program does there"
 _OTHERS = "other accelerators take the branch that was CUDA's"
 
 
@@ -350,7 +350,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         )
         if file.target.name == "acclimate" and not is_fallback:
             parts = (file.target.device_type,) if index is None else file.device_at(index)
-            edits, unsafe = [replace(file.span(literal), *parts)], _BRANCH
+            edits, unsafe = [replace(file.span(literal), *parts)], HOST_CHANGES
             if isinstance(operator, (cst.Equal, cst.In)) and keeps_host_out(file, node):
                 edits, unsafe = (
                     [*edits, _and_not_host(file, literal, file.span(target.comparator).end)],
@@ -363,7 +363,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         if index is not None:
             parts = file.device_at(index)
             return self.convert(
-                file, node, replace(file.span(literal), *parts), unsafe=_BRANCH, claims=(literal,)
+                file, node, replace(file.span(literal), *parts), unsafe=HOST_CHANGES, claims=(literal,)
             )
         quote = file.quote(literal)
         left, right = file.span(node.left), file.span(target.comparator)
@@ -372,7 +372,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             replace(file.span(literal), host),
             replace(Span(left.end, right.start), f" {flipped} "),
         ]
-        unsafe = _OTHERS if is_fallback else _BRANCH
+        unsafe = _OTHERS if is_fallback else HOST_CHANGES
         return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
 
     def _case(self, file: SourceFile, node: cst.MatchCase) -> Finding | None:
@@ -397,7 +397,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             guard = file.span(node.guard)
             between = Span(file.span(node.pattern).end, guard.start)
             edits += [replace(between, " and ("), insert(guard.end, ")")]
-        return self.convert(file, literal, *edits, unsafe=_BRANCH)
+        return self.convert(file, literal, *edits, unsafe=HOST_CHANGES)
 
     def _members(
         self, file: SourceFile, node: cst.Comparison, holder: cst.Tuple | cst.List | cst.Set
@@ -408,7 +408,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         if not is_device_like(file, node.left):
             return self.exempt(file, found[0], "nothing shows that a device is compared", tuple(found))
         edits = tuple(replace(file.span(each), file.target.device_type) for each in found)
-        return self.convert(file, node, *edits, unsafe=_BRANCH, claims=tuple(found))
+        return self.convert(file, node, *edits, unsafe=HOST_CHANGES, claims=tuple(found))
 
     def _start(self, file: SourceFile, call: cst.Call) -> Finding | None:
         if (
@@ -426,7 +426,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             return self.left(file, call, "a host's name has no index", (literal,))
         if file.target.name == "acclimate":
             edit = replace(file.span(literal), file.target.device_type)
-            return self.convert(file, call, edit, unsafe=_BRANCH, claims=(literal,))
+            return self.convert(file, call, edit, unsafe=HOST_CHANGES, claims=(literal,))
         quote = file.quote(literal)
         place = file.span(call)
         edits = (
@@ -434,7 +434,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             replace(file.span(literal), f"{quote}cpu{quote}"),
             insert(place.end, ")"),
         )
-        return self.convert(file, call, *edits, unsafe=_BRANCH, claims=(literal,))
+        return self.convert(file, call, *edits, unsafe=HOST_CHANGES, claims=(literal,))
 
 
 def _and_not_host(file: SourceFile, literal: cst.CSTNode, end: int) -> Edit:

@@ -8,7 +8,7 @@ import libcst as cst
 
 from acclimate.port.edits import insert, replace
 from acclimate.port.rules.base import Example, Finding, Rule, is_assigned, without_argument
-from acclimate.port.rules.devices import AT_IMPORT, HELPER
+from acclimate.port.rules.devices import AT_IMPORT, HELPER, HOST_CHANGES
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
 from acclimate.port.tree import called_name, keyword, positional, string_value, walk
@@ -19,7 +19,6 @@ _WITH_HELPER = f"import torch\n\n\n{HELPER}\n\n"
 _TAKES_BACKEND_FIRST = {"init_process_group", "init_distributed", "is_backend_available"}
 _TAKES_BACKEND = {*_TAKES_BACKEND_FIRST, "new_group", "new_subgroups", "init_process_group_wrapper"}
 _OPTION = re.compile(r"backend$", re.IGNORECASE)
-_BRANCH = "on a CPU the answer changes with what the program does there"
 
 
 class CommunicationBackend(Rule):
@@ -97,7 +96,7 @@ device, since torch refuses a device that is named twice."""
             call = file.tree.parent(at)
             return self._argument(call, at) if isinstance(call, cst.Call) else None
         if isinstance(at, (cst.Comparison, cst.ComparisonTarget)):
-            return _BRANCH if _compares_backend(file, at) else None
+            return HOST_CHANGES if _compares_backend(file, at) else None
         if isinstance(at, cst.Param):
             return "" if BACKEND_NAME.search(at.name.value) else None
         if isinstance(at, (cst.Assign, cst.AnnAssign)):
