@@ -80,6 +80,8 @@ class Packer:
         """
         import torch
 
+        if self.scheme != "int4":
+            return
         head = getattr(model, "get_output_embeddings", lambda: None)()
         found = set()
         for prefix, module in model.named_modules():
