@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -70,7 +71,8 @@ def report(folder: Path, measured: dict[str, list[dict[str, Any]]], loads: list[
     """Prints the figures, and records those of the demo model."""
 
     def median(kind: str, name: str) -> float:
-        return statistics.median(each[name] for each in measured[kind])
+        known = [each[name] for each in measured[kind] if each[name] is not None]
+        return statistics.median(known) if known else math.nan
 
     kinds = list(measured)
     console = Console()
@@ -84,11 +86,17 @@ def report(folder: Path, measured: dict[str, list[dict[str, Any]]], loads: list[
     }
     for label, name in rows.items():
         scale = 1e3 if name == "token_s" else 1e-6 if name.endswith("bytes") else 1
-        table.add_row(label, *(f"{median(kind, name) * scale:.2f}" for kind in kinds))
+        figures = {kind: median(kind, name) * scale for kind in kinds}
+        table.add_row(label, *("-" if math.isnan(each) else f"{each:.2f}" for each in figures.values()))
     console.print(table)
+    for kind in kinds[1:]:
+        if error := measured[kind][0]["error"]:
+            console.print(f"{kind} cannot generate: {error}")
     console.print(f"load average of the machine: {min(loads):.1f} to {max(loads):.1f}")
     tokens = {kind: measured[kind][0]["tokens"] for kind in kinds}
     for kind in kinds[1:]:
+        if not tokens[kind]:
+            continue
         same = sum(a == b for a, b in zip(tokens["acclimate"], tokens[kind], strict=False))
         console.print(f"{same} of {len(tokens[kind])} tokens are those of {kind}")
     ours_bytes = median("acclimate", "own_bytes") + largest_tensor(folder)
@@ -125,7 +133,7 @@ def record(median: Callable[[str, str], float], peers: list[str]) -> None:
                 "gemma-3-270m greedy decode on 2 ranks",
                 "tokens/s",
                 1 / median("acclimate", "token_s"),
-                {kind: 1 / median(kind, "token_s") for kind in peers},
+                {kind: 1 / s for kind in peers if not math.isnan(s := median(kind, "token_s"))},
             ),
         ],
     )

@@ -10,6 +10,7 @@ import os
 import statistics
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,28 @@ class Clock:
         """Does nothing."""
 
 
+def decode(model: Any, count: int, may_fail: bool) -> tuple[list[float], list[int], str]:
+    """Returns the seconds of each greedy token, the tokens, and the error of a peer that fails."""
+    clock = Clock()
+    ids = torch.tensor([PROMPT])
+    try:
+        with torch.inference_mode():
+            tokens = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=WARM_UP + count,
+                min_new_tokens=WARM_UP + count,
+                do_sample=False,
+                streamer=clock,
+            )[0].tolist()
+    except RuntimeError as error:
+        if not may_fail:
+            raise
+        return [], [], str(error)
+    times = clock.times[WARM_UP:]
+    return [after - at for at, after in pairwise(times)], tokens, ""
+
+
 def main() -> None:
     """Prints the figures of this rank."""
     kind, folder, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -95,18 +118,7 @@ def main() -> None:
         (each.to_local() if hasattr(each, "to_local") else each).nbytes
         for each in {id(each): each for each in model.parameters()}.values()
     )
-    clock = Clock()
-    ids = torch.tensor([PROMPT])
-    with torch.inference_mode():
-        tokens = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=WARM_UP + count,
-            min_new_tokens=WARM_UP + count,
-            do_sample=False,
-            streamer=clock,
-        )[0].tolist()
-    steps = [after - at for at, after in zip(clock.times[WARM_UP:], clock.times[WARM_UP + 1 :], strict=False)]
+    steps, tokens, error = decode(model, count, may_fail=kind != "acclimate")
     figures = {
         "kind": kind,
         "rank": int(os.environ["RANK"]),
@@ -115,8 +127,9 @@ def main() -> None:
         "ready_s": ready,
         "peak_bytes": peak,
         "own_bytes": own,
-        "token_s": statistics.median(steps),
+        "token_s": statistics.median(steps) if steps else None,
         "tokens": tokens,
+        "error": error,
     }
     sys.stdout.write("FIGURES " + json.dumps(figures) + "\n")
     sys.stdout.flush()
