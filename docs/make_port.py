@@ -33,7 +33,8 @@ acclimate port repo/ --report out.html
 - Edits that must go together, such as a branch on the device and the pinning in it, are made together or not at all.
 - Everything else stays byte for byte: comments, formatting, line ends. A second run changes nothing more.
 - `# acclimate: ignore` on a line keeps it; `# acclimate: ignore[device-string]` keeps it from one rule.
-- Data that only looks like a device, kernels and builds for one vendor, and YAML are listed and not edited.
+- Data that only looks like a device, kernels and builds for one vendor, what leads to such kernels, calls in what
+  TorchScript compiles, and YAML are listed and not edited.
 - Notebooks are ported cell by cell. A file that cannot be read or parsed is named, and the others go on.
 
 `--to torch` uses only what torch has had since 2.10. `torch.accelerator` raises on a machine without an accelerator, so

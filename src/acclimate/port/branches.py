@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from acclimate.port.source import SourceFile, dotted
-from acclimate.port.tree import called_name, string_value, walk
+from acclimate.port.source import SourceFile
+from acclimate.port.tree import Span, called_name, dotted, string_value, walk
 
 _KERNEL_MODULES = {
     *("triton", "tilelang", "cutlass", "unsloth", "flash_attn", "flash_attn_interface", "xformers", "apex"),
@@ -19,12 +19,169 @@ _NAME_OF_CUDA = re.compile(r"cuda|gpu", re.IGNORECASE)
 _NAME_OF_HOST = re.compile(r"^cpu_|_cpu$|_cpu_")
 
 
+def branches(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
+    """What runs only where a test is true, as far as one statement or expression around it says so.
+
+    That is also what stands to the right of it in an ``and``.
+    """
+    return [] if test is None else _Reach(file, test).inside
+
+
+def where_true(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
+    """What runs only where a test is true.
+
+    The test may be an assertion, its answer may be held by a name or returned by a function, and the code may
+    follow a branch that leaves where the test is false.
+    """
+    found: list[Span] = []
+    waiting, seen = [] if test is None else [test], set()
+    while waiting:
+        at = waiting.pop()
+        seen.add(at)
+        reach = _Reach(file, at)
+        found += [*reach.inside, *reach.after]
+        waiting += [use for use in reach.answers() if use not in seen]
+    return found
+
+
+class _Reach:
+    """What a test decides about.
+
+    Args:
+        file: the file.
+        test: the test, or a use of its answer.
+    """
+
+    def __init__(self, file: SourceFile, test: cst.CSTNode) -> None:
+        self.inside: list[Span] = []
+        """What the statement or the expression around the test holds."""
+        self.after: list[Span] = []
+        """What comes after that statement, where its other branch leaves."""
+        self._file = file
+        self._holders: list[cst.CSTNode] = []
+        negated = isinstance(test, cst.Comparison) and isinstance(
+            test.comparisons[0].operator, (cst.NotEqual, cst.NotIn)
+        )
+        self._climb(test, not negated)
+
+    def _climb(self, test: cst.CSTNode, positive: bool) -> None:
+        below = test
+        for around in self._file.tree.ancestors(test):
+            if isinstance(around, cst.UnaryOperation):
+                positive = positive != isinstance(around.operator, cst.Not)
+            elif isinstance(around, cst.BooleanOperation):
+                stops = cst.And if positive else cst.Or
+                if isinstance(around.operator, stops) and below is around.left:
+                    self.inside.append(self._file.span(around.right))
+            elif isinstance(around, cst.NamedExpr) and below is around.value:
+                self._holders.append(around.target)
+            elif isinstance(around, (cst.If, cst.IfExp)):
+                if below is around.test:
+                    self._add_branches(around, positive)
+                return
+            elif isinstance(around, (cst.While, cst.Assert)) and below is around.test and positive:
+                if isinstance(around, cst.While):
+                    self.inside.append(self._file.span(around.body))
+                else:
+                    self._add_rest(around)
+                return
+            elif isinstance(around, cst.MatchCase):
+                self.inside.append(self._file.span(around.body))
+                return
+            elif isinstance(around, (cst.Assign, cst.AnnAssign)):
+                targets = [around] if isinstance(around, cst.AnnAssign) else around.targets
+                self._holders += [_bound_to(each.target, around.value, below, test) for each in targets]
+                return
+            elif isinstance(around, cst.Return):
+                function = self._file.tree.function(around)
+                self._holders += [function.name] if isinstance(function, cst.FunctionDef) else []
+                return
+            elif not self._passes(around):
+                return
+            below = around
+
+    @staticmethod
+    def _passes(around: cst.CSTNode) -> bool:
+        """Whether a node's value is the test's answer too: ``all(x.is_cuda for x in xs)``, ``bool(…)``."""
+        if isinstance(around, cst.Call):
+            return called_name(around) in ("all", "any", "bool")
+        kinds = (cst.Arg, cst.GeneratorExp, cst.ListComp, cst.List, cst.Tuple, cst.Element, cst.MatchValue)
+        return isinstance(around, kinds)
+
+    def _add_branches(self, around: cst.If | cst.IfExp, positive: bool) -> None:
+        span = self._file.span
+        if isinstance(around, cst.IfExp):
+            self.inside.append(span(around.body if positive else around.orelse))
+            return
+        if positive:
+            self.inside.append(span(around.body))
+        elif around.orelse is not None:
+            self.inside.append(span(around.orelse))
+        other = around.orelse.body if isinstance(around.orelse, cst.Else) else None
+        other = other if positive else around.body
+        if other is not None and _leaves(other):
+            self._add_rest(around)
+
+    def _add_rest(self, statement: cst.CSTNode) -> None:
+        """Adds what follows a statement in its block."""
+        at, block = statement, self._file.tree.parent(statement)
+        while block is not None and not isinstance(block, (cst.IndentedBlock, cst.Module)):
+            at, block = block, self._file.tree.parent(block)
+        if block is not None:
+            start = self._file.span(at).end
+            self.after.append(Span(start, max(start, self._file.span(block.body[-1]).end)))
+
+    def answers(self) -> list[cst.CSTNode]:
+        """Where the answer is read: uses of a name or an attribute that holds it, calls of a function."""
+        found: list[cst.CSTNode] = []
+        for holder in self._holders:
+            if isinstance(holder, cst.Name):
+                reads = [use for use in self._file.tree.accesses(holder) if use is not holder]
+                reads += self._calls_of_method(holder)
+                found += [self._called(use) for use in reads]
+            elif isinstance(holder, cst.Attribute):
+                name = dotted(holder)
+                found += [
+                    node
+                    for node in self._file.tree.nodes
+                    if isinstance(node, cst.Attribute) and node is not holder and dotted(node) == name
+                ]
+        return found
+
+    def _calls_of_method(self, name: cst.Name) -> list[cst.CSTNode]:
+        method = self._file.tree.parent(name)
+        if not isinstance(method, cst.FunctionDef):
+            return []
+        return [
+            node
+            for node in self._file.tree.nodes
+            if isinstance(node, cst.Attribute) and dotted(node) in (f"self.{name.value}", f"cls.{name.value}")
+        ]
+
+    def _called(self, use: cst.CSTNode) -> cst.CSTNode:
+        call = self._file.tree.parent(use)
+        return call if isinstance(call, cst.Call) and call.func is use else use
+
+
+def _bound_to(
+    target: cst.CSTNode, value: cst.CSTNode | None, below: cst.CSTNode, test: cst.CSTNode
+) -> cst.CSTNode:
+    """What an assignment binds to an answer; of ``a, b = x.shape, x.is_cuda`` the name at its place."""
+    if below is not value or not isinstance(below, cst.Tuple) or not isinstance(target, cst.Tuple):
+        return target
+    ending = list(reversed(below.elements))
+    index = next((i for i, each in enumerate(ending) if each.value is test), len(ending))
+    fixed = not any(isinstance(each, cst.StarredElement) for each in ending[: index + 1])
+    return target.elements[-1 - index].value if fixed and index < len(target.elements) else target
+
+
 def keeps_host_out(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a test of the device must stay false on a machine without an accelerator."""
     negated = file.tree.parent(node)
     if isinstance(negated, cst.UnaryOperation) and guards_fallback(file, negated):
         return True
-    return has_host_branch(file, node) or imports_kernels(file) or _pins(file, node)
+    uses = [node, *_Reach(file, node).answers()]
+    return any(has_host_branch(file, each) for each in uses) or imports_kernels(file) or _pins(file, node)
 
 
 def guards_fallback(file: SourceFile, test: cst.CSTNode) -> bool:

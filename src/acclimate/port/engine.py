@@ -12,12 +12,12 @@ from enum import Enum
 
 import libcst as cst
 
+from acclimate.port.branches import branches, where_true
 from acclimate.port.edits import Edit, clash, render
 from acclimate.port.placement import new_lines
 from acclimate.port.rules import BY_NAME, RULES
 from acclimate.port.rules.base import Finding, Outcome, Rule
 from acclimate.port.source import SourceFile
-from acclimate.port.tree import Span
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
 HINTS = re.compile(
@@ -190,11 +190,23 @@ def _spared(file: SourceFile, finding: Finding) -> Finding:
         reason = "it builds a native extension for one vendor's hardware"
     elif file.in_kernel(node):
         reason = "a kernel for one vendor's hardware"
-    if not reason:
-        return finding
-    return Finding(
-        finding.rule, finding.place, Outcome.EXEMPT, reason, claims=finding.claims, node=finding.node
-    )
+    elif file.kernels.are_for_cuda_alone and _is_test(file, finding):
+        reason = "it guards kernels in CUTLASS, which only NVIDIA's hardware runs"
+    if reason:
+        return Finding(
+            finding.rule, finding.place, Outcome.EXEMPT, reason, claims=finding.claims, node=finding.node
+        )
+    if finding.outcome is Outcome.CONVERT and file.torchscript.holds(node) and _asks(file, finding):
+        reason = "TorchScript compiles this, and cannot call what tells the accelerator"
+        return finding.rule.left(file, node, reason, finding.claims)
+    return finding
+
+
+def _asks(file: SourceFile, finding: Finding) -> bool:
+    """Whether an edit adds a call that asks for the accelerator."""
+    names = (f"{file.accelerator}()", f"{file.helper}()", f"{file.torch}.accelerator.", "get_device_module(")
+    new = [part for edit in finding.edits for part in edit.parts if isinstance(part, str)]
+    return any(name in part for part in new for name in names)
 
 
 # -- deciding ----------------------------------------------------------------------------------------
@@ -223,7 +235,7 @@ def _first(file: SourceFile, finding: Finding, settings: Settings) -> _Decision:
         return _Decision(finding, Status.EXEMPT, True, finding.reason, hidden)
     if finding.outcome is Outcome.LEFT:
         return _Decision(finding, Status.LEFT, True, finding.reason, hidden or _is_ignored(file, finding))
-    kernel = file.cuda_function_in(_branches(file, finding))
+    kernel = file.kernels.called_in(where_true(file, finding.node)) if _is_test(file, finding) else ""
     if kernel:
         reason = f"the branch calls `{kernel}`, which by its name, or by what it calls, is CUDA's own"
         return _Decision(finding, Status.LEFT, True, reason, hidden or _is_ignored(file, finding))
@@ -249,7 +261,7 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
     """The decisions that one depends on."""
     finding = decisions[index].finding
     needs: list[int] = []
-    for body in _branches(file, finding):
+    for body in branches(file, finding.node) if _is_test(file, finding) else []:
         for other, each in enumerate(decisions):
             inside = body.start <= each.finding.place.start and each.finding.place.end <= body.end
             if other != index and inside and each.finding.outcome is not Outcome.EXEMPT:
@@ -274,29 +286,12 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
     return [*decisions[index].needs, *needs]
 
 
-def _branches(file: SourceFile, finding: Finding) -> list[Span]:
-    """What runs only where a finding, as part of a test of the device, is true.
-
-    That is also what stands to the right of it in an ``and``.
-    """
-    node = finding.node
-    if node is None or finding.outcome is not Outcome.CONVERT:
-        return []
-    test_rules = ("device-comparison", "is-cuda")
+def _is_test(file: SourceFile, finding: Finding) -> bool:
+    """Whether a finding is a test of the device, which may decide what runs."""
+    if finding.node is None or finding.outcome is not Outcome.CONVERT:
+        return False
     is_question = finding.rule.name == "runtime-call" and "is_available" in file.tree.source(finding.place)
-    if finding.rule.name not in test_rules and not is_question:
-        return []
-    below = node
-    found: list[Span] = []
-    for around in file.tree.ancestors(node):
-        if isinstance(around, (cst.If, cst.IfExp)):
-            return [*found, file.span(around.body)] if below is around.test else found
-        if not isinstance(around, cst.BooleanOperation):
-            return found
-        if isinstance(around.operator, cst.And) and below is around.left:
-            found.append(file.span(around.right))
-        below = around
-    return found
+    return is_question or finding.rule.name in ("device-comparison", "is-cuda")
 
 
 def _follow(file: SourceFile, decision: _Decision, need: _Decision) -> bool:

@@ -10,7 +10,8 @@ import libcst as cst
 
 from acclimate.port.edits import Edit, insert
 from acclimate.port.rules.devices import HELPER
-from acclimate.port.source import SourceFile, dotted
+from acclimate.port.source import SourceFile
+from acclimate.port.tree import dotted
 
 _FIRST_PARTY_GUESS = frozenset(sys.stdlib_module_names)
 

@@ -8,17 +8,15 @@ from functools import cached_property
 import libcst as cst
 
 from acclimate.port.edits import Part
+from acclimate.port.kernels import Kernels
 from acclimate.port.targets import AcclimateTarget, Target, TorchTarget
-from acclimate.port.tree import Span, Tree, called_name, string_value, walk
+from acclimate.port.torchscript import TorchScript
+from acclimate.port.tree import Span, Tree, called_name, dotted, string_value, walk
 from acclimate.port.values import Values
 
 _BUILD_MODULES = ("torch.utils.cpp_extension", "setuptools", "distutils.core", "distutils")
 _KERNEL_MARKS = {"triton.jit", "triton.autotune", "numba.cuda.jit", "cutlass.cute.jit", "cutlass.cute.kernel"}
-_CUDA_FUNCTION = re.compile(
-    r"_cuda(_(kernel|fwd|bwd|forward|backward|impl|ext|op))?$|^cuda_|^Cuda[A-Z]|Cuda$"
-)
 _DEVICE_IN_TEXT = re.compile(r"device[\"'\\]*\s*[=:]\s*[\"'\\]*cuda")
-_MOVES_OR_ASKS = re.compile(r"(^|_)(to|move|use|uses|is|has|on|no|set|seed|init|load)_cuda$")
 _HOME_OF_ACCELERATOR = {
     "acclimate.get_accelerator": False,
     "deepspeed.accelerator.get_accelerator": True,
@@ -42,6 +40,8 @@ class SourceFile:
     ) -> None:
         self.tree = Tree(text)
         self.values = Values(self.tree)
+        self.kernels = Kernels(self.tree)
+        self.torchscript = TorchScript(self.tree)
         self.is_build_script = is_build_script
         self.is_package_init = is_package_init
         self.torch = self._module_name("torch") or "torch"
@@ -184,47 +184,6 @@ class SourceFile:
             return said == "cpu" and isinstance(right.operator, (cst.NotEqual, cst.NotIn))
         return isinstance(test, cst.Attribute) and test.attr.value == "is_cuda"
 
-    @cached_property
-    def _cuda_functions(self) -> list[tuple[Span, str]]:
-        """Calls of functions, not torch's, whose names, or whose bodies here, say that they are CUDA's."""
-        functions = [
-            (self.tree.span(node), name, node.func)
-            for node in self.tree.nodes
-            if isinstance(node, cst.Call)
-            and not (self.tree.qualified(node.func) or "").startswith("torch.")
-            and (name := dotted(node.func))
-        ]
-        calls = [(span, name) for span, name, _ in functions]
-        found = [
-            (span, name)
-            for span, name, function in functions
-            if _is_cuda_function(name) or self._is_compiled(function)
-        ]
-        own = {
-            node.name.value
-            for node in self.tree.module.body
-            if isinstance(node, (cst.FunctionDef, cst.ClassDef)) and self._holds(self.tree.span(node), found)
-        }
-        found += [(span, name) for span, name in calls if name.partition(".")[0] in own]
-        return found
-
-    def _is_compiled(self, function: cst.CSTNode) -> bool:
-        """Whether a function is one of an imported native module: ``from package import _C``."""
-        modules = (self.tree.qualified(function) or "").split(".")[:-1]
-        return any(each in ("_C", "_ext") for each in modules)
-
-    @staticmethod
-    def _holds(place: Span, calls: list[tuple[Span, str]]) -> bool:
-        return any(place.start <= span.start and span.end <= place.end for span, _ in calls)
-
-    def cuda_function_in(self, places: list[Span]) -> str:
-        """The name of a function of CUDA's own that is called in one of some places; ``""`` where none is."""
-        for place in places:
-            for span, name in self._cuda_functions:
-                if place.start <= span.start and span.end <= place.end:
-                    return name
-        return ""
-
     def quote(self, node: cst.CSTNode) -> str:
         """The quote for a new string: the literal's own, or one that no string around it has."""
         for around in (node, *self.tree.ancestors(node)):
@@ -258,20 +217,6 @@ class SourceFile:
     def span(self, node: cst.CSTNode) -> Span:
         """The bytes of a node."""
         return self.tree.span(node)
-
-
-def _is_cuda_function(name: str) -> bool:
-    """Whether the name of a function says that it is CUDA's own: ``scan_cuda``, ``scan_cuda.forward``."""
-    *modules, last = name.split(".")
-    own = _CUDA_FUNCTION.search(last) and not _MOVES_OR_ASKS.search(last)
-    return bool(own) or any(each.endswith("_cuda") for each in modules)
-
-
-def dotted(node: cst.CSTNode | None) -> str:
-    """The text of a name with dots."""
-    if isinstance(node, cst.Attribute):
-        return f"{dotted(node.value)}.{node.attr.value}"
-    return node.value if isinstance(node, cst.Name) else ""
 
 
 def walk_outside_functions(node: cst.CSTNode) -> list[cst.CSTNode]:

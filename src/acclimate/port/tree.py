@@ -201,6 +201,17 @@ class Tree:
         meanings = self._meanings(name)
         return len(meanings) > 1 and any((each or "").startswith("torch.cuda") for each in meanings)
 
+    def may_be(self, node: cst.CSTNode) -> set[str]:
+        """The full names that a name or a chain of attributes may have, by the imports that bind it."""
+        attributes: list[str] = []
+        at = node
+        while isinstance(at, cst.Attribute):
+            attributes.append(at.attr.value)
+            at = at.value
+        if not isinstance(at, cst.Name):
+            return set()
+        return {".".join((root, *reversed(attributes))) for root in self._meanings(at) if root is not None}
+
     def _meanings(self, name: cst.Name) -> set[str | None]:
         if name.value not in self._imported:
             return set()
@@ -279,6 +290,13 @@ _WHITE_SPACE = frozenset(
         "comma",
     }
 )
+
+
+def dotted(node: cst.CSTNode | None) -> str:
+    """The text of a name with dots."""
+    if isinstance(node, cst.Attribute):
+        return f"{dotted(node.value)}.{node.attr.value}"
+    return node.value if isinstance(node, cst.Name) else ""
 
 
 def called_name(call: cst.Call) -> str | None:

@@ -10,6 +10,7 @@ from acclimate.port.branches import guards_fallback, keeps_host_out
 from acclimate.port.edits import Edit, Part, insert, replace
 from acclimate.port.places import TEXT_STAYS, Place, Role, is_device_like, place_of
 from acclimate.port.rules.base import Example, Finding, Rule
+from acclimate.port.rules.compared import HOST_CHANGES, OTHERS, as_compared
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
 from acclimate.port.tree import Span, called_name, string_value
@@ -24,8 +25,6 @@ _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
 _WITH_HELPER = f"import torch\n\n\n{HELPER}\n\n"
 _DEVICE = re.compile(r"cuda(?::(\d+))?$")
 AT_IMPORT = "it asks for the device when the module is imported"
-HOST_CHANGES = "on a CPU the answer changes with what the program does there"
-_OTHERS = "other accelerators take the branch that was CUDA's"
 
 
 def _index(text: str) -> str | None:
@@ -45,7 +44,7 @@ def _report(rule: Rule, file: SourceFile, node: cst.CSTNode, place: Place, *part
     if place.role is Role.PATTERN:
         return rule.left(file, node, "a pattern of `match` must be a literal; compare with `if`")
     unsafe = place.reason if place.role is Role.LIKELY else unsafe_at_import(file, node)
-    return rule.becomes(file, node, *parts, unsafe=unsafe)
+    return as_compared(file, rule.becomes(file, node, *parts, unsafe=unsafe))
 
 
 class DeviceString(Rule):
@@ -60,6 +59,9 @@ both have the same value as before.
 
 It is an edit where torch takes a device, where a variable, parameter, option or attribute is called a device, or where
 the value gets to such a place. Dictionary keys, messages, and arguments such as `impl="cuda"` are data, and stay.
+
+A comparison `device == torch.device("cuda")` gets `!= torch.device("cpu")` behind it and is unsafe: on a host it stays
+false, as before.
 
 With `--to torch` a function of three lines is added to the file, since `torch.accelerator` has no name for the host."""
     examples = (
@@ -279,6 +281,10 @@ Where another branch beside it is the host's (`elif device.type == "cpu":`), the
 answer decides about pinned memory, the test stays false on a CPU. `if device.type != "cuda":` becomes
 `if device.type == "cpu":` where code for other devices follows, and no refusal to go on.
 
+A test that leads to a compiled CUDA extension (`_C`, `*_cuda`), to a package for NVIDIA's hardware such as apex or
+flash_attn, or to a function of the file that calls one, stays: through a name that holds the answer, a function that
+returns it, an `assert`, or a fallback before it that returns. In a file with CUTLASS kernels every such test stays.
+
 The edit is unsafe, since the program may do on other devices what only made sense on CUDA. Better is to ask for the
 property that the branch is about, such as `get_accelerator().is_fp16_supported()`."""
     examples = (
@@ -348,13 +354,14 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         is_fallback = (
             isinstance(operator, (cst.NotEqual, cst.NotIn)) and index is None and guards_fallback(file, node)
         )
-        if file.target.name == "acclimate" and not is_fallback:
+        is_compiled = index is None and file.torchscript.holds(node)
+        if file.target.name == "acclimate" and not is_fallback and not is_compiled:
             parts = (file.target.device_type,) if index is None else file.device_at(index)
             edits, unsafe = [replace(file.span(literal), *parts)], HOST_CHANGES
             if isinstance(operator, (cst.Equal, cst.In)) and keeps_host_out(file, node):
                 edits, unsafe = (
                     [*edits, _and_not_host(file, literal, file.span(target.comparator).end)],
-                    _OTHERS,
+                    OTHERS,
                 )
             return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
         flipped = {cst.Equal: "!=", cst.NotEqual: "==", cst.In: "not in", cst.NotIn: "in"}.get(type(operator))
@@ -372,7 +379,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             replace(file.span(literal), host),
             replace(Span(left.end, right.start), f" {flipped} "),
         ]
-        unsafe = _OTHERS if is_fallback else HOST_CHANGES
+        unsafe = OTHERS if is_fallback else HOST_CHANGES
         return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
 
     def _case(self, file: SourceFile, node: cst.MatchCase) -> Finding | None:

@@ -8,7 +8,8 @@ import libcst as cst
 
 from acclimate.port.edits import insert, replace
 from acclimate.port.rules.base import Example, Finding, Rule, is_assigned, without_argument
-from acclimate.port.rules.devices import AT_IMPORT, HELPER, HOST_CHANGES
+from acclimate.port.rules.compared import HOST_CHANGES
+from acclimate.port.rules.devices import AT_IMPORT, HELPER
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
 from acclimate.port.tree import called_name, keyword, positional, string_value, walk

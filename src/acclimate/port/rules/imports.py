@@ -6,8 +6,8 @@ import libcst as cst
 
 from acclimate.port.edits import Edit, Part, replace
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_read
-from acclimate.port.source import SourceFile, dotted
-from acclimate.port.tree import Span
+from acclimate.port.source import SourceFile
+from acclimate.port.tree import Span, dotted
 
 
 class CudaImport(Rule):

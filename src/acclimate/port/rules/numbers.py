@@ -6,6 +6,7 @@ import libcst as cst
 
 from acclimate.port.edits import replace
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name
+from acclimate.port.rules.compared import as_compared
 from acclimate.port.rules.devices import HELPER, unsafe_at_import
 from acclimate.port.sinks import DEVICE_METHODS, Sink, sink_of
 from acclimate.port.source import SourceFile
@@ -45,10 +46,10 @@ class DeviceObject(Rule):
         unsafe = unsafe_at_import(file, node)
         if not isinstance(file.target, AcclimateTarget):
             edit = replace(file.span(first), file.target.device_type)
-            return self.convert(file, node, edit, unsafe=unsafe, claims=(first,))
+            return as_compared(file, self.convert(file, node, edit, unsafe=unsafe, claims=(first,)))
         inside = Span(file.span(node.args[0]).start, file.span(node.args[-1]).end)
         edit = replace(inside, *file.device_at(file.span(number.value)))
-        return self.convert(file, node, edit, unsafe=unsafe, claims=(first,))
+        return as_compared(file, self.convert(file, node, edit, unsafe=unsafe, claims=(first,)))
 
 
 class IntegerDevice(Rule):

@@ -14,6 +14,7 @@ from acclimate.port.targets import GUARD_STATEMENT, GUARD_ZERO, AcclimateTarget,
 from acclimate.port.tree import Span, called_name, has_unpacking, positional
 
 _OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
+_HANDLES = ("cuda_stream", "cuda_event", "_as_parameter_")
 _TENSOR_SUFFIX = "Tensor"
 
 
@@ -57,7 +58,8 @@ yet inside a test of the device gets one.
 `get_accelerator().is_available()` is also true where the host is all there is. A question that decides between `None`
 and `"cpu"`, as for a `map_location`, therefore asks for the name.
 
-Functions that only NVIDIA's hardware has are left."""
+Functions that only NVIDIA's hardware has are left. So is a stream whose handle is asked for (`.cuda_stream`), as what
+takes the handle is a CUDA kernel, and a call in a function that TorchScript compiles, which knows `torch.cuda`'s only."""
     examples = (
         Example(
             "import torch\n\ntorch.cuda.synchronize()\n",
@@ -96,6 +98,8 @@ Functions that only NVIDIA's hardware has are left."""
         spelling = file.target.runtime(name)
         if isinstance(spelling, Missing):
             return self.left(file, node, spelling.reason, claims)
+        if name in ("current_stream", "default_stream", "Stream", "Event") and _gives_handle(file, node):
+            return self.left(file, node, "what takes a CUDA stream's handle is CUDA's own", claims)
         edits = self._keywords(file, node, spelling)
         if edits is None:
             return self.left(file, node, f"these arguments of torch.cuda.{name} are CUDA's own", claims)
@@ -126,6 +130,16 @@ Functions that only NVIDIA's hardware has are left."""
                     return None
                 edits.append(replace(file.span(argument.keyword), "device_index"))
         return edits
+
+
+def _gives_handle(file: SourceFile, call: cst.Call) -> bool:
+    """Whether a stream's handle is asked for, which kernels take: ``torch.cuda.current_stream().cuda_stream``."""
+    uses: list[cst.CSTNode] = [call]
+    assigned = file.tree.parent(call)
+    if isinstance(assigned, cst.Assign) and isinstance(assigned.targets[0].target, cst.Name):
+        uses += file.tree.accesses(assigned.targets[0].target)
+    holders = [file.tree.parent(use) for use in uses]
+    return any(isinstance(at, cst.Attribute) and at.attr.value in _HANDLES for at in holders)
 
 
 def _decides_on_the_host(file: SourceFile, call: cst.Call) -> bool:

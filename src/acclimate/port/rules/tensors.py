@@ -197,7 +197,8 @@ class IsCuda(Rule):
     explanation = """\
 `x.is_cuda` becomes `get_accelerator().on_accelerator(x)`; with `--to torch` it becomes a comparison of the device's
 type with `"cpu"`. It is safe where the code shows that `x` is a tensor. An attribute of `self` or of a program's
-options is the program's own, and stays."""
+options is the program's own, and stays. So does a test that leads to CUDA's own kernels, as in [ACC204](ACC204.md). In
+what TorchScript compiles, both targets compare the device's type."""
     examples = (
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor):\n    return x.is_cuda\n",
@@ -219,7 +220,8 @@ options is the program's own, and stays."""
             return self.exempt(file, node, "an attribute that the program defines")
         unsafe = "" if _is_torch_object(file, node.value) else "it may not be a tensor"
         value = file.span(node.value)
-        if isinstance(file.target, AcclimateTarget) and not keeps_host_out(file, node):
+        may_ask = not keeps_host_out(file, node) and not file.torchscript.holds(node)
+        if isinstance(file.target, AcclimateTarget) and may_ask:
             parts: tuple[Part, ...] = (f"{file.target.accelerator}.on_accelerator(", value, ")")
         else:
             quote = file.quote(node)
@@ -346,7 +348,7 @@ class TensorType(Rule):
     explanation = """\
 `get_accelerator().FloatTensor` is the same class on CUDA, and makes tensors in the same ways elsewhere. torch alone has
 no such classes for every device: a call with a list becomes `torch.tensor`, a call with sizes becomes `torch.empty`,
-and other uses are left."""
+and other uses are left. A `DoubleTensor` fails on hardware without float64, such as Apple's, as float64 does there."""
     examples = (
         Example(
             "import torch\n\n\ndef f(n):\n    return torch.cuda.FloatTensor([1.0]), torch.cuda.LongTensor(2, 3)\n",

@@ -1,0 +1,71 @@
+"""Devices that are compared as objects, ``x.device == torch.device("cuda")``, or are keys of a dictionary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import libcst as cst
+
+from acclimate.port.edits import insert
+from acclimate.port.rules.base import Finding
+from acclimate.port.source import SourceFile
+from acclimate.port.tree import string_value, walk
+
+HOST_CHANGES = "on a CPU the answer changes with what the program does there"
+OTHERS = "other accelerators take the branch that was CUDA's"
+
+
+def as_compared(file: SourceFile, finding: Finding) -> Finding:
+    """A finding about a device's name, as what is done with the device asks for it.
+
+    An equality stays false on a host, as it was: a branch on the device may do what a host cannot.
+    """
+    device = _object(file, finding.node)
+    holder = file.tree.parent(device) if device is not None else None
+    if device is None or not finding.edits:
+        return finding
+    if isinstance(holder, cst.DictElement) and holder.key is device:
+        return _as_key(file, finding, holder)
+    compared = file.tree.parent(holder) if isinstance(holder, cst.ComparisonTarget) else holder
+    if isinstance(holder, cst.Element):
+        among = file.tree.parent(file.tree.parent(holder) or holder)
+        return _unsafe(finding, HOST_CHANGES) if isinstance(among, cst.ComparisonTarget) else finding
+    if not isinstance(compared, cst.Comparison):
+        return finding
+    target = compared.comparisons[-1]
+    if len(compared.comparisons) > 1 or not isinstance(target.operator, cst.Equal):
+        return _unsafe(finding, HOST_CHANGES)
+    literal = next((each for each in walk(device) if isinstance(each, cst.SimpleString)), device)
+    quote = file.quote(literal)
+    host = f"{quote}cpu{quote}"
+    host = host if isinstance(device, cst.Attribute) else f"{file.torch}.device({host})"
+    stays_false = insert(file.span(target.comparator).end, f" != {host}")
+    return replace(_unsafe(finding, OTHERS), edits=(*finding.edits, stays_false))
+
+
+def _unsafe(finding: Finding, reason: str) -> Finding:
+    return finding if not finding.safe else replace(finding, safe=False, reason=reason)
+
+
+def _as_key(file: SourceFile, finding: Finding, element: cst.DictElement) -> Finding:
+    """A key of a dictionary; on a host it is the host's key, and of two equal keys the last one counts."""
+    holder = file.tree.parent(element)
+    elements = list(holder.elements) if isinstance(holder, cst.Dict) else []
+    before = elements[: elements.index(element)] if element in elements else []
+    for each in before:
+        if isinstance(each, cst.DictElement) and any(string_value(one) == "cpu" for one in walk(each.key)):
+            reason = "on a host it would take the place of the host's entry"
+            return finding.rule.left(file, finding.node or element, reason, finding.claims)
+    return _unsafe(finding, "what belongs to the key may be CUDA's own")
+
+
+def _object(file: SourceFile, node: cst.CSTNode | None) -> cst.CSTNode | None:
+    """The device that a name or a call makes: ``torch.device("cuda")``, or its ``type``."""
+    at = node
+    if isinstance(node, (cst.SimpleString, cst.FormattedString)):
+        argument = file.tree.parent(node)
+        at = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
+    if not isinstance(at, cst.Call) or file.tree.qualified(at.func) != "torch.device":
+        return None
+    parent = file.tree.parent(at)
+    return parent if isinstance(parent, cst.Attribute) and parent.attr.value == "type" else at

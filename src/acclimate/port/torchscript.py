@@ -1,0 +1,276 @@
+"""What TorchScript compiles, which knows no function that asks which accelerator there is."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cached_property
+
+import libcst as cst
+
+from acclimate.port.tree import Tree, called_name, dotted, walk
+
+_COMPILERS = {f"torch.jit.{name}" for name in ("script", "script_method", "script_if_tracing", "export")}
+_COMPILERS |= {"torch.jit._script.script", "torch.jit._script_if_tracing", "torch.jit.interface"}
+_LEFT_TO_PYTHON = {"torch.jit.ignore", "torch.jit.unused", "torch.jit.ignore.ignore"}
+_MARKS = {"torch.jit.export", "torch.jit.ignore", "torch.jit.unused"}
+_QUESTIONS = {"torch.jit.is_scripting", "torch.jit.is_scripting.is_scripting"}
+_NAME_OF_COMPILER = re.compile(
+    r"(^|_)jit(_(script|fuser|fuse))?$|^(maybe_|_)?(script|torchscript)(_method|_if_\w+)?$|^jit_"
+)
+_MAY_CONCERN = re.compile(r"jit(?!ter)|torchscript|script_method|@\w*script")
+_DEEPEST = 4
+
+
+class TorchScript:
+    """The functions of a file that TorchScript compiles.
+
+    Args:
+        tree: the file.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+
+    def holds(self, node: cst.CSTNode) -> bool:
+        """Whether a node is part of a compiled function, in a branch that the compiler reads."""
+        if not self._compiled:
+            return False
+        around = self._tree.function(node)
+        while around is not None:
+            if around in self._compiled:
+                return not self._is_for_python(node, around)
+            around = self._tree.function(around)
+        return False
+
+    @cached_property
+    def _compiled(self) -> set[cst.CSTNode]:
+        if not _MAY_CONCERN.search(self._tree.text):
+            return set()
+        found = _Found()
+        for node in self._tree.nodes:
+            if isinstance(node, (cst.FunctionDef, cst.ClassDef)):
+                if any(self._is_compiler(each) for each in decorators(node)):
+                    self._add(found, node)
+                elif isinstance(node, cst.ClassDef) and self._is_meant_for_it(node):
+                    self._add_module(found, node)
+            elif isinstance(node, cst.Call) and self._is_compiler(node.func):
+                for argument in node.args:
+                    self._add_value(found, argument.value, _DEEPEST)
+            elif isinstance(node, cst.Call) and self._tree.qualified(node.func) in _QUESTIONS:
+                asks = self._tree.function(node)
+                if isinstance(asks, cst.FunctionDef):
+                    self._add(found, asks)
+        return found.functions
+
+    # -- what is given to the compiler ---------------------------------------------------------------
+
+    def _is_compiler(self, node: cst.CSTNode, depth: int = _DEEPEST) -> bool:
+        """Whether an expression gives what compiles, as far as the file or its name shows."""
+        if isinstance(node, cst.Call):
+            held = [node.func, *(argument.value for argument in node.args)]
+            return any(self._is_compiler(each, depth) for each in held)
+        if not isinstance(node, (cst.Name, cst.Attribute)):
+            return False
+        meanings = self._tree.may_be(node)
+        if meanings & _COMPILERS:
+            return True
+        if any(each.startswith(("torch.", "numba.", "jax.", "triton.", "cutlass.")) for each in meanings):
+            return False
+        name = dotted(node)
+        if depth and name in self._aliases:
+            return any(self._is_compiler(each, depth - 1) for each in self._aliases[name])
+        if name in self._functions:
+            return self._compiles_argument(self._functions[name])
+        return bool(_NAME_OF_COMPILER.search(name.rpartition(".")[2])) and self._is_decorator(node)
+
+    def _compiles_argument(self, function: cst.FunctionDef) -> bool:
+        """Whether a function gives a parameter to the compiler, as a decorator of the file's own does."""
+        given = {each.name.value for each in function.params.params}
+        return any(
+            isinstance(each, cst.Call)
+            and bool(self._tree.may_be(each.func) & _COMPILERS)
+            and any(dotted(argument.value) in given for argument in each.args)
+            for each in walk(function.body)
+        )
+
+    def _is_decorator(self, node: cst.CSTNode) -> bool:
+        at = self._tree.parent(node)
+        return isinstance(at, cst.Decorator) or (
+            isinstance(at, cst.Call) and isinstance(self._tree.parent(at), cst.Decorator)
+        )
+
+    @cached_property
+    def _aliases(self) -> dict[str, list[cst.CSTNode]]:
+        """What the file assigns to each name: ``script = torch.jit.script``."""
+        found: dict[str, list[cst.CSTNode]] = defaultdict(list)
+        for node in self._tree.nodes:
+            if isinstance(node, cst.Assign):
+                for target in node.targets:
+                    found[dotted(target.target)].append(node.value)
+            elif isinstance(node, (cst.AnnAssign, cst.NamedExpr)) and node.value is not None:
+                found[dotted(node.target)].append(node.value)
+            elif isinstance(node, (cst.For, cst.CompFor)):
+                found[dotted(node.target)].append(node.iter)
+        found.pop("", None)
+        return found
+
+    @cached_property
+    def _functions(self) -> dict[str, cst.FunctionDef]:
+        """The functions that are in no class, by name."""
+        return {
+            node.name.value: node
+            for node in self._tree.nodes
+            if isinstance(node, cst.FunctionDef) and not self._class_of(node)
+        }
+
+    @cached_property
+    def _classes(self) -> dict[str, cst.ClassDef]:
+        return {node.name.value: node for node in self._tree.nodes if isinstance(node, cst.ClassDef)}
+
+    def _class_of(self, node: cst.CSTNode) -> cst.ClassDef | None:
+        holder = self._tree.parent(self._tree.parent(node) or node)
+        return holder if isinstance(holder, cst.ClassDef) else None
+
+    def _is_meant_for_it(self, node: cst.ClassDef) -> bool:
+        """Whether a class says that its objects are compiled: by its base, or by a mark on a method."""
+        if any("torch.jit.ScriptModule" in self._tree.may_be(base.value) for base in node.bases):
+            return True
+        return any(
+            bool(self._tree.may_be(decorator) & _MARKS)
+            for method in methods(node)
+            for decorator in decorators(method)
+        )
+
+    def _add_value(self, found: _Found, value: cst.CSTNode, depth: int) -> None:
+        """Adds what a value that is given to the compiler holds: ``Net(…)``, ``net``, ``self.step``."""
+        for node in walk(value):
+            if not isinstance(node, (cst.Name, cst.Attribute)):
+                continue
+            name = dotted(node)
+            if name in self._classes:
+                self._add_module(found, self._classes[name])
+            elif name in self._functions:
+                self._add_function(found, self._functions[name], node, depth)
+            elif isinstance(node, cst.Attribute) and name.startswith("self."):
+                self._add_method(found, node)
+            if depth:
+                for each in self._aliases.get(name, []):
+                    self._add_value(found, each, depth - 1)
+
+    def _add_function(self, found: _Found, function: cst.FunctionDef, node: cst.CSTNode, depth: int) -> None:
+        """Adds a function; where it is called, the compiler gets the modules that it makes."""
+        call = self._tree.parent(node)
+        if not (isinstance(call, cst.Call) and call.func is node):
+            self._add(found, function)
+        elif depth:
+            for each in walk(function.body):
+                if isinstance(each, cst.Call) and called_name(each) in self._classes:
+                    self._add_module(found, self._classes[called_name(each) or ""])
+
+    def _add_method(self, found: _Found, node: cst.Attribute) -> None:
+        for around in self._tree.ancestors(node):
+            if isinstance(around, cst.ClassDef):
+                for method in methods(around):
+                    if method.name.value == node.attr.value:
+                        self._add(found, method)
+                return
+
+    # -- what is compiled with it --------------------------------------------------------------------
+
+    def _add(self, found: _Found, node: cst.FunctionDef | cst.ClassDef) -> None:
+        """Adds a function, or each method of a class, and what they call."""
+        if isinstance(node, cst.ClassDef):
+            for method in methods(node):
+                self._add(found, method)
+            return
+        if node in found.functions or self._is_left_to_python(node):
+            return
+        found.functions.add(node)
+        of_class = self._class_of(node)
+        for each in walk(node.body):
+            if not isinstance(each, (cst.Name, cst.Attribute)) or self._is_for_python(each, node):
+                continue
+            name = dotted(each)
+            if name in self._functions:
+                self._add(found, self._functions[name])
+            elif name in self._classes:
+                self._add(found, self._classes[name])
+            elif (
+                isinstance(each, cst.Attribute) and name == f"self.{each.attr.value}" and of_class is not None
+            ):
+                self._add_methods(found, of_class, each.attr.value)
+
+    def _add_methods(self, found: _Found, of_class: cst.ClassDef, name: str) -> None:
+        """Adds the methods of a name of a class and of its bases in the file."""
+        for each in self._with_bases(of_class):
+            for method in methods(each):
+                if method.name.value == name:
+                    self._add(found, method)
+
+    def _add_module(self, found: _Found, node: cst.ClassDef) -> None:
+        """Adds what is compiled of a module: what ``forward`` calls, and the modules that it is made of."""
+        for each in self._with_bases(node):
+            if each in found.modules:
+                continue
+            found.modules.add(each)
+            for method in methods(each):
+                is_root = method.name.value in ("forward", "__call__")
+                if is_root or any(self._tree.may_be(one) & _COMPILERS for one in decorators(method)):
+                    self._add(found, method)
+            for below in walk(each.body):
+                if isinstance(below, cst.Call) and called_name(below) in self._classes:
+                    self._add_module(found, self._classes[called_name(below) or ""])
+
+    def _with_bases(self, node: cst.ClassDef) -> list[cst.ClassDef]:
+        found, waiting = [node], [node]
+        while waiting:
+            for base in waiting.pop().bases:
+                known = self._classes.get(dotted(base.value))
+                if known is not None and known not in found:
+                    found.append(known)
+                    waiting.append(known)
+        return found
+
+    # -- what the compiler does not read -------------------------------------------------------------
+
+    def _is_left_to_python(self, node: cst.FunctionDef) -> bool:
+        return any(bool(self._tree.may_be(each) & _LEFT_TO_PYTHON) for each in decorators(node))
+
+    def _is_for_python(self, node: cst.CSTNode, function: cst.CSTNode) -> bool:
+        """Whether a node runs only where no script is compiled: behind ``not torch.jit.is_scripting()``."""
+        below = node
+        for around in self._tree.ancestors(node):
+            if around is function:
+                return False
+            if isinstance(around, (cst.If, cst.IfExp)) and below is not around.test:
+                test, positive = around.test, below is around.body
+                if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+                    test, positive = test.expression, not positive
+                asks = isinstance(test, cst.Call) and self._tree.qualified(test.func) in _QUESTIONS
+                if asks and not positive:
+                    return True
+            below = around
+        return False
+
+
+class _Found:
+    """The functions that are compiled, and the classes whose objects are."""
+
+    def __init__(self) -> None:
+        self.functions: set[cst.CSTNode] = set()
+        self.modules: set[cst.CSTNode] = set()
+
+
+def decorators(node: cst.FunctionDef | cst.ClassDef) -> Iterator[cst.BaseExpression]:
+    """What decorates a function or a class; ``f`` for ``@f(…)`` too."""
+    for each in node.decorators:
+        yield each.decorator
+        if isinstance(each.decorator, cst.Call):
+            yield each.decorator.func
+
+
+def methods(node: cst.ClassDef) -> list[cst.FunctionDef]:
+    """The functions that a class defines."""
+    return [each for each in node.body.body if isinstance(each, cst.FunctionDef)]
