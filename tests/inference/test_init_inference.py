@@ -121,6 +121,15 @@ def load(rank: int, folder: str, **options: Any) -> dict[str, Any]:
     }
 
 
+def load_without_planning(rank: int, folder: str, **options: Any) -> list[int]:
+    def make_plan(*args: Any, **more: Any) -> None:
+        raise RuntimeError("planned anew")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("acclimate.parallel.plan.make_plan", make_plan)
+        return generate_tokens(acclimate.init_inference(folder, dtype="float32", **options))
+
+
 def load_packed(rank: int, path: str, **options: Any) -> tuple[list[float], dict[str, int], list[str]]:
     """Returns some logits, how many weights of each scheme this rank has, and which of its weights none."""
     model = acclimate.init_inference(path, **options)
@@ -243,6 +252,14 @@ def test_three_ranks_generate_what_the_whole_model_does(folders: dict[str, Path]
     with RankProcesses(3, backend="gloo", environment=environment) as three:
         for found in three.values(load, str(folders["llama"])):
             assert found["tokens"] == whole_tokens(folders["llama"])
+
+
+def test_the_second_start_with_a_model_uses_the_first_ones_plan(two: RankProcesses, folder: Path) -> None:
+    first = two.values(load, str(folder))
+    moved = folder.rename(folder.with_name("elsewhere"))
+    assert two.values(load_without_planning, str(moved)) == [each["tokens"] for each in first]
+    for told in two.run(load_without_planning, str(moved), verify=True):
+        assert "planned anew" in told.error
 
 
 def test_ranks_sample_the_same_tokens(two: RankProcesses, folders: dict[str, Path]) -> None:

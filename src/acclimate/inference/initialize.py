@@ -279,7 +279,7 @@ class SliceLoader:
                 whole = Whole.of(model, folder)
                 packer.find_sensitive(model)
                 tensors = take_tensors(model)
-            plan = _make_plan(model, self.ranks, self.user_plan, self.verify)
+            plan = _make_plan(model, self.ranks, self.user_plan, self.verify, is_kept=True)
             with self.ranks.all_or_none():
                 if plan is not None:
                     model = _apply(model, plan, self.ranks)
@@ -359,16 +359,31 @@ def _first_name(taken: Mapping[str, torch.Tensor], tensor: torch.Tensor) -> str:
 
 
 def _make_plan(
-    model: Any, ranks: ModelRanks, user_plan: Mapping[str, Any] | None, verify: Verify
+    model: Any, ranks: ModelRanks, user_plan: Mapping[str, Any] | None, verify: Verify, is_kept: bool = False
 ) -> Plan | None:
-    """Returns the first rank's plan, which all ranks follow; ``None`` for one rank."""
+    """Returns the first rank's plan, which all ranks follow; ``None`` for one rank.
+
+    Args:
+        model: the whole model.
+        ranks: to split it over.
+        user_plan: the user's mapping.
+        verify: as :func:`init_inference` takes it.
+        is_kept: whether the plan may be one of an earlier start, and is kept for the next.
+    """
     if ranks.size == 1:
         return None
-    from acclimate.parallel import make_plan
+    from acclimate.parallel.plan import make_plan
+    from acclimate.parallel.saved_plans import load_plan, plan_key, save_plan
 
     plan = None
     with ranks.all_or_none():
-        if ranks.is_first:
+        if ranks.is_first and is_kept and verify == "auto":
+            key = plan_key(model, ranks.size, user_plan)
+            plan = load_plan(key)
+            if plan is None:
+                plan = make_plan(model, ranks.size, user_plan)
+                save_plan(key, plan)
+        elif ranks.is_first:
             plan = make_plan(model, ranks.size, user_plan, verify=verify)
     made: Plan = ranks.from_first(plan)
     return made

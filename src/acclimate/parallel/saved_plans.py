@@ -1,0 +1,259 @@
+"""Plans in the user's cache: the next start with the same model, code and number of ranks need not plan.
+
+A plan follows from the model's code and configuration; no weight is looked at. So its name in the cache is a
+digest of all of that: every module's attributes and its tensors' shapes, the code that the classes and their
+Python files have *now* (a patched function is another function), the versions, and this package's own files.
+A file whose content does not match its own digest is not used.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import platform
+import sys
+import types
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from acclimate.cache import cache_root, publish_once
+from acclimate.cache.folder import check_folder, read_file
+from acclimate.errors import AcclimateError
+from acclimate.parallel.split import Change, Plan, Split
+
+logger = logging.getLogger("acclimate.parallel")
+
+_FILE = "plan.json"
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_OF_MODULES = ("_parameters", "_buffers", "_modules")  # named_modules() has them
+# transformers' names of where a model came from, and of an object of this process
+_ELSEWHERE = ("_name_or_path", "name_or_path", "_original_object_hash")
+
+
+def load_plan(key: str) -> Plan | None:
+    """Returns the plan that was saved under a key; ``None`` where there is none that is whole."""
+    folder = _folder(key)
+    try:
+        if not folder.is_dir():
+            return None
+        check_folder(folder)
+        written = json.loads(read_file(folder / _FILE))
+        if written["digest"] != _digest(written["plan"]):
+            raise ValueError("its content does not match its digest")
+        return _decoded(json.loads(written["plan"]))
+    except (AcclimateError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        logger.warning("the plan in %s cannot be used (%s); planning anew", folder, error)
+        return None
+
+
+def save_plan(key: str, plan: Plan) -> None:
+    """Saves a plan; a cache that takes no files costs the next start some time, and nothing else."""
+    text = json.dumps(_encoded(plan))
+    content = json.dumps({"digest": _digest(text), "plan": text})
+
+    def write(folder: Path) -> None:
+        (folder / _FILE).write_text(content)
+
+    try:
+        folder = _folder(key)
+        publish_once(folder, write, is_whole=lambda: _is_file(folder / _FILE, content))
+    except (AcclimateError, OSError) as error:
+        logger.info("the plan is not kept for the next start: %s", error)
+
+
+def _folder(key: str) -> Path:
+    return cache_root() / "plans" / key
+
+
+def _is_file(path: Path, content: str) -> bool:
+    try:
+        return path.read_text() == content
+    except (OSError, ValueError):
+        return False
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# -- the file ----------------------------------------------------------------------------------------
+
+
+def _encoded(plan: Plan) -> dict[str, Any]:
+    modules = {name: asdict(change) for name, change in plan.modules.items()}
+    for each in modules.values():
+        each["arguments"] = list(each["arguments"].items())  # JSON has no numbers as names
+    splits = [asdict(split) for split in plan.splits.values()]
+    return vars(plan) | {"splits": splits, "modules": modules, "partial": sorted(plan.partial)}
+
+
+def _decoded(read: dict[str, Any]) -> Plan:
+    splits = [Split(**_with_tuples(each)) for each in read["splits"]]
+    modules = {}
+    for name, each in read["modules"].items():
+        arguments = {key: _tuples(value) for key, value in each.pop("arguments")}
+        attributes = _with_tuples(each.pop("attributes"))
+        modules[name] = Change(**_with_tuples(each), attributes=attributes, arguments=arguments)
+    known = {"splits": {each.name: each for each in splits}, "modules": modules}
+    return Plan(**read | known | {"partial": frozenset(read["partial"])})
+
+
+def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _tuples(value) for name, value in values.items()}
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(each) for each in value) if isinstance(value, list) else value
+
+
+# -- what a plan follows from ------------------------------------------------------------------------
+
+
+def plan_key(model: nn.Module, size: int, user: Mapping[str, Any] | None) -> str:
+    """Returns a digest of all that the plan of a model over ``size`` ranks follows from."""
+    said = _Digest()
+    said.add((size, user, torch.__version__, sys.version, platform.machine()))
+    said.add(getattr(sys.modules.get("transformers"), "__version__", None))
+    said.add_file("torch.nn.functional")
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        said.add((path.name, path.read_bytes()))
+    tensors: dict[int, str] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        said.add(prefix)
+        said.add(module)
+        for kind in (module._parameters, module._buffers):
+            for name, tensor in kind.items():
+                first = None if tensor is None else tensors.setdefault(id(tensor), f"{prefix}.{name}")
+                said.add((name, first, tensor))
+    return said.content.hexdigest()[:32]
+
+
+class _Digest:
+    """A digest of objects' values and code, never of their addresses: the same in each process."""
+
+    def __init__(self) -> None:
+        self.content = hashlib.sha256()
+        self._added: dict[int, tuple[int, Any]] = {}  # by address; held, so that no other object gets it
+
+    def add(self, value: Any) -> None:
+        """Adds a value; of an object that was added before, which one it was."""
+        self._say(type(value).__qualname__)
+        if isinstance(value, _PLAIN):
+            self._say(repr(value))
+            return
+        if isinstance(value, types.CodeType):
+            self._add_code(value)
+            return
+        if not self._is_new(value):
+            return
+        if isinstance(value, Tensor):
+            self._say(f"{tuple(value.shape)} {value.dtype} {value.requires_grad}")
+        elif isinstance(value, type):
+            self._add_class(value)
+        elif isinstance(value, types.FunctionType):
+            self._add_function(value)
+        elif isinstance(value, types.MethodType):
+            self._add_function(value.__func__)
+        elif isinstance(value, (staticmethod, classmethod)):
+            self.add(value.__func__)
+        elif isinstance(value, property):
+            self.add((value.fget, value.fset))
+        elif isinstance(value, functools.partial):
+            self.add((value.func, value.args, value.keywords))
+        elif isinstance(value, types.ModuleType):
+            self._say(value.__name__)
+        else:
+            self._add_object(value)
+
+    def add_file(self, name: str) -> None:
+        """Adds the functions that a Python module has now, and what classes its names stand for."""
+        module = sys.modules.get(name)
+        if module is None or not self._is_new(module):
+            return
+        names = vars(module)
+        self._say(name)
+        for each, value in list(names.items()):
+            if isinstance(value, type):
+                self._say(f"{each} {value.__module__}.{value.__qualname__}")
+            elif isinstance(value, (types.FunctionType, Mapping)) and not each.startswith("__"):
+                self._say(each)
+                self.add(value)
+
+    def _add_class(self, value: type) -> None:
+        for each in value.__mro__:
+            self._say(f"{each.__module__}.{each.__qualname__}")
+            if each is object or not (each is value or self._is_new(each)):
+                continue
+            for name, member in vars(each).items():
+                if isinstance(member, (types.FunctionType, staticmethod, classmethod, property, *_PLAIN)):
+                    self._say(name)
+                    self.add(member)
+            if not each.__module__.startswith("torch"):
+                self.add_file(each.__module__)
+
+    def _add_function(self, function: Any) -> None:
+        self._say(function.__qualname__)
+        self._add_code(function.__code__)
+        self.add((function.__defaults__, function.__kwdefaults__))
+        for cell in function.__closure__ or ():
+            with_content = cell.cell_contents if _is_filled(cell) else None
+            if isinstance(with_content, (*_PLAIN, types.FunctionType, types.MethodType)):
+                self.add(with_content)
+
+    def _add_code(self, code: types.CodeType) -> None:
+        self.content.update(code.co_code)
+        self._say(f"{code.co_names} {code.co_varnames} {code.co_freevars}")
+        for value in code.co_consts:
+            self.add(value)
+
+    def _add_object(self, value: Any) -> None:
+        if isinstance(value, Mapping):
+            self._add_named(value)
+        elif isinstance(value, Set):
+            self._say(str(sorted(map(repr, value))))
+        elif isinstance(value, Sequence):
+            self._say(str(len(value)))
+            for each in value:
+                self.add(each)
+        elif hasattr(value, "__dict__"):
+            is_module = isinstance(value, nn.Module)
+            if is_module:
+                self.add(type(value))
+            else:
+                self._say(f"{type(value).__module__}.{type(value).__qualname__}")
+            ignored = (*_ELSEWHERE, *(_OF_MODULES if is_module else ()))
+            self._add_named({name: each for name, each in vars(value).items() if name not in ignored})
+
+    def _add_named(self, values: Mapping[Any, Any]) -> None:
+        """Adds names and values; mappings made from sets have another order in each process."""
+        for name, value in sorted(values.items(), key=lambda item: _order(item[0])):
+            self.add(name)
+            self.add(value)
+
+    def _is_new(self, value: Any) -> bool:
+        count = len(self._added)
+        number, _ = self._added.setdefault(id(value), (count, value))
+        self._say(str(number))
+        return number == count
+
+    def _say(self, text: str) -> None:
+        self.content.update(text.encode("utf-8", "surrogatepass"))
+        self.content.update(b"\0")
+
+
+def _order(name: Any) -> tuple[str, str]:
+    return type(name).__qualname__, repr(name) if isinstance(name, _PLAIN) else ""
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # an empty cell
+        return False

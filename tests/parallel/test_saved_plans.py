@@ -1,0 +1,181 @@
+"""Saved plans: one for the same model, code and ranks; another for any change; never a damaged one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from architectures import meta_model
+from torch import nn
+
+from acclimate.parallel import make_plan
+from acclimate.parallel.saved_plans import load_plan, plan_key, save_plan
+
+NAMES = ("llama", "gemma3_text", "gpt2", "deepseek_v3", "t5", "whisper")
+KEYS = """
+import sys
+from architectures import meta_model
+from acclimate.parallel.saved_plans import plan_key
+for name in sys.argv[1:]:
+    print(name, plan_key(meta_model(name), 2, None))
+"""
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_processes_with_other_hashes_and_addresses_find_the_same_key() -> None:
+    command = [sys.executable, "-c", KEYS, *NAMES]
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    there = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    keys = dict(line.split() for line in there.splitlines())
+    assert keys == {name: plan_key(meta_model(name), 2, None) for name in NAMES}
+    assert len(set(keys.values())) == len(NAMES)
+
+
+def _patch_global(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = sys.modules[type(model).__module__]
+    monkeypatch.setattr(file, "apply_rotary_pos_emb", lambda q, k, cos, sin, **more: (q, k))
+
+
+def _patch_class(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(model.model.layers[0].mlp), "forward", lambda self, x: self.down_proj(x))
+
+
+def _patch_method_of_a_base(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: x @ self.weight.T)
+
+
+def _patch_attention(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", lambda q, k, v, **more: v)
+
+
+def _patch_instance(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = model.model.layers[1].mlp
+    module.forward = types.MethodType(lambda self, x: self.down_proj(self.up_proj(x)), module)
+
+
+def _set_attribute(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.model.layers[1].self_attn.scaling = 0.5
+
+
+def _set_configuration(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.config.num_key_value_heads = 1
+
+
+def _add_hook(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.model.layers[0].register_forward_hook(lambda module, args, output: output)
+
+
+def _reshape(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.model.layers[0].mlp.up_proj = nn.Linear(64, 120, bias=False, device="meta")
+
+
+def _tie(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.model.layers[0].mlp.up_proj.weight = model.model.layers[1].mlp.up_proj.weight
+
+
+def _replace_a_class(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.model.layers[0].mlp.act_fn = nn.ReLU()
+
+
+def _exchange_classes_that_both_occur(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = model.model.layers[1]
+    layer.input_layernorm, layer.mlp.act_fn = layer.mlp.act_fn, layer.input_layernorm
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _patch_global,
+        _patch_class,
+        _patch_method_of_a_base,
+        _patch_attention,
+        _patch_instance,
+        _set_attribute,
+        _set_configuration,
+        _add_hook,
+        _reshape,
+        _tie,
+        _replace_a_class,
+        _exchange_classes_that_both_occur,
+    ],
+)
+def test_a_change_of_code_or_model_has_a_key_of_its_own(
+    change: Callable[[Any, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = plan_key(meta_model("llama"), 2, None)
+    assert plan_key(meta_model("llama"), 2, None) == before
+    changed = meta_model("llama")
+    with monkeypatch.context() as patch:
+        change(changed, patch)
+        assert plan_key(changed, 2, None) != before
+    assert plan_key(meta_model("llama"), 2, None) == before
+
+
+def test_ranks_and_the_users_mapping_have_keys_of_their_own() -> None:
+    model = meta_model("llama")
+    mappings = [None, {"lm_head": "replicated"}, {"lm_head": "columns"}]
+    assert len({plan_key(model, size, mapping) for size in (2, 3) for mapping in mappings}) == 6
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen2_moe", "bloom"])
+def test_a_saved_plan_is_the_plan(name: str) -> None:
+    plan = make_plan(meta_model(name), 2, verify=False)
+    save_plan("key", plan)
+    assert load_plan("key") == plan
+
+
+def test_a_plan_that_was_not_saved_is_none() -> None:
+    assert load_plan("key") is None
+
+
+def test_a_damaged_file_is_not_used_and_is_replaced(
+    private_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = make_plan(meta_model("gpt2"), 2, verify=False)
+    save_plan("key", plan)
+    file = private_cache / "plans" / "key" / "plan.json"
+    whole = file.read_bytes()
+    choice = random.Random(0)
+    for _ in range(200):
+        damaged = bytearray(whole)
+        position = choice.randrange(len(damaged))
+        damaged[position] ^= 1 << choice.randrange(8)
+        file.write_bytes(damaged)
+        assert load_plan("key") in (None, plan)  # a space of JSON's own may become another one
+    for damage in (
+        b"",
+        whole[: len(whole) // 2],
+        b"[]",
+        b"null",
+        b"{}",
+        b"\xff",
+        json.dumps({"plan": 1}).encode(),
+    ):
+        file.write_bytes(damage)
+        assert load_plan("key") is None
+    assert "planning anew" in caplog.text
+    save_plan("key", plan)
+    assert load_plan("key") == plan
+
+
+def test_a_cache_that_takes_no_files_only_costs_the_plan(
+    private_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = private_cache / "file"
+    file.write_text("")
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(file))
+    save_plan("key", make_plan(meta_model("gpt2"), 2, verify=False))
+    assert load_plan("key") is None
