@@ -24,6 +24,7 @@ README = ROOT / "README.md"
 FOLDER_VARIABLE = "ACCLIMATE_BENCHMARK_RESULTS"
 PAGE = ROOT / "docs" / "results.md"
 INFERENCE_PAGE = ROOT / "docs" / "inference.md"
+DEEPSPEED_PAGE = ROOT / "docs" / "deepspeed.md"
 INFERENCE_CHART = ROOT / "docs" / "inference.png"
 HEAD = "# What it costs\n\nWritten by `make bench` from `results.json`.\n"
 BEGIN, END = "<!-- written by make bench -->\n", "<!-- end -->\n"
@@ -159,18 +160,26 @@ def closing_line(runs: dict[str, Run]) -> str:
 
 def write_pages(runs: dict[str, Run]) -> None:
     """Writes the page with the table, the figures' origin and the demo's last line into the README, and the
-    figures of text generation into their page."""
+    figures of text generation and of DeepSpeed into their pages."""
     PAGE.write_text(f"{HEAD}\n{origin(runs)}\n![what it costs](costs.png)\n\n{table(runs)}", encoding="utf-8")
     text = _with_block(README, origin(runs))
     README.write_text(DEMO_LINE.sub(lambda line: closing_line(runs) or line[0], text), encoding="utf-8")
     if "inference" in runs:
         INFERENCE_PAGE.write_text(_with_block(INFERENCE_PAGE, inference_block(runs)), encoding="utf-8")
+    if "zero_offload" in runs:
+        DEEPSPEED_PAGE.write_text(_with_block(DEEPSPEED_PAGE, deepspeed_block(runs)), encoding="utf-8")
 
 
 def inference_block(runs: dict[str, Run]) -> str:
     """The figures of text generation beside its peers, as their page shows them."""
     run = {"inference": runs["inference"]}
     return f"{origin(run)}\n![text generation beside its peers]({INFERENCE_CHART.name})\n\n{table(run)}"
+
+
+def deepspeed_block(runs: dict[str, Run]) -> str:
+    """The figures of DeepSpeed on our accelerator, as their page shows them."""
+    run = {"zero_offload": runs["zero_offload"]}
+    return f"{origin(run)}\n{table(run)}"
 
 
 def _with_block(page: Path, block: str) -> str:

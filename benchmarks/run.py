@@ -4,7 +4,7 @@ python benchmarks/run.py             all of them
 python benchmarks/run.py core ops    some of them
 
 What they measured goes into docs/results.json, and from there into docs/results.md, docs/costs.png, the
-README, and docs/inference.md with docs/inference.png.
+README, docs/deepspeed.md, and docs/inference.md with docs/inference.png.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ ALL = (
     "launch_binding",
     "autotp",
     "autotp_load",
+    "zero_offload",
 )
 """One at a time: each wants the machine for itself."""
 

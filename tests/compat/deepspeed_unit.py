@@ -4,11 +4,13 @@
 
 CHECKOUT is a clone of DeepSpeed's repository, at or near the release that this Python has; nothing of it is
 kept here. ``own`` is DeepSpeed's CPU accelerator; the others are ours, ``+ops`` with our op builders too.
+With ``--results FILE``, what was run is kept there, and is not run again by the next call.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -64,6 +66,8 @@ PRELOAD = "import multiprocessing as m; m.set_forkserver_preload(['deepspeed', '
 
 Outcomes = dict[str, tuple[str, str]]
 """For each test: ``passed``, ``failed``, ``skipped``, and a line that says why."""
+Results = dict[str, dict[str, Outcomes]]
+"""Outcomes by file of tests and accelerator."""
 
 
 def environment(on: str, preload: Path) -> dict[str, str]:
@@ -75,7 +79,7 @@ def environment(on: str, preload: Path) -> dict[str, str]:
         # Else the tests ask a vendor's tool, or stop for a device that they do not know.
         "CUDA_VISIBLE_DEVICES": "0,1",
         "OMP_NUM_THREADS": "1",
-        "DS_UNITTEST_TIMEOUT": "120",
+        "DS_UNITTEST_TIMEOUT": "240",
         "DS_ACCELERATOR": "cpu" if accelerator == "own" else accelerator,
         "PYTHONPATH": str(preload),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
@@ -85,8 +89,8 @@ def environment(on: str, preload: Path) -> dict[str, str]:
     return {**os.environ, **wanted}
 
 
-def outcomes(tests: Path, file: str, on: str) -> Outcomes:
-    """Runs one file of tests and returns what became of each."""
+def outcomes(tests: Path, file: str, on: str, limit_s: int) -> Outcomes:
+    """Runs one file of tests and returns what became of each; those after the limit are absent."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "preload_deepspeed.py").write_text(PRELOAD)
         report = Path(folder, "report.xml")
@@ -98,9 +102,11 @@ def outcomes(tests: Path, file: str, on: str) -> Outcomes:
             "-p",
             "preload_deepspeed",
             f"--junitxml={report}",
+            "--timeout=300",
+            f"--session-timeout={limit_s}",
         ]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, "--timeout", "300", file],
+            [sys.executable, "-m", "pytest", *options, file],
             cwd=tests,
             env=environment(on, Path(folder)),
             stdout=subprocess.PIPE,
@@ -130,24 +136,32 @@ def main() -> int:
     parser.add_argument("checkout", type=Path)
     parser.add_argument("files", nargs="*", default=FILES)
     parser.add_argument("--on", nargs="+", default=["own", "cpu", "sim"])
+    parser.add_argument("--limit", type=int, default=3600, metavar="S", help="seconds for each file of tests")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="JSON; where to keep what was run")
     arguments = parser.parse_args()
+    known: Results = {}
+    if arguments.results and arguments.results.exists():
+        known = json.loads(arguments.results.read_text())
     with tempfile.TemporaryDirectory() as folder:
         # Away from the checkout: DeepSpeed imports the "accelerator" that lies beside the tests.
         tests = shutil.copytree(arguments.checkout / "tests", Path(folder, "tests"))
-        return compare(tests, arguments.files, arguments.on)
+        for file in arguments.files:
+            for on in arguments.on:
+                ran = known.setdefault(file, {})
+                if on not in ran:
+                    ran[on] = outcomes(tests, file, on, arguments.limit)
+                    if arguments.results:
+                        arguments.results.write_text(json.dumps(known, indent=1))
+                say(f"{file:70} {on:8} {counts(ran[on])}")
+    return compare([known[file] for file in arguments.files], arguments.on)
 
 
-def compare(tests: Path, files: Sequence[str], loads: Sequence[str]) -> int:
+def compare(ran: Sequence[dict[str, Outcomes]], loads: Sequence[str]) -> int:
     """Prints the counts of each accelerator, and every test that differs; returns 1 where ours fails more."""
-    found: dict[str, Outcomes] = {on: {} for on in loads}
-    for file in files:
-        for on in loads:
-            ran = outcomes(tests, file, on)
-            found[on] |= ran
-            say(f"{file:70} {on:8} {counts(ran)}")
+    found = {on: {name: each for file in ran for name, each in file[on].items()} for on in loads}
     say()
-    for on, ran in found.items():
-        say(f"{on:8} {counts(ran)}")
+    for on, each in found.items():
+        say(f"{on:8} {counts(each)}")
     first, *others = loads
     worse = 0
     for on in others:

@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from acclimate import use_accelerator
 from acclimate.accelerator import Accelerator
 from acclimate.compat.deepspeed.names import NamesFinder, offer
+from fake_vendors import FakeMachine
+from fresh_process import FreshProcesses
 
 Make = Callable[[str], Any]
 
@@ -121,6 +124,191 @@ def test_an_extension_takes_host_builders_from_deepspeed_and_others_from_itself(
 
         assert FusedAdamBuilder is Own
         assert AsyncIOBuilder().is_compatible() in (True, False)
+
+
+# -- one that is written as the specification says ---------------------------------------------------
+
+_FILES = {
+    "__init__.py": "from .acme_accelerator import ACME_Accelerator",
+    "acme_accelerator.py": """
+import torch
+import deepspeed
+from deepspeed.accelerator.abstract_accelerator import DeepSpeedAccelerator
+
+
+class ACME_Accelerator(DeepSpeedAccelerator):
+    def __init__(self):
+        self._name = "cpu"
+        self._communication_backend_name = "gloo"
+
+    def device_name(self, device_index=None):
+        return "cpu"
+
+    def current_device_name(self):
+        return "cpu"
+
+    def amp(self):
+        return torch.cpu.amp
+
+    def range_push(self, msg):
+        pass
+
+    def op_builder_dir(self):
+        return "acme_extension_for_deepspeed.op_builder"
+
+    def create_op_builder(self, op_name):
+        builder = self.get_op_builder(op_name)
+        return builder() if builder is not None else None
+
+    def get_op_builder(self, class_name):
+        from acme_extension_for_deepspeed.op_builder import AnswerBuilder
+        from deepspeed.ops.op_builder.async_io import AsyncIOBuilder
+
+        return {"AnswerBuilder": AnswerBuilder, "AsyncIOBuilder": AsyncIOBuilder}.get(class_name)
+
+
+def install():
+    deepspeed.accelerator.real_accelerator.set_accelerator(ACME_Accelerator())
+""",
+    "op_builder/__init__.py": "from .answer import AnswerBuilder",
+    "op_builder/builder.py": """
+import filecmp, importlib, os, shutil
+from pathlib import Path
+from deepspeed.ops.op_builder.builder import OpBuilder, TORCH_MAJOR, TORCH_MINOR
+
+
+class ACMEOpBuilder(OpBuilder):
+    def version_dependent_macros(self):
+        return ["-DVERSION_GE_1_5"] if (TORCH_MAJOR, TORCH_MINOR) > (1, 4) else []
+
+    def cxx_args(self):
+        return ["-O1", "-std=c++17"]
+
+    def extra_ldflags(self):
+        return ["-Wl,--as-needed"]
+
+    def load(self, verbose=True):
+        from deepspeed.git_version_info import installed_ops, torch_info  # noqa: F401
+
+        if installed_ops.get(self.name, False):
+            return importlib.import_module(self.absolute_name())
+        return self.jit_load(verbose)
+
+
+def acme_kernel_path(code_path):
+    from .answer import AnswerBuilder
+
+    source = os.path.join(Path(__file__).parent.absolute(), code_path)
+    target = AnswerBuilder().deepspeed_src_path(os.path.join("third-party", code_path))
+    if not (os.path.exists(target) and filecmp.cmp(target, source)):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.copyfile(source, target)
+    return os.path.join("third-party", code_path)
+
+
+def acme_kernel_include(code_path):
+    return os.path.join(Path(__file__).parent.absolute(), code_path)
+""",
+    "op_builder/answer.py": """
+from .builder import ACMEOpBuilder, acme_kernel_include, acme_kernel_path
+
+
+class AnswerBuilder(ACMEOpBuilder):
+    BUILD_VAR = "DS_BUILD_ANSWER"
+    NAME = "answer"
+
+    def __init__(self):
+        super().__init__(name=self.NAME)
+
+    def absolute_name(self):
+        return f"deepspeed.ops.acme.{self.NAME}_op"
+
+    def sources(self):
+        return [acme_kernel_path("csrc/answer.cpp")]
+
+    def include_paths(self):
+        return [acme_kernel_include("csrc/includes")]
+
+    def cxx_args(self):
+        return super().cxx_args() + self.version_dependent_macros()
+""",
+    "op_builder/csrc/includes/answer.h": "#define ANSWER 42",
+    "op_builder/csrc/answer.cpp": """
+#include <Python.h>
+#include "answer.h"
+#ifndef VERSION_GE_1_5
+#error "the builder's own flags are missing"
+#endif
+static PyObject* answer(PyObject*, PyObject*) { return PyLong_FromLong(ANSWER); }
+static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "op", "", -1, methods};
+#define JOINED(a, b) a##b
+#define INIT(name) JOINED(PyInit_, name)
+PyMODINIT_FUNC INIT(TORCH_EXTENSION_NAME)() { return PyModule_Create(&definition); }
+""",
+}
+
+
+@pytest.fixture
+def extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The extension's module with its accelerator, from files."""
+    for name, text in _FILES.items():
+        path = tmp_path / "acme_extension_for_deepspeed" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
+    yield importlib.import_module("acme_extension_for_deepspeed.acme_accelerator")
+    for name in [name for name in sys.modules if name.startswith("acme_extension_for_deepspeed")]:
+        del sys.modules[name]
+
+
+def test_an_extension_as_the_specification_describes_it_is_the_accelerator(extension: Any) -> None:
+    with use_accelerator("cpu"):
+        extension.install()
+        from deepspeed.accelerator import get_accelerator
+
+        accelerator = get_accelerator()
+        assert isinstance(accelerator, extension.ACME_Accelerator)
+        assert torch.ones(2, device=accelerator.current_device_name()).sum() == 2
+        accelerator.range_push("step", domain=None)
+        missing = [name for name in dir(Accelerator) if not hasattr(accelerator, name)]
+        assert not missing
+
+
+def test_its_builder_compiles_the_sources_of_its_own_folder(extension: Any) -> None:
+    with use_accelerator("cpu"):
+        extension.install()
+        from deepspeed.accelerator import get_accelerator
+
+        builder = get_accelerator().create_op_builder("AnswerBuilder")
+        if not builder.is_compatible():
+            pytest.skip(str(builder.error_log))
+        assert builder.load().answer() == 42
+        assert get_accelerator().create_op_builder("QuantizerBuilder") is None
+
+
+def test_intels_extension_is_detected_without_deepspeed(machine: FakeMachine, fresh: FreshProcesses) -> None:
+    machine.write(
+        "intel_extension_for_deepspeed",
+        """
+import torch
+from deepspeed.accelerator.abstract_accelerator import DeepSpeedAccelerator
+from deepspeed.ops.op_builder.builder import OpBuilder
+
+
+class XPU_Accelerator(DeepSpeedAccelerator):
+    def __init__(self):
+        self._name, self._communication_backend_name = "xpu", "ccl"
+
+
+torch.xpu.device_count = lambda: 1  # its hardware
+""",
+    )
+    told = fresh.check(
+        "from acclimate import get_accelerator; tell(name=get_accelerator().name)", path=machine.path
+    ).told
+    assert told == {"name": "xpu.external"}
 
 
 # -- the real ones -----------------------------------------------------------------------------------

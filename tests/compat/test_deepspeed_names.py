@@ -91,10 +91,52 @@ def test_what_is_not_here_says_what_to_use_instead() -> None:
 
     with pytest.raises(UnsupportedError, match=r"acclimate run --deepspeed.*fully_shard"):
         deepspeed.initialize(model=None)
-    with pytest.raises(AttributeError, match=r"'zero'.*docs/deepspeed\.md"):
+    with pytest.raises(AttributeError, match=r"no zero here.*docs/deepspeed\.md.*acclimate run --deepspeed"):
         deepspeed.zero  # noqa: B018
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("deepspeed.runtime.engine")
+    assert not hasattr(deepspeed, "zero")
+
+
+@pytest.mark.parametrize(
+    ("line", "missing"),
+    [
+        ("import deepspeed.runtime.engine", "deepspeed.runtime has no engine"),
+        ("from deepspeed.runtime.engine import DeepSpeedEngine", "deepspeed.runtime has no engine"),
+        ("from deepspeed import zero", "deepspeed has no zero"),
+        ("from deepspeed.accelerator.real_accelerator import no_such", "real_accelerator has no no_such"),
+        ("from deepspeed.ops.op_builder import MoEBuilder", "deepspeed.ops.op_builder has no MoEBuilder"),
+    ],
+)
+def test_an_import_of_what_is_not_here_says_what_is_missing_and_what_to_do(line: str, missing: str) -> None:
+    with (
+        use_accelerator("cpu"),
+        pytest.raises(ModuleNotFoundError, match=f"{missing} here.*acclimate run --deepspeed"),
+    ):
+        exec(line, {})
+
+
+def test_all_modules_are_there_after_import_deepspeed_alone() -> None:
+    import deepspeed
+
+    with use_accelerator("cpu"):
+        deepspeed.accelerator.real_accelerator.set_accelerator(acclimate.get_accelerator())
+        assert deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam is acclimate.ops.CPUAdam
+        assert deepspeed.comm.is_initialized() in (True, False)
+
+
+def test_builders_have_what_programs_read_of_deepspeeds() -> None:
+    with use_accelerator("cpu") as accelerator:
+        from deepspeed.ops.op_builder import CPUAdamBuilder
+
+        assert (CPUAdamBuilder.NAME, CPUAdamBuilder.BUILD_VAR) == ("cpu_adam", "DS_BUILD_CPU_ADAM")
+        builder = CPUAdamBuilder()
+        assert builder.absolute_name().rpartition(".")[2] == builder.name
+        assert builder.is_compatible() is (builder.error_log is None)
+        assert builder.accelerator is accelerator
+
+
+def test_the_accelerator_has_the_attribute_that_programs_read_of_deepspeeds() -> None:
+    with use_accelerator("cpu") as accelerator:
+        assert accelerator._name == "cpu"
 
 
 def test_settings_of_inference_are_translated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +147,6 @@ def test_settings_of_inference_are_translated(monkeypatch: pytest.MonkeyPatch) -
     deepspeed.init_inference("m", mp_size=2, dtype=torch.half, replace_with_kernel_inject=True)
     deepspeed.init_inference("m", {"tensor_parallel": {"tp_size": 3}, "dtype": "bf16"})
     deepspeed.init_inference("m")
-    assert calls == [("m", 2, "float16"), ("m", 3, "bfloat16"), ("m", 1, "auto")]
     with pytest.raises(UnsupportedError, match="quant"):
         deepspeed.init_inference("m", quant={"enabled": True})
 
@@ -117,6 +158,18 @@ def test_messages_are_logged_on_the_named_ranks(caplog: pytest.LogCaptureFixture
         log_dist("everywhere")
         log_dist("elsewhere", ranks=[1])
     assert [record.getMessage() for record in caplog.records] == ["[Rank 0] everywhere"]
+
+
+def test_memory_in_use_is_logged_if_forced(caplog: pytest.LogCaptureFixture) -> None:
+    from deepspeed.runtime.utils import see_memory_usage
+    from deepspeed.utils import logger
+
+    with use_accelerator("cpu"), caplog.at_level(logging.INFO, logger.name):
+        see_memory_usage("not this")
+        see_memory_usage("after the step", force=True)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "after the step: " in line
+    assert "GiB in use" in line
 
 
 # -- extensions ------------------------------------------------------------------------------------

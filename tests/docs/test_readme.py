@@ -87,10 +87,16 @@ def test_the_page_of_language_models_shows_the_committed_results(results: Any) -
     assert ("inference" in runs) == results.INFERENCE_CHART.exists()
 
 
+def test_the_page_of_deepspeed_shows_the_committed_results(results: Any) -> None:
+    runs = results.read()
+    block = results.deepspeed_block(runs) if "zero_offload" in runs else "Not measured yet.\n"
+    assert results.BEGIN + block + results.END in results.DEEPSPEED_PAGE.read_text(encoding="utf-8")
+
+
 def test_a_benchmark_that_is_measured_for_the_first_time_leaves_file_pages_and_chart_consistent(
     results: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("RESULTS", "README", "PAGE", "INFERENCE_PAGE"):
+    for name in ("RESULTS", "README", "PAGE", "INFERENCE_PAGE", "DEEPSPEED_PAGE"):
         copy = tmp_path / getattr(results, name).name
         copy.write_text(getattr(results, name).read_text(encoding="utf-8"), encoding="utf-8")
         monkeypatch.setattr(results, name, copy)

@@ -6,6 +6,7 @@ Also the two rules that all categories of the interface use: how a device argume
 
 from __future__ import annotations
 
+import functools
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -59,6 +60,11 @@ class Devices(ABC):
         CPU: ``"cpu"``.
         CUDA: ``"cuda"``.
         """
+        return self.device_type
+
+    @functools.cached_property  # which a subclass or an object can set
+    def _name(self) -> str:
+        """:attr:`device_type`, for programs that read this of DeepSpeed's accelerators."""
         return self.device_type
 
     _processors_field: ClassVar[str] = "multi_processor_count"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pkgutil import resolve_name
 from types import ModuleType
 
 from acclimate.backends.presence import has_nvidia_driver, is_bare_folder, locate, torch_build
@@ -51,6 +52,9 @@ def vendor_package(label: str, module: str, device_type: str) -> Probe:
 
 def xpu_external() -> str | None:
     """Probes for Intel GPUs through Intel Extension for DeepSpeed."""
+    if locate("intel_extension_for_deepspeed") is not None:
+        # It imports DeepSpeed's accelerator layer, whose names we offer where DeepSpeed is not installed.
+        resolve_name("acclimate.compat.deepspeed.names:offer")()
     package = import_package("XPU_Accelerator", "intel_extension_for_deepspeed")
     if isinstance(package, str):
         return package

@@ -20,7 +20,7 @@ class DeepSpeedAccelerator(Accelerator):
     A method that an older release of DeepSpeed declared with fewer arguments takes ours as well.
     """
 
-    _name: str | None = None
+    _name: str | None = None  # type: ignore[assignment] # a subclass sets it
     _communication_backend_name: str | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:

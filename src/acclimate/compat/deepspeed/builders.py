@@ -7,7 +7,6 @@ import importlib
 import inspect
 import os
 import pkgutil
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +19,10 @@ PACKAGE = "deepspeed.ops.op_builder"
 OPS_VARIABLE = "ACCLIMATE_DEEPSPEED_OPS"
 """``1`` in the environment: DeepSpeed uses acclimate's op builders where there is one."""
 
-OURS = {
-    "AsyncIOBuilder": ("async_io", "DS_BUILD_AIO", "deepspeed.ops.aio"),
-    "CPUAdagradBuilder": ("cpu_adagrad", "DS_BUILD_CPU_ADAGRAD", "deepspeed.ops.adagrad"),
-    "CPUAdamBuilder": ("cpu_adam", "DS_BUILD_CPU_ADAM", "deepspeed.ops.adam"),
-    "CPULionBuilder": ("cpu_lion", "DS_BUILD_CPU_LION", "deepspeed.ops.lion"),
-    "ShareMemCommBuilder": ("deepspeed_shm_comm", "DS_BUILD_SHM_COMM", "deepspeed.ops.comm"),
-}
-"""Builders of ours with the functions of DeepSpeed's: ``NAME``, ``BUILD_VAR`` and package of each."""
+OURS = frozenset(
+    {"AsyncIOBuilder", "CPUAdagradBuilder", "CPUAdamBuilder", "CPULionBuilder", "ShareMemCommBuilder"}
+)
+"""Builders of ours whose modules have the functions of DeepSpeed's."""
 
 
 def builder_package(device_type: str) -> str:
@@ -44,7 +39,7 @@ def builder_class(accelerator: Accelerator, class_name: str) -> type[Any]:
     For an op that neither has, DeepSpeed's ``NotImplementedBuilder``, whose ``load()`` raises.
     """
     if os.environ.get(OPS_VARIABLE) == "1" and class_name in OURS:
-        ours = _adapted(accelerator, class_name)
+        ours = accelerator.get_op_builder(class_name)
         if ours is not None:
             return ours
     theirs = _deepspeed_builders(builder_package(accelerator.device_type))
@@ -67,46 +62,3 @@ def _deepspeed_builders(package: str) -> dict[str, type[Any]]:
 
 def _is_builder(name: str, member: Any) -> bool:
     return name.endswith("Builder") and inspect.isclass(member) and not inspect.isabstract(member)
-
-
-class _AdaptedBuilder:
-    """A builder of ours that has what DeepSpeed reads of its own builders."""
-
-    NAME: str
-    BUILD_VAR: str
-    package: str
-    ours: Callable[[], Any]
-
-    def __init__(self, name: str | None = None) -> None:
-        self.name = name or self.NAME
-        self._builder = type(self).ours()
-        self.error_log: str | None = self._builder.incompatibility()
-
-    def __getattr__(self, name: str) -> Any:
-        """What only our builders have."""
-        if name == "_builder":  # not set yet: a copy is being made
-            raise AttributeError(name)
-        return getattr(self._builder, name)
-
-    def absolute_name(self) -> str:
-        return f"{self.package}.{self.NAME}_op"
-
-    def load(self, verbose: bool = False) -> Any:
-        return self._builder.load(verbose)
-
-    jit_load = load
-
-
-@functools.cache
-def _adapted(accelerator: Accelerator, class_name: str) -> type[Any] | None:
-    """Returns a class whose objects, made without arguments, build for this accelerator."""
-    if accelerator.get_op_builder(class_name) is None:
-        return None
-    name, variable, package = OURS[class_name]
-    members = {
-        "NAME": name,
-        "BUILD_VAR": variable,
-        "package": package,
-        "ours": staticmethod(lambda: accelerator.create_op_builder(class_name)),
-    }
-    return type(class_name, (_AdaptedBuilder,), members)

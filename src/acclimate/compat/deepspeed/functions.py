@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from acclimate import comm, inference, topology
 from acclimate.errors import UnsupportedError
+from acclimate.selection import get_accelerator
 
 logger = logging.getLogger("acclimate.deepspeed")
 """DeepSpeed's logger, for code that logs through it."""
@@ -27,6 +28,16 @@ def log_dist(message: str, ranks: Sequence[int] | None = None, level: int = logg
     rank = dist.get_rank() if dist.is_initialized() else 0
     if not ranks or -1 in ranks or rank in ranks:
         logger.log(level, "[Rank %d] %s", rank, message)
+
+
+def see_memory_usage(message: str, force: bool = False) -> None:
+    """Logs a message, and the memory that is in use on the device, on rank 0; nothing without ``force``."""
+    if force:
+        used, peak = (
+            read() / 2**30
+            for read in (get_accelerator().memory_allocated, get_accelerator().max_memory_allocated)
+        )
+        log_dist(f"{message}: {used:.2f} GiB in use, {peak:.2f} GiB at most", ranks=[0])
 
 
 def init_distributed(
@@ -101,7 +112,7 @@ def init_inference(model: Any, config: Mapping[str, Any] | None = None, **settin
     ranks = tensor_parallel.get("tp_size", wanted.pop("mp_size", None))
     wanted.pop("mp_size", None)
     dtype = wanted.pop("dtype", "auto")
-    unknown = sorted(name for name in wanted if name not in _WITHOUT_EFFECT)
+    unknown = sorted(name for name, value in wanted.items() if value and name not in _WITHOUT_EFFECT)
     if unknown:
         raise UnsupportedError(
             f"deepspeed.init_inference() without DeepSpeed does not know {', '.join(unknown)}. "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -42,13 +43,18 @@ _BUILDER = {
 
 _BY_NAME = f"{_HERE}.op_builder.by_name"
 _BUILDERS = "deepspeed.ops.op_builder"
-_DEVICES = ("cpu", "hpu", "klxpu", "mlu", "mps", "npu", "sdaa", "supa", "xpu")
+DEVICES = ("cpu", "hpu", "klxpu", "mlu", "mps", "npu", "sdaa", "supa", "xpu")
+"""The subpackages of DeepSpeed's builders: a device each."""
+_FILES = """
+    async_io by_name cpu_adagrad cpu_adam cpu_lion evoformer_attn fp_quantizer fused_adam fused_lamb
+    fused_lion gds inference_core_ops inference_cutlass_builder pin_memory quantizer ragged_ops ragged_utils
+    random_ltd sparse_attn spatial_inference stochastic_transformer transformer transformer_inference utils
+"""
 _OF_DEVICE = (
-    *(f"{_BUILDERS}.{module}" for module in ("async_io", "sparse_attn", "by_name")),
-    *(f"{_BUILDERS}.{device}" for device in _DEVICES),
-    *(f"{_BUILDERS}.{device}.by_name" for device in _DEVICES),
+    *(f"{_BUILDERS}.{module}" for module in (*_FILES.split(), *DEVICES)),
+    *(f"{_BUILDERS}.{device}.by_name" for device in DEVICES),
 )
-"""Modules that have all builders of a device, or of this process's."""
+"""Modules that have all builders of a device, or of this process's, whichever DeepSpeed has in them."""
 
 NAMES: Mapping[str, Mapping[str, str]] = {
     "deepspeed": {
@@ -79,13 +85,18 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "deepspeed.ops": {},
     "deepspeed.ops.adagrad": _ADAGRAD,
     "deepspeed.ops.adam": _ADAM,
+    "deepspeed.ops.adam.cpu_adam": _ADAM,
+    "deepspeed.ops.adam.fused_adam": _ADAM,
     "deepspeed.ops.lamb": _LAMB,
     "deepspeed.ops.lion": _LION,
     _BUILDERS: {"OpBuilder": _BUILDER["OpBuilder"]},
     f"{_BUILDERS}.builder": _BUILDER,
     **{module: {} for module in _OF_DEVICE},
     "deepspeed.runtime": {},
-    "deepspeed.runtime.utils": {"noop_context": "contextlib:nullcontext"},
+    "deepspeed.runtime.utils": {
+        "noop_context": "contextlib:nullcontext",
+        "see_memory_usage": f"{_HERE}.functions:see_memory_usage",
+    },
     "deepspeed.utils": _LOGGING,
     "deepspeed.utils.logging": _LOGGING,
     "deepspeed.utils.numa": {"get_numa_cores": f"{_HERE}.functions:get_numa_cores"},
@@ -106,17 +117,33 @@ def listed(module: str) -> set[str]:
     return names
 
 
+def _missing(module: str, name: str) -> str:
+    return (
+        f"{module} has no {name} here: DeepSpeed is not installed, and acclimate offers only some of its "
+        "names (docs/deepspeed.md lists them). Install DeepSpeed and start the program with "
+        "`acclimate run --deepspeed`: all of it then runs on this accelerator."
+    )
+
+
 class NamesFinder(MetaPathFinder, Loader):
     """Finds and makes the modules of :data:`NAMES`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns the spec of a module in the table; else ``None``."""
-        if fullname not in NAMES:
-            return None
-        is_package = any(name.startswith(f"{fullname}.") for name in NAMES)
-        return ModuleSpec(fullname, self, origin=_HERE, is_package=is_package)
+        """Returns the spec of a module in the table; ``None`` for what is not of DeepSpeed.
+
+        Raises:
+            ModuleNotFoundError: DeepSpeed may have such a module; the table has not.
+        """
+        if fullname in NAMES:
+            # All are packages, so that "from module import name" asks here too, and says what is missing.
+            return ModuleSpec(fullname, self, origin=_HERE, is_package=True)
+        parent, _, name = fullname.rpartition(".")
+        if parent.partition(".")[0] == "deepspeed":
+            # With the name of the missing module itself, Python would write a message of its own.
+            raise ModuleNotFoundError(_missing(parent, name), name="deepspeed")
+        return None
 
     def exec_module(self, module: ModuleType) -> None:
         """Gives the module its names."""
@@ -128,12 +155,11 @@ class NamesFinder(MetaPathFinder, Loader):
                 value = resolve_name(names[wanted])
                 setattr(module, wanted, value)  # the next use does not call this function
                 return value
+            if f"{name}.{wanted}" in NAMES:  # "import deepspeed" alone gives all of its modules
+                return import_module(f"{name}.{wanted}")
             if others is not None and not wanted.startswith("_"):
                 return resolve_name(others)(name, wanted)
-            raise AttributeError(
-                f"module {name!r} has no attribute {wanted!r}: this is what acclimate offers without "
-                "DeepSpeed. docs/deepspeed.md says how to run DeepSpeed itself."
-            )
+            raise AttributeError(_missing(name, wanted))
 
         module.__doc__ = "Names of DeepSpeed, for code and extensions that were written for it."
         module.__dict__.update(

@@ -50,6 +50,12 @@ class OpBuilder:
 
     name: ClassVar[str]
     """The name of the op and its library: letters, digits and "_"."""
+    NAME: ClassVar[str]
+    """The same, as DeepSpeed's builders call it."""
+    BUILD_VAR: ClassVar[str]
+    """DeepSpeed's variable for building the op while it is installed; without effect here."""
+    error_log: str | None = None
+    """Why the op cannot be built here, once :meth:`is_compatible` was asked; ``None`` if it can."""
 
     stable_abi: ClassVar[bool] = True
     """Whether the source uses torch's stable ABI, including only ``torch/csrc/stable`` and
@@ -59,6 +65,12 @@ class OpBuilder:
 
     def __init__(self, accelerator: Accelerator | None = None) -> None:
         self._accelerator = accelerator
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        name = vars(cls).get("name")
+        if isinstance(name, str):
+            cls.NAME, cls.BUILD_VAR = name, f"DS_BUILD_{name.upper()}"
 
     @classmethod
     def for_accelerator(cls: type[_Builder], accelerator: Accelerator) -> _Builder:
@@ -144,10 +156,10 @@ class OpBuilder:
         Args:
             verbose: logs the reason, if it cannot, as a warning.
         """
-        reason = self.incompatibility()
-        if reason is not None and verbose:
-            _logger.warning('The op "%s" cannot be built: %s.', self.name, reason)
-        return reason is None
+        self.error_log = self.incompatibility()
+        if self.error_log is not None and verbose:
+            _logger.warning('The op "%s" cannot be built: %s.', self.name, self.error_log)
+        return self.error_log is None
 
     def built_library(self) -> Path | None:
         """Returns the existing library that :meth:`load` would use; ``None`` if there is none yet, or the op
@@ -214,6 +226,14 @@ class OpBuilder:
                 _logger.info('The op "%s" is %s.', self.name, library)
             module = _modules[identity] = self.module()
             return module
+
+    def jit_load(self, verbose: bool = True) -> ModuleType:
+        """Builds and loads the op; the same as :meth:`load`."""
+        return self.load(verbose)
+
+    def absolute_name(self) -> str:
+        """Returns the dotted name of the op, of which the last part is that of its library."""
+        return f"{type(self).__module__.rpartition('.')[0]}.{self.name}"
 
     def builder(self) -> Any:
         """Returns the setuptools extension that builds the op ahead of time, into its builder's package.

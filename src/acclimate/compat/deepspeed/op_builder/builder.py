@@ -32,7 +32,6 @@ class OpBuilder(builder.OpBuilder):
         super().__init__()
         self.name = name  # type: ignore[misc] # the base class has it once for all objects
         self.jit_mode = False
-        self.error_log: str | None = None
 
     def absolute_name(self) -> str:
         """Returns the dotted name of the module, which is built into the cache under its last part."""
@@ -58,14 +57,6 @@ class OpBuilder(builder.OpBuilder):
     def link_args(self) -> list[str]:
         libraries = [f"-l{name}" for name in self.libraries_args()]
         return self.strip_empty_entries([*self.extra_ldflags(), *libraries])
-
-    def incompatibility(self) -> str | None:
-        self.error_log = super().incompatibility()
-        return self.error_log
-
-    def jit_load(self, verbose: bool = True) -> ModuleType:
-        """Builds and loads the op; the same as :meth:`load`."""
-        return self.load(verbose)
 
     def define(self) -> None:
         """Nothing: the native module has its own functions."""

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from acclimate.accelerator import Accelerator
 from acclimate.backends import BUILTIN
+from acclimate.compat.deepspeed.names import DEVICES
 from acclimate.compat.deepspeed.op_builder.builder import OpBuilder
 from acclimate.errors import OpBuildError
 from acclimate.selection import get_accelerator
@@ -35,11 +36,10 @@ class NotImplementedBuilder(OpBuilder):
         super().__init__(name or self.NAME)
 
     def incompatibility(self) -> str | None:
-        self.error_log = (
+        return (
             f"acclimate has no op for DeepSpeed's {type(self).__name__}. Install DeepSpeed and start the "
             "program with `acclimate run --deepspeed`"
         )
-        return self.error_log
 
     def load(self, verbose: bool = False) -> NoReturn:
         raise OpBuildError(f"{self.incompatibility()}.")
@@ -78,9 +78,8 @@ def _targets(module: str) -> Mapping[str, str]:
     if target is not None:
         builders: Mapping[str, str] = resolve_name(target).op_builders
         return builders
-    # Modules of no device are for all; a device without a record of ours has what every device has.
-    accelerator = get_accelerator() if device in ("by_name", "async_io", "sparse_attn") else Accelerator
-    return accelerator.op_builders
+    # A device without a record of ours has what every device has; other modules are for all devices.
+    return Accelerator.op_builders if device in DEVICES else get_accelerator().op_builders
 
 
 def _missing(module: str, name: str) -> type[object]:

@@ -1,0 +1,148 @@
+"""A step of ZeRO-Offload with DeepSpeed: on its own CPU accelerator, on ours, and with our CPUAdam too.
+
+    python benchmarks/zero_offload.py
+
+50 million parameters in bfloat16, ZeRO 2, the optimizer and its states on the host. Each contender is one
+process that trains the same network; they take turns, a few steps at a time, so that other work falls on all
+of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import statistics
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import results
+from peers import DEEPSPEED, ROOT, deepspeed_python
+from rich.console import Console
+from rich.table import Table
+
+STEPS = 3
+"""In one turn."""
+STARTUP = ROOT / "src" / "acclimate" / "compat" / "deepspeed" / "startup"
+OURS = {"ACCLIMATE_DEEPSPEED": "1", "PYTHONPATH": os.pathsep.join([str(STARTUP), str(ROOT / "src")])}
+CONTENDERS: dict[str, dict[str, str]] = {
+    "DeepSpeed": {},
+    "on our accelerator": {**OURS, "ACCLIMATE_DEEPSPEED_OPS": "0"},
+    "and our ops": {**OURS, "ACCLIMATE_DEEPSPEED_OPS": "1"},
+}
+
+# Passed as text: as a file it would import its neighbours here in the place of packages of the same names.
+WORKER = """
+import os, sys, time
+import torch
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # DeepSpeed logs to stdout
+import deepspeed
+steps, port = int(sys.argv[1]), sys.argv[2]
+one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+os.environ.update(one, MASTER_PORT=port)
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(3536, 3536, bias=False) for _ in range(4)))
+config = {
+    "train_micro_batch_size_per_gpu": 4,
+    "optimizer": {"type": "Adam", "params": {"lr": 1e-4}},
+    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    "bf16": {"enabled": True},
+    "steps_per_print": 10**9,
+}
+engine, *_ = deepspeed.initialize(model=model, config=config, model_parameters=model.parameters())
+x = torch.randn(4, 3536, dtype=torch.bfloat16)
+for line in sys.stdin:
+    start = time.perf_counter()
+    for _ in range(steps):
+        loss = engine(x).float().square().mean()
+        engine.backward(loss)
+        engine.step()
+    print((time.perf_counter() - start) / steps, loss.item(), file=answers, flush=True)
+"""
+
+
+def free_port() -> int:
+    """A port that no process listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def worker(python: Path, environment: dict[str, str], port: int) -> subprocess.Popen[str]:
+    """Starts a contender that trains some steps for each line that it reads, and answers with seconds."""
+    return subprocess.Popen(
+        [python, "-c", WORKER, str(STEPS), str(port)],
+        env={**os.environ, "DS_ACCELERATOR": "cpu", **environment},
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def turn(process: subprocess.Popen[str]) -> tuple[float, float]:
+    """Seconds of one step, and the loss after the last."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    seconds, loss = process.stdout.readline().split()
+    return float(seconds), float(loss)
+
+
+def measure(rounds: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of a step of each, the median of the rounds, and their last losses."""
+    python = deepspeed_python()
+    taken: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    losses: dict[str, float] = {}
+    with ExitStack() as running:
+        workers = {
+            name: running.enter_context(worker(python, environment, free_port()))
+            for name, environment in CONTENDERS.items()
+        }
+        running.callback(lambda: [each.kill() for each in workers.values()])
+        for each in workers.values():  # builds what is missing
+            turn(each)
+        for _ in range(rounds):
+            for name, each in workers.items():
+                seconds, losses[name] = turn(each)
+                taken[name].append(seconds)
+    return {name: statistics.median(values) for name, values in taken.items()}, losses
+
+
+def main() -> int:
+    """Returns 1 where a goal was missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    seconds, losses = measure(parser.parse_args().rounds)
+    peer, *ours = seconds
+    goals = dict(zip(ours, (0.95, 1.15), strict=True))
+    """The first is "no slower", and 5 % for what two equal processes differ by."""
+    table: Any = Table("step with", "seconds", "times DeepSpeed's speed", "goal", "loss")
+    missed = 0
+    for name, value in seconds.items():
+        ratio, goal = seconds[peer] / value, goals.get(name, 0.0)
+        missed += ratio < goal
+        table.add_row(name, f"{value:.3f}", f"{ratio:.2f}", f"{goal or ''}", f"{losses[name]:.6f}")
+    Console().print(table)
+    figures = [
+        results.Figure(
+            f"ZeRO-Offload step, 50 M parameters, {name}",
+            "ms",
+            seconds[name] * 1e3,
+            {"DeepSpeed": seconds[peer] * 1e3},
+        )
+        for name in ours
+    ]
+    results.record("zero_offload", figures, {"DeepSpeed": DEEPSPEED.partition("==")[2]})
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
