@@ -147,6 +147,9 @@ class ACME_Accelerator(DeepSpeedAccelerator):
     def current_device_name(self):
         return "cpu"
 
+    def default_generator(self, device_index):
+        return torch.default_generator
+
     def amp(self):
         return torch.cpu.amp
 
@@ -185,7 +188,7 @@ class ACMEOpBuilder(OpBuilder):
         return ["-O1", "-std=c++17"]
 
     def extra_ldflags(self):
-        return ["-Wl,--as-needed"]
+        return ["-Wl,--as-needed -Wl,-O1", ""]
 
     def load(self, verbose=True):
         from deepspeed.git_version_info import installed_ops, torch_info  # noqa: F401

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
+import shlex
 from collections.abc import Iterable
+from ctypes.util import find_library
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +20,7 @@ from acclimate.ops.build import builder
 
 TORCH_MAJOR, TORCH_MINOR = (int(part) for part in torch.__version__.split(".")[:2])
 
+_logger = logging.getLogger("acclimate")
 _native: dict[tuple[type[Any], str], ModuleType] = {}
 
 
@@ -46,6 +51,38 @@ class OpBuilder(builder.OpBuilder):
         # Two folders deep, since extensions make links to "../..".
         return os.path.join(cache_root(), "deepspeed_sources", "deepspeed", "ops", code_path)
 
+    def jit_load(self, verbose: bool = True) -> ModuleType:
+        """Builds and loads the op: subclasses call this in a ``load`` of their own."""
+        return super().load(verbose)
+
+    def nvcc_args(self) -> list[str]:
+        """Returns flags for CUDA sources, which the accelerator's compiler has already."""
+        return []
+
+    def cpu_arch(self) -> str:
+        """Returns the flag with which native code may use all instructions of this processor."""
+        return "-march=native"
+
+    def simd_width(self) -> str:
+        """Returns the macro that tells DeepSpeed's sources the widest vectors of this processor."""
+        widths = {"AVX512": "-D__AVX512__", "AVX2": "-D__AVX256__"}
+        return widths.get(torch.backends.cpu.get_cpu_capability(), "-D__SCALAR__")
+
+    def has_function(
+        self,
+        funcname: str,
+        libraries: Iterable[str],
+        library_dirs: Iterable[str] | None = None,
+        verbose: bool = False,
+    ) -> bool:
+        """Whether one of the installed libraries has a function."""
+        found = [find_library(name) for name in libraries]
+        return any(hasattr(ctypes.CDLL(library), funcname) for library in found if library is not None)
+
+    def warning(self, msg: str) -> None:
+        """Logs a warning."""
+        _logger.warning("%s", msg)
+
     def extra_ldflags(self) -> list[str]:
         """Returns flags for the linker."""
         return []
@@ -56,7 +93,8 @@ class OpBuilder(builder.OpBuilder):
 
     def link_args(self) -> list[str]:
         libraries = [f"-l{name}" for name in self.libraries_args()]
-        return self.strip_empty_entries([*self.extra_ldflags(), *libraries])
+        # As the shell that torch's builds run in: an entry may be two arguments, or be quoted.
+        return shlex.split(" ".join([*self.extra_ldflags(), *libraries]))
 
     def define(self) -> None:
         """Nothing: the native module has its own functions."""
