@@ -17,10 +17,10 @@ demo: $(VENV)/.demo
 	$(BIN)/acclimate generate "The most beautiful thing about mathematics is" --repetition-penalty 1.1 --max-new-tokens 28
 
 test: $(VENV)/.dev engines
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(ARGS)
+	$(BIN)/python tests/run_twice.py $(PARALLEL) -m "not slow" $(ARGS)
 
 test-all: $(VENV)/.dev $(VENV)/.demo engines
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	$(BIN)/python tests/run_twice.py $(PARALLEL) $(ARGS)
 
 # DeepSpeed itself on our accelerator, in an environment of its own: where it is installed, other tests differ.
 # DEEPSPEED=FOLDER, a clone of its repository: runs DeepSpeed's own unit tests too.

@@ -137,3 +137,59 @@ def test_its_server(warm_starts, record_property):
     told = re.findall(r"server (\d+) of (\d+);", run.stdout)
     assert len({process for _, process in told}) == 2
     assert len({server for server, _ in told}) == 1
+
+
+# -- a second run of what failed ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        ("assert seen", 0, "failed beside other tests, and passed alone: test_one.py::test_it[0]"),
+        ("assert number", 1, "failed beside other tests, and failed alone: test_one.py::test_it[0]"),
+        ("assert seen or number", 0, "1 passed"),
+        ("os._exit(3) if not seen else None", 3, ""),
+    ],
+)
+def test_tests_that_fail_run_once_more_alone_and_are_named(
+    tmp_path: Path, body: str, code: int, said: str
+) -> None:
+    (tmp_path / "test_one.py").write_text(f"""
+import os, pathlib, pytest
+@pytest.mark.parametrize("number", [0, 1])
+def test_it(number):
+    mark = pathlib.Path(f"{{number}}.seen")
+    seen = mark.exists()
+    mark.touch()
+    {body}
+""")
+    command = [
+        sys.executable,
+        ROOT / "tests" / "run_twice.py",
+        "-c",
+        os.devnull,
+        "--rootdir=.",
+        "test_one.py",
+    ]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == code, run.stdout + run.stderr
+    assert said in run.stdout
+
+
+def test_many_failures_are_not_run_again(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text("""
+import pytest
+@pytest.mark.parametrize("number", range(6))
+def test_it(number):
+    assert False
+""")
+    command = [
+        sys.executable,
+        ROOT / "tests" / "run_twice.py",
+        "-c",
+        os.devnull,
+        "--rootdir=.",
+        "test_one.py",
+    ]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout.count("6 failed"), "alone" in run.stdout) == (1, 1, False)
