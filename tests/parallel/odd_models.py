@@ -440,7 +440,7 @@ BLOCKS: list[type[nn.Module]] = [
 
 SPLIT = {
     UpUsedTwice, Transposed, TwoSinks, Keywords, HeadBuffers, HeadList, WidthBranch, Grouped, Convolved,
-    Recurrent, InPlace, Adapted, Experts, GatedHeads, Shuffled, Pooled, LowRank, RawHeads,
+    Recurrent, InPlace, Adapted, Experts, GatedHeads, Shuffled, Pooled, LowRank, RawHeads, HiddenNorm,
 }  # fmt: skip
 """Those that must not be refused."""
 

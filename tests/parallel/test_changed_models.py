@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from odd_models import HIDDEN, LargeNumber, Model, Odd
@@ -156,6 +157,20 @@ class Around(nn.Module):
 def test_code_that_may_branch_on_split_numbers_is_refused_with_that_reason() -> None:
     with pytest.raises(PlanError, match="LargeNumber reads numbers of its split columns, and may branch"):
         make_plan(Model(LargeNumber), 2)
+
+
+@pytest.mark.parametrize("read", [Tensor.tolist, Tensor.numpy, np.asarray])
+def test_numbers_that_are_read_without_an_operator_are_seen(read: Callable[[Tensor], Any]) -> None:
+    class Branching(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.up(x)
+            if np.max(read(hidden.detach().abs())) > 100:
+                hidden = hidden / 2
+            out: Tensor = x + self.down(hidden)
+            return out
+
+    with pytest.raises(PlanError, match="Branching reads numbers of its split columns, and may branch"):
+        make_plan(Model(Branching), 2)
 
 
 def scripted() -> nn.Module:

@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 READS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal)
+READING_METHODS = {"tolist", "numpy", "__array__", "__dlpack__"}
+"""Those that hand out a tensor's memory without an operator."""
 
 
 class _Following(TorchDispatchMode):
@@ -28,6 +31,10 @@ class _Following(TorchDispatchMode):
     def _follow(self, tensor: Tensor) -> None:
         self._kept.append(tensor)
         self._places.add(tensor.untyped_storage()._cdata)
+
+    def see_reading(self, tensor: Tensor) -> None:
+        """Notes that a tensor's numbers are read."""
+        self.is_read = self.is_read or tensor.untyped_storage()._cdata in self._places
 
     def __torch_dispatch__(
         self,
@@ -48,10 +55,29 @@ class _Following(TorchDispatchMode):
         return found
 
 
+class _FollowingMethods(TorchFunctionMode):
+    """Sees the methods that read followed tensors without an operator."""
+
+    def __init__(self, following: _Following) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._following = following
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if getattr(func, "__name__", "") in READING_METHODS and args and isinstance(args[0], Tensor):
+            self._following.see_reading(args[0])
+        return func(*args, **(kwargs or {}))
+
+
 def reads_numbers(run: Callable[[Mapping[str, Tensor]], object], outputs: Mapping[str, Tensor]) -> bool:
     """Tells whether a run reads a number that depends on some outputs into Python."""
     given = {name: each.detach().clone() for name, each in outputs.items()}
     following = _Following(given.values())
-    with torch.no_grad(), following:
+    with torch.no_grad(), following, _FollowingMethods(following):
         run(given)
     return following.is_read

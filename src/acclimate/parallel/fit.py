@@ -36,6 +36,8 @@ class Region:
     """Linear modules that stay whole and also reach the sink."""
     norms: dict[str, str] = field(default_factory=dict)
     """Normalizations over all columns, each with its source."""
+    through: list[str] = field(default_factory=list)
+    """Normalizations over all columns between the sources and the sink, whose statistics ranks sum."""
     twins: list[str] = field(default_factory=list)
     """Linear modules that get the same input as the sink."""
     units: list[Unit] = field(default_factory=list)
@@ -112,7 +114,7 @@ def holds_for(trace: Trace, region: Region, layout: Layout, size: int) -> bool:
 
 def _inputs_of_sinks(trace: Trace, region: Region, outputs: Mapping[str, Tensor]) -> list[Tensor]:
     with torch.no_grad():
-        seen = trace.replay(region.block, outputs).seen
+        seen = trace.replay(region.block, outputs, through=region.through).seen
     return [seen[name][0] for name in (region.sink, *region.twins)]
 
 
@@ -378,7 +380,8 @@ class _Proof:
             self.trace.changed(values),
             self._parameters(layout, rank),
         ):
-            replay = self.trace.replay(self.region.block, outputs, self._arguments(layout, rank))
+            arguments = self._arguments(layout, rank)
+            replay = self.trace.replay(self.region.block, outputs, arguments, self.region.through)
             sinks = (self.region.sink, *self.region.twins)
             rows = list(layout.rows[rank])
             return all(

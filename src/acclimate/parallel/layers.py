@@ -171,10 +171,11 @@ def _head(module: nn.Module, change: Change, ranks: Ranks) -> None:
 def _norm(module: nn.Module, change: Change, ranks: Ranks) -> None:
     """Normalizes a rank's columns by the statistics of all columns; of copies, one counts."""
     taken = {place for parts in change.parts[: ranks.rank] for place in _own(parts).tolist()}
-    counted = torch.zeros(int(_own(change.parts[ranks.rank]).numel()))
-    for place, column in enumerate(_own(change.parts[ranks.rank]).tolist()):
+    own_columns = _own(change.parts[ranks.rank]).tolist()
+    counted = torch.zeros(change.width if change.sees_all else len(own_columns))
+    for place, column in enumerate(own_columns):
         if column not in taken:
-            counted[place] = 1.0
+            counted[column if change.sees_all else place] = 1.0
             taken.add(column)
     formula = change.norm or "rms"
 

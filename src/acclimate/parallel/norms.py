@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from acclimate.parallel.trace import Trace
+
+if TYPE_CHECKING:
+    from acclimate.parallel.fit import Region
 
 Formula = Literal["rms", "rms+1", "layer"]
 FORMULAS: tuple[Formula, ...] = ("rms", "rms+1", "layer")
@@ -30,7 +33,7 @@ def formula_of(module: nn.Module) -> Formula | None:
     random = torch.Generator().manual_seed(0)
     inputs = torch.randn(3, 4, len(weight), generator=random, dtype=torch.float64).to(weight.dtype)
     with torch.no_grad():
-        found = module(inputs)
+        found = module.forward(inputs)  # without hooks, of which one records calls
         for formula in FORMULAS:
             mean, square = inputs.mean(-1, keepdim=True), inputs.square().mean(-1, keepdim=True)
             expected = normalize(module, formula, inputs, mean, square)
@@ -74,6 +77,38 @@ def wide_norms(trace: Trace, block: str, sources: list[str]) -> dict[str, str]:
         if len(feeding) == 1 and _are_close(given, trace.calls[feeding[0]][0].output):
             found[name] = feeding[0]
     return found if len(set(found.values())) == len(found) else {}
+
+
+def norms_between(trace: Trace, region: Region) -> list[str]:
+    """Returns the normalizations over all columns through which the sources reach the sink, or its twins.
+
+    Their input is made of all sources together, as that of a normalization after attention is.
+    """
+    found = []
+    outputs = [trace.calls[source][0].output for source in region.sources]
+    for name, module in trace.modules.items():
+        if not name.startswith(region.block + ".") or name not in trace.blocks or name in trace.linears:
+            continue
+        calls = trace.blocks[name]
+        given = calls[0].args[0] if calls[0].args else None
+        if len(calls) != 1 or len(calls[0].args) != 1 or calls[0].kwargs:
+            continue
+        sink = trace.calls[region.sink][0].input
+        if not isinstance(given, Tensor) or not given.requires_grad or given.shape[-1] != sink.shape[-1]:
+            continue
+        if formula_of(module) is None or (id(module) not in _used_by(trace, region)):
+            continue
+        gradients = torch.autograd.grad(
+            given, outputs, trace.numbers(*given.shape).to(given.dtype), retain_graph=True, allow_unused=True
+        )
+        if any(each is not None and each.any() for each in gradients):
+            found.append(name)
+    return found
+
+
+def _used_by(trace: Trace, region: Region) -> set[int]:
+    """Returns the modules whose weights the sink's input depends on."""
+    return {id(trace.modules[name.rpartition(".")[0]]) for name in region.parameters}
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

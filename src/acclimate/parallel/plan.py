@@ -332,6 +332,15 @@ class _Planner:
                 "rows", width=width, expands=tuple(layout.expands), parts=rows, region=region.sink
             )
             self.source[name] = "structure"
+        for name in region.through:
+            sees_all = any(layout.expands)
+            if not sees_all:
+                self._split(f"{name}.weight", "columns", 0, rows)
+                self._split(f"{name}.bias", "columns", 0, rows)
+            width = self.tensors[f"{name}.weight"].shape[0]
+            formula = formula_of(trace.modules[name]) or ""
+            self.changes[name] = Change("norm", width=width, parts=rows, norm=formula, sees_all=sees_all)
+            self.source[name] = "structure"
         for name in region.whole:
             known = self.changes.get(name, Change("whole"))
             self.changes[name] = replace(known, copies_output=True)

@@ -81,6 +81,8 @@ class Change:
     """The rows that columns feed, for both; between them ranks need random numbers of their own."""
     norm: Literal["rms", "rms+1", "layer", ""] = ""
     """The formula of a normalization over all columns, whose statistics are summed over ranks."""
+    sees_all: bool = False
+    """Whether that normalization stands in a padded block, where other ranks' columns are zeros."""
 
 
 @dataclass(frozen=True)

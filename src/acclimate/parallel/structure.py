@@ -12,9 +12,12 @@ from torch import Tensor
 from acclimate.parallel.branches import reads_numbers
 from acclimate.parallel.experts import ExpertLayout, lay_out_experts
 from acclimate.parallel.fit import Layout, Region, holds_for, lay_out
-from acclimate.parallel.norms import wide_norms
+from acclimate.parallel.norms import norms_between, wide_norms
 from acclimate.parallel.trace import Trace
 from acclimate.parallel.units import Unit, find_units
+
+_Known = tuple[list[Unit], dict[str, str], list[str], Layout | None]
+"""Units, normalizations of sources and before the sink, and layout, with names as in the block."""
 
 
 @dataclass
@@ -29,7 +32,7 @@ class Structure:
 def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> Structure:
     """Returns what can be split over ``size`` ranks, without the modules that are to stay whole."""
     found = Structure()
-    known: dict[object, tuple[list[Unit], dict[str, str], Layout | None]] = {}
+    known: dict[object, _Known] = {}
     columns: set[str] = set()
     rows: set[str] = set()
     same_input = _same_inputs(trace)
@@ -116,7 +119,7 @@ def _lay_out(
     trace: Trace,
     region: Region,
     size: int,
-    known: dict[object, tuple[list[Unit], dict[str, str], Layout | None]],
+    known: dict[object, _Known],
 ) -> tuple[Layout | None, str]:
     """Finds a region's units and layout, once for all blocks that are the same."""
     block = trace.modules[region.block]
@@ -124,9 +127,10 @@ def _lay_out(
     inside = len(region.block) + 1
     again = signature in known
     if again:
-        units, norms, layout = known[signature]
+        units, norms, through, layout = known[signature]
         region.units = [Unit(u.sink, {region.block + s: c for s, c in u.sources.items()}) for u in units]
         region.norms = {f"{region.block}.{n}": f"{region.block}.{s}" for n, s in norms.items()}
+        region.through = [region.block + each for each in through]
         if layout is not None:
             layout = _moved(layout, lambda name: region.block + name)
             # Modules may differ by what no setting says, such as a hook or a constant in a function.
@@ -137,11 +141,18 @@ def _lay_out(
             region.norms = wide_norms(trace, region.block, region.sources)
             if region.norms:
                 region.units = _units(trace, region)
+        if len(region.units) < 2:
+            region.norms, region.through = {}, norms_between(trace, region)
+            if region.through:
+                region.units = _units(trace, region)
         layout = lay_out(trace, region, size) if len(region.units) > 1 else None
+        if layout is not None and region.through and len(set(layout.expands)) > 1:
+            layout = None  # no rank would have the weights that another's columns need
         strip = len(region.block)
         known[signature] = (
             [Unit(u.sink, {s[strip:]: c for s, c in u.sources.items()}) for u in region.units],
             {n[inside:]: s[inside:] for n, s in region.norms.items()},
+            [each[strip:] for each in region.through],
             _moved(layout, lambda name: name[strip:]) if layout is not None else None,
         )
     kind = type(block).__name__
@@ -154,7 +165,7 @@ def _lay_out(
 
 def _reads_numbers(trace: Trace, region: Region) -> bool:
     outputs = {region.leaf(s): trace.calls[s][0].output for s in region.sources}
-    return reads_numbers(lambda given: trace.replay(region.block, given), outputs)
+    return reads_numbers(lambda given: trace.replay(region.block, given, through=region.through), outputs)
 
 
 def _units(trace: Trace, region: Region) -> list[Unit]:
@@ -162,7 +173,8 @@ def _units(trace: Trace, region: Region) -> list[Unit]:
     sources = {region.leaf(s): s for s in region.sources}
 
     def run(given: object) -> Tensor:
-        return trace.replay(region.block, given).seen[region.sink][0]  # type: ignore[arg-type]
+        replay = trace.replay(region.block, given, through=region.through)  # type: ignore[arg-type]
+        return replay.seen[region.sink][0]
 
     units = find_units(run, outputs, trace.random)
     return [Unit(u.sink, {sources[leaf]: c for leaf, c in u.sources.items()}) for u in units]

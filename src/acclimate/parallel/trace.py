@@ -417,9 +417,16 @@ class Trace:
         return ".".join(common)
 
     def replay(
-        self, block: str, outputs: Mapping[str, Tensor], arguments: Callable[..., Any] | None = None
+        self,
+        block: str,
+        outputs: Mapping[str, Tensor],
+        arguments: Callable[..., Any] | None = None,
+        through: Collection[str] = (),
     ) -> Replay:
-        """Runs one block again with other outputs of some linear modules."""
+        """Runs one block again with other outputs of some linear modules.
+
+        What is in ``through`` returns its input as it is.
+        """
         first = self.blocks[block][0]
         plain = detached((first.args, first.kwargs))
         args, kwargs = arguments(*plain) if arguments is not None else plain
@@ -427,6 +434,8 @@ class Trace:
         passed = [name for name in outputs if name not in self.calls]
         for name in passed:
             self.modules[name].forward = self._passing(outputs[name])
+        for name in through:
+            self.modules[name].forward = lambda given: given * 1.0
         try:
             with torch.device("cpu"), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
@@ -434,7 +443,7 @@ class Trace:
             return self.replaying
         finally:
             self.replaying = None
-            for name in passed:
+            for name in (*passed, *through):
                 del self.modules[name].forward  # the class's own
 
     @staticmethod
