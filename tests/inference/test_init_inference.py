@@ -21,6 +21,8 @@ from tiny_models import byte_level_tokenizer, config, write_tiny_gguf
 import acclimate
 from acclimate.errors import AcclimateError, InvalidRankError
 from acclimate.inference import GenerationInterrupted, generate, load_split_model
+from acclimate.inference.decode import loop
+from acclimate.ops.inference.builder import CPUInferenceBuilder
 from rank_processes import RankProcesses, preload
 from shared_kernels import share_kernels
 
@@ -128,6 +130,18 @@ def load_without_planning(rank: int, folder: str, **options: Any) -> list[int]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("acclimate.parallel.plan.make_plan", make_plan)
         return generate_tokens(acclimate.init_inference(folder, dtype="float32", **options))
+
+
+def both_steps(rank: int, folder: str) -> tuple[str, list[int], list[int]]:
+    """What computes a token, and the tokens of our loop and of transformers'."""
+    model = acclimate.init_inference(folder, dtype="float32")
+    kind, own = loop.step_kind(model), generate_tokens(model)
+    original = loop.lean_sample
+    loop.lean_sample = lambda *_, **__: None  # type: ignore[assignment]
+    try:
+        return kind, own, generate_tokens(model)
+    finally:
+        loop.lean_sample = original
 
 
 def load_packed(rank: int, path: str, **options: Any) -> tuple[list[float], dict[str, int], list[str]]:
@@ -260,6 +274,13 @@ def test_the_second_start_with_a_model_uses_the_first_ones_plan(two: RankProcess
     assert two.values(load_without_planning, str(moved)) == [each["tokens"] for each in first]
     for told in two.run(load_without_planning, str(moved), verify=True):
         assert "planned anew" in told.error
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "llama"])
+def test_ranks_take_the_lean_step_together(kind: str, two: RankProcesses, folders: dict[str, Path]) -> None:
+    for step, own, expected in two.values(both_steps, str(folders[kind])):
+        assert step == ("native" if CPUInferenceBuilder().is_compatible() else "plain")
+        assert own == expected
 
 
 def test_ranks_sample_the_same_tokens(two: RankProcesses, folders: dict[str, Path]) -> None:

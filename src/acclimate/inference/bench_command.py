@@ -135,7 +135,7 @@ def _measure(args: argparse.Namespace, prompt_tokens: int, new_tokens: int) -> i
         "bytes_per_token": read,
         "read_bytes_per_second": bandwidth,
         "share_of_limit": speeds[0].decode_tokens_per_second * read / bandwidth,
-        "step": "transformers" if ranks.size > 1 else step_kind(loaded.module),
+        "step": step_kind(loaded.module),
         "kernels": weights.kernels,
         "bytes_by_kernel": weights.bytes_by_kernel,
         "stayed_dense": weights.stayed,

@@ -72,12 +72,11 @@ class InferenceModel:
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
         """The part of transformers' ``generate`` that takes one token after the other."""
-        if self.model_ranks.size == 1:
-            from acclimate.inference.decode.loop import lean_sample
+        from acclimate.inference.decode.loop import lean_sample
 
-            tokens = lean_sample(self, *args, **kwargs)
-            if tokens is not None:
-                return tokens
+        tokens = lean_sample(self, *args, **kwargs)
+        if tokens is not None:
+            return tokens
         return super()._sample(*args, **kwargs)  # type: ignore[misc]
 
     def _agree_on_randomness(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -86,29 +86,35 @@ def norms_between(trace: Trace, region: Region) -> list[str]:
     """
     found = []
     outputs = [trace.calls[source][0].output for source in region.sources]
-    for name, module in trace.modules.items():
-        if not name.startswith(region.block + ".") or name not in trace.blocks or name in trace.linears:
+    tables = (each for each in trace.modules.values() if isinstance(each, nn.Embedding))
+    others = [
+        call.output for name, calls in trace.calls.items() if name not in region.sources for call in calls
+    ]
+    others += [*trace.entries, *(each.weight for each in tables)]
+    sink = trace.calls[region.sink][0].input
+    for name in {owner.rpartition(".")[0] for owner in region.parameters}:
+        if not name.startswith(region.block + ".") or name not in trace.blocks:
             continue
-        calls = trace.blocks[name]
-        given = calls[0].args[0] if calls[0].args else None
-        if len(calls) != 1 or len(calls[0].args) != 1 or calls[0].kwargs:
-            continue
-        sink = trace.calls[region.sink][0].input
+        first = trace.blocks[name][0]
+        given = first.args[0] if len(first.args) == 1 and not first.kwargs else None
         if not isinstance(given, Tensor) or not given.requires_grad or given.shape[-1] != sink.shape[-1]:
             continue
-        if formula_of(module) is None or (id(module) not in _used_by(trace, region)):
+        if formula_of(trace.modules[name]) is None:
             continue
-        gradients = torch.autograd.grad(
-            given, outputs, trace.numbers(*given.shape).to(given.dtype), retain_graph=True, allow_unused=True
-        )
-        if any(each is not None and each.any() for each in gradients):
+        # A sum with what all ranks have whole, as a residual stream is, is no part of the region.
+        if _reaches(trace, outputs, given) and not _reaches(trace, others, given):
             found.append(name)
-    return found
+    return sorted(found)
 
 
-def _used_by(trace: Trace, region: Region) -> set[int]:
-    """Returns the modules whose weights the sink's input depends on."""
-    return {id(trace.modules[name.rpartition(".")[0]]) for name in region.parameters}
+def _reaches(trace: Trace, leaves: list[Tensor], given: Tensor) -> bool:
+    """Tells whether a tensor depends on any of some leaves."""
+    leaves = [each for each in leaves if each.requires_grad and each.is_floating_point()]
+    if not leaves:
+        return False
+    numbers = trace.numbers(*given.shape).to(given.dtype)
+    gradients = torch.autograd.grad(given, leaves, numbers, retain_graph=True, allow_unused=True)
+    return any(each is not None and bool(each.any()) for each in gradients)
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

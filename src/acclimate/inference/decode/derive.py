@@ -38,7 +38,7 @@ from acclimate.inference.decode.matching import (
     numbers_of,
     product_of,
 )
-from acclimate.inference.decode.modules import embedding_rows, is_linear
+from acclimate.inference.decode.modules import is_linear
 from acclimate.inference.decode.recording import AttentionCall, Call, Recording
 
 _T = TypeVar("_T")
@@ -97,6 +97,7 @@ class _Deriver:
         return Decoder(
             embedding, factor, positions, offset, tuple(self.tables), layers, norm, head, times, cap,
             self.dtype, int(inputs[0].shape[-1]), int(_need(self.recording.logits, "no logits").shape[-1]),
+            self.recording.share,
         )  # fmt: skip
 
     # -- the whole -------------------------------------------------------------------------------
@@ -124,7 +125,7 @@ class _Deriver:
 
     def _embedding(self, start: Tensor, before: int) -> tuple[nn.Module, float, Tensor | None, int]:
         table = self.model.get_input_embeddings()
-        rows = embedding_rows(table, self.recording.tokens)
+        rows = _need(self.recording.rows, "the tokens' embedding is not known")
         if rows.shape != start.shape:
             raise NotRepresentedError("the tokens' embedding is not a table of the layers' width")
         factor = multiplier(rows, start, self.numbers)

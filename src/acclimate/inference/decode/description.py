@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from acclimate.parallel.collectives import Ranks
 
 
 class NotRepresentedError(Exception):
@@ -191,8 +194,21 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What one rank has of a split model."""
+
+    ranks: Ranks
+    summed: frozenset[nn.Module]
+    """Linear modules whose outputs are summed over the ranks."""
+    tokens: range | None
+    """Those whose rows of the embedding this rank has; ``None``: it has all."""
+    head_widths: tuple[int, ...] | None
+    """Each rank's number of columns of the output head; ``None``: each has all."""
+
+
+@dataclass(frozen=True)
 class Decoder:
-    """A whole decoder."""
+    """A whole decoder, or one rank's part of it."""
 
     embedding: nn.Module
     embedding_multiplier: float
@@ -208,6 +224,8 @@ class Decoder:
     dtype: torch.dtype
     hidden: int
     vocabulary: int
+    share: Share | None
+    """``None``: the whole decoder."""
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from acclimate.inference.decode.lean import LeanDecoder
 from acclimate.inference.decode.proof import describe
+from acclimate.inference.ranks import ModelRanks
 
 LARGEST_BATCH = 16
 """Of more sequences, torch's products are the faster ones."""
@@ -33,17 +34,20 @@ _lock = threading.Lock()
 
 def lean_decoder(model: Any) -> LeanDecoder | None:
     """Returns the description of a model, made at the first call; ``None``: it cannot be described."""
+    ranks = getattr(model, "model_ranks", None) or ModelRanks()
     with _lock:
         known = _found.get(model)
-        if known is not None and known[0] == _state(model):
+        is_known = known is not None and known[0] == _state(model)
+        # A description is made by all ranks together.
+        if all(ranks.exchange(is_known)) and known is not None:
             return known[1]
-        lean = describe(model)
+        lean = describe(model, ranks)
         _found[model] = _state(model), lean
         return lean
 
 
 def step_kind(model: Any) -> str:
-    """Returns what computes a token of a model of one rank: ``native``, ``plain`` or ``transformers``."""
+    """Returns what computes a token of a model: ``native``, ``plain`` or ``transformers``."""
     lean = lean_decoder(model)
     if lean is None:
         return "transformers"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acclimate.inference.decode.description import NotRepresentedError
+from acclimate.inference.decode.description import NotRepresentedError, Share
 from acclimate.parallel.trace import weight_of
 
 
@@ -41,8 +41,16 @@ def rows_of(module: nn.Module) -> Tensor:
     return weight
 
 
-def embedding_rows(table: nn.Module, tokens: Tensor) -> Tensor:
-    """Returns the rows of an embedding's weight for tokens, without what the module does to them."""
+def embedding_rows(table: nn.Module, tokens: Tensor, share: Share | None = None) -> Tensor:
+    """Returns the rows of an embedding's weight for tokens, without what the module does to them.
+
+    Ranks that have rows of some tokens each sum them, so all have to make the same call.
+    """
+    if share is not None and share.tokens is not None:
+        own = tokens - share.tokens.start
+        outside = (own < 0) | (own >= len(share.tokens))
+        found = embedding_rows(table, own.masked_fill(outside, 0))
+        return share.ranks.all_reduce(found.masked_fill(outside[..., None], 0.0))
     packed = packed_weight(table)
     if packed is not None:
         rows: Tensor = packed.rows(tokens, table.weight.dtype)

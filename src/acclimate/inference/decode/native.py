@@ -25,6 +25,7 @@ from acclimate.inference.decode.description import (
     Product,
 )
 from acclimate.inference.decode.modules import packed_weight, rows_of
+from acclimate.inference.decode.share import Exchange, likeliest_token, whole_logits
 from acclimate.selection import get_accelerator
 
 # As linear.h numbers them.
@@ -44,7 +45,9 @@ class NativeDecoder:
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        writer = _Writer(decoder.hidden)
+        share = decoder.share
+        self.exchange = None if share is None else Exchange(share)
+        writer = _Writer(decoder, 0 if self.exchange is None else self.exchange.address)
         writer.decoder(decoder)
         self._kept = writer.kept
         program = torch.tensor(writer.numbers, dtype=torch.int64)
@@ -78,12 +81,18 @@ class NativeStep:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Returns batch x vocabulary logits in float32."""
-        logits = torch.empty((len(tokens), self._native.decoder.vocabulary), dtype=torch.float32)
+        return whole_logits(self._native.decoder.share, self._own_logits(tokens))
+
+    def _own_logits(self, tokens: Tensor) -> Tensor:
+        logits = torch.empty((len(tokens), _head_width(self._native.decoder)), dtype=torch.float32)
         self._run(tokens, logits, self._no_best)
         return logits
 
     def likeliest(self, tokens: Tensor) -> Tensor:
         """Returns the token with the largest logit, for each sequence."""
+        share = self._native.decoder.share
+        if share is not None and share.head_widths is not None:
+            return likeliest_token(share, self._own_logits(tokens))
         best = torch.empty(len(tokens), dtype=torch.int64)
         self._run(tokens, self._no_logits, best)
         return best
@@ -98,6 +107,8 @@ class NativeStep:
             self._native.number, self._addresses, tokens.long().contiguous(), self._starts, cache.length,
             logits, best, self._threads,
         )  # fmt: skip
+        if self._native.exchange is not None:
+            self._native.exchange.check()
         cache.length += 1
 
     def _read_cache(self) -> None:
@@ -131,19 +142,30 @@ def native_decoder(decoder: Decoder, device: torch.device) -> NativeDecoder | No
     return NativeDecoder(decoder)
 
 
+def _head_width(decoder: Decoder) -> int:
+    """The columns of the output head that this rank has."""
+    share = decoder.share
+    if share is None or share.head_widths is None:
+        return decoder.vocabulary
+    return share.head_widths[share.ranks.rank]
+
+
 class _Writer:
     """Writes a description in the order of ``decode_program.h``."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, decoder: Decoder, exchange: int) -> None:
         self.numbers: list[int] = []
         self.kept: list[Any] = []
-        self._hidden = hidden
+        self._hidden, self._exchange = decoder.hidden, exchange
+        self._summed = frozenset() if decoder.share is None else decoder.share.summed
 
     def decoder(self, decoder: Decoder) -> None:
         self._number(_DTYPES[decoder.dtype], decoder.hidden, len(decoder.tables))
         packed = packed_weight(decoder.embedding)
         self._weight(packed, None if packed is not None else decoder.embedding.weight)
         self._real(decoder.embedding_multiplier)
+        tokens = None if decoder.share is None else decoder.share.tokens
+        self._number(self._exchange, tokens is not None, 0 if tokens is None else tokens.start)
         if decoder.positions is None:
             self._number(0, 0, 0, 0, 0, 0)
         else:
@@ -152,7 +174,7 @@ class _Writer:
         for layer in decoder.layers:
             self._layer(layer)
         self._norm(decoder.norm)
-        self._module(decoder.head, decoder.vocabulary)
+        self._module(decoder.head, _head_width(decoder))
         self._real(decoder.logit_multiplier, decoder.logit_softcap or 0.0)
 
     def _number(self, *values: int) -> None:
@@ -217,12 +239,14 @@ class _Writer:
         self._real(attention.softcap or 0.0)
         self._tensor(attention.sinks)
         self._module(attention.output, self._hidden)
+        self._number(attention.output in self._summed)
 
     def _mlp(self, mlp: Mlp) -> None:
         self._number(list(ACTIVATIONS).index(mlp.activation), mlp.gate is not None)
         self._product(mlp.gate or _NO_PRODUCT)
         self._product(mlp.up)
         self._module(mlp.down, self._hidden)
+        self._number(mlp.down in self._summed)
 
     def _layer(self, layer: Layer) -> None:
         self._norm(layer.attention_norm)

@@ -29,7 +29,7 @@ class PlainStep:
         cache.reserve(place + 1)
         positions = place - self._starts
         with torch.no_grad():
-            x = embedding_rows(decoder.embedding, tokens)
+            x = embedding_rows(decoder.embedding, tokens, decoder.share)
             if decoder.embedding_multiplier != 1.0:
                 x = (x.float() * decoder.embedding_multiplier).to(x.dtype)
             if decoder.positions is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ from acclimate.inference.decode.lean import LeanDecoder
 from acclimate.inference.decode.matching import distance
 from acclimate.inference.decode.native import native_decoder
 from acclimate.inference.decode.recording import record
+from acclimate.inference.decode.share import share_of
+from acclimate.inference.ranks import ModelRanks, is_lost_rank
 
 logger = logging.getLogger("acclimate.inference")
 
@@ -24,31 +28,52 @@ _STEPS = 2
 _LIMITS = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 
 
-def describe(model: Any) -> LeanDecoder | None:
-    """Returns the proved description of a model; ``None``, with a message of level INFO: it has none."""
+def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
+    """Returns the proved description of a model; ``None``, with a message of level INFO: it has none.
+
+    The ranks of a split model make this call together, and all of them get a description or none does.
+    """
+    ranks = ModelRanks() if ranks is None else ranks
     try:
-        tokens = _tokens(model)
-        decoder = derive(model, record(model, tokens[:, :_TOKENS]))
-        native = native_decoder(decoder, tokens.device)
-        lean = LeanDecoder(decoder, native)
-        prove(model, lean)
+        with _together(ranks):
+            tokens, share = _tokens(model), share_of(model)
+        with _together(ranks):
+            recording = record(model, tokens[:, :_TOKENS], share)
+        with _together(ranks):
+            decoder = derive(model, recording)
+            lean = LeanDecoder(decoder, native_decoder(decoder, tokens.device))
+        with _together(ranks):
+            prove(model, lean, tokens)
     except NotRepresentedError as error:
-        reason: str = str(error)
-    except Exception as error:  # noqa: BLE001 - any code may stand in a model; it then keeps its own way
+        logger.info("%s generates with transformers' own step: %s", type(model).__name__, error)
+        return None
+    return lean
+
+
+@contextlib.contextmanager
+def _together(ranks: ModelRanks) -> Iterator[None]:
+    """Raises :class:`NotRepresentedError` on all ranks where the ``with`` block raises on one."""
+    reason: str | None = None
+    try:
+        yield
+    except NotRepresentedError as error:
+        reason = str(error)
+    except Exception as error:
+        if is_lost_rank(error):
+            raise
         reason = f"{type(error).__name__}: {error}"
-    else:
-        return lean
-    logger.info("%s generates with transformers' own step: %s", type(model).__name__, reason)
-    return None
+    reason = next((each for each in ranks.exchange(reason) if each is not None), None)
+    if reason is not None:
+        raise NotRepresentedError(reason)
 
 
-def prove(model: Any, lean: LeanDecoder) -> None:
+def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
     """Compares some steps with the model's own forward, with a cache and two sequences, one of them padded.
 
     Raises:
         NotRepresentedError: their logits differ.
     """
-    tokens = _tokens(model)
+    gaps = []
     first, later = tokens[:, :_TOKENS], tokens[:, _TOKENS:]
     both = torch.cat((first, first.roll(2, -1)))
     mask = torch.ones((2, _TOKENS + _STEPS), dtype=torch.long, device=tokens.device)
@@ -69,9 +94,11 @@ def prove(model: Any, lean: LeanDecoder) -> None:
                 position_ids=positions[:, place : place + 1], past_key_values=begun.past_key_values,
                 use_cache=True, return_dict=True,
             ).logits[:, -1]  # fmt: skip
-            gap = distance(step(given).to(expected.dtype), expected)
-            if not gap <= _LIMITS.get(lean.decoder.dtype, 1e-4):
-                raise NotRepresentedError(f"its logits differ from a step's by {gap:.2g} of the largest")
+            # Ranks have to make all steps together, so that none ends early.
+            gaps.append(distance(step(given).to(expected.dtype), expected))
+    gap = max(gaps)
+    if not gap <= _LIMITS.get(lean.decoder.dtype, 1e-4):
+        raise NotRepresentedError(f"its logits differ from a step's by {gap:.2g} of the largest")
 
 
 def _tokens(model: Any) -> Tensor:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acclimate.inference.decode.description import NotRepresentedError
+from acclimate.inference.decode.description import NotRepresentedError, Share
+from acclimate.inference.decode.modules import embedding_rows
 
 _NAME = "acclimate_recorded"
 _lock = threading.Lock()
@@ -79,6 +80,9 @@ class Recording:
     calls: list[Call] = field(default_factory=list)
     attentions: list[AttentionCall] = field(default_factory=list)
     logits: Tensor | None = None
+    rows: Tensor | None = None
+    """The tokens' rows of the embedding."""
+    share: Share | None = None
 
 
 # What transformers passes besides, which does not change the result of one causal attention.
@@ -178,8 +182,8 @@ def _attention_of(model: Any, name: str) -> Iterator[None]:
             config._attn_implementation = before
 
 
-def record(model: Any, tokens: Tensor) -> Recording:
-    """Runs the model on tokens (1 x their number) without a cache.
+def record(model: Any, tokens: Tensor, share: Share | None = None) -> Recording:
+    """Runs the model on tokens (1 x their number) without a cache; all ranks of a split one together.
 
     Raises:
         NotRepresentedError: it has an attention of its own, or passes it something unknown.
@@ -188,7 +192,7 @@ def record(model: Any, tokens: Tensor) -> Recording:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
-    recording = Recording(tokens)
+    recording = Recording(tokens, share=share)
     names = {id(module): name for name, module in model.named_modules()}
 
     def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -208,6 +212,7 @@ def record(model: Any, tokens: Tensor) -> Recording:
         _active = _Recorder(recording)
         try:
             with torch.no_grad():
+                recording.rows = embedding_rows(model.get_input_embeddings(), tokens, share)
                 recording.logits = model(input_ids=tokens, use_cache=False, return_dict=True).logits
         finally:
             _active = None

@@ -105,7 +105,8 @@ struct Attention {
         window(from.number()),
         softcap(from.real()),
         sinks(from.address<float>()),
-        output(from) {}
+        output(from),
+        output_is_summed(from.flag()) {}
 
   Product projections;  // queries, keys, values
   Norm query_norm, key_norm;
@@ -119,6 +120,7 @@ struct Attention {
   float softcap;  // 0: none
   const float* sinks;
   Product output;
+  bool output_is_summed;  // over the ranks
 };
 
 struct Mlp {
@@ -127,11 +129,13 @@ struct Mlp {
         is_gated(from.flag()),
         gate(from),
         up(from),
-        down(from) {}
+        down(from),
+        down_is_summed(from.flag()) {}
 
   Activation activation;
   bool is_gated;
   Product gate, up, down;
+  bool down_is_summed;  // over the ranks
 };
 
 struct Layer {
@@ -159,6 +163,9 @@ struct Layer {
   bool parallel, adds_branches_first, mlp_shares_norm;
 };
 
+// Replaces values by their sums over the ranks that share a model; waits for them.
+using Exchange = void (*)(float* values, int64_t count);
+
 struct Decoder {
   explicit Decoder(Reader& from)
       : dtype(static_cast<Dtype>(from.number())),
@@ -166,6 +173,9 @@ struct Decoder {
         tables(from.number()),
         embedding(read_weight(from)),
         embedding_factor(from.real()),
+        exchange(reinterpret_cast<Exchange>(static_cast<uintptr_t>(from.number()))),
+        embedding_is_summed(from.flag()),
+        first_token(from.number()),
         positions(read_weight(from)),
         position_offset(from.number()) {
     const int64_t count = from.number();
@@ -183,6 +193,9 @@ struct Decoder {
   int64_t hidden, tables;
   Weight embedding;
   float embedding_factor;
+  Exchange exchange;  // null for one rank
+  bool embedding_is_summed;  // over the ranks, each of which has the rows of some tokens
+  int64_t first_token;  // of those
   Weight positions;  // of learned position embeddings; without data: none
   int64_t position_offset;
   std::vector<Layer> layers;

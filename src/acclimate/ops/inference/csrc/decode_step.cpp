@@ -121,7 +121,7 @@ void Step::run(const Call& call, int threads) {
 // Every thread keeps all of the residual stream: computing it again is cheaper than one more barrier.
 void Step::work(const Call& call, int thread, int threads) {
   Own& own = *own_[thread];
-  embed(call, own);
+  embed(call, own, thread, threads);
   for (size_t index = 0; index < decoder_.layers.size(); ++index) {
     const Layer& layer = decoder_.layers[index];
     project(layer, call, own, thread, threads);
@@ -133,19 +133,57 @@ void Step::work(const Call& call, int thread, int threads) {
     auto [first, last] = share(output.width, thread, threads);
     multiply(output, own, own.wide.data(), first, last, call.batch, attended_.data(), decoder_.hidden);
     meeting_.wait(threads);
+    if (layer.attention.output_is_summed) {
+      sum_over_ranks(attended_, call, thread, threads);
+    }
     feed_forward(layer, call, own, thread, threads);
+    if (layer.mlp.down_is_summed) {
+      sum_over_ranks(summed_, call, thread, threads);
+    }
     add_branches(layer, call, own);
   }
   finish(call, own, thread, threads);
 }
 
-void Step::embed(const Call& call, Own& own) const {
+// Sums a vector for each sequence; all threads have written their parts of it.
+void Step::sum_over_ranks(std::vector<float>& values, const Call& call, int thread, int threads) {
+  if (thread == 0) {
+    const int64_t count = call.batch * decoder_.hidden;
+    decoder_.exchange(values.data(), count);
+    round_values(decoder_.dtype, values.data(), count);
+  }
+  meeting_.wait(threads);
+}
+
+void Step::embed_summed(const Call& call, Own& own, int thread, int threads) {
+  const int64_t hidden = decoder_.hidden;
+  if (thread == 0) {
+    for (int64_t i = 0; i < call.batch; ++i) {
+      const int64_t row = call.tokens[i] - decoder_.first_token;
+      float* to = summed_.data() + i * hidden;
+      if (0 <= row && row < decoder_.embedding.n) {
+        dequantize(decoder_.embedding, row, row + 1, to);
+      } else {
+        std::fill(to, to + hidden, 0.0f);
+      }
+    }
+  }
+  sum_over_ranks(summed_, call, thread, threads);
+  std::copy(summed_.data(), summed_.data() + call.batch * hidden, own.x.data());
+}
+
+void Step::embed(const Call& call, Own& own, int thread, int threads) {
   const int64_t hidden = decoder_.hidden;
   float* x = at_least(own.x, call.batch * hidden);
+  if (decoder_.embedding_is_summed) {
+    embed_summed(call, own, thread, threads);
+  }
   for (int64_t i = 0; i < call.batch; ++i) {
     float* row = x + i * hidden;
-    dequantize(decoder_.embedding, call.tokens[i], call.tokens[i] + 1, row);
-    round_values(decoder_.dtype, row, hidden);
+    if (!decoder_.embedding_is_summed) {
+      dequantize(decoder_.embedding, call.tokens[i], call.tokens[i] + 1, row);
+      round_values(decoder_.dtype, row, hidden);
+    }
     if (decoder_.embedding_factor != 1.0f) {
       scale(decoder_.dtype, decoder_.embedding_factor, row, hidden);
     }

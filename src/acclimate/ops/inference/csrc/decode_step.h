@@ -60,7 +60,9 @@ class Step {
   struct Own;  // of a thread
 
   void work(const Call& call, int thread, int threads);
-  void embed(const Call& call, Own& own) const;
+  void embed(const Call& call, Own& own, int thread, int threads);
+  void embed_summed(const Call& call, Own& own, int thread, int threads);
+  void sum_over_ranks(std::vector<float>& values, const Call& call, int thread, int threads);
   void multiply(const Product& product, Own& own, const float* x, int64_t first, int64_t last, int64_t batch,
                 float* to, int64_t stride) const;
   Input input_for(const Weight& weight, Own& own, const float* x, int64_t batch) const;

@@ -1,0 +1,107 @@
+"""What one rank of a split model has, and what ranks exchange in a lean step."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from acclimate.inference.decode.description import NotRepresentedError, Share
+
+
+def share_of(model: Any) -> Share | None:
+    """Returns this rank's share of a model of ``init_inference``; ``None`` for a whole one.
+
+    All ranks get one or none does, as they have the same plan.
+
+    Raises:
+        NotRepresentedError: a description cannot say how the model is split.
+    """
+    plan = getattr(model, "tp_plan_applied", None)
+    if plan is None or plan.size == 1:
+        return None
+    from acclimate.parallel.collectives import ranks_of
+
+    ranks = ranks_of(model.model_ranks.group)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    summed = []
+    tokens: range | None = None
+    widths: tuple[int, ...] | None = None
+    for name, change in plan.modules.items():
+        module = modules[name]
+        has_all = all(change.parts) if change.parts else True
+        if any(change.expands) or change.arguments or not has_all:
+            raise NotRepresentedError(f"{name} is not split evenly enough")
+        if change.role == "vocabulary" and module is table:
+            start, stop = change.parts[ranks.rank][0]
+            tokens = range(start, stop)
+        elif change.role == "head" and module is head:
+            widths = tuple(sum(stop - start for start, stop in parts) for parts in change.parts)
+        elif change.role == "rows":
+            summed.append(module)
+        elif change.role not in ("columns", "block", "whole"):
+            raise NotRepresentedError(f"{name} is split in a way that a step cannot do")
+    return Share(ranks, frozenset(summed), tokens, widths)
+
+
+def whole_logits(share: Share | None, logits: Tensor) -> Tensor:
+    """Returns the logits of all tokens from those of this rank."""
+    if share is None or share.head_widths is None:
+        return logits
+    padded = logits.new_zeros((len(logits), max(share.head_widths)))
+    padded[:, : logits.shape[1]] = logits
+    found = share.ranks.all_gather(padded)
+    return torch.cat([each[:, :width] for each, width in zip(found, share.head_widths, strict=True)], -1)
+
+
+def likeliest_token(share: Share, logits: Tensor) -> Tensor:
+    """Returns the token with the largest logit of all ranks, for each sequence; of equal ones the first."""
+    if share.head_widths is None:
+        return logits.argmax(-1)
+    best, place = logits.max(-1)
+    first = sum(share.head_widths[: share.ranks.rank])
+    # Tokens are whole numbers far below 2^53.
+    found = share.ranks.all_gather(torch.stack((best.double(), (place + first).double())))
+    rank = found[:, 0].argmax(0)
+    return found[:, 1].gather(0, rank[None])[0].long()
+
+
+class Exchange:
+    """A function that native code calls to sum floats over the ranks."""
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._error: BaseException | None = None
+        self._tensors: dict[tuple[int, int], Tensor] = {}
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+        self._function = kind(self._sum)
+
+    @property
+    def address(self) -> int:
+        """The function's, which is valid as long as this object is."""
+        return ctypes.cast(self._function, ctypes.c_void_p).value or 0
+
+    def _sum(self, address: int, count: int) -> None:
+        # Nothing can be raised through native code; after an error the step only runs to its end.
+        if self._error is not None:
+            return
+        try:
+            key = address, count
+            if key not in self._tensors:
+                values = (ctypes.c_float * count).from_address(address)
+                self._tensors[key] = torch.frombuffer(values, dtype=torch.float32)
+            self._share.ranks.all_reduce(self._tensors[key])
+        except BaseException as error:  # noqa: BLE001 - raised by check
+            self._error = error
+
+    def check(self) -> None:
+        """Raises what the function met since the last check."""
+        error, self._error = self._error, None
+        # Another batch may get other memory.
+        if len(self._tensors) > 64:
+            self._tensors.clear()
+        if error is not None:
+            raise error
