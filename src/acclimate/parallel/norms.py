@@ -92,7 +92,7 @@ def norms_between(trace: Trace, region: Region) -> list[str]:
     ]
     others += [*trace.entries, *(each.weight for each in tables)]
     sink = trace.calls[region.sink][0].input
-    for name in {owner.rpartition(".")[0] for owner in region.parameters}:
+    for name in sorted({owner.rpartition(".")[0] for owner in region.parameters}):
         if not name.startswith(region.block + ".") or name not in trace.blocks:
             continue
         first = trace.blocks[name][0]
@@ -104,7 +104,7 @@ def norms_between(trace: Trace, region: Region) -> list[str]:
         # A sum with what all ranks have whole, as a residual stream is, is no part of the region.
         if _reaches(trace, outputs, given) and not _reaches(trace, others, given):
             found.append(name)
-    return sorted(found)
+    return found
 
 
 def _reaches(trace: Trace, leaves: list[Tensor], given: Tensor) -> bool:
