@@ -59,7 +59,7 @@ class _FollowingMethods(TorchFunctionMode):
     """Sees the methods that read followed tensors without an operator."""
 
     def __init__(self, following: _Following) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._following = following
 
     def __torch_function__(

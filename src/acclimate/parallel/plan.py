@@ -338,8 +338,8 @@ class _Planner:
                 self._split(f"{name}.weight", "columns", 0, rows)
                 self._split(f"{name}.bias", "columns", 0, rows)
             width = self.tensors[f"{name}.weight"].shape[0]
-            formula = formula_of(trace.modules[name]) or ""
-            self.changes[name] = Change("norm", width=width, parts=rows, norm=formula, sees_all=sees_all)
+            kind = formula_of(trace.modules[name]) or ""
+            self.changes[name] = Change("norm", width=width, parts=rows, norm=kind, sees_all=sees_all)
             self.source[name] = "structure"
         for name in region.whole:
             known = self.changes.get(name, Change("whole"))
