@@ -249,6 +249,10 @@ class RankFailedError(AcclimateError, RuntimeError):
     """Another of the ranks that share a model failed, with an error that is not acclimate's."""
 
 
+class GroupCreationError(AcclimateError, RuntimeError):
+    """A rank did not come to create a group of ranks, or ended meanwhile."""
+
+
 # -- the launcher --------------------------------------------------------------------------------
 
 

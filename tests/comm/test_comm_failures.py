@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,11 @@ def add(rank: int, elements: int = 10) -> float:
     tensor = torch.full((elements,), float(rank + 1))
     dist.all_reduce(tensor)
     return float(tensor[-1])
+
+
+def cpu_backend() -> Any:
+    group: Any = dist.group.WORLD
+    return group._get_backend(torch.device("cpu"))
 
 
 def wait_for_others(rank: int) -> None:
@@ -93,6 +99,19 @@ def test_wrong_arguments_of_one_rank_are_an_error_on_every_rank(three: RankProce
     assert "each output needs 8 elements" in told[0].error
     for other in told[1:]:
         assert "Rank 0 refused its arguments of all_gather of 8 float32" in other.error
+    assert three.values(add) == [6.0] * 3
+
+
+def several_at_once(rank: int) -> None:
+    second = torch.ones(4).to_sparse() if rank == 0 else torch.ones(4)
+    cpu_backend().allreduce_coalesced([torch.ones(3), second], dist.AllreduceCoalescedOptions()).wait()
+
+
+def test_a_wrong_tensor_among_several_of_one_call_is_an_error_on_every_rank(three: RankProcesses) -> None:
+    told = three.run(several_at_once)
+    assert "this one's layout is Sparse" in told[0].error
+    for other in told[1:]:
+        assert "Rank 0 refused its arguments of all_reduce(SUM) of 4 float32" in other.error
     assert three.values(add) == [6.0] * 3
 
 
@@ -172,6 +191,30 @@ def test_waits_for_background_work_and_messages_end_when_a_rank_is_killed(functi
 
 def leave(rank: int) -> None:
     dist.destroy_process_group()
+
+
+def destroy_in_another_thread(rank: int) -> str:
+    said: list[str] = []
+
+    def wait() -> None:
+        try:
+            add(rank)
+        except RuntimeError as error:
+            said.append(str(error))
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    while cpu_backend()._get_sequence_number_for_group() == 0:
+        time.sleep(0.01)
+    dist.destroy_process_group()
+    waiting.join(30)
+    return said[0] if said else "it still waits"
+
+
+def test_a_wait_ends_when_another_thread_of_the_rank_destroys_the_group() -> None:
+    with RankProcesses(2) as processes:
+        told = processes.run(destroy_in_another_thread, ranks=[0])[0]
+        assert "Rank 0 destroyed the group while it waited for rank 1 in all_reduce(SUM) of 10" in told.value
 
 
 def test_a_wait_for_a_rank_that_destroyed_its_group_ends() -> None:
@@ -257,8 +300,8 @@ def test_the_memory_is_an_anonymous_file_that_no_rank_keeps_open() -> None:
     before = segments()
     with RankProcesses(2) as processes:
         for mapped, opened in processes.values(shared_memory):
-            assert len(mapped) == 1
-            assert "/memfd:acclimate-comm" in mapped[0]
+            assert mapped
+            assert all("/memfd:acclimate-comm" in line for line in mapped)
             assert opened == []
         assert segments() == before
 
@@ -310,13 +353,12 @@ def test_two_jobs_with_the_same_port_do_not_meet() -> None:
 
 
 def backend_name(rank: int) -> str:
-    group: Any = dist.group.WORLD
-    return str(group._get_backend(torch.device("cpu")).name())
+    return str(cpu_backend().name())
 
 
 def mapped_bytes(rank: int) -> int:
-    begin, end = holders(os.getpid())[0].split()[0].split("-")
-    return int(end, 16) - int(begin, 16)
+    ranges = [line.split()[0].split("-") for line in holders(os.getpid())]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in ranges)
 
 
 class _Keeper(logging.Handler):
@@ -367,30 +409,3 @@ def test_gloo_takes_over_with_one_warning_where_there_is_no_compiler(tmp_path: P
         assert len(said) == 1
         assert not other
         assert "there is no C++ compiler" in said[0]
-
-
-# -- fork --------------------------------------------------------------------------------------------
-
-
-def use_in_child(rank: int) -> str:
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            dist.all_reduce(torch.ones(3))
-            os.write(writer, b"it ran")
-        except RuntimeError as error:
-            os.write(writer, str(error).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    said = os.read(reader, 4096).decode()
-    dist.barrier()  # the parent goes on
-    return said
-
-
-def test_a_forked_child_is_refused_and_its_parent_goes_on() -> None:
-    with RankProcesses(2) as processes:
-        for said in processes.values(use_in_child):
-            assert "this process was forked from process" in said
-            assert "so it is no rank of it. Create groups after the fork" in said
-        assert processes.values(add) == [3.0] * 2

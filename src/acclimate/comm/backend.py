@@ -33,7 +33,7 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         size: of the group.
         timeout: of each collective.
     """
-    meeting = Rendezvous(store, rank, size)
+    meeting = Rendezvous(store, rank, size, timeout)
     native, refusal = _native()
     offers = meeting.offers(refusal)
     refusal = why_not_shared(offers, native.MOST_RANKS if native is not None else len(offers))
@@ -67,7 +67,8 @@ def _on_this_host(
         )
 
     number, ranks = next((number, ranks) for number, ranks in enumerate(hosts) if rank in ranks)
-    meeting = Rendezvous(distributed_c10d.PrefixStore(f"host/{number}", store), ranks.index(rank), len(ranks))
+    own_store = distributed_c10d.PrefixStore(f"host/{number}", store)
+    meeting = Rendezvous(own_store, ranks.index(rank), len(ranks), timeout, ranks)
     joined = meeting.join(tuple(offers[other] for other in ranks), native.bytes, open_group)
     return joined.group, joined.refusal
 

@@ -21,6 +21,7 @@ TRANSPORT: tuple[str | Source, ...] = (
     "csrc/collectives.cpp",
     "csrc/group.cpp",
     "csrc/peers.cpp",
+    "csrc/placement.cpp",
     "csrc/reduce.cpp",
     # The plain kernels would take the longest to optimise, and hardly any processor runs them.
     Source("csrc/reduce_plain.cpp", flags=("-O2",)),

@@ -6,18 +6,22 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from acclimate import topology
 from acclimate.comm import memory
 from acclimate.comm.memory import Geometry, SharedMemory
-from acclimate.errors import AcclimateError
+from acclimate.errors import AcclimateError, GroupCreationError
 
 # Of the memory that is free when a group is made, so that small containers get smaller buffers.
 _SHARE_OF_FREE_MEMORY = 1 / 16
+# So often is a process looked for that others wait for.
+_SLICE = timedelta(seconds=1)
 
 
 @dataclass(frozen=True)
@@ -67,12 +71,19 @@ class Rendezvous:
         store: of the group alone.
         rank: this one.
         size: of the group.
+        timeout: so long does a rank wait for another one.
+        numbers: what errors call the ranks, where they are a part of a group.
     """
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta, numbers: Sequence[int] | None = None
+    ) -> None:
         self._store = store
         self._rank = rank
         self._size = size
+        self._timeout = timeout
+        self._numbers = numbers or range(size)
+        self._processes: list[int] = []
 
     def offers(self, refusal: str) -> tuple[Offer, ...]:
         """What all ranks tell of themselves.
@@ -96,6 +107,7 @@ class Rendezvous:
             total_bytes: that so many ranks need, with slots and rings of so many bytes.
             open_group: opens this rank's side.
         """
+        self._processes = [offer.process for offer in offers]
         made, said = self._make(offers, total_bytes) if self._rank == 0 else (None, {})
         told = self._from_first(said)
         group, refusal = None, told["refusal"]
@@ -124,15 +136,44 @@ class Rendezvous:
         if self._size == 1:
             return [dict(said)]
         self._store.set(f"shm/{topic}/{self._rank}", json.dumps(said))
-        return [json.loads(self._store.get(f"shm/{topic}/{rank}")) for rank in range(self._size)]
+        return [self._hear(f"shm/{topic}/{rank}", rank) for rank in range(self._size)]
+
+    def _hear(self, key: str, rank: int) -> dict[str, Any]:
+        """What a rank wrote to the store.
+
+        Raises:
+            GroupCreationError: it has ended, or did not come in time.
+        """
+        end = time.monotonic() + self._timeout.total_seconds()
+        while not self._is_there(key, min(_SLICE, timedelta(seconds=max(0.001, end - time.monotonic())))):
+            this, other = self._numbers[self._rank], self._numbers[rank]
+            has_ended = bool(self._processes) and _has_ended(self._processes[rank])
+            if has_ended and not self._store.check([key]):
+                raise GroupCreationError(
+                    f"Rank {other} (process {self._processes[rank]}) ended while rank {this} waited for it "
+                    "to create a group."
+                )
+            if time.monotonic() >= end:
+                raise GroupCreationError(
+                    f"Rank {this} gave up after {self._timeout.total_seconds():g} s: rank {other} did not "
+                    "come to create a group. All ranks of a job have to create its groups in the same order."
+                )
+        heard: dict[str, Any] = json.loads(self._store.get(key))
+        return heard
+
+    def _is_there(self, key: str, longest: timedelta) -> bool:
+        try:
+            self._store.wait([key], longest)
+        except RuntimeError:  # each kind of store has its own error for a time-out
+            return bool(self._store.check([key]))  # raises where the store is lost
+        return True
 
     def _from_first(self, said: Mapping[str, Any]) -> dict[str, Any]:
         if self._rank == 0:
             if self._size > 1:
                 self._store.set("shm/memory", json.dumps(said))
             return dict(said)
-        heard: dict[str, Any] = json.loads(self._store.get("shm/memory"))
-        return heard
+        return self._hear("shm/memory", 0)
 
     def _make(
         self, offers: tuple[Offer, ...], total_bytes: Callable[[int, int, int], int]
@@ -177,6 +218,17 @@ def _open_made(told: Mapping[str, Any]) -> SharedMemory:
         return memory.open_made(told["process"], told["descriptor"], told["token"], geometry)
     except OSError as error:
         raise OSError(f"the memory that rank 0 made cannot be opened: {error}") from error
+
+
+def _has_ended(process: int) -> bool:
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except OSError:
+        return False
+    # The state follows the name, which is in parentheses and may hold some itself.
+    return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
 def _own_offer(refusal: str) -> Offer:

@@ -78,7 +78,7 @@ def initialize(size: int, rank: int) -> None:
     if (_state.size, _state.rank) == (size, rank):
         return
     store = store_for("shm_comm", next(_groups), size, rank)
-    meeting = Rendezvous(store, rank, size)
+    meeting = Rendezvous(store, rank, size, _TIMEOUT)
     offers = meeting.offers(why_not_here() or ("" if _is_native() else "the op was not built"))
     refusal = why_not_shared(offers, _MOST_RANKS)
     if len(ranks_by_host(offers)) > 1:

@@ -16,7 +16,10 @@ ShmBackend::ShmBackend(std::unique_ptr<Transport> transport, milliseconds timeou
   init();
 }
 
-ShmBackend::~ShmBackend() { close(); }
+ShmBackend::~ShmBackend() {
+  close();
+  if (transport_->was_forked()) transport_.release();  // its links have threads, too
+}
 
 void ShmBackend::setTimeout(milliseconds timeout) {
   options_->timeout = timeout;
@@ -27,16 +30,27 @@ void ShmBackend::abort() { transport_->abort("Rank " + std::to_string(rank_) + "
 
 void ShmBackend::shutdown() { close(); }
 
+// Before the queue: its thread does not exist in a forked child, and its mutex may be held for ever.
+void ShmBackend::throw_if_forked(const Call& call) {
+  if (!transport_->was_forked()) return;
+  try {
+    transport_->begin(call, milliseconds(0), false);
+  } catch (const CommError& error) {
+    raise(error);
+  }
+}
+
 void ShmBackend::close() {
   if (is_closed_) return;
   is_closed_ = true;
   if (transport_->was_forked()) {
-    queue_.abandon();
-    messages_.reset();
-    host_messages_.release();  // its threads do not exist here
+    // Their threads do not exist here, and a condition variable waits for those that waited for it.
+    queue_.release();
+    messages_.release();
+    host_messages_.release();
     return;
   }
-  queue_.stop();
+  queue_->stop();
   const std::lock_guard lock(messages_mutex_);
   if (messages_) messages_->stop();
   transport_->leave();
@@ -70,7 +84,10 @@ WorkPointer ShmBackend::allreduce_coalesced(Tensors& tensors,
                         call_of(Kind::kAllReduce, first(tensors), 0, number_of(options.reduceOp)), options,
                         tensors};
   return run(outline, [this, tensors, op = options.reduceOp](Turn& turn) {
-    for (const at::Tensor& tensor : tensors) all_reduce_one(turn, tensor, op_of(op));
+    for (const at::Tensor& tensor : tensors) {
+      turn.next(call_of(Kind::kAllReduce, tensor, 0, number_of(op)));
+      all_reduce_one(turn, tensor, op_of(op));
+    }
   });
 }
 
@@ -148,6 +165,7 @@ WorkPointer ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensor
       check_times(inputs[i], outputs[i], size_, "input", "output");
     }
     for (size_t i = 0; i < outputs.size(); i++) {
+      turn.next(call_of(Kind::kReduceScatter, outputs[i], 0, number_of(op)));
       scatter_sums(turn, outputs[i], rows_for(outputs[i], inputs[i], size_), op_of(op));
     }
   });
@@ -226,6 +244,7 @@ WorkPointer ShmBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tenso
     for (size_t i = 0; i < inputs.size(); i++) {
       Tensors of_input;
       for (const Tensors& list : outputs) of_input.push_back(list[i]);
+      turn.next(call_of(Kind::kAllGather, inputs[i]));
       gather_one(turn, of_input, inputs[i]);
     }
   });
@@ -241,6 +260,7 @@ WorkPointer ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensor
       check_times(outputs[i], inputs[i], size_, "output", "input");
     }
     for (size_t i = 0; i < inputs.size(); i++) {
+      turn.next(call_of(Kind::kAllGather, inputs[i]));
       Target target(outputs[i]);
       const at::Tensor source = flat(inputs[i]);
       const size_t bytes = elements_of(source).bytes();
@@ -379,9 +399,9 @@ WorkPointer ShmBackend::message(Tensors& tensors, int peer, int tag, bool is_sen
   const at::Tensor& tensor = only(tensors);
   TORCH_CHECK(peer != rank_, "a rank cannot send to itself");
   TORCH_CHECK(tag >= 0, "a tag must be 0 or more, and this one is ", tag);
-  TORCH_CHECK(!transport_->was_forked(), "this process was forked after the group was created");
-  calls_++;
   const Call call = call_of(is_sent ? Kind::kSend : Kind::kReceive, tensor, tag);
+  throw_if_forked(call);
+  calls_++;
   const auto type = is_sent            ? c10d::OpType::SEND
                     : peer == kAnyRank ? c10d::OpType::RECVANYSOURCE
                                        : c10d::OpType::RECV;

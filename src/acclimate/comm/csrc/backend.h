@@ -68,6 +68,7 @@ class ShmBackend final : public c10d::Backend {
   template <class Body>
   WorkPointer run(Outline outline, Body body);
   WorkPointer message(Tensors& tensors, int peer, int tag, bool is_sent);
+  void throw_if_forked(const Call& call);
   void close();
 
   void all_reduce_one(Turn& turn, const at::Tensor& tensor, Op op);
@@ -76,7 +77,7 @@ class ShmBackend final : public c10d::Backend {
 
   std::unique_ptr<Transport> transport_;
   c10::intrusive_ptr<Options> options_;
-  Queue queue_;
+  std::unique_ptr<Queue> queue_ = std::make_unique<Queue>();
   std::mutex messages_mutex_;
   std::unique_ptr<Messages> messages_;  // on one host
   std::unique_ptr<HostMessages> host_messages_;

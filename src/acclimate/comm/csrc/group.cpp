@@ -11,6 +11,8 @@
 #include <climits>
 #include <cstring>
 
+#include "placement.h"
+
 namespace acclimate_comm {
 namespace {
 
@@ -59,6 +61,11 @@ Group::Group(int descriptor, int rank, const std::vector<pid_t>& pids, Geometry 
                 Layout::bytes(static_cast<int>(pids.size()), geometry.slot_bytes, geometry.ring_bytes)),
             rank, pids, geometry, timeout, has_spare_cores) {
   mapped_bytes_ = Layout::bytes(size_, geometry.slot_bytes, geometry.ring_bytes);
+  // Rank 0 allocated all of it, on its node. A rank writes its own part, and others read that only after all
+  // ranks have opened the group.
+  place_near_this_thread(layout_.slot(rank, 0), 4 * geometry.slot_bytes);
+  place_near_this_thread(reinterpret_cast<unsigned char*>(&layout_.ring(rank, 0)),
+                         pids.size() * (sizeof(Ring) + geometry.ring_bytes));
 }
 
 Group::Group(unsigned char* memory, int rank, const std::vector<pid_t>& pids, Geometry geometry,
@@ -176,6 +183,11 @@ void Group::sleep_until_published(int rank, std::atomic<uint64_t>& stamp, Clock:
     const uint64_t seen = stamp.load(std::memory_order_seq_cst);
     if (seen >= round_) return;
     throw_if_failed();
+    if (layout_.lines(rank_).presence.load(std::memory_order_acquire) != 0) {
+      throw CommError(Reason::kAborted, "Rank " + number(rank_) +
+                                            " destroyed the group while it waited for rank " + number(rank) +
+                                            " in " + describe(call_) + ".");
+    }
     check_peers(nullptr);
     const auto now = Clock::now();
     if (now >= deadline) {

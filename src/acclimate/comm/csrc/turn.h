@@ -17,6 +17,11 @@ class ShmBackend::Turn {
     has_started_ = true;
   }
   void start() { start(call_); }
+  // The next of several collectives of one call.
+  void next(const Call& call) {
+    call_ = call;
+    has_started_ = false;
+  }
   // The arguments are wrong: the other ranks are told, unless they were before.
   void refuse() {
     if (!has_started_) group.refuse(call_, timeout_, is_background_);
@@ -52,13 +57,14 @@ struct ShmBackend::Outline {
 
 template <class Body>
 WorkPointer ShmBackend::run(Outline outline, Body body) {
+  throw_if_forked(outline.call);
   calls_++;
   const bool may_wait = !outline.is_async;
   auto work = c10::make_intrusive<ShmWork>(rank_, outline.type, outline.title, std::move(outline.outputs));
   const auto turn_of = [this, call = outline.call, timeout = outline.timeout](bool is_background) {
     return Turn(*transport_, call, timeout, is_background);
   };
-  queue_.run(work, may_wait, [turn_of, body = std::move(body)](bool is_background) {
+  queue_->run(work, may_wait, [turn_of, body = std::move(body)](bool is_background) {
     Turn turn = turn_of(is_background);
     try {
       try {

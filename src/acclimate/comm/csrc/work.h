@@ -22,6 +22,8 @@ class ShmWork final : public c10d::Work {
     c10::intrusive_ptr<c10::ivalue::Future> future;
     {
       const std::lock_guard lock(mutex_);
+      is_over_ = true;
+      failure_ = failure;
       future = future_;
     }
     if (future) settle(*future, failure);
@@ -34,26 +36,22 @@ class ShmWork final : public c10d::Work {
   std::vector<at::Tensor> result() override { return outputs_; }
   int sourceRank() const override { return source_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    bool is_over = false;
-    std::exception_ptr failure;
-    c10::intrusive_ptr<c10::ivalue::Future> future;
-    {
-      const std::lock_guard lock(mutex_);
-      if (future_) return future_;
-      future = future_ =
-          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-      is_over = completed_;
-      failure = exception_;
-    }
+    std::unique_lock lock(mutex_);
+    if (future_) return future_;
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    const auto future = future_;
+    // Not completed_, which is set after complete() looked for a future to settle.
+    const bool is_over = is_over_;
+    const auto failure = failure_;
+    lock.unlock();
     if (is_over) settle(*future, failure);
     return future;
   }
 
  private:
   void settle(c10::ivalue::Future& future, const std::exception_ptr& failure) {
-    if (future.completed()) return;
     if (failure) {
-      future.setErrorIfNeeded(failure);
+      future.setError(failure);
     } else {
       future.markCompleted(c10::IValue(outputs_));
     }
@@ -61,6 +59,8 @@ class ShmWork final : public c10d::Work {
 
   std::vector<at::Tensor> outputs_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+  bool is_over_ = false;
+  std::exception_ptr failure_;
   int source_ = -1;
 };
 
@@ -110,11 +110,6 @@ class Queue {
     }
     changed_.notify_one();
     if (thread_.joinable()) thread_.join();
-  }
-
-  // In a forked child the thread does not exist.
-  void abandon() {
-    if (thread_.joinable()) thread_.detach();
   }
 
  private:

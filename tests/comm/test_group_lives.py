@@ -1,0 +1,160 @@
+"""Groups on shared memory in forked processes, while they are created, and where their memory lies."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import select
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from acclimate.comm.rendezvous import Offer, Rendezvous
+from acclimate.errors import GroupCreationError
+from rank_processes import RankProcesses
+
+
+def add(rank: int) -> float:
+    tensor = torch.full((10,), float(rank + 1))
+    dist.all_reduce(tensor)
+    return float(tensor[-1])
+
+
+# -- fork --------------------------------------------------------------------------------------------
+
+
+def in_child(body: Callable[[], object]) -> str:
+    """What a forked child says of it."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, repr(body()).encode())
+        except BaseException as error:
+            os.write(writer, str(error).encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as said:
+        answers, _, _ = select.select([said], [], [], 60)
+        answer = said.read() if answers else b"it hangs"
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return answer.decode()
+
+
+def use_in_child(rank: int) -> str:
+    said = in_child(lambda: dist.all_reduce(torch.ones(3)))
+    dist.barrier()  # the parent goes on
+    return said
+
+
+def test_a_forked_child_is_refused_and_its_parent_goes_on() -> None:
+    with RankProcesses(2) as processes:
+        for said in processes.values(use_in_child):
+            assert "this process was forked from process" in said
+            assert "so it is no rank of it. Create groups after the fork" in said
+        assert processes.values(add) == [3.0] * 2
+
+
+def fork_during_a_call(rank: int) -> str:
+    if rank == 1:
+        dist.recv(torch.zeros(1), 0)  # the child has ended
+    work = dist.all_reduce(torch.ones(9), async_op=True)
+    said = in_child(lambda: dist.all_reduce(torch.ones(3))) if rank == 0 else ""
+    if rank == 0:
+        dist.send(torch.zeros(1), 1)
+    work.wait()
+    return said
+
+
+def test_a_child_forked_during_a_call_is_refused() -> None:
+    with RankProcesses(2) as processes:
+        assert "this process was forked from process" in processes.values(fork_during_a_call)[0]
+        assert processes.values(add) == [3.0] * 2
+
+
+def destroy_in_child(rank: int) -> str:
+    # The group's two threads wait for work when the process forks.
+    dist.all_reduce(torch.ones(9), async_op=True).wait()
+    message = dist.isend(torch.ones(1), 1 - rank)
+    dist.recv(torch.ones(1), 1 - rank)
+    message.wait()
+    return in_child(dist.destroy_process_group)
+
+
+def test_a_forked_child_can_destroy_its_copy_of_the_group() -> None:
+    with RankProcesses(2) as processes:
+        assert processes.values(destroy_in_child) == ["None"] * 2
+        assert processes.values(add) == [3.0] * 2
+
+
+# -- groups that not all ranks create ----------------------------------------------------------------
+
+
+def create_group(rank: int) -> None:
+    dist.new_group(backend="shm", timeout=timedelta(seconds=1))
+
+
+def test_a_rank_that_waits_for_others_to_create_a_group_gives_up_and_names_who_is_missing() -> None:
+    with RankProcesses(2) as processes:
+        told = processes.run(create_group, ranks=[0])[0]
+        assert told.error.startswith("GroupCreationError: Rank 0 gave up after 1 s: rank 1 did not come"), (
+            told
+        )
+
+
+def test_a_rank_that_ends_while_a_group_is_created_is_named() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    meeting = Rendezvous(dist.HashStore(), 0, 2, timedelta(minutes=5))
+    offer = Offer("host", "host", os.getpid(), (0,), 1.0, 1 << 22, "")
+    with pytest.raises(
+        GroupCreationError, match=rf"Rank 1 \(process {ended.pid}\) ended while rank 0 waited"
+    ):
+        meeting.join((offer, replace(offer, process=ended.pid)), lambda *_: 1 << 20, lambda _: None)
+
+
+# -- background work ---------------------------------------------------------------------------------
+
+
+def ask_for_futures(rank: int) -> None:
+    tensor = torch.zeros(1)
+    for _ in range(20_000):
+        dist.all_reduce(tensor, async_op=True).get_future().wait()
+
+
+def test_a_future_of_work_that_ends_just_now_is_settled() -> None:
+    with RankProcesses(1) as processes:
+        processes.start(ask_for_futures)
+        assert not processes.hear(0, 120).error
+
+
+# -- where the memory lies ---------------------------------------------------------------------------
+
+
+def memory_policies(rank: int) -> list[str]:
+    with open("/proc/self/numa_maps") as file:
+        return [line.split()[1] for line in file if "acclimate-comm" in line]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/numa_maps"), reason="a kernel without NUMA")
+def test_a_rank_places_its_own_part_of_the_memory() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "syscall") or platform.machine() != "x86_64":
+        pytest.skip("the number of the system call is that of x86_64")
+    page = mmap.mmap(-1, 4096)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    if libc.syscall(237, ctypes.c_void_p(address), 4096, 4, None, 0, 0) != 0:  # mbind, MPOL_LOCAL
+        pytest.skip(f"the kernel refuses mbind: {os.strerror(ctypes.get_errno())}")
+    with RankProcesses(2) as processes:
+        for policies in processes.values(memory_policies):
+            # Slots, and messages that it sends; what lies between them is others'.
+            assert len(policies) - policies.count("default") == 2, policies
