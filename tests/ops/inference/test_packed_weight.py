@@ -61,6 +61,14 @@ def test_every_instruction_set_multiplies_within_the_bound(scheme: str, isa: str
     check_product(weight, values, torch.randn(3, weight.shape[1]).bfloat16())
 
 
+@each_scheme
+@pytest.mark.parametrize("rows", [17, 300])
+def test_many_rows_in_bf16_are_within_the_bound(scheme: str, rows: int) -> None:
+    weight, values = make(scheme, 77, whole_columns(scheme, 523))
+    bias = torch.randn(77).bfloat16()
+    check_product(weight, values, torch.randn(rows, weight.shape[1]).bfloat16(), bias=bias)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(SCHEMES), st.integers(1, 70), st.integers(1, 600), st.integers(0, 20),

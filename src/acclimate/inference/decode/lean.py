@@ -41,9 +41,23 @@ class LeanDecoder:
             length: the places so far.
             room: the places to begin with.
         """
-        native = self.native
-        own = StepCache(
-            self.decoder, len(starts), starts.device, max(room, length), values_by_column=native is not None
-        )
+        own = self._cache(starts, max(room, length))
         own.take(cache, length)
-        return PlainStep(self.decoder, own, starts) if native is None else NativeStep(native, own, starts)
+        if self.native is None:
+            return PlainStep(self.decoder, own, starts)
+        return NativeStep(self.native, own, starts)
+
+    def begin(self, starts: Tensor, room: int) -> NativeStep | None:
+        """Returns a step that reads the prompt itself; ``None``: the model reads it faster.
+
+        Args:
+            starts: the place of each sequence's first token; the places before it are padding.
+            room: the places to begin with.
+        """
+        if self.native is None or not self.native.reads_prompts:
+            return None
+        return NativeStep(self.native, self._cache(starts, room), starts)
+
+    def _cache(self, starts: Tensor, room: int) -> StepCache:
+        by_column = self.native is not None
+        return StepCache(self.decoder, len(starts), starts.device, room, values_by_column=by_column)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acclimate.inference.decode.lean import LeanDecoder
+from acclimate.inference.decode.lean import LeanDecoder, Step
+from acclimate.inference.decode.native import NativeStep
 from acclimate.inference.decode.proof import describe
 from acclimate.inference.ranks import ModelRanks
 
@@ -80,15 +81,20 @@ def lean_sample(
     lean = lean_decoder(model) if starts is not None else None
     if lean is None or starts is None:
         return None
-    outputs = model._prefill(input_ids, generation_config, inputs, is_first_iteration=True)
-    prompt = input_ids.shape[1]
-    step = lean.go_on(outputs.past_key_values, starts, prompt, prompt + ROOM)
-    logits: Tensor = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
-    del outputs, inputs
     chooser = _Chooser(logits_processor, generation_config.do_sample, lean.native is not None)
     ends = _Ends(stopping_criteria, generation_config)
     tokens = _Tokens(input_ids)
-    chosen = chooser.choose(tokens, logits)
+    room = input_ids.shape[1] + ROOM
+    step: Step | None = lean.begin(starts, room)
+    if isinstance(step, NativeStep):
+        found = step.read(input_ids, likeliest=chooser.takes_likeliest)
+        chosen = found if chooser.takes_likeliest else chooser.choose(tokens, found)
+    else:
+        outputs = model._prefill(input_ids, generation_config, inputs, is_first_iteration=True)
+        step = lean.go_on(outputs.past_key_values, starts, input_ids.shape[1], room)
+        logits: Tensor = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
+        del outputs, inputs
+        chosen = chooser.choose(tokens, logits)
     while True:
         chosen = ends.padded(chosen)
         tokens.append(chosen)

@@ -26,11 +26,13 @@ from acclimate.inference.decode.description import (
 )
 from acclimate.inference.decode.modules import packed_weight, rows_of
 from acclimate.inference.decode.share import Exchange, likeliest_token, whole_logits
+from acclimate.ops.simd import has_tile_products
 from acclimate.selection import get_accelerator
 
 # As linear.h numbers them.
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _NO_PRODUCT = Product(())
+_READ_TOGETHER = 512
 
 
 class NativeDecoder:
@@ -38,6 +40,9 @@ class NativeDecoder:
 
     Args:
         decoder: the description, of a model on the host.
+
+    Attributes:
+        reads_prompts: whether it takes many tokens of a sequence at once.
 
     Raises:
         RuntimeError: native code cannot run it.
@@ -52,6 +57,10 @@ class NativeDecoder:
         self._kept = writer.kept
         program = torch.tensor(writer.numbers, dtype=torch.int64)
         self.number = int(torch.ops.acclimate.decode_start(program))
+        # torch's products are the faster ones where the processor multiplies tiles.
+        self.reads_prompts = not has_tile_products() and bool(
+            torch.ops.acclimate.decode_can_read(self.number)
+        )
         weakref.finalize(self, torch.ops.acclimate.decode_end, self.number)
 
 
@@ -97,11 +106,27 @@ class NativeStep:
         self._run(tokens, self._no_logits, best)
         return best
 
+    def read(self, prompt: Tensor, *, likeliest: bool) -> Tensor:
+        """Reads the tokens of a prompt, batch x length.
+
+        Returns:
+            What the last ones give: as ``likeliest`` does, or the logits.
+        """
+        batch, length = prompt.shape
+        together = max(_READ_TOGETHER // batch, 1)
+        # A part at a time: between them Python sees signals, and they need little memory.
+        last = (length - 1) // together * together
+        for first in range(0, last, together):
+            self._run(prompt[:, first : first + together], self._no_logits, self._no_best)
+        rest = prompt[:, last:]
+        return self.likeliest(rest) if likeliest else self(rest)
+
     def _run(self, tokens: Tensor, logits: Tensor, best: Tensor) -> None:
         cache = self._cache
-        if self._end is not None and cache.length >= self._end:
+        length = cache.length + tokens.numel() // len(tokens)
+        if self._end is not None and length > self._end:
             raise IndexError("index out of range in self")  # torch's words for a row that a table lacks
-        if cache.reserve(cache.length + 1):
+        if cache.reserve(length):
             self._read_cache()
         torch.ops.acclimate.decode_step(
             self._native.number, self._addresses, tokens.long().contiguous(), self._starts, cache.length,
@@ -109,7 +134,7 @@ class NativeStep:
         )  # fmt: skip
         if self._native.exchange is not None:
             self._native.exchange.check()
-        cache.length += 1
+        cache.length = length
 
     def _read_cache(self) -> None:
         """Notes where the cache is, and computes the angles of its places."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from acclimate.inference.decode.derive import derive
 from acclimate.inference.decode.description import NotRepresentedError
-from acclimate.inference.decode.lean import LeanDecoder
+from acclimate.inference.decode.lean import LeanDecoder, Step
 from acclimate.inference.decode.matching import distance
 from acclimate.inference.decode.native import native_decoder
 from acclimate.inference.decode.recording import record
@@ -42,6 +42,10 @@ def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
         with _together(ranks):
             decoder = derive(model, recording)
             lean = LeanDecoder(decoder, native_decoder(decoder, tokens.device))
+        # Ranks may be on processors of several kinds.
+        reads = all(ranks.exchange(lean.native is not None and lean.native.reads_prompts))
+        if lean.native is not None:
+            lean.native.reads_prompts = reads
         with _together(ranks):
             prove(model, lean, tokens)
     except NotRepresentedError as error:
@@ -85,7 +89,11 @@ def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
             input_ids=both, attention_mask=mask[:, :_TOKENS], position_ids=positions[:, :_TOKENS],
             use_cache=True, return_dict=True,
         )  # fmt: skip
-        step = lean.go_on(begun.past_key_values, starts, _TOKENS, _TOKENS + 1)
+        reader = lean.begin(starts, _TOKENS + 1)
+        step: Step = reader or lean.go_on(begun.past_key_values, starts, _TOKENS, _TOKENS + 1)
+        if reader is not None:
+            read = reader.read(both, likeliest=False)
+            gaps.append(distance(read.to(begun.logits.dtype), begun.logits[:, -1]))
         for index in range(_STEPS):
             place = _TOKENS + index
             given = later[0, index].expand(2)

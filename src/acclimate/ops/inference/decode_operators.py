@@ -11,6 +11,7 @@ _SCHEMAS = (
     "decode_start(Tensor program) -> int",
     "decode_step(int number, Tensor cache, Tensor tokens, Tensor starts, int place, Tensor(a!) logits, "
     "Tensor(b!) best, int threads) -> ()",
+    "decode_can_read(int number) -> bool",
     "decode_end(int number) -> ()",
 )
 

@@ -1,4 +1,5 @@
 // Quantised weights times inputs in 8 bits, for the vectors of one instruction set; included after simd/*.h.
+#include "codes.h"
 #include "kernels.h"
 #include "layout.h"
 
@@ -11,24 +12,6 @@ inline void request_start(const uint8_t* group, const uint8_t* codes) {
   constexpr int64_t first_codes = 1024;
   for (const uint8_t* line = group; line < codes + first_codes; line += 64) {
     prefetch(line);
-  }
-}
-
-// The codes of quad `quad` of a block.
-template <int bits, int quad>
-inline Bytes codes_of(const uint8_t* block) {
-  if constexpr (bits == 8) {
-    return load_bytes(block + 64 * quad);
-  } else {
-    const Bytes both = load_bytes(block + 64 * (quad % 4));
-    const Bytes low = quad < 4 ? low_bits(both) : high_bits(both);
-    if constexpr (bits == 5) {
-      return with_bit<quad>(low, load_bytes(block + 256));
-    } else if constexpr (bits == 6) {
-      return with_bits<2 * (quad % 4)>(low, load_bytes(block + 256 + 64 * (quad / 4)));
-    } else {
-      return low;
-    }
   }
 }
 

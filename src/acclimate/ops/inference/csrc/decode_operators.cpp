@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -29,17 +30,19 @@ int64_t start(const Tensor& program) {
   return last_number;
 }
 
+std::shared_ptr<Step> found_step(int64_t number) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = steps.find(number);
+  STD_TORCH_CHECK(found != steps.end(), "There is no decoder ", number, ".");
+  return found->second;
+}
+
 void step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tensor& starts, int64_t place,
           Tensor logits, Tensor best, int64_t threads) {
-  std::shared_ptr<Step> step;
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    const auto found = steps.find(number);
-    STD_TORCH_CHECK(found != steps.end(), "There is no decoder ", number, ".");
-    step = found->second;
-  }
+  const std::shared_ptr<Step> step = found_step(number);
   Reader reader(numbers(cache), cache.numel());
-  Call call{numbers(tokens), numbers(starts), tokens.numel(), place, {}, nullptr, nullptr};
+  Call call{numbers(tokens), numbers(starts), starts.numel(), place, {}, nullptr, nullptr};
+  call.length = tokens.numel() / std::max<int64_t>(call.batch, 1);
   call.cache.capacity = reader.number();
   const int64_t tables = reader.number(), layers = reader.number();
   for (int64_t i = 0; i < tables; ++i) {
@@ -50,15 +53,22 @@ void step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tenso
     call.cache.keys.push_back(const_cast<uint8_t*>(reader.address<uint8_t>()));
     call.cache.values.push_back(const_cast<uint8_t*>(reader.address<uint8_t>()));
   }
-  STD_TORCH_CHECK(call.batch <= max_rows && place < call.cache.capacity, "The cache has no room for a step.");
+  STD_TORCH_CHECK(call.batch <= max_rows && place + call.length <= call.cache.capacity,
+                  "The cache has no room for a step.");
   if (logits.numel() > 0) {
     call.logits = static_cast<float*>(logits.mutable_data_ptr());
   }
   if (best.numel() > 0) {
     call.best = static_cast<int64_t*>(best.mutable_data_ptr());
   }
-  step->run(call, static_cast<int>(threads));
+  if (call.length == 1) {
+    step->run(call, static_cast<int>(threads));
+  } else {
+    step->read(call, static_cast<int>(threads));
+  }
 }
+
+bool can_read(int64_t number) { return found_step(number)->can_read(); }
 
 void end(int64_t number) {
   const std::lock_guard<std::mutex> lock(mutex);
@@ -70,6 +80,7 @@ void end(int64_t number) {
 STABLE_TORCH_LIBRARY_IMPL(acclimate, CompositeExplicitAutograd, m) {
   m.impl("decode_start", TORCH_BOX(&start));
   m.impl("decode_step", TORCH_BOX(&step));
+  m.impl("decode_can_read", TORCH_BOX(&can_read));
   m.impl("decode_end", TORCH_BOX(&end));
 }
 

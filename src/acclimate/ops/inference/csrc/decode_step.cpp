@@ -20,32 +20,7 @@ std::pair<int64_t, int64_t> share(int64_t rows, int thread, int threads) {
   return {begin(thread), begin(thread + 1)};
 }
 
-template <class T>
-T* at_least(std::vector<T>& memory, int64_t count) {
-  if (static_cast<int64_t>(memory.size()) < count) {
-    memory.resize(count);
-  }
-  return memory.data();
-}
-
-// Kernels read whole vectors from the start of a line.
-struct alignas(64) Line {
-  uint8_t bytes[64];
-};
-
 }  // namespace
-
-struct Step::Own {
-  std::vector<float> x, start, normed, branch, wide, gate, heads, scores, logits;
-  std::vector<Line> memory[3];  // prepared inputs, by form
-  bool is_ready[3] = {};
-  Input input[3];
-  std::vector<Line> query, weights;
-  std::vector<float> best;
-  std::vector<int64_t> best_token;
-
-  void forget_input() { std::fill(is_ready, is_ready + 3, false); }
-};
 
 Step::Step(Reader& from) : decoder_(from) {
   widest_ = decoder_.hidden;
@@ -79,9 +54,7 @@ Step::~Step() = default;
 void Step::run(const Call& call, int threads) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const int64_t batch = call.batch;
-  while (static_cast<int>(own_.size()) < threads) {
-    own_.push_back(std::make_unique<Own>());
-  }
+  make_own(threads);
   int64_t most_heads = 1, mixed = 1;
   for (const Layer& layer : decoder_.layers) {
     const Attention& attention = layer.attention;
@@ -96,15 +69,25 @@ void Step::run(const Call& call, int threads) {
   at_least(mixed_, batch * mixed);
   at_least(peaks_, batch * most_heads);
   at_least(sums_, batch * most_heads);
+  auto work = [&](int thread, int count) { this->work(call, thread, count); };
+  run_threads(threads, work);
+  keep_best(call);
+}
+
+void Step::make_own(int threads) {
+  while (static_cast<int>(own_.size()) < threads) {
+    own_.push_back(std::make_unique<Own>());
+  }
   for (const auto& own : own_) {
     own->best.clear();  // there may be fewer threads than last time
   }
-  auto work = [&](int thread, int count) { this->work(call, thread, count); };
-  run_threads(threads, work);
+}
+
+void Step::keep_best(const Call& call) const {
   if (call.best == nullptr) {
     return;
   }
-  for (int64_t i = 0; i < batch; ++i) {
+  for (int64_t i = 0; i < call.batch; ++i) {
     float best = nothing;
     int64_t token = 0;
     for (const auto& own : own_) {
@@ -134,65 +117,42 @@ void Step::work(const Call& call, int thread, int threads) {
     multiply(output, own, own.wide.data(), first, last, call.batch, attended_.data(), decoder_.hidden);
     meeting_.wait(threads);
     if (layer.attention.output_is_summed) {
-      sum_over_ranks(attended_, call, thread, threads);
+      sum_over_ranks(attended_.data(), call.batch * decoder_.hidden, thread, threads);
     }
     feed_forward(layer, call, own, thread, threads);
     if (layer.mlp.down_is_summed) {
-      sum_over_ranks(summed_, call, thread, threads);
+      sum_over_ranks(summed_.data(), call.batch * decoder_.hidden, thread, threads);
     }
     add_branches(layer, call, own);
   }
   finish(call, own, thread, threads);
 }
 
-// Sums a vector for each sequence; all threads have written their parts of it.
-void Step::sum_over_ranks(std::vector<float>& values, const Call& call, int thread, int threads) {
+// Sums a vector for each row; all threads have written their parts of it.
+void Step::sum_over_ranks(float* values, int64_t count, int thread, int threads) {
   if (thread == 0) {
-    const int64_t count = call.batch * decoder_.hidden;
-    decoder_.exchange(values.data(), count);
-    round_values(decoder_.dtype, values.data(), count);
+    decoder_.exchange(values, count);
+    round_values(decoder_.dtype, values, count);
   }
   meeting_.wait(threads);
-}
-
-void Step::embed_summed(const Call& call, Own& own, int thread, int threads) {
-  const int64_t hidden = decoder_.hidden;
-  if (thread == 0) {
-    for (int64_t i = 0; i < call.batch; ++i) {
-      const int64_t row = call.tokens[i] - decoder_.first_token;
-      float* to = summed_.data() + i * hidden;
-      if (0 <= row && row < decoder_.embedding.n) {
-        dequantize(decoder_.embedding, row, row + 1, to);
-      } else {
-        std::fill(to, to + hidden, 0.0f);
-      }
-    }
-  }
-  sum_over_ranks(summed_, call, thread, threads);
-  std::copy(summed_.data(), summed_.data() + call.batch * hidden, own.x.data());
 }
 
 void Step::embed(const Call& call, Own& own, int thread, int threads) {
   const int64_t hidden = decoder_.hidden;
   float* x = at_least(own.x, call.batch * hidden);
-  if (decoder_.embedding_is_summed) {
-    embed_summed(call, own, thread, threads);
+  const bool is_summed = decoder_.embedding_is_summed;
+  if (!is_summed || thread == 0) {
+    float* rows = is_summed ? summed_.data() : x;
+    for (int64_t i = 0; i < call.batch; ++i) {
+      look_up(call.tokens[i], rows + i * hidden);
+    }
+  }
+  if (is_summed) {
+    sum_over_ranks(summed_.data(), call.batch * hidden, thread, threads);
+    std::copy(summed_.data(), summed_.data() + call.batch * hidden, x);
   }
   for (int64_t i = 0; i < call.batch; ++i) {
-    float* row = x + i * hidden;
-    if (!decoder_.embedding_is_summed) {
-      dequantize(decoder_.embedding, call.tokens[i], call.tokens[i] + 1, row);
-      round_values(decoder_.dtype, row, hidden);
-    }
-    if (decoder_.embedding_factor != 1.0f) {
-      scale(decoder_.dtype, decoder_.embedding_factor, row, hidden);
-    }
-    if (decoder_.positions.data != nullptr) {
-      const int64_t place = call.place - call.starts[i] + decoder_.position_offset;
-      float* added = at_least(own.branch, hidden);
-      dequantize(decoder_.positions, place, place + 1, added);
-      add_branch(decoder_.dtype, row, added, 1.0f, hidden);
-    }
+    finish_embedding(call.place - call.starts[i], own, x + i * hidden);
   }
 }
 
@@ -276,36 +236,6 @@ void Step::attend(const Layer& layer, size_t index, const Call& call, Own& own, 
   }
 }
 
-// One query or key head: normalized and rotated.
-void Step::prepare_head(const Attention& attention, const Norm& norm, const Call& call, const float* all,
-                        int64_t head, int64_t heads, int64_t sequence, Own& own, float* to) const {
-  const int64_t size = attention.head_size;
-  const auto rotated = [&] {
-    if (attention.table >= 0) {
-      const int64_t row = (call.place - call.starts[sequence]) * attention.pairs;
-      rotate(decoder_.dtype, attention.interleaved, attention.rounds_products,
-             call.cache.cos[attention.table] + row, call.cache.sin[attention.table] + row, attention.pairs,
-             to);
-    }
-  };
-  if (norm.is_there && !attention.norm_is_per_head) {
-    float* normed = at_least(own.normed, heads * size);
-    normalize(norm, decoder_.dtype, all, heads * size, 0, normed);
-    std::copy(normed + head * size, normed + (head + 1) * size, to);
-    return rotated();
-  }
-  std::copy(all + head * size, all + (head + 1) * size, to);
-  if (attention.rotary_first) {
-    rotated();
-  }
-  if (norm.is_there) {
-    normalize(norm, decoder_.dtype, to, size, head, to);
-  }
-  if (!attention.rotary_first) {
-    rotated();
-  }
-}
-
 void Step::attend_part(const Attention& attention, size_t index, const Call& call, Own& own, int64_t sequence,
                        int64_t key_head, int64_t part, int64_t parts) {
   const int64_t size = attention.head_size, value_size = attention.value_size, heads = attention.heads;
@@ -328,9 +258,10 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
   };
   const int64_t first = edge(part), count = edge(part + 1) - first;
   float* own_heads = at_least(own.heads, (max_rows + 1) * std::max(size, value_size));
+  const int64_t position = call.place - call.starts[sequence];
   if (part == parts - 1) {
-    prepare_head(attention, attention.key_norm, call, keys, key_head, attention.key_heads, sequence, own,
-                 own_heads);
+    prepare_head(attention, attention.key_norm, call.cache, position, keys, key_head, attention.key_heads,
+                 own, own_heads);
     store(decoder_.dtype, own_heads, size, key_cache, call.place * size, 1);
     store(decoder_.dtype, values + key_head * value_size, value_size, value_cache, call.place, capacity);
   }
@@ -365,7 +296,7 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
       return Input{form, rows, k, stride, to, nullptr, nullptr, nullptr};
     };
     for (int64_t i = 0; i < rows; ++i) {
-      prepare_head(attention, attention.query_norm, call, queries, head + i, heads, sequence, own,
+      prepare_head(attention, attention.query_norm, call.cache, position, queries, head + i, heads, own,
                    own_heads + i * size);
     }
     float* scores = at_least(own.scores, rows * count);
@@ -424,22 +355,9 @@ void Step::feed_forward(const Layer& layer, const Call& call, Own& own, int thre
   float* branch = at_least(own.branch, batch * hidden);
   float* normed = at_least(own.normed, batch * hidden);
   for (int64_t i = 0; i < batch; ++i) {
-    const float* attended = attended_.data() + i * hidden;
-    if (layer.attention_post_norm.is_there) {
-      normalize(layer.attention_post_norm, decoder_.dtype, attended, hidden, 0, branch + i * hidden);
-    } else {
-      std::copy(attended, attended + hidden, branch + i * hidden);
-    }
-    float* x = own.x.data() + i * hidden;
-    const float* given = layer.parallel && layer.mlp_shares_norm ? own.start.data() + i * hidden : x;
-    if (!layer.parallel) {
-      add_branch(decoder_.dtype, x, branch + i * hidden, layer.attention_factor, hidden);
-    }
-    if (layer.mlp_norm.is_there) {
-      normalize(layer.mlp_norm, decoder_.dtype, given, hidden, 0, normed + i * hidden);
-    } else {
-      std::copy(given, given + hidden, normed + i * hidden);
-    }
+    const int64_t row = i * hidden;
+    join_attention(layer, attended_.data() + row, own.start.data() + row, own.x.data() + row, branch + row,
+                   normed + row);
   }
   own.forget_input();
   const Mlp& mlp = layer.mlp;
@@ -463,25 +381,9 @@ void Step::feed_forward(const Layer& layer, const Call& call, Own& own, int thre
 }
 
 void Step::add_branches(const Layer& layer, const Call& call, Own& own) const {
-  const int64_t hidden = decoder_.hidden;
-  float* normed = at_least(own.normed, hidden);
   for (int64_t i = 0; i < call.batch; ++i) {
-    float* x = own.x.data() + i * hidden;
-    const float* result = summed_.data() + i * hidden;
-    if (layer.mlp_post_norm.is_there) {
-      normalize(layer.mlp_post_norm, decoder_.dtype, result, hidden, 0, normed);
-      result = normed;
-    }
-    float* branch = own.branch.data() + i * hidden;
-    if (layer.parallel && layer.adds_branches_first) {
-      add_branch(decoder_.dtype, branch, result, 1.0f, hidden);
-      add_branch(decoder_.dtype, x, branch, 1.0f, hidden);
-    } else {
-      if (layer.parallel) {
-        add_branch(decoder_.dtype, x, branch, layer.attention_factor, hidden);
-      }
-      add_branch(decoder_.dtype, x, result, layer.mlp_factor, hidden);
-    }
+    const int64_t row = i * decoder_.hidden;
+    join_mlp(layer, summed_.data() + row, own.branch.data() + row, own.x.data() + row, own);
   }
 }
 

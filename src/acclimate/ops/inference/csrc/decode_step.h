@@ -1,6 +1,7 @@
 // One step of a decoder: all layers within one parallel region, whose threads meet at barriers.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -19,12 +20,26 @@ struct Cache {
 };
 
 struct Call {
-  const int64_t* tokens;  // of each sequence
+  const int64_t* tokens;  // of each sequence: [batch][length]
   const int64_t* starts;  // the place of each sequence's first token
   int64_t batch, place;
   Cache cache;
-  float* logits;  // [batch][vocabulary], or null
+  float* logits;  // after the last place: [batch][vocabulary], or null
   int64_t* best;  // [batch], or null
+  int64_t length = 1;  // the places from `place` on that are read together
+};
+
+template <class T>
+T* at_least(std::vector<T>& memory, int64_t count) {
+  if (static_cast<int64_t>(memory.size()) < count) {
+    memory.resize(count);
+  }
+  return memory.data();
+}
+
+// Kernels read whole vectors from the start of a line.
+struct alignas(64) Line {
+  uint8_t bytes[64];
 };
 
 // A barrier for as many threads as the pool gave.
@@ -53,16 +68,37 @@ class Step {
   explicit Step(Reader& from);
   ~Step();
 
-  // One caller at a time; a second one waits.
+  // One token of each sequence. One caller at a time; a second one waits.
   void run(const Call& call, int threads);
 
- private:
-  struct Own;  // of a thread
+  // Whether `read` can: weights are bf16 or quantised, and the processor has vectors of bf16 products.
+  bool can_read() const;
 
+  // Several tokens of each sequence, which are multiplied by a weight together.
+  void read(const Call& call, int threads);
+
+ private:
+  // Of a thread.
+  struct Own {
+    std::vector<float> x, start, normed, branch, wide, gate, heads, scores, logits;
+    std::vector<Line> memory[3];  // prepared inputs, by form
+    bool is_ready[3] = {};
+    Input input[3];
+    std::vector<Line> query, weights, arranged;
+    std::vector<float> best;
+    std::vector<int64_t> best_token;
+
+    void forget_input() { std::fill(is_ready, is_ready + 3, false); }
+  };
+  class Reading;  // of several tokens
+
+  void make_own(int threads);
+  void keep_best(const Call& call) const;
   void work(const Call& call, int thread, int threads);
   void embed(const Call& call, Own& own, int thread, int threads);
-  void embed_summed(const Call& call, Own& own, int thread, int threads);
-  void sum_over_ranks(std::vector<float>& values, const Call& call, int thread, int threads);
+  void look_up(int64_t token, float* row) const;
+  void finish_embedding(int64_t position, Own& own, float* row) const;
+  void sum_over_ranks(float* values, int64_t count, int thread, int threads);
   void multiply(const Product& product, Own& own, const float* x, int64_t first, int64_t last, int64_t batch,
                 float* to, int64_t stride) const;
   Input input_for(const Weight& weight, Own& own, const float* x, int64_t batch) const;
@@ -70,9 +106,12 @@ class Step {
   void attend(const Layer& layer, size_t index, const Call& call, Own& own, int thread, int threads);
   void attend_part(const Attention& attention, size_t index, const Call& call, Own& own, int64_t sequence,
                    int64_t key_head, int64_t part, int64_t parts);
-  void prepare_head(const Attention& attention, const Norm& norm, const Call& call, const float* all,
-                    int64_t head, int64_t heads, int64_t sequence, Own& own, float* to) const;
+  void prepare_head(const Attention& attention, const Norm& norm, const Cache& cache, int64_t position,
+                    const float* all, int64_t head, int64_t heads, Own& own, float* to) const;
   void merge(const Attention& attention, const Call& call, Own& own, int threads);
+  void join_attention(const Layer& layer, const float* attended, const float* start, float* x, float* branch,
+                      float* normed) const;
+  void join_mlp(const Layer& layer, const float* result, float* branch, float* x, Own& own) const;
   void feed_forward(const Layer& layer, const Call& call, Own& own, int thread, int threads);
   void add_branches(const Layer& layer, const Call& call, Own& own) const;
   void finish(const Call& call, Own& own, int thread, int threads);

@@ -15,6 +15,15 @@ using Quantize = bool (*)(const float* x, int64_t padded, int8_t* codes, float* 
 using Values = void (*)(Scheme scheme, const uint8_t* group, int64_t k, int64_t rows, float* values);
 using Widen = void (*)(Dtype dtype, const uint16_t* from, int64_t count, float* to);
 
+// Puts rows in the order of MultiplyArranged, in bf16: groups of 16 rows, [k / 2][16][2] each, filled up with
+// zeros to whole groups and a multiple of 32 columns. The first row of a quantised weight begins a group.
+using ArrangeRows = void (*)(const Weight&, int64_t first, int64_t last, uint16_t* to);
+
+// y[i * y_stride + row] = or += x[i * stride ...] * row, for all rows of the groups. Inputs are filled up
+// with zeros to a multiple of 32 columns.
+using MultiplyArranged = void (*)(const uint16_t* arranged, int64_t groups, int64_t k, const uint16_t* x,
+                                  int64_t stride, int64_t m, bool adds, float* y, int64_t y_stride);
+
 // A null pointer: the instruction set has nothing better than a smaller one.
 struct Kernels {
   Product dense[3];  // by the weight's dtype, for inputs in float32
@@ -23,6 +32,8 @@ struct Kernels {
   Quantize quantize;
   Values values;
   Widen widen;
+  ArrangeRows arrange_rows = nullptr;
+  MultiplyArranged multiply_arranged = nullptr;
 };
 
 extern const Kernels plain_kernels, avx2_kernels, avx512_kernels, avx512_vnni_kernels, avx512_bf16_kernels,

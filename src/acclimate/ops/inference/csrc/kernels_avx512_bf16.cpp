@@ -3,11 +3,18 @@
 #include "simd/avx512.h"
 
 #include "dense_kernel.h"
+#include "many_kernel.h"
 
 namespace acclimate::inference {
 
-const Kernels avx512_bf16_kernels = {
-    {}, avx512_bf16::multiply_dense<avx512_bf16::Bf16Step>, nullptr, nullptr, nullptr, nullptr};
+const Kernels avx512_bf16_kernels = {{},
+                                     avx512_bf16::multiply_dense<avx512_bf16::Bf16Step>,
+                                     nullptr,
+                                     nullptr,
+                                     nullptr,
+                                     nullptr,
+                                     avx512_bf16::arrange_rows,
+                                     avx512_bf16::multiply_arranged};
 
 }  // namespace acclimate::inference
 #endif

@@ -27,6 +27,10 @@ void add(Kernels& chosen, const Kernels& better) {
   chosen.quantize = better.quantize != nullptr ? better.quantize : chosen.quantize;
   chosen.values = better.values != nullptr ? better.values : chosen.values;
   chosen.widen = better.widen != nullptr ? better.widen : chosen.widen;
+  if (better.multiply_arranged != nullptr) {
+    chosen.arrange_rows = better.arrange_rows;
+    chosen.multiply_arranged = better.multiply_arranged;
+  }
 }
 
 // "avx512" has no vectors for products of bytes of its own: it uses VNNI if there is, else AVX2's.
@@ -218,6 +222,26 @@ void compute(const Weight& weight, const Input& input, int64_t first, int64_t la
   } else {
     compute_with_values(weight, input, first, last, y, y_stride);
   }
+}
+
+bool multiplies_many() { return kernels().multiply_arranged != nullptr; }
+
+int64_t whole_blocks(int64_t columns) {
+  return (columns + block_columns - 1) / block_columns * block_columns;
+}
+
+int64_t arranged_values(int64_t rows, int64_t k) {
+  return (rows + group_rows - 1) / group_rows * group_rows * whole_blocks(k);
+}
+
+void arrange(const Weight& weight, int64_t first, int64_t last, uint16_t* to) {
+  kernels().arrange_rows(weight, first, last, to);
+}
+
+void multiply_many(const uint16_t* arranged, int64_t rows, int64_t k, const uint16_t* x, int64_t x_stride,
+                   int64_t m, bool adds, float* y, int64_t y_stride) {
+  kernels().multiply_arranged(arranged, (rows + group_rows - 1) / group_rows, k, x, x_stride, m, adds, y,
+                              y_stride);
 }
 
 void dequantize(const Weight& weight, int64_t first, int64_t last, float* values) {

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -167,10 +168,56 @@ struct Rows {
   }
 };
 
-// Calls finish(thread, first input, inputs, first row, rows, results) for tiles of results in float32. Many
-// inputs are multiplied 16 at a time by a tile of rows that stays in the cache.
+// Memory for arranged rows and their results, kept by each thread for its next call.
+struct ManyMemory {
+  std::vector<uint16_t> arranged;
+  std::vector<float> results;
+};
+
+// As multiply, for many inputs in bf16: rows are arranged in bf16 once for up to 264 inputs.
+template <class Finish>
+void multiply_arranged(const Weight& weight, const Rows& rows, const Finish& finish) {
+  constexpr int64_t most_inputs = 264, some_rows = 64;
+  const int64_t k = rows.k, stride = whole_blocks(k), result_stride = some_rows;
+  const uint16_t* x = reinterpret_cast<const uint16_t*>(rows.row(0));
+  std::vector<uint16_t> filled_up;
+  if (stride != k) {
+    filled_up.resize(rows.count * stride);
+    for (int64_t i = 0; i < rows.count; ++i) {
+      std::copy(x + i * k, x + (i + 1) * k, filled_up.begin() + i * stride);
+    }
+    x = filled_up.data();
+  }
+  const int64_t parts = (rows.count + most_inputs - 1) / most_inputs;
+  const int64_t inputs = ((rows.count + parts - 1) / parts + 11) / 12 * 12;
+  const int64_t input_parts = (rows.count + inputs - 1) / inputs;
+  const int64_t units = (weight.n + some_rows - 1) / some_rows * input_parts;
+  std::atomic<int64_t> next{0};
+  auto work = [&](int thread, int) {
+    thread_local ManyMemory memory;
+    memory.arranged.resize(std::max<size_t>(memory.arranged.size(), arranged_values(some_rows, k)));
+    memory.results.resize(std::max<size_t>(memory.results.size(), most_inputs * result_stride));
+    for (int64_t unit = next.fetch_add(1); unit < units; unit = next.fetch_add(1)) {
+      const int64_t row = unit / input_parts * some_rows, begin = unit % input_parts * inputs;
+      const int64_t count = std::min(some_rows, weight.n - row), m = std::min(inputs, rows.count - begin);
+      arrange(weight, row, row + count, memory.arranged.data());
+      multiply_many(memory.arranged.data(), count, k, x + begin * stride, stride, m, false,
+                    memory.results.data(), result_stride);
+      finish(thread, begin, m, row, count, memory.results.data(), result_stride);
+    }
+  };
+  run_torch_threads(threads_for(bytes_of(weight)), work);
+}
+
+// Calls finish(thread, first input, inputs, first row, rows, results, stride) for tiles of results in
+// float32. Where there is no product of many inputs, they are multiplied 16 at a time by a tile of rows that
+// stays in the cache.
 template <class Finish>
 void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
+  if (rows.count > max_rows && rows.dtype == Dtype::bf16 && weight.scheme != Scheme::dense &&
+      multiplies_many()) {
+    return multiply_arranged(weight, rows, finish);
+  }
   constexpr int64_t most_parts = 32, cached_bytes = 256 << 10;
   const Form form = form_of(weight, rows.dtype);
   const size_t part_bytes = aligned(input_bytes(form, max_rows, rows.k));
@@ -198,7 +245,7 @@ void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
         const int64_t end = std::min(row + tile, last);
         for (int64_t part = 0; part < parts; ++part) {
           compute(weight, inputs[part], row, end, results, tile_rows);
-          finish(thread, begin + part * max_rows, inputs[part].m, row, end - row, results);
+          finish(thread, begin + part * max_rows, inputs[part].m, row, end - row, results, tile_rows);
         }
       }
     };
@@ -233,17 +280,18 @@ Tensor linear(const Tensor& x, const Tensor& data, std::optional<Tensor> bias, i
   }
   uint8_t* to = static_cast<uint8_t*>(y.mutable_data_ptr());
   const int64_t size = bytes_of(rows.dtype);
-  multiply(weight, rows, [&](int, int64_t begin, int64_t m, int64_t row, int64_t count, float* results) {
-    for (int64_t i = 0; i < m; ++i) {
-      float* own = results + i * tile_rows;
-      if (!added.empty()) {
-        for (int64_t r = 0; r < count; ++r) {
-          own[r] += added[row + r];
-        }
-      }
-      narrow(rows.dtype, own, count, to + ((begin + i) * n + row) * size);
-    }
-  });
+  multiply(weight, rows,
+           [&](int, int64_t begin, int64_t m, int64_t row, int64_t count, float* results, int64_t stride) {
+             for (int64_t i = 0; i < m; ++i) {
+               float* own = results + i * stride;
+               if (!added.empty()) {
+                 for (int64_t r = 0; r < count; ++r) {
+                   own[r] += added[row + r];
+                 }
+               }
+               narrow(rows.dtype, own, count, to + ((begin + i) * n + row) * size);
+             }
+           });
   return y;
 }
 
@@ -377,19 +425,20 @@ std::tuple<Tensor, Tensor> top(const Tensor& x, const Tensor& data, int64_t sche
   Tensor positions = torch::stable::new_empty(rows.x, sizes, ScalarType::Long);
   const int threads = threads_for(bytes_of(weight));
   std::vector<std::vector<Candidate>> best(threads * rows.count);
-  multiply(weight, rows,
-           [&](int thread, int64_t begin, int64_t m, int64_t row, int64_t length, float* results) {
-             for (int64_t i = 0; i < m; ++i) {
-               std::vector<Candidate>& own = best[thread * rows.count + begin + i];
-               for (int64_t r = 0; r < length; ++r) {
-                 const float value = results[i * tile_rows + r];
-                 // Most are smaller than what was found before.
-                 if (static_cast<int64_t>(own.size()) < count || !(value < own.back().value)) {
-                   keep(own, count, {value, row + r});
-                 }
-               }
-             }
-           });
+  multiply(
+      weight, rows,
+      [&](int thread, int64_t begin, int64_t m, int64_t row, int64_t length, float* results, int64_t stride) {
+        for (int64_t i = 0; i < m; ++i) {
+          std::vector<Candidate>& own = best[thread * rows.count + begin + i];
+          for (int64_t r = 0; r < length; ++r) {
+            const float value = results[i * stride + r];
+            // Most are smaller than what was found before.
+            if (static_cast<int64_t>(own.size()) < count || !(value < own.back().value)) {
+              keep(own, count, {value, row + r});
+            }
+          }
+        }
+      });
   float* to = static_cast<float*>(found.mutable_data_ptr());
   int64_t* to_positions = static_cast<int64_t*>(positions.mutable_data_ptr());
   for (int64_t i = 0; i < rows.count; ++i) {

@@ -1,0 +1,432 @@
+// Several tokens of each sequence at once: all layers within one parallel region. Threads take the next unit
+// of a phase when they have done one, and meet after each phase.
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "decode_step.h"
+
+namespace acclimate::inference::decode {
+namespace {
+
+constexpr int64_t rows_together = 16;  // of the residual stream
+constexpr int64_t inputs_together = 264;  // of a product: it takes 12 at a time
+constexpr int64_t columns_together = 64;  // of a product: an arranged tile stays in the second cache
+constexpr int64_t queries_together = 128;
+constexpr int64_t most_scores = 1 << 20;  // that a thread keeps
+constexpr int64_t keys_together = 2048;  // of a product with values
+constexpr float nothing = -std::numeric_limits<float>::infinity();
+
+int64_t tiles_of(int64_t count, int64_t together) { return (count + together - 1) / together; }
+
+bool is_arranged(const Product& product) {
+  return std::all_of(product.parts.begin(), product.parts.end(), [](const Part& part) {
+    return part.weight.scheme != Scheme::dense || part.weight.dtype == Dtype::bf16;
+  });
+}
+
+uint16_t* arranged_memory(std::vector<Line>& memory, int64_t rows, int64_t k) {
+  return reinterpret_cast<uint16_t*>(at_least(memory, tiles_of(arranged_values(rows, k) * 2, 64)));
+}
+
+}  // namespace
+
+bool Step::can_read() const {
+  bool can = multiplies_many() && decoder_.dtype == Dtype::bf16;
+  for (const Layer& layer : decoder_.layers) {
+    for (const Product* product : {&layer.attention.projections, &layer.attention.output, &layer.mlp.gate,
+                                   &layer.mlp.up, &layer.mlp.down}) {
+      can = can && is_arranged(*product);
+    }
+  }
+  return can;
+}
+
+// What the threads of one call share. Values are rounded as a step rounds them: products and the residual
+// stream are kept in float32, and what is multiplied next in bf16.
+class Step::Reading {
+ public:
+  Reading(Step& step, const Call& call)
+      : step_(step),
+        decoder_(step.decoder_),
+        call_(call),
+        rows_(call.batch * call.length),
+        hidden_(decoder_.hidden),
+        x_(rows_ * hidden_),
+        attended_(rows_ * hidden_),
+        normed_(rows_ * whole_blocks(hidden_)) {
+    int64_t queries = 0, values = 0, inner = 0, projections = 0;
+    bool keeps_start = false;
+    for (const Layer& layer : decoder_.layers) {
+      const Attention& attention = layer.attention;
+      queries = std::max(queries, attention.heads * whole_blocks(attention.head_size));
+      values = std::max(values, whole_blocks(attention.heads * attention.value_size));
+      projections = std::max(projections, attention.projections.width);
+      inner = std::max(inner, whole_blocks(layer.mlp.up.width));
+      keeps_start = keeps_start || layer.mlp_shares_norm;
+    }
+    projected_.resize(rows_ * std::max(projections, hidden_));
+    queries_.resize(rows_ * queries);
+    mixed_.resize(rows_ * values);
+    inner_.resize(rows_ * inner);
+    start_.resize(keeps_start ? rows_ * hidden_ : 0);
+  }
+
+  void work(int thread, int threads) {
+    Place place{thread, threads, 0};
+    Own& own = *step_.own_[thread];
+    for_rows(place, [&](int64_t row) { step_.look_up(call_.tokens[row], x_.data() + row * hidden_); });
+    if (decoder_.embedding_is_summed) {
+      sum_over_ranks(place, x_);
+    }
+    for_rows(place, [&](int64_t row) {
+      step_.finish_embedding(position_of(row), own, x_.data() + row * hidden_);
+      begin_layer(0, row, own);
+    });
+    for (size_t index = 0; index < decoder_.layers.size(); ++index) {
+      const Layer& layer = decoder_.layers[index];
+      const Attention& attention = layer.attention;
+      multiply(place, attention.projections, own, normed_, projected_, attention.projections.width);
+      for_rows(place, [&](int64_t row) { prepare_queries(attention, row, own); });
+      prepare_keys(place, attention, index, own);
+      attend(place, attention, index, own);
+      multiply(place, attention.output, own, mixed_, attended_, hidden_);
+      if (attention.output_is_summed) {
+        sum_over_ranks(place, attended_);
+      }
+      for_rows(place, [&](int64_t row) { join_attention(layer, row, own); });
+      feed_forward(place, layer.mlp, own);
+      multiply(place, layer.mlp.down, own, inner_, projected_, hidden_);
+      if (layer.mlp.down_is_summed) {
+        sum_over_ranks(place, projected_);
+      }
+      for_rows(place, [&](int64_t row) {
+        step_.join_mlp(layer, projected_.data() + row * hidden_, attended_.data() + row * hidden_,
+                       x_.data() + row * hidden_, own);
+        begin_layer(index + 1, row, own);
+      });
+    }
+    float* last = at_least(own.x, call_.batch * hidden_);
+    for (int64_t i = 0; i < call_.batch; ++i) {
+      const float* from = x_.data() + ((i + 1) * call_.length - 1) * hidden_;
+      std::copy(from, from + hidden_, last + i * hidden_);
+    }
+    if (call_.logits != nullptr || call_.best != nullptr) {
+      step_.finish(call_, own, thread, threads);
+    }
+  }
+
+ private:
+  struct Place {
+    int thread, threads;
+    int64_t phase;
+  };
+
+  // Calls unit(0) to unit(units - 1), each by one thread, and waits for all.
+  template <class Unit>
+  void share(Place& place, int64_t units, const Unit& unit) {
+    std::atomic<int64_t>& next = next_[place.phase % 3];
+    for (int64_t i = next.fetch_add(1); i < units; i = next.fetch_add(1)) {
+      unit(i);
+    }
+    step_.meeting_.wait(place.threads);
+    if (place.thread == 0) {
+      next_[(place.phase + 2) % 3] = 0;  // that of the phase before, which all have left
+    }
+    ++place.phase;
+  }
+
+  template <class Row>
+  void for_rows(Place& place, const Row& row) {
+    share(place, tiles_of(rows_, rows_together), [&](int64_t unit) {
+      for (int64_t i = unit * rows_together; i < std::min((unit + 1) * rows_together, rows_); ++i) {
+        row(i);
+      }
+    });
+  }
+
+  void sum_over_ranks(const Place& place, std::vector<float>& values) {
+    step_.sum_over_ranks(values.data(), rows_ * hidden_, place.thread, place.threads);
+  }
+
+  int64_t sequence_of(int64_t row) const { return row / call_.length; }
+  int64_t place_of(int64_t row) const { return call_.place + row % call_.length; }
+  // Padding has no position of its own.
+  int64_t position_of(int64_t row) const {
+    return std::max<int64_t>(place_of(row) - call_.starts[sequence_of(row)], 0);
+  }
+
+  // -- rows -----------------------------------------------------------------------------------------
+
+  void begin_layer(size_t index, int64_t row, Own& own) {
+    if (index == decoder_.layers.size()) {
+      return;
+    }
+    const Layer& layer = decoder_.layers[index];
+    const float* x = x_.data() + row * hidden_;
+    float* start = layer.mlp_shares_norm ? start_.data() + row * hidden_ : at_least(own.start, hidden_);
+    if (layer.attention_norm.is_there) {
+      normalize(layer.attention_norm, decoder_.dtype, x, hidden_, 0, start);
+    } else {
+      std::copy(x, x + hidden_, start);
+    }
+    const int64_t stride = whole_blocks(hidden_);
+    fill_bf16(start, hidden_, stride, normed_.data() + row * stride);
+  }
+
+  void join_attention(const Layer& layer, int64_t row, Own& own) {
+    float* branch = at_least(own.branch, hidden_);
+    float* normed = at_least(own.normed, hidden_);
+    float* attended = attended_.data() + row * hidden_;
+    const float* start = layer.mlp_shares_norm ? start_.data() + row * hidden_ : nullptr;
+    step_.join_attention(layer, attended, start, x_.data() + row * hidden_, branch, normed);
+    std::copy(branch, branch + hidden_, attended);
+    const int64_t stride = whole_blocks(hidden_);
+    fill_bf16(normed, hidden_, stride, normed_.data() + row * stride);
+  }
+
+  // -- products -------------------------------------------------------------------------------------
+
+  // How a product is divided.
+  struct Tiles {
+    int64_t columns, inputs, column_parts, input_parts;
+
+    Tiles(int64_t width, int64_t rows, int threads) : columns(columns_together) {
+      const int64_t even = tiles_of(rows, tiles_of(rows, inputs_together));
+      inputs = tiles_of(even, 12) * 12;
+      input_parts = tiles_of(rows, inputs);
+      while (columns > 2 * group_rows && tiles_of(width, columns) * input_parts < 3 * threads) {
+        columns /= 2;
+      }
+      column_parts = tiles_of(width, columns);
+    }
+    int64_t units() const { return column_parts * input_parts; }
+  };
+
+  // Columns first to last for m inputs, rounded: y[i * stride + column - first], with room for whole groups.
+  void multiply_tile(const Product& product, Own& own, const uint16_t* x, int64_t m, int64_t first,
+                     int64_t last, float* y, int64_t stride) const {
+    int64_t begin = 0;
+    for (const Part& part : product.parts) {
+      const int64_t from = std::max(first, begin), until = std::min(last, begin + part.count);
+      if (from < until) {
+        const int64_t row = part.first + from - begin, count = until - from, k = part.weight.k;
+        uint16_t* arranged = arranged_memory(own.arranged, count, k);
+        arrange(part.weight, row, row + count, arranged);
+        multiply_many(arranged, count, k, x, whole_blocks(k), m, false, y + from - first, stride);
+        for (int64_t i = 0; i < m; ++i) {
+          add_bias(decoder_.dtype, part.bias == nullptr ? nullptr : part.bias + row,
+                   y + i * stride + from - first, count);
+        }
+      }
+      begin += part.count;
+    }
+  }
+
+  void multiply(Place& place, const Product& product, Own& own, const std::vector<uint16_t>& x,
+                std::vector<float>& y, int64_t stride) {
+    const Tiles tiles(product.width, rows_, place.threads);
+    const int64_t tile_stride = tiles.columns + group_rows, k = whole_blocks(product.k);
+    share(place, tiles.units(), [&](int64_t unit) {
+      const int64_t first = unit / tiles.input_parts * tiles.columns;
+      const int64_t last = std::min(first + tiles.columns, product.width);
+      const int64_t begin = unit % tiles.input_parts * tiles.inputs;
+      const int64_t m = std::min(tiles.inputs, rows_ - begin);
+      float* tile = at_least(own.wide, tiles.inputs * tile_stride);
+      multiply_tile(product, own, x.data() + begin * k, m, first, last, tile, tile_stride);
+      for (int64_t i = 0; i < m; ++i) {
+        const float* from = tile + i * tile_stride;
+        std::copy(from, from + last - first, y.data() + (begin + i) * stride + first);
+      }
+    });
+  }
+
+  void feed_forward(Place& place, const Mlp& mlp, Own& own) {
+    const Tiles tiles(mlp.up.width, rows_, place.threads);
+    const int64_t tile_stride = tiles.columns + group_rows, k = whole_blocks(mlp.up.k);
+    const int64_t stride = whole_blocks(mlp.up.width);
+    share(place, tiles.units(), [&](int64_t unit) {
+      const int64_t first = unit / tiles.input_parts * tiles.columns;
+      const int64_t last = std::min(first + tiles.columns, mlp.up.width);
+      const int64_t begin = unit % tiles.input_parts * tiles.inputs;
+      const int64_t m = std::min(tiles.inputs, rows_ - begin);
+      const uint16_t* x = normed_.data() + begin * k;
+      float* up = at_least(own.wide, tiles.inputs * tile_stride);
+      float* gate = mlp.is_gated ? at_least(own.gate, tiles.inputs * tile_stride) : nullptr;
+      multiply_tile(mlp.up, own, x, m, first, last, up, tile_stride);
+      if (gate != nullptr) {
+        multiply_tile(mlp.gate, own, x, m, first, last, gate, tile_stride);
+      }
+      for (int64_t i = 0; i < m; ++i) {
+        float* own_up = up + i * tile_stride;
+        activate(mlp.activation, decoder_.dtype, gate == nullptr ? nullptr : gate + i * tile_stride, own_up,
+                 last - first);
+        const int64_t end = last == mlp.up.width ? stride : last;
+        fill_bf16(own_up, last - first, end - first, inner_.data() + (begin + i) * stride + first);
+      }
+    });
+  }
+
+  // -- attention ------------------------------------------------------------------------------------
+
+  // Queries are [key head][row][head of its group][size].
+  void prepare_queries(const Attention& attention, int64_t row, Own& own) {
+    const int64_t size = attention.head_size, stride = whole_blocks(size);
+    const int64_t group = attention.heads / attention.key_heads;
+    const float* all = projected_.data() + row * attention.projections.width;
+    float* head = at_least(own.heads, size);
+    for (int64_t i = 0; i < attention.heads; ++i) {
+      step_.prepare_head(attention, attention.query_norm, call_.cache, position_of(row), all, i,
+                         attention.heads, own, head);
+      const int64_t place = (i / group * rows_ + row) * group + i % group;
+      fill_bf16(head, size, stride, queries_.data() + place * stride);
+    }
+  }
+
+  void prepare_keys(Place& place, const Attention& attention, size_t index, Own& own) {
+    const int64_t size = attention.head_size, value_size = attention.value_size;
+    const int64_t width = attention.projections.width, capacity = call_.cache.capacity;
+    const int64_t parts = tiles_of(call_.length, rows_together);
+    share(place, call_.batch * parts, [&](int64_t unit) {
+      const int64_t sequence = unit / parts, first = unit % parts * rows_together;
+      const int64_t count = std::min(rows_together, call_.length - first);
+      const int64_t row = sequence * call_.length + first;
+      const float* all = projected_.data() + row * width + attention.heads * size;
+      float* key = at_least(own.heads, size);
+      for (int64_t head = 0; head < attention.key_heads; ++head) {
+        const int64_t cached = (sequence * attention.key_heads + head) * capacity;
+        auto* keys = reinterpret_cast<uint16_t*>(call_.cache.keys[index]) + cached * size;
+        auto* values = reinterpret_cast<uint16_t*>(call_.cache.values[index]) + cached * value_size;
+        for (int64_t i = 0; i < count; ++i) {
+          step_.prepare_head(attention, attention.key_norm, call_.cache, position_of(row + i),
+                             all + i * width, head, attention.key_heads, own, key);
+          fill_bf16(key, size, size, keys + (call_.place + first + i) * size);
+        }
+        // The values of these places are side by side in each column.
+        const float* from = all + attention.key_heads * size + head * value_size;
+        float column[rows_together];
+        for (int64_t c = 0; c < value_size; ++c) {
+          for (int64_t i = 0; i < count; ++i) {
+            column[i] = from[i * width + c];
+          }
+          fill_bf16(column, count, count, values + c * capacity + call_.place + first);
+        }
+      }
+    });
+  }
+
+  void attend(Place& place, const Attention& attention, size_t index, Own& own) {
+    const int64_t group = attention.heads / attention.key_heads;
+    const int64_t keys = call_.place + call_.length;
+    const int64_t most =
+        std::clamp(most_scores / whole_blocks(keys), group, std::max(group, queries_together));
+    const int64_t together = std::min(most / group, call_.length);
+    const int64_t parts = tiles_of(call_.length, together);
+    const int64_t heads = call_.batch * attention.key_heads;
+    // The last queries have the most keys: they come first.
+    share(place, heads * parts, [&](int64_t unit) {
+      const int64_t first = (parts - 1 - unit / heads) * together;
+      attend_part(attention, index, unit % heads / attention.key_heads, unit % attention.key_heads, first,
+                  std::min(together, call_.length - first), own);
+    });
+  }
+
+  // The queries of one key head at some places of a sequence.
+  void attend_part(const Attention& attention, size_t index, int64_t sequence, int64_t key_head,
+                   int64_t first_place, int64_t places, Own& own) {
+    const int64_t size = attention.head_size, value_size = attention.value_size;
+    const int64_t group = attention.heads / attention.key_heads, capacity = call_.cache.capacity;
+    const int64_t row = sequence * call_.length + first_place, place = call_.place + first_place;
+    const int64_t start = call_.starts[sequence], queries = places * group;
+    const auto first_key = [&](int64_t query_place) {
+      return attention.window > 0 ? std::max(start, query_place + 1 - attention.window) : start;
+    };
+    const int64_t first = std::min(first_key(place), place + places - 1), count = place + places - first;
+    const int64_t stride = whole_blocks(count), mixed_stride = (value_size + 15) / 16 * 16;
+    const int64_t cached = (sequence * attention.key_heads + key_head) * capacity;
+    const uint8_t* keys = call_.cache.keys[index] + (cached + first) * size * 2;
+    const uint8_t* values = call_.cache.values[index] + (cached * value_size + first) * 2;
+    float* scores = at_least(own.scores, queries * stride);
+    float* mixed = at_least(own.wide, queries * mixed_stride);
+    auto* weights = reinterpret_cast<uint16_t*>(at_least(own.weights, tiles_of(queries * stride * 2, 64)));
+    float* peaks = at_least(own.logits, 2 * queries);
+    float* sums = peaks + queries;
+
+    const uint16_t* query = queries_.data() + (key_head * rows_ + row) * group * whole_blocks(size);
+    for (int64_t key = 0; key < count; key += columns_together) {
+      const int64_t some = std::min(columns_together, count - key);
+      uint16_t* arranged = arranged_memory(own.arranged, some, size);
+      arrange({Scheme::dense, Dtype::bf16, some, size, keys + key * size * 2, size * 2}, 0, some, arranged);
+      multiply_many(arranged, some, size, query, whole_blocks(size), queries, false, scores + key, stride);
+    }
+    for (int64_t i = 0; i < queries; ++i) {
+      float* line = scores + i * stride;
+      const int64_t query_place = place + i / group;
+      const bool sees = query_place >= start;  // padding sees nothing
+      const int64_t end = sees ? query_place + 1 - first : 0;
+      const int64_t begin = sees ? std::max<int64_t>(first_key(query_place) - first, 0) : 0;
+      float factor = attention.scale;
+      if (attention.softcap > 0) {
+        for (int64_t j = begin; j < end; ++j) {
+          line[j] *= factor;
+        }
+        soft_cap(attention.softcap, line + begin, end - begin);
+        factor = 1.0f;
+      }
+      peaks[i] = sees ? largest(line + begin, end - begin) * factor : 0.0f;
+      sums[i] = sees ? exponentials(factor, peaks[i], line + begin, end - begin) : 1.0f;
+      std::fill(line, line + begin, 0.0f);
+      std::fill(line + end, line + stride, 0.0f);
+      fill_bf16(line, stride, stride, weights + i * stride);
+    }
+    for (int64_t column = 0; column < value_size; column += columns_together) {
+      const int64_t some = std::min(columns_together, value_size - column);
+      for (int64_t key = 0; key < count; key += keys_together) {
+        const int64_t length = std::min(keys_together, count - key);
+        uint16_t* arranged = arranged_memory(own.arranged, some, length);
+        arrange(
+            {Scheme::dense, Dtype::bf16, some, length, values + (column * capacity + key) * 2, capacity * 2},
+            0, some, arranged);
+        multiply_many(arranged, some, length, weights + key, stride, queries, key > 0, mixed + column,
+                      mixed_stride);
+      }
+    }
+    const int64_t to_stride = whole_blocks(attention.heads * value_size);
+    for (int64_t i = 0; i < queries; ++i) {
+      const int64_t head = key_head * group + i % group;
+      float peak = peaks[i], total = 0;
+      if (attention.sinks != nullptr) {
+        peak = std::max(peak, attention.sinks[head]);
+        total = std::exp(attention.sinks[head] - peak);
+      }
+      total += sums[i] * std::exp(peaks[i] - peak);
+      const float factor = std::exp(peaks[i] - peak) / total;
+      float* line = mixed + i * mixed_stride;
+      for (int64_t c = 0; c < value_size; ++c) {
+        line[c] *= factor;
+      }
+      const int64_t column = head * value_size;
+      const int64_t end = head + 1 == attention.heads ? to_stride : column + value_size;
+      fill_bf16(line, value_size, end - column, mixed_.data() + (row + i / group) * to_stride + column);
+    }
+  }
+
+  Step& step_;
+  const Decoder& decoder_;
+  const Call& call_;
+  const int64_t rows_, hidden_;
+  std::vector<float> x_, attended_, projected_, start_;
+  std::vector<uint16_t> normed_, queries_, mixed_, inner_;
+  std::atomic<int64_t> next_[3]{};
+};
+
+void Step::read(const Call& call, int threads) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  make_own(threads);
+  Reading reading(*this, call);
+  auto work = [&](int thread, int count) { reading.work(thread, count); };
+  run_threads(threads, work);
+  keep_best(call);
+}
+
+}  // namespace acclimate::inference::decode

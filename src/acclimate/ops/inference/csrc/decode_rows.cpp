@@ -1,0 +1,100 @@
+// What happens to one row of the residual stream, or one head of it, whether tokens come one by one or
+// together.
+#include "decode_step.h"
+
+namespace acclimate::inference::decode {
+
+// A token's row of the embedding; zeros, if another rank has it.
+void Step::look_up(int64_t token, float* row) const {
+  const int64_t own = token - decoder_.first_token;
+  if (decoder_.embedding_is_summed && (own < 0 || own >= decoder_.embedding.n)) {
+    std::fill(row, row + decoder_.hidden, 0.0f);
+    return;
+  }
+  dequantize(decoder_.embedding, own, own + 1, row);
+  round_values(decoder_.dtype, row, decoder_.hidden);
+}
+
+void Step::finish_embedding(int64_t position, Own& own, float* row) const {
+  const int64_t hidden = decoder_.hidden;
+  if (decoder_.embedding_factor != 1.0f) {
+    scale(decoder_.dtype, decoder_.embedding_factor, row, hidden);
+  }
+  if (decoder_.positions.data != nullptr) {
+    const int64_t place = position + decoder_.position_offset;
+    float* added = at_least(own.branch, hidden);
+    dequantize(decoder_.positions, place, place + 1, added);
+    add_branch(decoder_.dtype, row, added, 1.0f, hidden);
+  }
+}
+
+// One query or key head: normalized and rotated.
+void Step::prepare_head(const Attention& attention, const Norm& norm, const Cache& cache, int64_t position,
+                        const float* all, int64_t head, int64_t heads, Own& own, float* to) const {
+  const int64_t size = attention.head_size;
+  const auto rotated = [&] {
+    if (attention.table >= 0) {
+      const int64_t row = position * attention.pairs;
+      rotate(decoder_.dtype, attention.interleaved, attention.rounds_products,
+             cache.cos[attention.table] + row, cache.sin[attention.table] + row, attention.pairs, to);
+    }
+  };
+  if (norm.is_there && !attention.norm_is_per_head) {
+    float* normed = at_least(own.normed, heads * size);
+    normalize(norm, decoder_.dtype, all, heads * size, 0, normed);
+    std::copy(normed + head * size, normed + (head + 1) * size, to);
+    return rotated();
+  }
+  std::copy(all + head * size, all + (head + 1) * size, to);
+  if (attention.rotary_first) {
+    rotated();
+  }
+  if (norm.is_there) {
+    normalize(norm, decoder_.dtype, to, size, head, to);
+  }
+  if (!attention.rotary_first) {
+    rotated();
+  }
+}
+
+// Adds what attention gave to the residual stream, or to `branch` in a parallel layer, and normalizes the
+// input of the MLP.
+void Step::join_attention(const Layer& layer, const float* attended, const float* start, float* x,
+                          float* branch, float* normed) const {
+  const int64_t hidden = decoder_.hidden;
+  if (layer.attention_post_norm.is_there) {
+    normalize(layer.attention_post_norm, decoder_.dtype, attended, hidden, 0, branch);
+  } else {
+    std::copy(attended, attended + hidden, branch);
+  }
+  const float* given = layer.parallel && layer.mlp_shares_norm ? start : x;
+  if (!layer.parallel) {
+    add_branch(decoder_.dtype, x, branch, layer.attention_factor, hidden);
+  }
+  if (layer.mlp_norm.is_there) {
+    normalize(layer.mlp_norm, decoder_.dtype, given, hidden, 0, normed);
+  } else {
+    std::copy(given, given + hidden, normed);
+  }
+}
+
+// Adds what the MLP gave to the residual stream, and in a parallel layer attention's branch.
+void Step::join_mlp(const Layer& layer, const float* result, float* branch, float* x, Own& own) const {
+  const int64_t hidden = decoder_.hidden;
+  if (layer.mlp_post_norm.is_there) {
+    float* normed = at_least(own.normed, hidden);
+    normalize(layer.mlp_post_norm, decoder_.dtype, result, hidden, 0, normed);
+    result = normed;
+  }
+  if (layer.parallel && layer.adds_branches_first) {
+    add_branch(decoder_.dtype, branch, result, 1.0f, hidden);
+    add_branch(decoder_.dtype, x, branch, 1.0f, hidden);
+  } else {
+    if (layer.parallel) {
+      add_branch(decoder_.dtype, x, branch, layer.attention_factor, hidden);
+    }
+    add_branch(decoder_.dtype, x, result, layer.mlp_factor, hidden);
+  }
+}
+
+}  // namespace acclimate::inference::decode
