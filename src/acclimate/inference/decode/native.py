@@ -26,7 +26,7 @@ from acclimate.inference.decode.description import (
 )
 from acclimate.inference.decode.modules import packed_weight, rows_of
 from acclimate.inference.decode.share import Exchange, likeliest_token, whole_logits
-from acclimate.ops.simd import has_tile_products
+from acclimate.ops.inference.native import reads_prompts
 from acclimate.selection import get_accelerator
 
 # As linear.h numbers them.
@@ -57,10 +57,7 @@ class NativeDecoder:
         self._kept = writer.kept
         program = torch.tensor(writer.numbers, dtype=torch.int64)
         self.number = int(torch.ops.acclimate.decode_start(program))
-        # torch's products are the faster ones where the processor multiplies tiles.
-        self.reads_prompts = not has_tile_products() and bool(
-            torch.ops.acclimate.decode_can_read(self.number)
-        )
+        self.reads_prompts = reads_prompts(self.number)
         weakref.finalize(self, torch.ops.acclimate.decode_end, self.number)
 
 

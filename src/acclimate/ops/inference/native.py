@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 
+import torch
+
 from acclimate.ops.inference.builder import CPUInferenceBuilder, InferenceBuilder
 from acclimate.ops.simd import has_tile_products, has_vector_kernels
 
@@ -27,3 +29,8 @@ def multiplies_many_rows(device_type: str) -> bool:
     """Whether the kernels multiply many input rows by a quantised weight faster than torch multiplies them by
     its values. On Zen 4 they take three quarters of the time; tiles of AMX are the faster ones."""
     return device_type in WITH_KERNELS and has_vector_kernels() and not has_tile_products()
+
+
+def reads_prompts(number: int) -> bool:
+    """Whether native code should read the prompts of one of its decoders; tiles make torch the faster one."""
+    return not has_tile_products() and bool(torch.ops.acclimate.decode_can_read(number))
