@@ -116,6 +116,12 @@ KERNELS = [
     "    def f(self, x):\n        if not self.can(x):\n            return x\n        return _C.f(x)\n",
     "from boxes import _C\n\n\ndef f(x):\n    if (fast := x.is_cuda) and ok:\n        pass\n    if fast:\n        _C.f(x)\n",
     "from boxes import _C\n\n\ndef f(x):\n    n, fast = x.shape, x.is_cuda\n    return _C.f(x) if fast else x\n",
+    "import fused_dense_lib\n\n\nclass F:\n    def forward(x):\n        return fused_dense_lib.f(x)\n\n\ng = F.apply\n\n\n"
+    "def f(x):\n    assert x.is_cuda\n    return g(x)\n",
+    "def fits(x):\n    if not on:\n        return False\n    if x.device.type != 'cuda':\n        return False\n    return True\n\n\n"
+    "def f(x):\n    if fits(x):\n        return torch._C._jit_get_operation('aten::cudnn_convolution')(x)\n    return slow(x)\n",
+    "def fits(x):\n    if x.is_cuda:\n        return True\n    return False\n\n\n"
+    "def f(x):\n    return torch.ops.mine.scan_cuda(x) if fits(x) else x\n",
     "import cutlass\n\n\ndef check(x):\n    assert x.is_cuda, 'CUDA only'\n",
     "import cutlass.cute as cute\n\n\ndef check(x):\n    if x.device.type != 'cuda':\n        raise ValueError(x)\n",
 ]

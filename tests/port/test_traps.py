@@ -411,3 +411,9 @@ def test_a_checkpoint_still_goes_to_the_host_where_there_is_only_a_host(line: st
     text = ported(f"import torch\n\n\ndef f(p):\n    return {line}\n")
     assert 'get_accelerator().device_name() != "cpu"' in text
     assert "is_available" not in text
+
+
+def test_a_device_that_partial_keeps_for_torch_is_ported() -> None:
+    source = 'from functools import partial\nimport torch\n\n\ndef f(on):\n    return partial(torch.autocast, "cuda")\n'
+    assert "partial(torch.autocast, get_accelerator().device_name())" in ported(source)
+    stays('from functools import partial\nimport torch\n\nf = partial(build, "cuda")\n')

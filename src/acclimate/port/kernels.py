@@ -67,6 +67,7 @@ class Kernels:
             or any(name == each or name.startswith(f"{each}.") for each in bound)
         ]
         named = [(span, name) for _, span, name in calls if _is_cuda_function(name)]
+        native += [(span, name) for _, span, name in calls if _is_cudnn(name)]
         # A function that calls an extension needs it too, and so does whoever calls that function; what only
         # has a telling name is followed once, as a name may mislead.
         count = -1
@@ -80,6 +81,7 @@ class Kernels:
     ) -> list[tuple[Span, str]]:
         """Calls, and those of the file's functions and classes that make them."""
         own = {name for name, place in self._definitions if _holds(place, found)}
+        own |= {target for target, value in self._aliases if value.partition(".")[0] in own}
         known = set(found)
         added = [
             (span, name)
@@ -102,6 +104,17 @@ class Kernels:
                     if isinstance(each, cst.FunctionDef) and each.name.value not in ("__init__", "forward")
                 ]
         return found
+
+    @cached_property
+    def _aliases(self) -> list[tuple[str, str]]:
+        """Names that are bound to other names, with those: ``attend = AttendFunction.apply``."""
+        return [
+            (dotted(target.target), dotted(node.value))
+            for node in self._tree.nodes
+            if isinstance(node, cst.Assign) and dotted(node.value)
+            for target in node.targets
+            if dotted(target.target)
+        ]
 
     @cached_property
     def _bound(self) -> set[str]:
@@ -141,7 +154,9 @@ class Kernels:
         return False
 
     def _is_torch(self, node: cst.CSTNode) -> bool:
-        return (self._tree.qualified(node) or "").startswith("torch.")
+        """Whether a function is one of torch's that is not for CUDA alone by its name."""
+        name = self._tree.qualified(node) or ""
+        return name.startswith("torch.") and not name.startswith("torch.ops.") and not _is_cudnn(name)
 
 
 def _imported(node: cst.Import | cst.ImportFrom) -> Iterator[str]:
@@ -168,6 +183,12 @@ def _of_self(name: str) -> str:
 
 def _holds(place: Span, calls: list[tuple[Span, str]]) -> bool:
     return any(place.start <= span.start and span.end <= place.end for span, _ in calls)
+
+
+def _is_cudnn(name: str) -> bool:
+    """Whether a function of torch is an operator of cuDNN, or looks operators up by their names."""
+    last = name.rpartition(".")[2]
+    return last == "_jit_get_operation" or last.startswith("cudnn_")
 
 
 def _is_cuda_function(name: str) -> bool:

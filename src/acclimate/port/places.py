@@ -116,6 +116,10 @@ def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Place:
     index = next((i for i, each in enumerate(positional(call)) if each is argument), None)
     if index == 0 and _TORCH_TAKES_DEVICE_FIRST.match(qualified):
         return DEVICE
+    if index == 1 and qualified == "functools.partial":
+        given = file.tree.qualified(call.args[0].value) or ""
+        if _TORCH_TAKES_DEVICE_FIRST.match(given):
+            return DEVICE
     if qualified.startswith("torch.cuda."):
         return DEVICE
     if name in _MOCKS and "torch.cuda" in (string_value(argument.value) or ""):

@@ -6,15 +6,16 @@ import re
 
 import libcst as cst
 
-from acclimate.port.edits import Edit, Part, replace
+from acclimate.port.edits import Edit, Part, insert, replace
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read
 from acclimate.port.sinks import Sink, sink_of
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import GUARD_STATEMENT, GUARD_ZERO, AcclimateTarget, Missing, Spelling
-from acclimate.port.tree import Span, called_name, has_unpacking, positional
+from acclimate.port.tree import Span, called_name, has_unpacking, keyword, positional
 
 _OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
 _HANDLES = ("cuda_stream", "cuda_event", "_as_parameter_")
+_HARDWARE = re.compile(r"\bcuda\b")
 _TENSOR_SUFFIX = "Tensor"
 
 
@@ -298,17 +299,34 @@ class DefaultGenerators(Rule):
     code = "ACC104"
     name = "default-generators"
     summary = "`torch.cuda.default_generators[i]`"
-    explanation = "The generator of a device is `get_accelerator().default_generator(i)`."
+    explanation = """\
+The generator of a device is `get_accelerator().default_generator(i)`. `torch.random.fork_rng` takes its devices for
+CUDA's unless it is told their type; a host has no such device."""
     examples = (
         Example(
             "import torch\n\ng = torch.cuda.default_generators[i]\n",
             "import torch\nfrom acclimate import get_accelerator\n\ng = get_accelerator().default_generator(i)\n",
             None,
         ),
+        Example(
+            "import torch\n\n\ndef f():\n    with torch.random.fork_rng(devices=[torch.cuda.current_device()]):\n        pass\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n\n"
+            "def f():\n    with torch.random.fork_rng(devices=[get_accelerator().current_device()] "
+            'if get_accelerator().device_name() != "cpu" else [], device_type=get_accelerator().device_name()):\n        pass\n',
+            "import torch\n\n\ndef accelerator_type() -> str:\n"
+            '    """The type of the device to use: the accelerator\'s, or "cpu"."""\n'
+            "    accelerator = torch.accelerator.current_accelerator(check_available=True)\n"
+            '    return "cpu" if accelerator is None else accelerator.type\n\n\n'
+            "def f():\n    with torch.random.fork_rng(devices=[(torch.accelerator.current_device_index() "
+            "if torch.accelerator.is_available() else 0)] if torch.accelerator.is_available() else [], "
+            "device_type=accelerator_type()):\n        pass\n",
+        ),
     )
-    nodes = (cst.Subscript, cst.Attribute)
+    nodes = (cst.Subscript, cst.Attribute, cst.Call)
 
     def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if isinstance(node, cst.Call):
+            return self._fork(file, node)
         if isinstance(node, cst.Attribute):
             if cuda_name(file, node) != "default_generators":
                 return None
@@ -325,6 +343,20 @@ class DefaultGenerators(Rule):
         return self.becomes(
             file, node, f"{file.target.accelerator}.default_generator(", inside, ")", claims=(node.value,)
         )
+
+    def _fork(self, file: SourceFile, call: cst.Call) -> Finding | None:
+        """``torch.random.fork_rng(devices=[torch.cuda.current_device()])``."""
+        if file.tree.qualified(call.func) != "torch.random.fork_rng" or keyword(call, "device_type"):
+            return None
+        given = keyword(call, "devices") or next(iter(positional(call)), None)
+        if given is None or has_unpacking(call) or not _HARDWARE.search(file.tree.source(given.value)):
+            return None
+        quote = '"'
+        is_acclimate = isinstance(file.target, AcclimateTarget)
+        test = f"{file.target.device_type} != {quote}cpu{quote}" if is_acclimate else file.target.not_host
+        end = file.span(call.args[-1].value).end
+        devices = insert(file.span(given.value).end, f" if {test} else []")
+        return self.convert(file, call, devices, insert(end, f", device_type={file.target.device_type}"))
 
 
 class Graphs(Rule):
