@@ -1,6 +1,6 @@
 """Text generation on this processor beside its peers: the same weights, prompt and cores, in one run.
 
-    python benchmarks/inference.py [--rounds 1] [--only "ours bf16" llama.cpp]
+    python benchmarks/inference.py [--rounds 1] [--sequences 16] [--only "ours bf16" llama.cpp]
     python benchmarks/run.py inference      the same, and the pages and the chart show what it measured
 
 Each system runs in a process of its own, one at a time; they take turns, and medians count. Within a round,
@@ -58,7 +58,7 @@ PEERS = {
 """The variable with each peer's Python, if it is not this one, and which of ours it is compared with."""
 SLOW = ("transformers compiled", "torchao int8", "vLLM")
 """Minutes of compiling before their first token: only measured when named."""
-WORK = {"decode 1": "decode, 1 sequence", "decode 8": "decode, 8 sequences", "prefill": "prefill of 512"}
+WORK = {"decode 1": "decode, 1 sequence", "decode": "decode, {} sequences", "prefill": "prefill of {}"}
 LIMIT = "reading the weights"
 """The peer that no system can beat when it decodes one sequence: memory, measured in the same run."""
 
@@ -69,6 +69,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--sequences", type=int, default=8, help="that share the prompt's tokens")
     parser.add_argument(
         "--only", nargs="*", default=[], help=f"names of systems; default: all but {', '.join(SLOW)}"
     )
@@ -81,7 +82,12 @@ def main() -> int:
         if name not in present:
             print(f"{name} is left out: {PEERS[name][0]} does not name its Python")
     found: dict[str, list[dict[str, float]]] = {name: [] for name in present}
-    tokens = [str(options.prompt_tokens), str(options.new_tokens)]
+    tokens = [str(options.prompt_tokens), str(options.new_tokens), str(options.sequences)]
+    work = {
+        "decode 1": WORK["decode 1"],
+        "decode": WORK["decode"].format(options.sequences),
+        "prefill": WORK["prefill"].format(options.prompt_tokens),
+    }
     for turn in range(options.rounds):
         for name in present if turn % 2 else reversed(present):
             start = time.monotonic()
@@ -94,8 +100,8 @@ def main() -> int:
         for name, runs in found.items()
         if runs
     }
-    show(medians)
-    record(medians)
+    show(medians, work)
+    record(medians, work)
     return 0
 
 
@@ -108,15 +114,16 @@ def _ours(name: str, tokens: list[str]) -> dict[str, float] | None:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [sys.executable, "-m", "acclimate", "bench", *OURS[name], "--json", file.name]
         command += ["--prompt-tokens", tokens[0], "--new-tokens", tokens[1]]
+        command += ["--sequences", tokens[2]]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if ended.returncode:
             print(f"{name} failed: {ended.stderr.strip()[-300:]}")
             return None
         report = json.loads(Path(file.name).read_text(encoding="utf-8"))
-    one, eight = report["speeds"]
+    one, several = report["speeds"]
     return {
         "decode 1": one["decode_tokens_per_second"],
-        "decode 8": eight["decode_tokens_per_second"],
+        "decode": several["decode_tokens_per_second"],
         "prefill": one["prefill_tokens_per_second"],
         "peak_bytes": report["peak_memory_bytes"],
         "limit": report["read_bytes_per_second"] / report["bytes_per_token"],
@@ -134,15 +141,15 @@ def _peer(name: str, folder: Path, file: Path | None, tokens: list[str]) -> dict
     return figures
 
 
-def show(medians: dict[str, dict[str, float]]) -> None:
+def show(medians: dict[str, dict[str, float]], work: dict[str, str]) -> None:
     """Prints a row for each system."""
-    table = Table("system", *WORK.values(), "limit", "reached", "peak, GB", box=None)
+    table = Table("system", *work.values(), "limit", "reached", "peak, GB", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
     for name, figures in medians.items():
         limit = figures.get("limit")
         reached = "" if limit is None else f"{figures['decode 1'] / limit:.0%}"
-        speeds = [f"{figures[key]:,.1f}" for key in WORK]
+        speeds = [f"{figures[key]:,.1f}" for key in work]
         shown = "" if limit is None else f"{limit:,.1f}"
         table.add_row(name, *speeds, shown, reached, f"{figures['peak_bytes'] / 1e9:.2f}")
     console = Console(width=110)
@@ -151,7 +158,7 @@ def show(medians: dict[str, dict[str, float]]) -> None:
     console.print(f"{results.machine()}; load {os.getloadavg()[0]:.1f}")
 
 
-def record(medians: dict[str, dict[str, Any]]) -> None:
+def record(medians: dict[str, dict[str, Any]], work: dict[str, str]) -> None:
     """Keeps the figures for the results page."""
     kept = []
     for name in OURS:
@@ -159,12 +166,12 @@ def record(medians: dict[str, dict[str, Any]]) -> None:
             continue
         kind = name.removeprefix("ours ")
         peers = [peer for peer, (_, of) in PEERS.items() if of == kind and peer in medians]
-        for key, work in WORK.items():
+        for key, title in work.items():
             beside = {peer: medians[peer][key] for peer in peers}
             if key == "decode 1":
                 beside[LIMIT] = medians[name]["limit"]
             kept.append(
-                results.Figure(f"{work}, gemma-3-270m {kind}", "tokens/s", medians[name][key], beside)
+                results.Figure(f"{title}, gemma-3-270m {kind}", "tokens/s", medians[name][key], beside)
             )
         memory = {peer: medians[peer]["peak_bytes"] / 1e9 for peer in peers}
         kept.append(

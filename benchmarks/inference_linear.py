@@ -34,7 +34,7 @@ MODELS = {
 }
 LEAST_BYTES = 192 << 20  # of the weights that a round reads, which no cache holds
 BLOCKS = {"q4_0": (32, 18), "q5_0": (32, 22), "q8_0": (32, 34), "q4_k": (256, 144), "q6_k": (256, 210)}
-QUANTISED = ("int8", "int4", *BLOCKS)
+QUANTISED = ("int8", "int4", "int5", *BLOCKS)
 
 
 @dataclass

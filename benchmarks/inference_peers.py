@@ -1,9 +1,9 @@
 """What one peer does in `inference.py`: loads a model, and times prefill and decoding, in its own Python.
 
-python inference_peers.py PEER MODEL_FOLDER GGUF_FILE PROMPT_TOKENS NEW_TOKENS
+python inference_peers.py PEER MODEL_FOLDER GGUF_FILE PROMPT_TOKENS NEW_TOKENS SEQUENCES
 
-Prints one JSON object with tokens per second, all sequences together, and the peak memory. Eight sequences
-have prompts of an eighth of the length. It imports nothing of acclimate, which these environments lack.
+Prints one JSON object with tokens per second, all sequences together, and the peak memory. Several sequences
+share the prompt's tokens. It imports nothing of acclimate, which these environments lack.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-BATCHES = (1, 8)
 ROUNDS = 3
 Run = Callable[[int, int, int], None]
 """Generates, for so many sequences of a length, so many new tokens."""
@@ -64,7 +63,7 @@ def deepspeed_run(folder: str) -> Run:
     return _of_module(engine.module, compiled=False)
 
 
-def llama_run(gguf: str, prompt_tokens: int, new_tokens: int, kind: str) -> Run:
+def llama_run(gguf: str, prompt_tokens: int, new_tokens: int, most_sequences: int, kind: str) -> Run:
     """llama.cpp through llama-cpp-python: sequences share a batch, each with a cache of its own.
 
     Its Q8_0 and Q4_0 files are made of the given one, the head in Q4_0 too.
@@ -78,12 +77,13 @@ def llama_run(gguf: str, prompt_tokens: int, new_tokens: int, kind: str) -> Run:
     path = gguf if kind == "Q4_K_M" else _requantized(gguf, kind)
     model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
     params = llama_cpp.llama_context_default_params()
-    params.n_seq_max, params.n_ctx = max(BATCHES), max(BATCHES) * 2 * (prompt_tokens + new_tokens + 8)
+    params.n_seq_max = most_sequences
+    params.n_ctx = most_sequences * 2 * (prompt_tokens + new_tokens + 8)
     params.n_threads = params.n_threads_batch = len(os.sched_getaffinity(0))
     params.n_batch = prompt_tokens
     context = llama_cpp.llama_init_from_model(model, params)
     words = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-    batch = llama_cpp.llama_batch_init(max(prompt_tokens, *BATCHES), 0, 1)
+    batch = llama_cpp.llama_batch_init(max(prompt_tokens, most_sequences), 0, 1)
 
     def decode(entries: list[tuple[int, int, int, bool]]) -> None:
         batch.n_tokens = len(entries)
@@ -164,18 +164,18 @@ def vllm_run(folder: str) -> Run:
     return run
 
 
-def measure(run: Run, prompt_tokens: int, new_tokens: int) -> dict[str, float]:
+def measure(run: Run, prompt_tokens: int, new_tokens: int, sequences: int) -> dict[str, float]:
     """Medians of three runs, after one that warms up."""
     figures: dict[str, float] = {}
-    for batch in BATCHES:
+    for name, batch in (("decode 1", 1), ("decode", sequences)):
         length = max(prompt_tokens // batch, 1)
         run(batch, length, 2)
         first = sorted(_seconds(run, batch, length, 1) for _ in range(ROUNDS))[ROUNDS // 2]
         whole = sorted(_seconds(run, batch, length, 1 + new_tokens) for _ in range(ROUNDS))[ROUNDS // 2]
         if whole <= first:
             raise RuntimeError("other work took so much time that more tokens took less: measure again")
-        figures[f"decode {batch}"] = batch * new_tokens / (whole - first)
-        if batch == 1:
+        figures[name] = batch * new_tokens / (whole - first)
+        if name == "decode 1":
             figures["prefill"] = prompt_tokens / first
     figures["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return figures
@@ -189,11 +189,11 @@ def _seconds(run: Run, sequences: int, length: int, tokens: int) -> float:
 
 def main() -> None:
     """Runs one peer."""
-    peer, folder, gguf, prompt, new = sys.argv[1:]
-    prompt_tokens, new_tokens = int(prompt), int(new)
+    peer, folder, gguf = sys.argv[1:4]
+    prompt_tokens, new_tokens, sequences = (int(each) for each in sys.argv[4:])
 
     def llama(kind: str) -> Run:
-        return llama_run(gguf, prompt_tokens, new_tokens, kind)
+        return llama_run(gguf, prompt_tokens, new_tokens, sequences, kind)
 
     made: dict[str, Callable[[], Run]] = {
         "transformers": lambda: transformers_run(folder),
@@ -209,7 +209,7 @@ def main() -> None:
         "llama.cpp Q4_0": lambda: llama("Q4_0"),
         "llama.cpp": lambda: llama("Q4_K_M"),
     }
-    print("\n" + json.dumps(measure(made[peer](), prompt_tokens, new_tokens)))
+    print("\n" + json.dumps(measure(made[peer](), prompt_tokens, new_tokens, sequences)))
 
 
 if __name__ == "__main__":

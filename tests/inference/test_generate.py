@@ -284,3 +284,12 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy', 'rich')))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_an_empty_list_of_end_tokens_is_no_end_token(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": []}')
+    model = acclimate.init_inference(folder, dtype="float32")
+    text = model.generate(torch.arange(3, 9)[None], do_sample=False, max_new_tokens=4)
+    assert text.shape == (1, 10)

@@ -23,7 +23,7 @@ from acclimate.errors import (
     QuantizationError,
     UnsupportedError,
 )
-from acclimate.inference import generate
+from acclimate.inference import generate, packing
 from acclimate.inference.deferred import deferred
 from acclimate.inference.gguf_header import read_gguf_header
 from acclimate.inference.gguf_index import read_index
@@ -56,21 +56,25 @@ def test_a_quantised_model_gives_the_logits_of_its_unpacked_weights(tiny_folder:
     plain = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32).eval()
     model = acclimate.init_inference(tiny_folder, dtype="float32", quantize=scheme)
     assert isinstance(model, type(plain))
-    assert set(model.packing.packed) == {scheme, "int8"}
+    assert set(model.packing.packed) == ({"int8"} if scheme == "int8" else {"int5", "int8"})
     plain.load_state_dict(model.state_dict())
     assert difference(logits(model), logits(plain)) < ROUNDED_INPUTS
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])
-def test_in_4_bits_the_vocabulary_and_matrices_that_narrow_keep_8(tiny_folder: Path, is_loaded: bool) -> None:
+@pytest.mark.parametrize(("short_row", "others"), [(1024, "int5"), (1, "int4")])
+def test_in_4_bits_what_loses_most_keeps_more(
+    tiny_folder: Path, is_loaded: bool, short_row: int, others: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "_SHORT_ROW", short_row)
     plain = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32).eval()
     assert not plain.config.tie_word_embeddings
     model = acclimate.init_inference(plain if is_loaded else tiny_folder, quantize="int4")
     schemes = {name: m.packed.scheme for name, m in model.named_modules() if hasattr(m, "packed")}
-    in_4_bits = {name.rpartition(".")[2] for name, scheme in schemes.items() if scheme == "int4"}
-    assert in_4_bits == {"q_proj", "o_proj", "gate_proj", "up_proj"}
-    in_8_bits = {name.rpartition(".")[2] for name, scheme in schemes.items() if scheme == "int8"}
-    assert in_8_bits == {"embed_tokens", "lm_head", "k_proj", "v_proj", "down_proj"}
+    found = {name.rpartition(".")[2]: scheme for name, scheme in schemes.items()}
+    expected = dict.fromkeys(("q_proj", "o_proj", "gate_proj", "up_proj"), others)
+    expected |= dict.fromkeys(("k_proj", "v_proj", "down_proj"), "int8")
+    assert found == {**expected, "embed_tokens": "int5", "lm_head": "int5"}
 
 
 def test_every_linear_module_and_the_embedding_of_a_quantised_model_are_packed(quantised: Any) -> None:
@@ -299,3 +303,17 @@ def test_the_weights_of_a_gguf_file_are_not_copied_into_the_cache(tmp_path: Path
     folder = acclimate.init_inference(path).whole.folder
     assert not list(folder.glob("*.safetensors"))
     assert not list(folder.glob("*.gguf"))
+
+
+@pytest.mark.parametrize("scheme", [None, "int8"])
+def test_a_compiled_model_is_one_graph_with_the_same_logits(tiny_folder: Path, scheme: str | None) -> None:
+    options = {"backend": "eager", "fullgraph": True}
+    plain, compiled = (
+        acclimate.init_inference(tiny_folder, dtype="float32", quantize=scheme, compile=way)
+        for way in (False, options)
+    )
+    with torch.inference_mode():
+        assert difference(logits(compiled), logits(plain)) < 1e-5
+    prompt = torch.arange(3, 9)[None]
+    texts = [model.generate(prompt, do_sample=False, max_new_tokens=6) for model in (plain, compiled)]
+    assert torch.equal(*texts)

@@ -17,7 +17,7 @@ from acclimate.inference.packing import check_scheme
 from acclimate.inference.request import add_quantize_option, add_remote_code_option, messages, number
 
 _MOST_RANKS, _MOST_TOKENS = 1024, 1 << 20
-_BATCHES = (1, 8)
+_MOST_SEQUENCES = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt-tokens", metavar="N", default="512", help="of all sequences together; default 512"
     )
     parser.add_argument("--new-tokens", metavar="N", default="32", help="default 32")
+    parser.add_argument(
+        "--sequences", metavar="N", default="8", help="how many are measured together, after one; default 8"
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the figures to a file")
     add_remote_code_option(parser)
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
@@ -47,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     ranks = _count("num_accelerators", args.num_accelerators, _MOST_RANKS)
     prompt_tokens = _count("prompt-tokens", args.prompt_tokens, _MOST_TOKENS)
     new_tokens = _count("new-tokens", args.new_tokens, _MOST_TOKENS)
+    sequences = _count("sequences", args.sequences, _MOST_SEQUENCES)
     check_scheme(args.quantize)
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise GenerationOptionError(
@@ -54,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if ranks > 1 and not args.as_rank:
         return _start_ranks(args, ranks)
-    return _measure(args, prompt_tokens, new_tokens)
+    return _measure(args, sequences, prompt_tokens, new_tokens)
 
 
 def _count(name: str, text: str, most: int) -> int:
@@ -74,6 +78,7 @@ def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
         "--num_accelerators": args.num_accelerators,
         "--prompt-tokens": args.prompt_tokens,
         "--new-tokens": args.new_tokens,
+        "--sequences": args.sequences,
         "--json": args.json,
     }
     options = [f"{name}={value}" for name, value in given.items() if value is not None]
@@ -89,7 +94,7 @@ def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
     return shell_code(outcome.code)
 
 
-def _measure(args: argparse.Namespace, prompt_tokens: int, new_tokens: int) -> int:
+def _measure(args: argparse.Namespace, sequences: int, prompt_tokens: int, new_tokens: int) -> int:
     from acclimate.inference.benchmark import describe_weights, measure_read_bandwidth, measure_speed
     from acclimate.inference.decode.loop import step_kind
     from acclimate.inference.initialize import load_split_model
@@ -115,9 +120,13 @@ def _measure(args: argparse.Namespace, prompt_tokens: int, new_tokens: int) -> i
         return 0
     ranks = loaded.ranks
     weights = describe_weights(loaded.module)
-    bandwidth = sum(ranks.exchange(measure_read_bandwidth(loaded)))
     # Several sequences share the prompt's tokens: reading whole prompts would take most of the time.
-    speeds = [measure_speed(loaded, batch, max(prompt_tokens // batch, 1), new_tokens) for batch in _BATCHES]
+    speeds = [
+        measure_speed(loaded, batch, max(prompt_tokens // batch, 1), new_tokens) for batch in (1, sequences)
+    ]
+    # What the measurement of the bandwidth reads is no part of the model's memory.
+    peak = max(ranks.exchange(loaded.accelerator.max_memory_allocated()))
+    bandwidth = sum(ranks.exchange(measure_read_bandwidth(loaded)))
     read = sum(ranks.exchange(weights.bytes_per_token))
     report: dict[str, Any] = {
         "model": loaded.folder.name,
@@ -128,7 +137,7 @@ def _measure(args: argparse.Namespace, prompt_tokens: int, new_tokens: int) -> i
         "threads_per_rank": _threads(),
         "parameters": loaded.parameters,
         "load_seconds": loaded.load_seconds,
-        "peak_memory_bytes": max(ranks.exchange(loaded.accelerator.max_memory_allocated())),
+        "peak_memory_bytes": peak,
         "speeds": [
             asdict(each) | {"prefill_tokens_per_second": each.prefill_tokens_per_second} for each in speeds
         ],

@@ -132,6 +132,9 @@ def as_inference_model(model: Any, plan: Plan | None, ranks: ModelRanks, whole: 
         names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
         model.__class__ = type(own.__name__, (InferenceModel, own), names)
     model.tp_plan_applied, model.model_ranks, model.whole = plan, ranks, whole
+    settings = getattr(model, "generation_config", None)
+    if settings is not None and settings.eos_token_id == []:
+        settings.eos_token_id = None  # transformers takes the first of a list that is there, and fails
     return model
 
 

@@ -49,6 +49,7 @@ def init_inference(
     *,
     plan: Mapping[str, Any] | None = None,
     quantize: str | None = None,
+    compile: bool | Mapping[str, Any] = False,
     trust_remote_code: bool = False,
     ignore_extra: Iterable[str] = (),
 ) -> Any:
@@ -73,6 +74,8 @@ def init_inference(
         quantize: ``int8`` or ``int4``: stores the weights of linear modules and embeddings so, each as soon
             as it is read. ``None``: as the model has them; a GGUF file's blocks stay as they are unless
             ``dtype`` names one.
+        compile: whether calls of the model run compiled by ``torch.compile``; a mapping gives its options.
+            Where ``generate`` has a native step, that is the faster one and stays.
         trust_remote_code: whether Python code that comes with the model may run.
         ignore_extra: patterns, as in ``v_head.*``, of tensors in the files that the model has no place for.
 
@@ -89,9 +92,12 @@ def init_inference(
 
     # Weights that are made in inference mode could never be trained.
     with torch.inference_mode(False):
-        return _initialized(
+        made = _initialized(
             model, tp_size, dtype, verify, plan, quantize, trust_remote_code, tuple(ignore_extra)
         )
+        if compile is not False:
+            made.compile(**({} if compile is True else compile))
+        return made
 
 
 def _initialized(

@@ -134,7 +134,9 @@ class FewRowLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Returns the product."""
-        if torch.is_grad_enabled() and (self.weight.requires_grad or input.requires_grad):
+        wants_gradient = torch.is_grad_enabled() and (self.weight.requires_grad or input.requires_grad)
+        # A compiler has products of its own, and does not see addresses.
+        if wants_gradient or torch.compiler.is_compiling():
             return super().forward(input)
         return self.packed.linear(input, self.bias)
 

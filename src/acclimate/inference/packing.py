@@ -56,6 +56,9 @@ def has_kernels(device: str) -> bool:
     return True
 
 
+_SHORT_ROW = 1024
+
+
 @dataclass
 class Packer:
     """Decides for each weight how it is stored, and remembers what stayed as it was."""
@@ -68,30 +71,33 @@ class Packer:
     """The number of weights of each scheme."""
     dense: dict[str, str] = field(default_factory=dict)
     """The names of matrices that stayed dense, each with the reason."""
-    _sensitive: frozenset[str] = frozenset()
+    _sensitive: dict[str, str] = field(default_factory=dict)
+    """Those that get another scheme than ``scheme``, by name."""
 
     def find_sensitive(self, model: torch.nn.Module) -> None:
-        """Notes which parameters of a whole model lose most in 4 bits: ``int4`` leaves them 8.
+        """Notes which parameters of a whole model lose too much in 4 bits, and what ``int4`` stores them in.
 
-        These are the tables of the vocabulary, where an error in a row of the output head changes every
-        token's chance, and the matrices that give fewer numbers than they read (values, attention's output,
-        the MLP's output): no later layer makes an average of their errors before they are added to what all
-        layers read. ``benchmarks/quality.py`` measures what it is worth.
+        The tables of the vocabulary get 5 bits: an error in a row of the output head changes every token's
+        chance. Matrices that give fewer numbers than they read (values, attention's output, the MLP's
+        output) get 8: no later layer makes an average of their errors before they are added to what all
+        layers read. The others get 5 where a row is short, as in the smallest models, which lose the most.
+        ``benchmarks/quality.py`` measures what it is worth.
         """
         import torch
 
         if self.scheme != "int4":
             return
         head = getattr(model, "get_output_embeddings", lambda: None)()
-        found = set()
         for prefix, module in model.named_modules():
             is_table = module is head or isinstance(module, torch.nn.Embedding)
             for leaf, parameter in module._parameters.items():
                 if parameter is not None and parameter.dim() == 2:
                     rows, columns = parameter.shape
-                    if is_table or rows < columns:
-                        found.add(f"{prefix}.{leaf}" if prefix else leaf)
-        self._sensitive = frozenset(found)
+                    name = f"{prefix}.{leaf}" if prefix else leaf
+                    if rows < columns and not is_table:
+                        self._sensitive[name] = "int8"
+                    elif is_table or columns < _SHORT_ROW:
+                        self._sensitive[name] = "int5"
 
     def pack(self, each: Slice, device: str) -> bool:
         """Packs one slice into its modules; returns whether it did."""
@@ -131,7 +137,7 @@ class Packer:
 
         if self.scheme is None:
             return self._blocks(each)
-        scheme = "int8" if each.name in self._sensitive else self.scheme
+        scheme = self._sensitive.get(each.name, self.scheme)
         try:
             return PackedWeight.quantize(each.read(self.source), scheme)
         except WeightError as error:

@@ -170,7 +170,7 @@ def test_many_rows_give_the_bits_of_few_with_a_kernel_and_torchs_values_beside_t
         assert torch.equal(weight.linear(x), few) is not has_tiles
 
 
-@pytest.mark.parametrize(("scheme", "bound"), [("int8", 0.008), ("int4", 0.085)])
+@pytest.mark.parametrize(("scheme", "bound"), [("int8", 0.008), ("int4", 0.085), ("int5", 0.042)])
 def test_quantising_keeps_most_of_a_weight(scheme: str, bound: float) -> None:
     weight = torch.randn(64, 640) * 0.03
     weight[3] = 0
@@ -285,7 +285,7 @@ def test_the_accelerator_finds_the_op_by_name() -> None:
         (lambda w: w.top(torch.randn(2, 64), 21), "from 1 to 20"),
         (lambda w: w.slice(0, 5, 21), "no slice 5:21 of dimension 0"),
         (lambda w: PackedWeight.dense(torch.ones(3)), r"matrix, not of shape \[3\]"),
-        (lambda w: PackedWeight.quantize(torch.ones(3, 3), "int3"), '"int8" or "int4", not to "int3"'),
+        (lambda w: PackedWeight.quantize(torch.ones(3, 3), "int3"), '"int5", not to "int3"'),
         (lambda w: PackedWeight.quantize(torch.full((3, 3), torch.nan), "int4"), "infinite or NaN"),
         (lambda w: PackedWeight.from_gguf(BYTE, "IQ2_XS", (1, 256)), "IQ2_XS cannot"),
         (lambda w: PackedWeight.from_gguf(BYTE, "Q4_K", (1, 32)), "multiple of 256"),

@@ -10,7 +10,7 @@ from torch import Tensor
 from acclimate.ops.inference import GGUF_SCHEMES, PackedWeight
 
 DENSE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-QUANTISED = ("int8", "int4")
+QUANTISED = ("int8", "int4", "int5")
 SCHEMES = (*DENSE, *QUANTISED, *GGUF_SCHEMES)
 
 # Where float16 numbers are in a block.

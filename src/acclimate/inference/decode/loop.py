@@ -79,7 +79,7 @@ def lean_sample(
         return None
     starts = _starts(inputs.get("attention_mask"), input_ids)
     lean = lean_decoder(model) if starts is not None else None
-    if lean is None or starts is None:
+    if lean is None or starts is None or (lean.native is None and model._compiled_call_impl is not None):
         return None
     chooser = _Chooser(logits_processor, generation_config.do_sample, lean.native is not None)
     ends = _Ends(stopping_criteria, generation_config)

@@ -30,7 +30,8 @@ class PackedWeight:
     """
 
     scheme: str
-    """``"dense"``, ``"int8"``, ``"int4"``, or a block type of GGUF in lower case, such as ``"q4_k"``."""
+    """``"dense"``, ``"int8"``, ``"int4"``, ``"int5"``, or a block type of GGUF in lower case, such as
+    ``"q4_k"``."""
     data: Tensor
     """The model's own tensor of a dense weight; else bytes, laid out as
     :mod:`acclimate.ops.inference.schemes` says."""
@@ -66,13 +67,14 @@ class PackedWeight:
         Args:
             weight: the weight, [n, k].
             scheme: ``"int8"``: 8 bits with one scale for each row. ``"int4"``: 4 bits with a scale and a low
-                of 8 bits for each block of 32 columns, which is 4.5 bits for each value.
+                of 8 bits for each block of 32 columns, which is 4.5 bits for each value. ``"int5"``: the same
+                with 5 bits.
 
         Raises:
             WeightError: the scheme or the tensor is unsuitable, or the tensor has infinite or NaN values.
         """
-        if scheme not in ("int8", "int4"):
-            raise WeightError(f'A weight can be quantised to "int8" or "int4", not to "{scheme}".')
+        if scheme not in ("int8", "int4", "int5"):
+            raise WeightError(f'A weight can be quantised to "int8", "int4" or "int5", not to "{scheme}".')
         _check_matrix(weight)
         kind = schemes.find_scheme(scheme)
         n, k = weight.shape

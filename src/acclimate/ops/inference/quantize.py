@@ -1,4 +1,4 @@
-"""Quantises weights while they are loaded: 8 bits with a scale for each row, 4 bits in blocks of 32."""
+"""Quantises weights while they are loaded: 8 bits with a scale for each row, 4 or 5 in blocks of 32."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from torch.nn import functional
 from acclimate.ops.inference.layout import Parts
 from acclimate.ops.inference.schemes import BLOCK_COLUMNS, Scheme
 
-_MOST_CODE = 15
 _MOST_BLOCK_SCALE = 255
-# How much of a block's range the 16 codes span: a smaller range has finer steps, and cuts off more.
+# How much of a block's range the codes span: a smaller range has finer steps, and cuts off more.
 _RANGES = (1.0, 0.96, 0.92, 0.88, 0.83, 0.77)
 
 
 def quantize_rows(weight: Tensor, scheme: Scheme) -> Parts:
     """Returns the codes and scales of some rows of a weight."""
     weight = functional.pad(weight.float(), (0, scheme.padded(weight.shape[1]) - weight.shape[1]))
-    return _quantize_int8(weight) if scheme.bits == 8 else _quantize_int4(weight)
+    return _quantize_int8(weight) if scheme.bits == 8 else _quantize_blocks(weight, (1 << scheme.bits) - 1)
 
 
 def _inverse(values: Tensor) -> Tensor:
@@ -33,7 +32,7 @@ def _quantize_int8(weight: Tensor) -> Parts:
     return Parts(codes.to(torch.uint8), {"scale": scale})
 
 
-def _quantize_int4(weight: Tensor) -> Parts:
+def _quantize_blocks(weight: Tensor, most_code: int) -> Parts:
     """Chooses for each block the step and the low that lose least, then rounds both to 8 bits.
 
     A row's largest step and low get the code 255, and the codes of the values are chosen last, for the
@@ -51,12 +50,12 @@ def _quantize_int4(weight: Tensor) -> Parts:
     high = blocks.amax(dim=2, keepdim=True).clamp_(min=0)
     # An error in a large value counts more: it mostly meets a large input.
     importance = blocks.abs() + blocks.square().mean(dim=2, keepdim=True).sqrt()
-    best_step, best_low = (high - low) / _MOST_CODE, -low
+    best_step, best_low = (high - low) / most_code, -low
     least = torch.full_like(low, torch.inf)
     for part in _RANGES:
-        step = (high - low) * (part / _MOST_CODE)
+        step = (high - low) * (part / most_code)
         start = low * part
-        codes = ((blocks - start) * _inverse(step)).round_().clamp_(0, _MOST_CODE)
+        codes = ((blocks - start) * _inverse(step)).round_().clamp_(0, most_code)
         step, start = _fit(blocks, codes, importance, step, start)
         error = ((codes * step + start - blocks).square_() * importance).sum(dim=2, keepdim=True)
         better = error < least
@@ -66,7 +65,7 @@ def _quantize_int4(weight: Tensor) -> Parts:
     scale, block_scale = _as_bytes(best_step.squeeze(2))
     low_scale, block_low = _as_bytes(best_low.squeeze(2))
     step, start = (scale * block_scale).unsqueeze(2), (low_scale * block_low).unsqueeze(2)
-    codes = ((blocks + start) * _inverse(step)).round_().clamp_(0, _MOST_CODE)
+    codes = ((blocks + start) * _inverse(step)).round_().clamp_(0, most_code)
     return Parts(
         codes.view_as(weight).to(torch.uint8),
         {"scale": scale, "low_scale": low_scale, "block_scale": block_scale.to(torch.uint8),

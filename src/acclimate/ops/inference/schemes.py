@@ -111,6 +111,7 @@ SCHEMES: Mapping[str, Scheme] = {
         Scheme("q4_k", 8, 4, 0, _SUPER_BLOCK, 144),
         Scheme("q5_k", 9, 5, 0, _SUPER_BLOCK, 176),
         Scheme("q6_k", 10, 6, 32, (Field("scale", _F16, 256), Field("block_scale", _I8, 16)), 210),
+        Scheme("int5", 11, 5, 0, _ROW),
     )
 }
 """The quantised schemes by name: ours, and the block types of GGUF files."""

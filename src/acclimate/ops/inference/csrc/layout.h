@@ -32,6 +32,8 @@ static constexpr Layout layout_of(Scheme scheme) {
       return {8, 128, Scales::row, 512, 0, 32};
     case Scheme::int4:
       return {4, 0, Scales::row_and_block, 256, 0, 32};
+    case Scheme::int5:
+      return {5, 0, Scales::row_and_block, 320, 0, 32};
     case Scheme::q4_0:
       return {4, 8, Scales::block, 256, 18, 32};
     case Scheme::q4_1:
@@ -63,6 +65,8 @@ static void with_scheme(Scheme scheme, Function function) {
       return function.template operator()<Scheme::int8>();
     case Scheme::int4:
       return function.template operator()<Scheme::int4>();
+    case Scheme::int5:
+      return function.template operator()<Scheme::int5>();
     case Scheme::q4_0:
       return function.template operator()<Scheme::q4_0>();
     case Scheme::q4_1:

@@ -20,7 +20,7 @@
 namespace acclimate::inference {
 
 // Numbered as in acclimate.ops.inference.schemes, which has the layouts.
-enum class Scheme : int32_t { dense, int8, int4, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k };
+enum class Scheme : int32_t { dense, int8, int4, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, int5 };
 
 enum class Dtype : int32_t { f32, bf16, f16 };
 

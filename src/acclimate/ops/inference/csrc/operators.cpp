@@ -104,7 +104,7 @@ Weight weight_of(const Tensor& data, int64_t scheme, int64_t n, int64_t k) {
     weight.stride = k * bytes_of(weight.dtype);
     STD_TORCH_CHECK(data.size(0) == n && data.size(1) == k, "A weight is not of shape [", n, ", ", k, "].");
   } else {
-    STD_TORCH_CHECK(scheme > 0 && weight.scheme <= Scheme::q6_k, "There is no scheme ", scheme, ".");
+    STD_TORCH_CHECK(scheme > 0 && weight.scheme <= Scheme::int5, "There is no scheme ", scheme, ".");
     weight.stride = group_bytes(weight.scheme, k);
     STD_TORCH_CHECK(data.scalar_type() == ScalarType::Byte && data.size(1) == weight.stride &&
                         data.size(0) == (n + group_rows - 1) / group_rows,
