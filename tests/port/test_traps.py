@@ -417,3 +417,13 @@ def test_a_device_that_partial_keeps_for_torch_is_ported() -> None:
     source = 'from functools import partial\nimport torch\n\n\ndef f(on):\n    return partial(torch.autocast, "cuda")\n'
     assert "partial(torch.autocast, get_accelerator().device_name())" in ported(source)
     stays('from functools import partial\nimport torch\n\nf = partial(build, "cuda")\n')
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_batch_norm_is_synchronised_only_where_it_can_be(target: str) -> None:
+    source = "from torch.nn import SyncBatchNorm\n\n\ndef f(self, group):\n    self.m = SyncBatchNorm.convert_sync_batchnorm({}, group)\n"
+    once = ported(source.format("self.m"), target)
+    assert " else self.m)" in once
+    assert ported(once, target) == once
+    assert ported(source.format("build()"), target) == source.format("build()")
+    stays("import mine\n\nm = mine.convert_sync_batchnorm(m)\n")

@@ -21,7 +21,7 @@ from acclimate.port.source import SourceFile
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
 HINTS = re.compile(
-    rb"cuda|nccl|pin_memory|device_ids?\b|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
+    rb"cuda|nccl|convert_sync_batchnorm|pin_memory|device_ids?\b|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
     + _INDEX
     + rb"|device\s*=\s*"
     + _INDEX,

@@ -30,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     distributed.DeviceIds(),
     distributed.VisibleDevices(),
     distributed.ProfilerActivities(),
+    distributed.SyncBatchNorm(),
     distributed.OpBuilders(),
     numbers.IntegerDevice(),
 )

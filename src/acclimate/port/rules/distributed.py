@@ -12,7 +12,7 @@ from acclimate.port.rules.compared import HOST_CHANGES
 from acclimate.port.rules.devices import AT_IMPORT, HELPER
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
-from acclimate.port.tree import called_name, keyword, positional, string_value, walk
+from acclimate.port.tree import called_name, dotted, keyword, positional, string_value, walk
 from acclimate.port.values import BACKEND_NAME, Kind
 
 _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
@@ -336,6 +336,50 @@ class ProfilerActivities(Rule):
         return self.becomes(
             file, node, text, unsafe="a machine may support more activities", claims=tuple(cuda)
         )
+
+
+class SyncBatchNorm(Rule):
+    """``torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)``."""
+
+    code = "ACC505"
+    name = "sync-batch-norm"
+    summary = "`torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`"
+    explanation = """\
+`SyncBatchNorm` raises on a CPU, so there the model keeps its own layers; each rank then takes the figures of its own
+part of the batch. Where the model is more than a name the call is left, as a test would evaluate it a second time."""
+    examples = (
+        Example(
+            "import torch\nfrom torch import nn\n\n\ndef f(m):\n    return nn.SyncBatchNorm.convert_sync_batchnorm(m)\n",
+            "import torch\nfrom acclimate import get_accelerator\nfrom torch import nn\n\n\ndef f(m):\n"
+            "    return (nn.SyncBatchNorm.convert_sync_batchnorm(m) "
+            'if get_accelerator().device_name() != "cpu" else m)\n',
+            "import torch\nfrom torch import nn\n\n\ndef f(m):\n"
+            "    return (nn.SyncBatchNorm.convert_sync_batchnorm(m) if torch.accelerator.is_available() else m)\n",
+        ),
+    )
+    nodes = (cst.Call,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call) or called_name(node) != "convert_sync_batchnorm":
+            return None
+        if not (file.tree.qualified(node.func) or "").startswith("torch.nn."):
+            return None
+        above = file.tree.parent(node)
+        if (isinstance(above, cst.IfExp) and above.body is node) or not node.args or node.args[0].star:
+            return None
+        if file.target.name == "torch" and file.is_guarded(node):
+            return None
+        model = node.args[0].value
+        if not isinstance(model, (cst.Name, cst.Attribute)):
+            return self.left(file, node, "a test around it would evaluate the model a second time")
+        host = f'{file.target.device_type} != "cpu"'
+        condition = host if isinstance(file.target, AcclimateTarget) else file.target.not_host
+        # What is in the call, such as a process group, keeps its own edits.
+        end = file.span(node).end
+        edits = (insert(file.span(node).start, "("), insert(end, f" if {condition} else {dotted(model)})"))
+        finding = self.convert(file, node, *edits)
+        finding.claims = ()
+        return finding
 
 
 class OpBuilders(Rule):
