@@ -15,6 +15,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -73,27 +74,37 @@ def free_port() -> int:
         return port
 
 
-def worker(python: Path, environment: dict[str, str], port: int) -> subprocess.Popen[str]:
-    """Starts a contender that trains some steps for each line that it reads, and answers with seconds."""
-    return subprocess.Popen(
-        [python, "-c", WORKER, str(STEPS), str(port)],
-        env={**os.environ, "DS_ACCELERATOR": "cpu", **environment},
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+class Contender:
+    """A process that trains some steps for each line that it reads, and answers with seconds."""
 
+    def __init__(self, python: Path, environment: dict[str, str]) -> None:
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
+        self.process = subprocess.Popen(
+            [python, "-c", WORKER, str(STEPS), str(free_port())],
+            env={**os.environ, "DS_ACCELERATOR": "cpu", **environment},
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+        )
 
-def turn(process: subprocess.Popen[str]) -> tuple[float, float]:
-    """Seconds of one step, and the loss after the last."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    seconds, loss = process.stdout.readline().split()
-    return float(seconds), float(loss)
+    def turn(self) -> tuple[float, float]:
+        """Seconds of one step, and the loss after the last."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline().split()
+        if len(answer) != 2:
+            self.log.seek(0)
+            raise RuntimeError(f"a contender ended:\n{self.log.read()[-3000:]}")
+        return float(answer[0]), float(answer[1])
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.log.close()
 
 
 def measure(rounds: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -102,16 +113,14 @@ def measure(rounds: int) -> tuple[dict[str, float], dict[str, float]]:
     taken: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     losses: dict[str, float] = {}
     with ExitStack() as running:
-        workers = {
-            name: running.enter_context(worker(python, environment, free_port()))
-            for name, environment in CONTENDERS.items()
-        }
-        running.callback(lambda: [each.kill() for each in workers.values()])
-        for each in workers.values():  # builds what is missing
-            turn(each)
+        contenders = {}
+        for name, environment in CONTENDERS.items():
+            each = contenders[name] = Contender(python, environment)
+            running.callback(each.end)
+            each.turn()  # builds what is missing; one after another, as they build in one folder
         for _ in range(rounds):
-            for name, each in workers.items():
-                seconds, losses[name] = turn(each)
+            for name, each in contenders.items():
+                seconds, losses[name] = each.turn()
                 taken[name].append(seconds)
     return {name: statistics.median(values) for name, values in taken.items()}, losses
 

@@ -79,7 +79,7 @@ def environment(on: str, preload: Path) -> dict[str, str]:
         # Else the tests ask a vendor's tool, or stop for a device that they do not know.
         "CUDA_VISIBLE_DEVICES": "0,1",
         "OMP_NUM_THREADS": "1",
-        "DS_UNITTEST_TIMEOUT": "240",
+        "DS_UNITTEST_TIMEOUT": "120",
         "DS_ACCELERATOR": "cpu" if accelerator == "own" else accelerator,
         "PYTHONPATH": str(preload),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
@@ -102,7 +102,7 @@ def outcomes(tests: Path, file: str, on: str, limit_s: int) -> Outcomes:
             "-p",
             "preload_deepspeed",
             f"--junitxml={report}",
-            "--timeout=300",
+            "--timeout=150",
             f"--session-timeout={limit_s}",
         ]
         done = subprocess.run(
