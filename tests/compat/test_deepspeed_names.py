@@ -8,6 +8,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,20 @@ def test_a_builder_written_for_deepspeed_builds_its_own_folder(
         (package / "csrc" / "answer.cpp").unlink()
         with pytest.raises(OpBuildError, match=r"answer needs csrc/answer\.cpp|needs csrc/answer\.cpp"):
             builder.load()
+
+
+def test_a_builder_has_the_helpers_that_deepspeeds_builders_call(caplog: pytest.LogCaptureFixture) -> None:
+    from deepspeed.ops.op_builder.builder import OpBuilder
+
+    builder = OpBuilder("helped")
+    assert builder.simd_width() in ("-D__AVX512__", "-D__AVX256__", "-D__SCALAR__")
+    assert builder.cpu_arch().startswith("-m")
+    assert builder.nvcc_args() == []
+    assert not builder.has_function("no_such_function", ("m", "no_such_library"))
+    if find_library("m") is not None:
+        assert builder.has_function("cos", ("no_such_library", "m"))
+    builder.warning("libaio is missing")
+    assert "libaio is missing" in caplog.text
 
 
 # -- where the names are offered ---------------------------------------------------------------------
