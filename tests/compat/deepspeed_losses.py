@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from test_deepspeed_training import OFFLOADED, SETTINGS, launched, results
+from test_deepspeed_training import NVME, OFFLOADED, SETTINGS, WHOLE, launched, results
 
 COLUMNS = {"own": ("cpu", ""), "cpu": ("cpu", "0"), "sim": ("sim", "0"), "cpu, our ops": ("cpu", "1")}
 """For each column: the accelerator, and the switch of our op builders; "" without acclimate."""
@@ -28,12 +28,12 @@ def main() -> None:
         losses = {}
         for column, (accelerator, ops) in COLUMNS.items():
             variables = {"DS_ACCELERATOR": accelerator, **({"ACCLIMATE_DEEPSPEED_OPS": ops} if ops else {})}
-            settings = OFFLOADED if ops == "1" else SETTINGS
+            settings = (*OFFLOADED, *NVME) if ops == "1" else SETTINGS
             with tempfile.TemporaryDirectory() as folder:
                 run = launched(ranks, *(["--deepspeed"] if ops else []))
                 found = results(Path(folder), run, settings, **variables)
             losses[column] = {each: f"{found[each]['losses'][-1]:.9f}" for each in settings}
-        for setting in SETTINGS:
+        for setting in (*WHOLE, *OFFLOADED, *NVME):
             cells = [losses[column].get(setting, "") for column in COLUMNS]
             say(f"| {setting.replace(',', ', ')} | {ranks} | {' | '.join(cells)} |")
 

@@ -19,8 +19,11 @@ except PackageNotFoundError:
 
 PROGRAM = Path(__file__).with_name("deepspeed_program.py")
 WHOLE = ("0,none,fp32", "1,none,bf16", "2,none,fp32", "3,none,fp32", "3,none,bf16")
-OFFLOADED = ("1,cpu,fp32", "2,cpu,bf16", "3,cpu,fp32", "3,nvme,fp32", "3,nvme,bf16")
-SETTINGS = (*WHOLE, *OFFLOADED)
+OFFLOADED = ("1,cpu,fp32", "2,cpu,bf16", "3,cpu,fp32", "3,cpu,bf16")
+NVME = ("3,nvme,fp32", "3,nvme,bf16")
+HAS_LIBAIO = Path("/usr/include/libaio.h").exists()
+"""Without it DeepSpeed's own op cannot write to NVMe; ours can."""
+SETTINGS = (*WHOLE, *OFFLOADED, *(NVME if HAS_LIBAIO else ()))
 
 
 def results(
@@ -59,7 +62,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
 def test_losses_are_those_of_deepspeeds_own_accelerator(
     accelerator: str, ranks: int, ops: str, own: dict[int, dict[str, Any]], tmp_path: Path
 ) -> None:
-    settings = OFFLOADED if ops == "1" else SETTINGS
+    settings = (*OFFLOADED, *NVME) if ops == "1" else SETTINGS
     found = results(
         tmp_path,
         launched(ranks, "--deepspeed"),
@@ -68,7 +71,8 @@ def test_losses_are_those_of_deepspeeds_own_accelerator(
         ACCLIMATE_DEEPSPEED_OPS=ops,
     )
     for setting in settings:
-        ours, theirs = found[setting], own[ranks][setting]
+        # Where the states lie changes no loss.
+        ours, theirs = found[setting], own[ranks].get(setting) or own[ranks][setting.replace("nvme", "cpu")]
         assert ours["accelerator"] == "AcclimateAccelerator"
         assert ours["device"].partition(":")[0] == accelerator
         assert ours["builder"].startswith("acclimate." if ops == "1" else "deepspeed.")
