@@ -16,6 +16,9 @@ import torch.distributed as dist
 ELEMENTS = (640, 4096, 65_536, 1 << 20, 1 << 24)
 DTYPES = (torch.bfloat16, torch.float32)
 BURST_S = 0.0003
+ONLY_A_BARRIER = "DDP, only a barrier"
+SILENT = ("DDP, no communication", ONLY_A_BARRIER)
+LOOP = 100
 MOST_BURSTS, FEWEST_BURSTS, LONGEST_S = 300, 9, 3.0
 
 
@@ -129,20 +132,40 @@ def collectives(elements: int, size: int) -> dict[str, Callable[[Any], Any]]:
 
 
 def many(rank: int, size: int, gloo: Any) -> list[dict[str, Any]]:
-    """One element over more ranks than cores."""
+    """One element over more ranks than cores, called from Python and from a loop of TorchScript.
+
+    A core goes from rank to rank at each call. Python's own work for a call takes the longer, the colder the
+    core's caches are.
+    """
     from acclimate import get_accelerator
 
     ours = get_accelerator().create_op_builder("ShareMemCommBuilder").load()
     ours.initialize(size, rank)
     tensor = torch.zeros(1)
-    works = {"acclimate": lambda: torch.ops.acclimate.inference_all_reduce_(tensor)}
-    # Ranks that share cores leave a barrier one after the other, which a longer burst makes up for.
-    best = interleaved(works, burst_s=10 * BURST_S)
-    return [figure(f"all_reduce, native op, {size} ranks", tensor.dtype, 1, best)]
+    scripted = torch.jit.script(sum_often)
+    callers = {
+        "Python": (1, lambda: torch.ops.acclimate.inference_all_reduce_(tensor)),
+        "TorchScript": (LOOP, lambda: scripted(tensor, LOOP)),
+    }
+    figures = []
+    for caller, (calls, work) in callers.items():
+        # Ranks that share cores leave a barrier one after the other, which a longer burst makes up for.
+        best = interleaved({"acclimate": work}, burst_s=10 * BURST_S)
+        each = {name: seconds / calls for name, seconds in best.items()}
+        figures.append(figure(f"all_reduce, native op, {size} ranks, from {caller}", tensor.dtype, 1, each))
+    return figures
+
+
+def sum_often(x: torch.Tensor, times: int) -> None:
+    for _ in range(times):
+        torch.ops.acclimate.inference_all_reduce_(x)
 
 
 def ddp(rank: int, size: int, gloo: Any) -> list[dict[str, Any]]:
-    """A training step of a 50 M-parameter model; also in DDP that communicates nothing, and without DDP."""
+    """A training step of a 50 M-parameter model; also in DDP that sends no gradients, and without DDP.
+
+    A step that only waits for the other rank at its end shows how much of the time is waiting.
+    """
     return [ddp_figure(rank, gloo, as_views) for as_views in (False, True)]
 
 
@@ -158,7 +181,7 @@ def ddp_figure(rank: int, gloo: Any, as_views: bool) -> dict[str, Any]:
             model = torch.nn.parallel.DistributedDataParallel(
                 model, process_group=group, gradient_as_bucket_view=as_views
             )
-        if name == "DDP, no communication":
+        if name in SILENT:
             # Without annotations, which torch would want to be its types and not their names.
             model.register_comm_hook(None, lambda _, bucket: as_future(bucket.buffer()))
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -169,11 +192,13 @@ def ddp_figure(rank: int, gloo: Any, as_views: bool) -> dict[str, Any]:
             loss = model(data).square().mean()
             loss.backward()
             optimizer.step()
+            if name == ONLY_A_BARRIER:
+                dist.barrier()
             losses[name].append(loss.item())
 
         return step
 
-    groups = {"acclimate": None, "gloo": gloo, "DDP, no communication": None, "no DDP": None}
+    groups = {"acclimate": None, "gloo": gloo, **dict.fromkeys(SILENT), "no DDP": None}
     best = interleaved({name: step_of(name, group) for name, group in groups.items()})
     work = "DDP step of 50 M parameters" + (", gradients as views" if as_views else "")
     told = figure(work, torch.float32, 50_356_224, best)
