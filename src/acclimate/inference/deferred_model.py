@@ -20,6 +20,7 @@ from acclimate.errors import CorruptModelError, UnsupportedModelError, some_of
 from acclimate.inference.checkpoint import HostTensor, open_weights
 from acclimate.inference.deferred import deferred
 from acclimate.inference.folder import weight_files, weight_totals
+from acclimate.inference.host_ranges import HostRanges
 from acclimate.inference.loaded_model import explained_failures
 from acclimate.inference.locate import FoundModel
 from acclimate.inference.model_class import model_class
@@ -111,15 +112,27 @@ def _build(
                 f"the weights in {folder} are quantised (quantization_config in config.json), and "
                 "cannot be read in parts; use a copy in bfloat16, float16 or float32"
             )
-        with bounded_model(totals), no_initial_values():
-            model, report = model_class(config, str(folder)).from_pretrained(
-                None,
-                config=config,
-                state_dict=dict(tensors),
-                dtype=dtype,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # _check names them
-            )
+        kind = model_class(config, str(folder))
+
+        def build() -> Any:
+            with bounded_model(totals), no_initial_values():
+                return kind.from_pretrained(
+                    None,
+                    config=config,
+                    state_dict=dict(tensors),
+                    dtype=dtype,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # _check names them
+                )
+
+        try:
+            with HostRanges():
+                model, report = build()
+        except (RuntimeError, NotImplementedError) as error:
+            if "meta" not in str(error):
+                raise
+            # Some code mixes a range with another tensor of the meta device.
+            model, report = build()
         _adopt_generation_settings(model, folder)
         model.config.name_or_path = model.name_or_path = str(folder)
     return model, report

@@ -238,9 +238,12 @@ class BlockRows:
         """Whether the scale of a block that :meth:`read` returned is infinite or not a number."""
         size = GGML_QUANT_SIZES[GGMLQuantizationType[self.block_type]][1]
         start, stop = _SCALES[self.block_type]
-        scales = blocks.view(-1, size)[:, start:stop].contiguous().view(torch.float16)
-        return not bool(torch.isfinite(scales).all())
+        bits = blocks.numpy().reshape(-1, size)[:, start:stop].view(np.uint16)
+        return bool(((bits & _EXPONENT) == _EXPONENT).any())
 
+
+_EXPONENT = 0x7C00
+"""The bits of a half-precision number that are all set in infinities and what is not a number."""
 
 # Where the scales of a block are, in bytes of it.
 _SCALES = {
