@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _VERSION_TIMEOUT_S = 60.0
 # Reads the running process groups, one line at each change; at the end of input kills those of the last line.
 _WATCHER = 'while read -r line; do groups=$line; done; [ -z "$groups" ] || kill -s KILL -- $groups'
+# A compiler starts once the watcher knows its process group, and not at all if this process is killed before.
+_WAITING = 'read -r go && exec "$@" </dev/null'
 
 
 @dataclass(frozen=True)
@@ -166,12 +168,14 @@ class Compilers:
         with self._lock:
             if self._is_over:
                 return -signal.SIGKILL
+            waits = self._watcher is not None and folder is not None  # --version ends at once
             try:
                 process = subprocess.Popen(
-                    command,
+                    ["/bin/sh", "-c", _WAITING, "sh", *command] if waits else command,
+                    bufsize=0,
                     cwd=folder,
                     env=environ,
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE if waits else subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # its own process group, which can be killed as a whole
@@ -180,6 +184,9 @@ class Compilers:
                 raise OpBuildError(f"{command[0]} cannot be run: {error}") from error
             self._running.add(process)
             self._tell_watcher()
+            if process.stdin is not None:
+                with contextlib.suppress(OSError), process.stdin:  # something has killed it
+                    process.stdin.write(b"\n")
         try:
             return process.wait(self._timeout_s)
         except subprocess.TimeoutExpired:
