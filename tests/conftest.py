@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -27,6 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     take_signals()
     if hasattr(config, "workerinput"):
         start_real_pythons()
+        gc.disable()  # until all tests are collected, which takes a quarter longer with it
     # How long an example takes says nothing where other work shares the processors. `make test` tries the
     # same examples each time, so that a failure comes from a change; other runs try new ones.
     settings.register_profile(
@@ -38,6 +40,11 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("shared")
     # Else each of the many processes that tests start would compile the sources anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -129,6 +129,7 @@ def _run(request: dict[str, Any]) -> None:
 
     _hide_installed_plug_ins(request["path"])
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # the server may have asked for it, and its environment is another one
     os.chdir(folder)
     sys.path[:] = [*request["path"], *(entry for entry in sys.path if entry != str(Path(__file__).parent))]
     code = 1

@@ -129,6 +129,14 @@ class RankProcesses:
         return list(range(len(self._ends))) if ranks is None else ranks
 
 
+def wait_no_longer_than(rank: int, seconds: float) -> None:
+    """For a rank: the time limit of its collectives from now on."""
+    import torch.distributed as dist
+
+    group: Any = dist.group.WORLD
+    group.set_timeout(timedelta(seconds=seconds))
+
+
 def _serve(
     end: Connection,
     rank: int,

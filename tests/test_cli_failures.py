@@ -16,6 +16,7 @@ import pytest
 from acclimate import cli
 from acclimate.errors import AcclimateError, LaunchOptionError
 from fresh_process import FreshProcesses, plain_environment
+from pairs import all_pairs
 
 ACCLIMATE = [sys.executable, "-m", "acclimate"]
 FULL = Path("/dev/full")
@@ -296,8 +297,10 @@ ODD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", [["info"], ["ops"], ["ops", "--json"], ["ops", "clean"]], ids=" ".join)
-@pytest.mark.parametrize("oddity", ODD)
+@pytest.mark.parametrize(
+    ("oddity", "arguments"),
+    all_pairs(ODD, [["info"], ["ops"], ["ops", "--json"], ["ops", "clean"]], column_id=" ".join),
+)
 def test_no_command_shows_a_traceback_with(
     oddity: str, arguments: list[str], fresh: FreshProcesses, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -54,6 +54,11 @@ class Source:
 
     path: Path
     tree: ast.Module
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All of the tree."""
+        return tuple(ast.walk(self.tree))
 
     @property
     def name(self) -> str:
@@ -106,7 +111,7 @@ def texts(tree: ast.AST) -> Iterator[ast.Constant]:
 def hardware_names(source: Source) -> Iterator[str]:
     if may_name_hardware(source):
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if dotted(node).rpartition(".")[0] in ("torch", "torch.backends") and last_name(node) in VENDORS:
             yield f"{source.at(node)} uses {dotted(node)}"
         for module in imported_modules(source, node):
@@ -193,7 +198,7 @@ NAMING |= {"communication_backend", "_name"}
 def name_comparisons(source: Source) -> Iterator[str]:
     if may_name_hardware(source):
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
         elif isinstance(node, ast.Match):
@@ -269,7 +274,7 @@ assert "torch" in sys.modules and "rich" not in sys.modules
 
 
 def careless_statements(source: Source) -> Iterator[str]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Call) and dotted(node.func) == "print":
             yield f"{source.at(node)} prints; log through logging.getLogger('acclimate')"
         if isinstance(node, ast.ExceptHandler) and node.type is None:
@@ -345,7 +350,7 @@ def stray_errors(source: Source) -> Iterator[str]:
     telling = {error.__name__ for error in error_classes()} | {
         name for name, value in vars(builtins).items() if isinstance(value, type) and name.endswith("Error")
     }
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         bases = {last_name(base) for base in node.bases} if isinstance(node, ast.ClassDef) else set()
         if bases & telling and source.room != "errors":
             yield f"{source.at(node)} declares {node.name}; errors live in errors.py"

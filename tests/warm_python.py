@@ -184,7 +184,7 @@ def start_real_pythons() -> None:
 
 def serve(listening: str, *modules: str) -> None:
     """Starts programs for those who connect to a descriptor, until standard input ends."""
-    global _address
+    global _address, _use_one_thread
     listener = socket.socket(fileno=int(listening))
     groups = []
     for module in modules:
@@ -344,6 +344,7 @@ def _become(request: dict[str, Any], streams: array.array[int]) -> None:
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # the server may have asked for it, and its environment is another one
     os.chdir(request["folder"])
     subprocess.Popen = WarmPopen
     code = 1

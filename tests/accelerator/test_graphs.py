@@ -776,7 +776,6 @@ x.copy_(torch.randn(64))
 acc.replay_graph(graph)
 torch.testing.assert_close(y, compiled(x))
 """,
-        timeout_s=100,
     )
 
 

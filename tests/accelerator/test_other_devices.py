@@ -34,7 +34,7 @@ tell(passed=count.passed, failed=count.failed, code=int(code))
 def test_the_interface_keeps_its_promises_on(device: str, fresh: FreshProcesses) -> None:
     files = [str(HERE / f"test_{category}.py") for category in CATEGORIES]
     run = RUN.replace("= DEVICE", f'= "{device}"').replace("FILES", repr(files))
-    outcome = fresh.check(run, path=[HERE.parent], timeout_s=120)
+    outcome = fresh.check(run, path=[HERE.parent])
     assert outcome.told["failed"] == [], outcome.stdout
     assert outcome.told["code"] == 0, outcome.stdout
     tried = {category for category in CATEGORIES if f"test_{category}.py" in " ".join(outcome.told["passed"])}

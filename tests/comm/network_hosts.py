@@ -6,9 +6,7 @@ import ctypes
 import os
 import shutil
 import signal
-import socket
 import subprocess
-from contextlib import closing
 from pathlib import Path
 
 ADDRESSES = ("10.213.78.1", "10.213.78.2")
@@ -81,14 +79,6 @@ def enter(place: str) -> None:
             raise OSError(ctypes.get_errno(), "setns", place)
     finally:
         os.close(descriptor)
-
-
-def free_port() -> int:
-    """A port that is free here, and on a host that nobody else uses."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def exists(place: str) -> bool:

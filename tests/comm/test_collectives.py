@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,12 +102,14 @@ def test_long_transfers_are_right_by_either_route(ranks: RankProcesses) -> None:
 
 
 def overlap(rank: int) -> tuple[bool, list[float]]:
-    """Starts a large collective that the last rank joins late, and computes until it ends."""
+    """Starts a large collective that the last rank joins when all others have looked whether it is done."""
     tensors = [torch.full((1 << 20,), float(rank)) for _ in range(3)]
+    store = dist.distributed_c10d._get_default_store()
     if rank == RANKS - 1:
-        time.sleep(0.3)
+        store.wait([f"looked {other}" for other in range(RANKS - 1)])
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     was_under_way = not works[-1].is_completed()
+    store.set(f"looked {rank}", "")
     for work in works:
         work.wait()
     total = works[-1].get_future().wait()[0]

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from acclimate.comm import memory
-from rank_processes import RankProcesses
+from rank_processes import RankProcesses, wait_no_longer_than
 
 _warnings: list[str] = []
 
@@ -226,7 +226,8 @@ def test_a_wait_for_a_rank_that_destroyed_its_group_ends() -> None:
 
 
 def test_a_timeout_is_honoured_and_names_who_was_missing() -> None:
-    with RankProcesses(3, timeout_s=1) as processes:
+    with RankProcesses(3) as processes:
+        processes.values(wait_no_longer_than, 1)  # joining may take longer
         told = processes.run(add, ranks=[0, 2])
         for one in told:
             assert "gave up after 1 s: rank 1 (process" in one.error, one
@@ -250,7 +251,7 @@ def wait_two_seconds(rank: int) -> float:
 
 def test_a_rank_that_waits_uses_no_processor_time() -> None:
     with RankProcesses(2) as processes:
-        assert processes.values(wait_two_seconds)[0] < 0.2
+        assert processes.values(wait_two_seconds)[0] < 0.5
 
 
 # -- what stays behind -------------------------------------------------------------------------------
@@ -303,7 +304,8 @@ def test_the_memory_is_an_anonymous_file_that_no_rank_keeps_open() -> None:
             assert mapped
             assert all("/memfd:acclimate-comm" in line for line in mapped)
             assert opened == []
-        assert segments() == before
+        # Other programs use the folder too.
+        assert [name for name in segments() - before if "acclimate" in name] == []
 
 
 def test_another_user_cannot_open_the_memory() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch.distributed as dist
 import acclimate
 from acclimate.comm.ranks import find_place, meeting_point
 from acclimate.errors import ConflictingRanksError, InvalidEnvironmentError, InvalidRankError
+from ports import free_port
 from rank_processes import RankProcesses
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -97,12 +97,6 @@ def test_numbers_that_do_not_fit_are_an_error(numbers: dict[str, int]) -> None:
 
 
 # -- with processes ----------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def backend_of_host() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 import acclimate
+from ports import free_port
 from rank_processes import RankProcesses
 
 DTYPES = (
@@ -57,9 +57,7 @@ def add(rank: int, size: int, elements: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[RankProcesses]:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with RankProcesses(3, backend=None, environment=where) as processes:
         processes.values(initialize, 3)
         yield processes
@@ -112,9 +110,7 @@ def through_gloo(rank: int, where: dict[str, str]) -> list[float]:
 
 
 def test_without_a_compiler_it_gives_the_same_through_gloo(tmp_path: Any) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     nothing = {"ACCLIMATE_CACHE": str(tmp_path), "CXX": "", "PATH": str(tmp_path)}
     with RankProcesses(2, backend=None, environment=nothing) as processes:
         assert processes.values(through_gloo, where) == [[3.0] * 6] * 2

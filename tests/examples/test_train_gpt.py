@@ -192,7 +192,7 @@ for name, (options, message) in {REFUSED!r}.items():
     tell(**{{name: [status, said.getvalue(), os.path.exists("new")]}})
 """
     env = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    return fresh.check(code, path=[EXAMPLES], env=env, timeout_s=200).told
+    return fresh.check(code, path=[EXAMPLES], env=env).told
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fresh_process import plain_environment
+from ports import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "train_gpt.py"
@@ -74,11 +74,8 @@ def start_ranks(
 ) -> list[subprocess.Popen[str]]:
     if ranks == 1:
         return [start(out, *options, **(env or {}))]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **(env or {})}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **(env or {})}
     return [start(out, *options, **shared, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(ranks)]
 
 

@@ -203,6 +203,7 @@ def _become(request: dict[str, Any], descriptors: array.array[int]) -> None:
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8")
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # the server may have asked for it, and its environment is another one
     os.chdir(request["folder"])
     _limit(request)
     sys.argv = ["acclimate", *request["arguments"]]

@@ -66,7 +66,7 @@ class Port:
     def say(self, caller: socket.socket, data: bytes) -> None:
         """Sends, and lets the server take it in."""
         caller.setblocking(False)
-        give_up = time.monotonic() + 30
+        give_up = time.monotonic() + 120
         while data and time.monotonic() < give_up:
             try:
                 data = data[caller.send(data) :]
@@ -108,7 +108,7 @@ class Port:
         caller.setblocking(False)
         return self.until(is_ended)
 
-    def until(self, holds: Callable[[], bool], within_s: float = 30) -> bool:
+    def until(self, holds: Callable[[], bool], within_s: float = 120) -> bool:
         give_up = time.monotonic() + within_s
         while not holds():
             if time.monotonic() > give_up:

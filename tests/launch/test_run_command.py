@@ -37,7 +37,7 @@ def acclimate_run(
         text=True,
         env=environment(**variables),
         cwd=cwd,
-        timeout=60,
+        timeout=240,
     )
 
 
@@ -273,7 +273,7 @@ sys.stderr.write(repr(sorted({{"torch", "rich", "numpy"}} & set(sys.modules))))
 sys.exit(code)
 """
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=240
     )
     assert (ended.returncode, ended.stderr) == (0, "[]")
 
@@ -366,7 +366,7 @@ def test_a_mistake_ends_the_program_with_2(tmp_path: Path) -> None:
 def test_a_working_directory_that_was_deleted_is_told() -> None:
     gone = 'cd "$(mktemp -d)" && rmdir "$PWD" && exec "$@"'
     command = ["sh", "-c", gone, "sh", *LAUNCHER, "--no_python", "true"]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=240)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("acclimate run: error: the working directory cannot be used: ")
     assert "Traceback" not in ended.stderr
@@ -376,7 +376,7 @@ def test_a_standard_error_that_is_full_does_not_change_the_exit_code(tmp_path: P
     (tmp_path / "fails.py").write_text("raise SystemExit(7)")
     with open("/dev/full", "w") as full:
         command = [*LAUNCHER, "--num_accelerators", "1", str(tmp_path / "fails.py")]
-        ended = subprocess.run(command, stderr=full, env=environment(), timeout=60)
+        ended = subprocess.run(command, stderr=full, env=environment(), timeout=240)
     assert ended.returncode == 7
 
 

@@ -16,6 +16,7 @@ DATA = Path(__file__).parent / "data"
 COMPILER = shutil.which("c++")
 
 # Notes each source that it compiles. While the file `slow` exists it says that it started, and waits.
+# What the compiler has made of the same files and flags for another test of this run is copied.
 _WATCHED = """#!/bin/sh
 case " $* " in *" -c "*)
     echo "$*" >> {folder}/compiled
@@ -23,6 +24,17 @@ case " $* " in *" -c "*)
         echo $$ >> {folder}/started
         while [ -e {folder}/slow ]; do sleep 0.02; done
     fi
+    for each; do
+        case $previous in -c) source=$each ;; -o) object=$each ;; esac
+        previous=$each
+    done
+    flags=$(echo "${{*%% -c *}}" | sed "s|{folder}||g")
+    key=$( (echo "$flags $source" | sed "s|.*/||"; echo "$flags"; cat "${{source%/*}}"/*) | sha256sum)
+    made={shared}/${{key%% *}}
+    cp "$made" "$object" 2> /dev/null && exit
+    {compiler} "$@" || exit
+    cp "$object" "$made.$$" && mv "$made.$$" "$made"
+    exit ;;
 esac
 exec {compiler} "$@"
 """
@@ -70,11 +82,11 @@ class Workshop:
         return sorted(self.cache.glob("ops/*/.*.partial"))
 
 
-def set_up(folder: Path, fresh: FreshProcesses) -> Workshop:
+def set_up(folder: Path, shared: Path, fresh: FreshProcesses) -> Workshop:
     for package in ("tiny", "acme"):
         shutil.copytree(DATA / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     script = folder / "watched-c++"
-    script.write_text(_WATCHED.format(folder=folder, compiler=COMPILER))
+    script.write_text(_WATCHED.format(folder=folder, shared=shared, compiler=COMPILER))
     script.chmod(0o755)
     return Workshop(folder, fresh)
 

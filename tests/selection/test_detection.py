@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
 
 from fake_vendors import BREAKAGES, BY_WAY, IN_ORDER, WITH_PACKAGE, FakeMachine, FakeVendor
 from fresh_process import FreshProcesses
+from pairs import all_pairs
 
 SELECT = """
 from acclimate import get_accelerator
@@ -49,8 +50,16 @@ def test_a_working_accelerator_is_detected(
     assert [vendor.name, None] in found["reasons"]
 
 
+NEIGHBOURS = [*pairwise(DEVICE_VENDORS), (BY_WAY["xpu_native"], BY_WAY["cuda"])]
+"""Each with the one after it, and the two that are chosen in another order; the test below tries the rest."""
+
+
 @pytest.mark.parametrize(
-    "pair", list(combinations(DEVICE_VENDORS, 2)), ids=lambda pair: "+".join(map(way, pair))
+    "pair",
+    [
+        pytest.param(pair, id="+".join(map(way, pair)), marks=() if pair in NEIGHBOURS else pytest.mark.slow)
+        for pair in combinations(DEVICE_VENDORS, 2)
+    ],
 )
 def test_of_two_working_accelerators_the_specification_order_decides(
     pair: tuple[FakeVendor, FakeVendor], machine: FakeMachine, fresh: FreshProcesses
@@ -72,8 +81,7 @@ def test_of_many_working_accelerators_the_first_is_chosen(
     assert found["name"] == preferred(present).name
 
 
-@pytest.mark.parametrize("breakage", BREAKAGES)
-@pytest.mark.parametrize("vendor", WITH_PACKAGE, ids=way)
+@pytest.mark.parametrize(("vendor", "breakage"), all_pairs(WITH_PACKAGE, BREAKAGES, way))
 def test_a_package_that_breaks_at_import_is_a_reason_and_stops_nothing(
     vendor: FakeVendor, breakage: str, machine: FakeMachine, fresh: FreshProcesses
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from fake_vendors import BREAKAGES, BY_WAY, IN_ORDER, WITH_PACKAGE, FakeMachine, FakeVendor
 from fresh_process import FreshProcesses
+from pairs import all_pairs
 
 SELECT = """
 import acclimate
@@ -61,8 +62,7 @@ def test_an_accelerator_that_is_not_there_is_refused_with_the_reason_and_what_to
     assert told["error"].endswith(f"\n{REMEDIES[name]}, or unset DS_ACCELERATOR to detect what is here.")
 
 
-@pytest.mark.parametrize("breakage", BREAKAGES)
-@pytest.mark.parametrize("vendor", WITH_PACKAGE, ids=way)
+@pytest.mark.parametrize(("vendor", "breakage"), all_pairs(WITH_PACKAGE, BREAKAGES, way))
 def test_a_package_that_breaks_at_import_is_refused_with_what_it_raised(
     vendor: FakeVendor, breakage: str, machine: FakeMachine, fresh: FreshProcesses
 ) -> None:

@@ -25,6 +25,7 @@ from launching import (
 )
 
 from acclimate.launch.elastic import agent
+from ports import free_port
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "train_gpt.py"
 
@@ -44,6 +45,7 @@ while done < 20:
 """A "training" of 20 steps with a checkpoint at each, in which rank 1 dies once; it needs no torch."""
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_killed_rank_is_started_anew_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     ended = run(2, COUNTING.format(folder=str(tmp_path)), "--max_restarts", "2", "--bind_cores_to_rank")
     assert ended.returncode == 0, ended.stderr
@@ -134,6 +136,7 @@ def meeting_at(port: int, host: str = "127.0.0.1") -> list[str]:
     return ["--min_nodes", "2", "--max_nodes", "2", "--master_addr", host, "--master_port", str(port)]
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize("greeting", [b"", pytest.param(b"SSH-2.0-OpenSSH_9.6\r\n", marks=pytest.mark.slow)])
 def test_a_meeting_place_that_accepts_and_says_nothing_is_named(greeting: bytes) -> None:
     patience = "agent._PROBE_AFTER_S, agent._SILENCE_S = 0.1, 1.0"  # instead of 5 s and 15 s
@@ -159,6 +162,7 @@ def test_a_silent_meeting_place_is_named_within_half_a_minute() -> None:
     assert agent._PROBE_AFTER_S + agent._SILENCE_S + 3 * agent._LOOK_AGAIN_S < 30
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_ends_the_wait_for_a_meeting_place_that_says_nothing(number: int) -> None:
     with deaf_server() as (port, called), launched(command(1, "pass", *meeting_at(port))) as job:
@@ -195,7 +199,7 @@ def test_a_paused_elastic_launcher_pauses_its_ranks(tmp_path: Path) -> None:
         rank = pid_in(tmp_path / "ready0")
         job.signal(signal.SIGTSTP)
         wait_until(lambda: state_of(job.process.pid) == "T", "the launcher to stop")
-        assert state_of(rank) == "T"
+        wait_until(lambda: state_of(rank) == "T", "the rank to stop")
         job.signal(signal.SIGCONT)
         wait_until(lambda: state_of(rank) in "SR", "the rank to go on")
         (tmp_path / "go").touch()
@@ -249,12 +253,6 @@ def test_elastic_hosts_are_started_by_hand(tmp_path: Path) -> None:
     ended = run(1, "pass", "--max_nodes", "2")
     assert ended.returncode == 2
     assert "--max_nodes needs --master_addr" in ended.stderr
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 WORLD = """

@@ -97,7 +97,9 @@ class Machine:
 
     def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs a program there to its end."""
-        return subprocess.run([*self._enter, *command], capture_output=True, text=True, timeout=60, **options)
+        return subprocess.run(
+            [*self._enter, *command], capture_output=True, text=True, timeout=240, **options
+        )
 
     def processes(self) -> dict[int, str]:
         """Command lines of what runs there, by process id here, but for what makes it a machine."""

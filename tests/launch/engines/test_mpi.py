@@ -9,6 +9,7 @@ import pytest
 from engine_jobs import (
     ENGINES_FOLDER,
     SLEEP,
+    WITH_TORCH,
     Jobs,
     check_all_reduce,
     check_failing_rank,
@@ -37,6 +38,11 @@ def mpi_jobs(mpi: str, hosts: Hosts, tmp_path: Path) -> Jobs:
 
 def test_ranks_on_two_hosts_reduce_together(mpi: str, mpi_jobs: Jobs) -> None:
     check_all_reduce(mpi_jobs, "--launcher", mpi)
+
+
+@pytest.mark.slow
+def test_ranks_on_two_hosts_reduce_together_with_torch(mpi: str, mpi_jobs: Jobs) -> None:
+    check_all_reduce(mpi_jobs, "--launcher", mpi, code=WITH_TORCH)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import shutil
 import pytest
 from engine_jobs import (
     SLEEP,
+    WITH_TORCH,
     Jobs,
     check_all_reduce,
     check_failing_rank,
@@ -21,6 +22,11 @@ pytestmark = pytest.mark.skipif(shutil.which("pdsh") is None, reason="pdsh is no
 
 def test_ranks_on_two_hosts_reduce_together(jobs: Jobs) -> None:
     check_all_reduce(jobs, *PDSH)
+
+
+@pytest.mark.slow
+def test_ranks_on_two_hosts_reduce_together_with_torch(jobs: Jobs) -> None:
+    check_all_reduce(jobs, *PDSH, code=WITH_TORCH)
 
 
 @pytest.mark.slow

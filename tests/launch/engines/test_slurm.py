@@ -11,6 +11,7 @@ import slurm_cluster
 from engine_jobs import (
     ACCLIMATE,
     SLEEP,
+    WITH_TORCH,
     Jobs,
     check_all_reduce,
     check_failing_rank,
@@ -41,6 +42,11 @@ def test_ranks_on_two_hosts_reduce_together(slurm_jobs: Jobs) -> None:
     check_all_reduce(slurm_jobs, *SLURM)
 
 
+@pytest.mark.slow
+def test_ranks_on_two_hosts_reduce_together_with_torch(slurm_jobs: Jobs) -> None:
+    check_all_reduce(slurm_jobs, *SLURM, code=WITH_TORCH)
+
+
 def test_a_failing_rank_ends_the_other_hosts_ranks_with_its_exit_code(slurm_jobs: Jobs) -> None:
     check_failing_rank(slurm_jobs, *SLURM)
 
@@ -56,7 +62,7 @@ def test_inside_an_allocation_auto_takes_slurm_and_its_hosts(slurm_jobs: Jobs) -
         stderr=subprocess.PIPE,
         env=slurm_jobs.environment,
     ) as job:
-        stdout, stderr = job.communicate(timeout=60)
+        stdout, stderr = job.communicate(timeout=240)
     expected = {f"[rank {rank}] {('alpha', 'beta')[rank // 2]} {rank} 4" for rank in range(4)}
     assert (job.returncode, set(stdout.splitlines())) == (0, expected), stderr
 

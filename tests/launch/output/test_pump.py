@@ -42,7 +42,7 @@ def test_head_is_not_kept_waiting() -> None:
         ["sh", "-c", '"$@" 2>/dev/null | head -n 2', "sh", *command(1, code)],
         capture_output=True,
         env=environment(),
-        timeout=60,
+        timeout=240,
     )
     assert shown.stdout == b"0\n1\n"
 
@@ -101,7 +101,7 @@ def test_standard_output_on_a_full_disk_is_told_and_the_job_goes_on(tmp_path: Pa
     code = f"import pathlib; print('x'); pathlib.Path({str(tmp_path / 'done')!r}).touch()"
     with open("/dev/full", "wb") as full:
         ended = subprocess.run(
-            command(1, code), stdout=full, stderr=subprocess.PIPE, env=environment(), timeout=60, text=True
+            command(1, code), stdout=full, stderr=subprocess.PIPE, env=environment(), timeout=240, text=True
         )
     assert (ended.returncode, (tmp_path / "done").exists()) == (0, True)
     assert ended.stderr == (
@@ -112,7 +112,7 @@ def test_standard_output_on_a_full_disk_is_told_and_the_job_goes_on(tmp_path: Pa
 def test_closed_standard_streams_are_no_obstacle(tmp_path: Path) -> None:
     code = f"import pathlib; pathlib.Path({str(tmp_path / 'done')!r}).touch()"
     ended = subprocess.run(
-        ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command(2, code)], env=environment(), timeout=60
+        ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command(2, code)], env=environment(), timeout=240
     )
     assert (ended.returncode, (tmp_path / "done").exists()) == (0, True)
 
@@ -121,7 +121,12 @@ def test_standard_input_is_the_only_ranks_or_the_first_ones() -> None:
     code = "import sys; print(sys.stdin.read())"
     for ranks, shown in ((1, ["hello"]), (2, ["[rank 0] hello", "[rank 1] "])):
         ended = subprocess.run(
-            command(ranks, code), input="hello", capture_output=True, text=True, env=environment(), timeout=60
+            command(ranks, code),
+            input="hello",
+            capture_output=True,
+            text=True,
+            env=environment(),
+            timeout=240,
         )
         assert sorted(ended.stdout.splitlines()) == shown
 

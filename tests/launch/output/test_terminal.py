@@ -182,9 +182,15 @@ print("still here")
 def test_ctrl_c_reaches_a_single_rank_once_though_the_launcher_hears_of_it_late(tmp_path: Path) -> None:
     code = """
 import signal, sys, time
-signal.signal(signal.SIGINT, lambda *_: sys.stdout.write("heard\\n"))
+heard = False
+def hear(*_):
+    global heard
+    heard = True
+    print("heard")
+signal.signal(signal.SIGINT, hear)
 print("ready")
-for _ in range(40): time.sleep(0.05)
+while not heard: time.sleep(0.05)
+for _ in range(30): time.sleep(0.05)
 print("still here")
 """
     with on_terminal(command(1, code, "--grace", "0.3"), tmp_path) as terminal:
@@ -345,11 +351,17 @@ def test_progress_bars_of_several_ranks_stay_whole_below_the_lines(tmp_path: Pat
 
 
 def test_an_unfinished_line_never_takes_more_than_a_row(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; sys.stdout.write('\\x1b[32m' + '漢字' * 60); sys.stdout.flush(); time.sleep(0.5)"
-    )
+    seen = tmp_path / "seen"
+    code = f"""
+import pathlib, sys, time
+sys.stdout.write('\\x1b[32m' + '漢字' * 60)
+sys.stdout.flush()
+while not pathlib.Path({str(seen)!r}).exists(): time.sleep(0.01)
+"""
     with on_terminal(command(2, code), tmp_path) as terminal:
-        drawn = terminal.read_until(b"\x1b[J").decode()
+        drawn = terminal.read_until("漢".encode()).decode() + "漢"
+        seen.touch()
+        drawn += terminal.read_until(b"\x1b[J").decode()
         assert terminal.end()[0] == 0
     plain = re.sub(r"\x1b\[[0-9]*[mA]", "", drawn).strip("\r")
     for row in plain.split("\r\n"):

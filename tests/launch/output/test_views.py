@@ -35,13 +35,13 @@ def test_each_line_has_its_ranks_tag() -> None:
 
 def test_a_single_ranks_output_is_passed_on_byte_by_byte() -> None:
     code = r"import sys; sys.stdout.buffer.write(b'a\r\nb\xff\0c\rd'); sys.stderr.write('e')"
-    ended = subprocess.run(command(1, code), capture_output=True, env=environment(), timeout=60)
+    ended = subprocess.run(command(1, code), capture_output=True, env=environment(), timeout=240)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"a\r\nb\xff\0c\rd", b"e")
 
 
 def test_bytes_that_are_no_utf_8_pass_through_a_tag() -> None:
     code = r"import sys; sys.stdout.buffer.write(b'caf\xe9 \xf0\x9f\n')"
-    ended = subprocess.run(command(2, code), capture_output=True, env=environment(), timeout=60)
+    ended = subprocess.run(command(2, code), capture_output=True, env=environment(), timeout=240)
     assert sorted(ended.stdout.splitlines()) == [b"[rank 0] caf\xe9 \xf0\x9f", b"[rank 1] caf\xe9 \xf0\x9f"]
 
 

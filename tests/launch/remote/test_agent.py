@@ -25,7 +25,7 @@ def run_module(
         stdin=subprocess.DEVNULL,
         cwd=folder,
         env={**plain_environment(), **environment},
-        timeout=60,
+        timeout=240,
         check=False,
     )
 

@@ -144,7 +144,7 @@ def test_an_agent_whose_launcher_is_a_stranger_starts_no_rank(tmp_path: Path) ->
             connection, _ = server.accept()
             with connection:
                 connection.sendall((plan % (tmp_path / "made")).encode())
-                _, stderr = process.communicate(timeout=60)
+                _, stderr = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "whoever answers is not this job's launcher" in stderr
     assert "Traceback" not in stderr

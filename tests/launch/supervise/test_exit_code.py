@@ -73,11 +73,11 @@ def test_the_code_of_the_rank_that_ended_first_is_the_jobs_after_a_signal(tmp_pa
     text = """
 def leave(*_):
     if rank == 0:
-        other = int((folder / "ready1").read_text())
-        while Path(f"/proc/{other}").exists(): time.sleep(0.01)
-        time.sleep(0.5)  # until its guard has noted the time
+        guard = Path("/proc", (folder / "guard1").read_text())
+        while guard.exists(): time.sleep(0.01)  # it notes when its rank ended
     sys.exit(3 + rank)
 signal.signal(signal.SIGTERM, leave)
+(folder / f"guard{rank}").write_text(str(os.getppid()))
 ready()
 wait()
 """

@@ -196,7 +196,7 @@ def test_a_guard_that_is_stopped_again_and_again_is_killed(tmp_path: Path) -> No
         stopping.start()
         try:
             job.signal(signal.SIGTERM)
-            _, stderr = job.read(60)
+            _, stderr = job.read()
             assert job.wait() == 128 + signal.SIGTERM
             assert job.living() == {}
         finally:

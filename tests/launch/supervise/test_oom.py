@@ -89,7 +89,7 @@ def test_a_rank_that_the_out_of_memory_killer_ends_is_reported_so(tmp_path: Path
     with limited_group("memory", 150 << 20) as join:
         code = "x = bytearray(1 << 20)\nwhile True: x += bytes(1 << 20)"
         ended = subprocess.run(
-            [*join, *command(2, code)], capture_output=True, text=True, env=environment(), timeout=60
+            [*join, *command(2, code)], capture_output=True, text=True, env=environment(), timeout=240
         )
         assert ended.returncode == 137, ended.stderr
         assert "out-of-memory killer is the likely cause: it killed" in ended.stderr

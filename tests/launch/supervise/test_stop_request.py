@@ -33,7 +33,7 @@ def supervised(request: str, rank: str = "import time; time.sleep(600)", grace: 
         text=True,
         check=True,
         env=environment(),
-        timeout=60,
+        timeout=240,
     )
     answer: list[object] = json.loads(ended.stdout)
     return answer

@@ -88,7 +88,7 @@ def test_a_rank_for_which_there_is_no_process_left_is_named_with_the_limit() -> 
             capture_output=True,
             text=True,
             env=environment(),
-            timeout=60,
+            timeout=240,
         )
     assert (ended.returncode, ended.stdout) == (126, "")
     assert "ended with exit code 126. It was not started: Resource temporarily unavailable." in ended.stderr

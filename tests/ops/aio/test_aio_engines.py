@@ -94,7 +94,7 @@ def test_a_forked_child_has_an_engine_of_its_own_and_the_parent_keeps_its_reques
         "handle.sync_pread(found, path)\n"
         "assert torch.equal(found, data)\n"
     )
-    fresh.check(code, env=needs(engine), timeout_s=60)
+    fresh.check(code, env=needs(engine))
     assert (tmp_path / "x.child").read_bytes() == content_of(torch.arange(1000))
 
 
@@ -138,7 +138,7 @@ def test_a_handle_freed_with_requests_on_their_way_finishes_them(engine: str, tm
 
 def slow_write(handle: AsyncIOHandle, path: Path) -> torch.Tensor:
     """Starts a write that takes a good part of a second: many small blocks, one after the other."""
-    data = random_bytes(48 << 20)
+    data = random_bytes(24 << 20)
     assert handle.get_block_size() == 4096
     assert handle.async_pwrite(data, path) == 0
     return data
@@ -146,26 +146,31 @@ def slow_write(handle: AsyncIOHandle, path: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("engine", ["io_uring", "aio", "threads"])
 def test_other_python_threads_run_while_one_waits(engine: str, tmp_path: Path) -> None:
-    ticks = 0
-    is_done = threading.Event()
+    def turns_per_second() -> float:
+        """How often another thread had its turn during a wait."""
+        ticks = 0
+        is_done = threading.Event()
 
-    def tick() -> None:
-        nonlocal ticks
-        while not is_done.is_set():
-            time.sleep(0.001)
-            ticks += 1
+        def tick() -> None:
+            nonlocal ticks
+            while not is_done.is_set():
+                time.sleep(0.001)
+                ticks += 1
 
-    with make_handle(engine, block_size=4096, queue_depth=1) as handle:
-        slow_write(handle, tmp_path / "x")
-        thread = threading.Thread(target=tick)
-        thread.start()
-        start = time.perf_counter()
-        handle.wait()
-        took_s = time.perf_counter() - start
-        is_done.set()
-        thread.join()
+        with make_handle(engine, block_size=4096, queue_depth=1) as handle:
+            slow_write(handle, tmp_path / "x")
+            thread = threading.Thread(target=tick)
+            thread.start()
+            start = time.perf_counter()
+            handle.wait()
+            took_s = time.perf_counter() - start
+            is_done.set()
+            thread.join()
+        return (ticks - 1) / took_s
+
     # A wait that kept the lock would let the thread run once per 100 ms, when it looks for signals.
-    assert ticks > 30 * took_s + 1
+    # One time of five is enough: where the machine is busy, the thread waits for a processor.
+    assert any(turns_per_second() > 30 for _ in range(5))
 
 
 @pytest.mark.parametrize("engine", ["io_uring", "aio", "threads"])
@@ -173,13 +178,16 @@ def test_ctrl_c_ends_a_wait_and_the_requests_can_be_waited_for_again(engine: str
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
+    def wait_to_be_interrupted() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        handle.wait()
+
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with make_handle(engine, block_size=4096, queue_depth=1) as handle:
             data = slow_write(handle, tmp_path / "x")
-            signal.setitimer(signal.ITIMER_REAL, 0.01)
             with pytest.raises(KeyboardInterrupt):
-                handle.wait()
+                wait_to_be_interrupted()
             assert handle.wait() == 1
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

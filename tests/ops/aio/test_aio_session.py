@@ -445,7 +445,7 @@ def test_a_child_of_a_process_whose_threads_transfer_can_use_the_handle_from_thr
         "for thread in threads: thread.join()\n"
         "assert wrong == []\n"
     )
-    fresh.check(code, env={"ACCLIMATE_AIO": name}, timeout_s=60)
+    fresh.check(code, env={"ACCLIMATE_AIO": name})
 
 
 def test_a_missing_file_is_reported_at_once_to_the_thread_that_asked(

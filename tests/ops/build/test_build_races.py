@@ -65,9 +65,9 @@ def ask(workshop: Workshop) -> Iterator[Callable[..., Asker]]:
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not condition():
-        assert time.monotonic() < deadline, f"waited 60 s for {what}"
+        assert time.monotonic() < deadline, f"waited 240 s for {what}"
         time.sleep(0.02)
 
 
