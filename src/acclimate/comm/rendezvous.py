@@ -21,7 +21,7 @@ from acclimate.errors import AcclimateError, GroupCreationError
 # Of the memory that is free when a group is made, so that small containers get smaller buffers.
 _SHARE_OF_FREE_MEMORY = 1 / 16
 # So often is a process looked for that others wait for.
-_SLICE = timedelta(seconds=1)
+_SLICE = timedelta(seconds=0.5)
 
 
 @dataclass(frozen=True)
