@@ -150,8 +150,8 @@ class _Reach:
                 name = dotted(holder)
                 found += [
                     node
-                    for node in self._file.tree.nodes
-                    if isinstance(node, cst.Attribute) and node is not holder and dotted(node) == name
+                    for node in self._file.tree.of_type(cst.Attribute)
+                    if node is not holder and dotted(node) == name
                 ]
         return found
 
@@ -161,8 +161,8 @@ class _Reach:
             return []
         return [
             node
-            for node in self._file.tree.nodes
-            if isinstance(node, cst.Attribute) and dotted(node) in (f"self.{name.value}", f"cls.{name.value}")
+            for node in self._file.tree.of_type(cst.Attribute)
+            if dotted(node) in (f"self.{name.value}", f"cls.{name.value}")
         ]
 
     def _called(self, use: cst.CSTNode) -> cst.CSTNode:

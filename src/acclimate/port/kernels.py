@@ -37,10 +37,11 @@ class Kernels:
     @cached_property
     def are_for_cuda_alone(self) -> bool:
         """Whether the file writes kernels in a language for NVIDIA's hardware alone."""
-        return any(
-            isinstance(node, (cst.Import, cst.ImportFrom)) and _LANGUAGES & set(_imported(node))
-            for node in self._tree.nodes
-        )
+        statements: list[cst.Import | cst.ImportFrom] = [
+            *self._tree.of_type(cst.Import),
+            *self._tree.of_type(cst.ImportFrom),
+        ]
+        return any(_LANGUAGES & set(_imported(each)) for each in statements)
 
     def called_in(self, places: list[Span]) -> str:
         """The name of a function of CUDA's own that is called in one of some places; ``""`` where none is."""
@@ -55,8 +56,8 @@ class Kernels:
         """Where a function of CUDA's own is called, and its name."""
         calls = [
             (node, self._tree.span(node), dotted(node.func))
-            for node in self._tree.nodes
-            if isinstance(node, cst.Call) and dotted(node.func)
+            for node in self._tree.of_type(cst.Call)
+            if dotted(node.func)
         ]
         calls = [each for each in calls if not self._is_torch(each[0].func)]
         bound = self._bound
@@ -110,8 +111,8 @@ class Kernels:
         """Names that are bound to other names, with those: ``attend = AttendFunction.apply``."""
         return [
             (dotted(target.target), dotted(node.value))
-            for node in self._tree.nodes
-            if isinstance(node, cst.Assign) and dotted(node.value)
+            for node in self._tree.of_type(cst.Assign)
+            if dotted(node.value)
             for target in node.targets
             if dotted(target.target)
         ]
@@ -120,8 +121,8 @@ class Kernels:
     def _bound(self) -> set[str]:
         """What the file binds to an extension or to a function of one: ``self.norm = FusedNormFunction``."""
         found: set[str] = set()
-        for node in self._tree.nodes:
-            if isinstance(node, cst.Assign) and self._gives_native(node.value):
+        for node in self._tree.of_type(cst.Assign):
+            if self._gives_native(node.value):
                 found |= {dotted(each.target) for each in node.targets}
         return found - {""}
 

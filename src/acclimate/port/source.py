@@ -93,10 +93,8 @@ class SourceFile:
     def exported(self) -> set[str]:
         """The names in ``__all__``."""
         found: set[str] = set()
-        for node in self.tree.nodes:
-            if isinstance(node, cst.Assign) and any(
-                dotted(each.target) == "__all__" for each in node.targets
-            ):
+        for node in self.tree.of_type(cst.Assign):
+            if any(dotted(each.target) == "__all__" for each in node.targets):
                 found |= {string_value(each) or "" for each in walk(node.value)}
         return found
 

@@ -49,17 +49,19 @@ class TorchScript:
         if not _MAY_CONCERN.search(self._tree.text):
             return set()
         found = _Found()
-        for node in self._tree.nodes:
-            if isinstance(node, (cst.FunctionDef, cst.ClassDef)):
-                if any(self._is_compiler(each) for each in decorators(node)):
-                    self._add(found, node)
-                elif isinstance(node, cst.ClassDef) and self._is_meant_for_it(node):
-                    self._add_module(found, node)
-            elif isinstance(node, cst.Call) and self._is_compiler(node.func):
-                for argument in node.args:
+        definitions: list[cst.FunctionDef | cst.ClassDef] = [*self._tree.of_type(cst.FunctionDef)]
+        definitions += self._tree.of_type(cst.ClassDef)
+        for node in definitions:
+            if any(self._is_compiler(each) for each in decorators(node)):
+                self._add(found, node)
+            elif isinstance(node, cst.ClassDef) and self._is_meant_for_it(node):
+                self._add_module(found, node)
+        for call in self._tree.of_type(cst.Call):
+            if self._is_compiler(call.func):
+                for argument in call.args:
                     self._add_value(found, argument.value, _DEEPEST)
-            elif isinstance(node, cst.Call) and self._tree.qualified(node.func) in _QUESTIONS:
-                asks = self._tree.function(node)
+            elif self._tree.qualified(call.func) in _QUESTIONS:
+                asks = self._tree.function(call)
                 if isinstance(asks, cst.FunctionDef):
                     self._add(found, asks)
         return found.functions
@@ -105,14 +107,18 @@ class TorchScript:
     def _aliases(self) -> dict[str, list[cst.CSTNode]]:
         """What the file assigns to each name: ``script = torch.jit.script``."""
         found: dict[str, list[cst.CSTNode]] = defaultdict(list)
-        for node in self._tree.nodes:
-            if isinstance(node, cst.Assign):
-                for target in node.targets:
-                    found[dotted(target.target)].append(node.value)
-            elif isinstance(node, (cst.AnnAssign, cst.NamedExpr)) and node.value is not None:
-                found[dotted(node.target)].append(node.value)
-            elif isinstance(node, (cst.For, cst.CompFor)):
-                found[dotted(node.target)].append(node.iter)
+        for assign in self._tree.of_type(cst.Assign):
+            for target in assign.targets:
+                found[dotted(target.target)].append(assign.value)
+        bindings: list[cst.AnnAssign | cst.NamedExpr] = [*self._tree.of_type(cst.AnnAssign)]
+        bindings += self._tree.of_type(cst.NamedExpr)
+        for bound in bindings:
+            if bound.value is not None:
+                found[dotted(bound.target)].append(bound.value)
+        loops: list[cst.For | cst.CompFor] = [*self._tree.of_type(cst.For)]
+        loops += self._tree.of_type(cst.CompFor)
+        for loop in loops:
+            found[dotted(loop.target)].append(loop.iter)
         found.pop("", None)
         return found
 
@@ -120,14 +126,12 @@ class TorchScript:
     def _functions(self) -> dict[str, cst.FunctionDef]:
         """The functions that are in no class, by name."""
         return {
-            node.name.value: node
-            for node in self._tree.nodes
-            if isinstance(node, cst.FunctionDef) and not self._class_of(node)
+            node.name.value: node for node in self._tree.of_type(cst.FunctionDef) if not self._class_of(node)
         }
 
     @cached_property
     def _classes(self) -> dict[str, cst.ClassDef]:
-        return {node.name.value: node for node in self._tree.nodes if isinstance(node, cst.ClassDef)}
+        return {node.name.value: node for node in self._tree.of_type(cst.ClassDef)}
 
     def _class_of(self, node: cst.CSTNode) -> cst.ClassDef | None:
         holder = self._tree.parent(self._tree.parent(node) or node)
@@ -145,8 +149,11 @@ class TorchScript:
 
     def _add_value(self, found: _Found, value: cst.CSTNode, depth: int) -> None:
         """Adds what a value that is given to the compiler holds: ``Net(…)``, ``net``, ``self.step``."""
+        if value in found.values:
+            return
+        found.values.add(value)
         for node in walk(value):
-            if not isinstance(node, (cst.Name, cst.Attribute)):
+            if type(node) not in (cst.Name, cst.Attribute):
                 continue
             name = dotted(node)
             if name in self._classes:
@@ -261,6 +268,7 @@ class _Found:
     def __init__(self) -> None:
         self.functions: set[cst.CSTNode] = set()
         self.modules: set[cst.CSTNode] = set()
+        self.values: set[cst.CSTNode] = set()
 
 
 def decorators(node: cst.FunctionDef | cst.ClassDef) -> Iterator[cst.BaseExpression]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import bisect
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import libcst as cst
 from libcst.metadata import (
@@ -21,7 +22,9 @@ from libcst.metadata import (
 )
 from libcst.metadata.scope_provider import Assignment, ImportAssignment, QualifiedNameSource, Scope
 
+Node = TypeVar("Node", bound=cst.CSTNode)
 Function = cst.FunctionDef | cst.Lambda
+_IS_NODE: dict[type, bool] = {}
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
@@ -87,8 +90,10 @@ class Tree:
         self._scopes = _Scopes(self.module).found
         self._parents: dict[cst.CSTNode, cst.CSTNode] = {}
         self.nodes: list[cst.CSTNode] = []
+        self._of_type: dict[type, list[cst.CSTNode]] = defaultdict(list)
         for node in walk(self.module):
             self.nodes.append(node)
+            self._of_type[type(node)].append(node)
             for below in held(node):
                 self._parents[below] = node
         self.line_starts = [0, *(found.end() for found in _LINE_END.finditer(self.bytes))]
@@ -96,9 +101,8 @@ class Tree:
         self.indent = self.module.default_indent
         self._qualified: dict[cst.CSTNode, str | None] = {}
         self._imported = {"torch", "os"}
-        for node in self.nodes:
-            if isinstance(node, cst.ImportAlias):
-                self._imported.add((node.evaluated_alias or node.evaluated_name).partition(".")[0])
+        for node in self.of_type(cst.ImportAlias):
+            self._imported.add((node.evaluated_alias or node.evaluated_name).partition(".")[0])
 
     # -- places --------------------------------------------------------------------------------------
 
@@ -126,6 +130,13 @@ class Tree:
         start = self.line_starts[line - 1]
         end = self.line_starts[line] if line < len(self.line_starts) else len(self.bytes)
         return self.bytes[start:end].decode().rstrip("\r\n")
+
+    def of_type(self, kind: type[Node]) -> list[Node]:
+        """Every node of one class, as :attr:`nodes` orders them.
+
+        A pass over all nodes costs more: ``isinstance`` is slow for libcst's classes.
+        """
+        return cast("list[Node]", self._of_type[kind])
 
     # -- the tree ------------------------------------------------------------------------------------
 
@@ -246,7 +257,7 @@ class Tree:
 
     def all_names(self) -> set[str]:
         """Every identifier in the file."""
-        return {node.value for node in self.nodes if isinstance(node, cst.Name)}
+        return {node.value for node in self.of_type(cst.Name)}
 
 
 def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -265,12 +276,20 @@ def held(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """The nodes directly below one; white space is left out, as nothing here asks for it."""
     for name in _fields(type(node)):
         value = getattr(node, name)
-        if isinstance(value, cst.CSTNode):
-            yield value
-        elif isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple)):
             for each in value:
-                if isinstance(each, cst.CSTNode):
+                if _is_node(type(each)):
                     yield each
+        elif _is_node(type(value)):
+            yield value
+
+
+def _is_node(kind: type) -> bool:
+    """Whether a class is one of libcst's nodes; asked once of each, as ``isinstance`` is slow here."""
+    known = _IS_NODE.get(kind)
+    if known is None:
+        known = _IS_NODE[kind] = issubclass(kind, cst.CSTNode)
+    return known
 
 
 @cache

@@ -104,7 +104,7 @@ class Values:
     @cached_property
     def classes(self) -> dict[str, cst.ClassDef]:
         """The classes that the file defines."""
-        return {node.name.value: node for node in self._tree.nodes if isinstance(node, cst.ClassDef)}
+        return {node.name.value: node for node in self._tree.of_type(cst.ClassDef)}
 
     @cached_property
     def classes_with_own_cuda(self) -> set[str]:
