@@ -117,7 +117,7 @@ FURTHER = [
     "granitemoehybrid", "lfm2", "jamba", "gemma3n_text", "rwkv", "mamba", "dbrx",
 ]  # fmt: skip
 """Others, which are split right or refused."""
-REFUSED = ("fsmt", "jetmoe", "bitnet", "rwkv", "mamba", "dbrx")
+REFUSED = ("jetmoe", "dbrx")
 """Those of them that may be refused, each with a reason that holds."""
 BART = {
     "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": HEADS,

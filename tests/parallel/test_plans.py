@@ -82,16 +82,32 @@ def test_a_bias_of_rows_is_on_one_rank_only() -> None:
     assert plan_of().splits["layers.0.down.bias"].parts == (((0, 6),), (), ())
 
 
+class Raw(nn.Module):
+    """Its matrix is no linear module's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (x @ self.matrix).softmax(-1)
+
+
 def test_what_cannot_be_split_is_refused_with_module_reason_and_mapping() -> None:
     with pytest.raises(PlanError) as refused:
-        plan_of(block=Mixer)
-    assert "layers.0.down (all columns between layers.0.up and it depend on each other" in str(refused.value)
-    assert '"layers.*.up": "replicated"' in str(refused.value)
+        plan_of(block=Raw)
+    assert "layers.0 (the layout is not known" in str(refused.value)
+    assert '"layers.*": "replicated"' in str(refused.value)
 
 
 def test_the_mapping_of_a_refusal_is_accepted() -> None:
-    plan = plan_of({"layers.*.up": "replicated", "layers.*.down": "replicated"}, Mixer)
-    assert plan.splits["layers.0.up.weight"].kind == "replicated"
+    plan = plan_of({"layers.*": "replicated"}, Raw)
+    assert plan.splits["layers.0.matrix"].kind == "replicated"
+
+
+def test_modules_whose_columns_depend_on_each_other_are_split_one_by_one() -> None:
+    plan = plan_of(block=Mixer)
+    assert plan.modules["layers.0.up"].role == plan.modules["layers.0.down"].role == "head"
 
 
 def test_a_mapping_that_is_not_right_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.errors import PlanError, TraceError
+from acclimate.parallel.direct_use import names_weights
 from acclimate.parallel.experts import ExpertLayout
 from acclimate.parallel.fit import Layout, Region
 from acclimate.parallel.norms import formula_of
@@ -20,8 +22,11 @@ from acclimate.parallel.split import Change, Kind, Plan, Ranges, Source, Split, 
 from acclimate.parallel.structure import Structure, find_structure
 from acclimate.parallel.trace import Trace
 from acclimate.parallel.units import even_shares
-from acclimate.parallel.verify import verify_plan
+from acclimate.parallel.verify import BlockError, verify_plan
 from acclimate.parallel.vocabulary import splits_by_tokens
+
+MOST_WHOLE = 0.2
+"""The largest share of a model that is kept whole where something else is possible."""
 
 __all__ = ["Change", "Plan", "Split", "make_plan", "shard"]
 
@@ -85,9 +90,7 @@ def _made_plan(
     published = wishes_of_model(model, names)
     try:
         trace = traced(model, example)
-        plan = _Planner(model, size, wished, published).plan(trace)
-        if verify is True or (verify == "auto" and set(plan.source.values()) - {"published"}):
-            verify_plan(trace, plan)
+        plan = _proven_plan(model, trace, size, wished, published, verify)
     except PlanError:
         raise
     except Exception as error:  # any code may stand in a model
@@ -96,6 +99,39 @@ def _made_plan(
             f"{type(error).__name__}: {error}. Use one rank."
         ) from error
     return plan
+
+
+def _proven_plan(
+    model: nn.Module,
+    trace: Trace,
+    size: int,
+    wished: Mapping[str, Wish],
+    published: Mapping[str, Wish],
+    verify: bool | Literal["auto"],
+) -> Plan:
+    """Makes a plan; the linear modules of a block that is not right are split one by one."""
+    alone: set[str] = set()
+    refusal: PlanError | None = None
+    while True:
+        try:
+            plan = _Planner(model, size, wished, published, alone).plan(trace)
+            if verify is True or (verify == "auto" and set(plan.source.values()) - {"published"}):
+                verify_plan(trace, plan)
+            return plan
+        except BlockError as error:
+            refusal = refusal or error
+            kind = _kind(error.block)
+            inside = {n for n in trace.linears if any(_kind(each) == kind for each in _parents(n))}
+            more = inside - alone - set(wished)
+            if not more:
+                raise refusal from None
+            alone |= more
+        except PlanError as error:
+            raise refusal or error from None
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
 def traced(model: nn.Module, example: Callable[[nn.Module], Any] | None) -> Trace:
@@ -135,9 +171,14 @@ def _parents(name: str) -> list[str]:
 
 class _Planner:
     def __init__(
-        self, model: nn.Module, size: int, wished: Mapping[str, Wish], published: Mapping[str, Wish]
+        self,
+        model: nn.Module,
+        size: int,
+        wished: Mapping[str, Wish],
+        published: Mapping[str, Wish],
+        alone: Container[str] = (),
     ) -> None:
-        self.wished, self.published = wished, published
+        self.wished, self.published, self.alone = wished, published, alone
         self.model = model
         self.size = size
         self.splits: dict[str, Split] = {}
@@ -151,12 +192,13 @@ class _Planner:
 
     def plan(self, trace: Trace) -> Plan:
         kept = {name for name, wish in self.wished.items() if wish == "replicated"}
+        kept |= {name for name in trace.linears if name in self.alone}
         structure = Structure() if self.size == 1 else find_structure(trace, self.size, kept)
         forced = {} if self.size == 1 else self._forced(trace, structure)
         if forced:
             structure = find_structure(trace, self.size, kept | set(forced))
         for name, wish in forced.items():
-            self._force(trace, name, wish)
+            self._force(name, wish, trace.linears[name])
             structure.whole.pop(name, None)
         for region, layout in structure.regions:
             self._split_region(trace, region, layout)
@@ -164,6 +206,10 @@ class _Planner:
             self._split_experts(name, experts)
         if self.size > 1:
             self._split_vocabulary(trace, kept | set(forced))
+            kept -= {name for name in kept if name in self.alone}
+            self._split_alone(trace, kept | set(forced))
+            for name in [name for name in structure.whole if f"{name}.weight" in self.splits]:
+                del structure.whole[name]
         shared = self._share(trace)
         if self.size > 1:
             self._check(trace, structure, kept, forced)
@@ -215,17 +261,10 @@ class _Planner:
                 f"{name} cannot be split by {wish}, as the mapping asks{reason}. "
                 'Leave it out of the mapping, or map it to "replicated".'
             )
-        ends = {*trace.vocabulary, trace.head}
-        tables = {name for name, module in trace.modules.items() if isinstance(module, nn.Embedding)}
-        split = whole = 0
-        for name, tensor in self.tensors.items():
-            owner = name.rpartition(".")[0]
-            if owner not in ends and owner not in kept and owner not in tables and tensor.is_floating_point():
-                split += tensor.numel() * (name in self.splits)
-                whole += tensor.numel() * (name not in self.splits)
+        whole, split = self._amounts(trace, kept)
         if whole > split:
             reasons = self._reasons(trace, structure, kept)
-            patterns = sorted({re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in reasons})
+            patterns = sorted({_kind(name) for name in reasons})
             mapping = ", ".join(f'"{pattern}": "replicated"' for pattern in patterns)
             listed = [f"{name} ({reason})" for name, reason in reasons.items()]
             more = f"; and {len(listed) - 4} more" if len(listed) > 4 else ""
@@ -235,6 +274,18 @@ class _Planner:
                 f"was shown to be right for {'; '.join(listed[:4])}{more}. To keep them whole all the same, "
                 f"give the mapping {{{mapping}}}."
             )
+
+    def _amounts(self, trace: Trace, kept: Container[str]) -> tuple[int, int]:
+        """Returns how many numbers besides embeddings stay whole, and how many are split."""
+        ends = {*trace.vocabulary, trace.head}
+        tables = {name for name, module in trace.modules.items() if isinstance(module, nn.Embedding)}
+        split = whole = 0
+        for name, tensor in self.tensors.items():
+            owner = name.rpartition(".")[0]
+            if owner not in ends and owner not in kept and owner not in tables and tensor.is_floating_point():
+                split += tensor.numel() * (name in self.splits)
+                whole += tensor.numel() * (name not in self.splits)
+        return whole, split
 
     def _reasons(self, trace: Trace, structure: Structure, kept: Container[str]) -> dict[str, str]:
         """Says of each module with a whole matrix why that is not split, the largest first."""
@@ -269,10 +320,36 @@ class _Planner:
                 found[name] = wish
         return found
 
-    def _force(self, trace: Trace, name: str, wish: Wish) -> None:
+    def _split_alone(self, trace: Trace, kept: Container[str]) -> None:
+        """Splits linear modules that would stay whole by themselves, until most of the model is split.
+
+        Ranks put their outputs together, which costs an exchange for each, so the largest kinds come first.
+        """
+        dims = trace.linears | trace.called_linears
+        counts = Counter(id(tensor) for tensor in self.tensors.values())
+        kinds: dict[str, list[str]] = {}
+        for name in dims:
+            weight = self.tensors[f"{name}.weight"]
+            is_called = name in trace.calls or name in trace.called_linears
+            is_free = f"{name}.weight" not in self.splits and name not in kept and counts[id(weight)] == 1
+            if not is_free or name == trace.head or weight.shape[dims[name][0]] < self.size:
+                continue
+            # The run made of tokens alone does not reach an encoder of images, for one.
+            if is_called or not any(names_weights(trace.modules[each]) for each in _parents(name)[:-1]):
+                kinds.setdefault(_kind(name), []).append(name)
+        sizes = {k: sum(self.tensors[f"{n}.weight"].numel() for n in names) for k, names in kinds.items()}
+        for kind in sorted(kinds, key=lambda each: -sizes[each]):
+            whole, split = self._amounts(trace, kept)
+            if whole <= MOST_WHOLE * (whole + split):
+                return
+            for name in kinds[kind]:
+                self._force(name, "columns", dims[name])
+                self.source[name] = "structure"
+
+    def _force(self, name: str, wish: Wish, dims: tuple[int, int]) -> None:
         """Splits a linear module whose input and output all ranks have whole, which is right anywhere."""
         weight = self.tensors[f"{name}.weight"]
-        dim = trace.linears[name][1 if wish == "rows" else 0]
+        dim = dims[1 if wish == "rows" else 0]
         parts = self._even(weight.shape[dim])
         self._split(f"{name}.weight", "rows" if wish == "rows" else "columns", dim, parts)
         if wish == "rows":

@@ -62,7 +62,11 @@ def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> 
             found.whole[sink] = "no module calls it together with the modules that feed it"
             continue
         region = Region(block, sink, sources, whole, twins=twins, parameters=sorted(trace.uses[sink]))
-        layout, reason = _lay_out(trace, region, size, known)
+        try:
+            layout, reason = _lay_out(trace, region, size, known)
+        except Exception as error:  # noqa: BLE001 - any code may stand in a model, and call a module twice
+            name = type(trace.modules[block]).__name__
+            layout, reason = None, f"{name} cannot run again with other numbers: {error}"
         if layout is None:
             for name in (sink, *twins, *sources):
                 found.whole.setdefault(name, reason)

@@ -21,6 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
 from acclimate.errors import PlanError, TraceError
+from acclimate.parallel.direct_use import CalledLinears
 
 BATCH, LENGTH = 2, 5
 Record = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
@@ -192,6 +193,9 @@ class Trace:
         self.recorders: set[int] = set()
         """The numbers of hooks that are not the model's own."""
         self.stand_ins: list[nn.Module] = []
+        self.called_linears: dict[str, tuple[int, int]] = {}
+        """Linear modules in code that really runs, which only calls them."""
+        self._really_run: dict[str, tuple[int, int]] = {}
         self._place_stand_ins()
         self._fill()
         self.outputs = self._run(example)
@@ -203,6 +207,8 @@ class Trace:
         really_run = [n for n, m in self.modules.items() if type(m) in self.opaque and n]
         for name, module in self.modules.items():
             if any(name.startswith(f"{each}.") for each in really_run):
+                if "forward" not in vars(module) and (dims := weight_of(module)) is not None:
+                    self._really_run[name] = dims
                 continue
             if name in self.vocabulary or self._is_large_embedding(module):
                 module.forward = self._stand_in(name, module.weight.shape[-1], entry=True)
@@ -308,9 +314,12 @@ class Trace:
     def _run(self, example: Callable[[nn.Module], Any] | None) -> list[Tensor]:
         try:
             # Tensors that the model makes have no device of their own choice on a meta model's copy.
-            with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.enable_grad():
+            watching = self._watching()
+            with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.enable_grad(), watching:
                 torch.manual_seed(0)
                 found = example(self.model) if example is not None else self._call()
+            if isinstance(watching, CalledLinears):
+                self.called_linears = {name: self._really_run[name] for name in sorted(watching.found())}
         except Exception as error:
             raise TraceError(
                 _raised_in(error),
@@ -320,6 +329,13 @@ class Trace:
             ) from error
         leaves = pytree.tree_leaves(dict(found) if isinstance(found, Mapping) else found)
         return [each for each in leaves if isinstance(each, Tensor) and each.requires_grad]
+
+    def _watching(self) -> CalledLinears | contextlib.nullcontext[None]:
+        if not self._really_run:
+            return contextlib.nullcontext()
+        modules = {name: self.modules[name] for name in self._really_run}
+        self.stand_ins += modules.values()
+        return CalledLinears(modules)
 
     def _call(self) -> Any:
         """Calls the model with made-up inputs of the kinds that its ``forward`` names."""

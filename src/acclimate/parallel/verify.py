@@ -26,6 +26,14 @@ TOLERANCE = 1e-4
 TIMEOUT_S = 300.0
 
 
+class BlockError(PlanError):
+    """A block gives another result when it is split, or none."""
+
+    def __init__(self, block: str, message: str) -> None:
+        super().__init__(message)
+        self.block = block
+
+
 class ThreadRanks:
     """One of some ranks that are threads of this process."""
 
@@ -81,7 +89,7 @@ def verify_plan(trace: Trace, plan: Plan) -> None:
     """Compares each kind of repeated block of a traced model, whole and split.
 
     Raises:
-        PlanError: a block gives another result when it is split.
+        BlockError: a block gives another result when it is split.
     """
     kinds = _kinds_of_blocks(trace, plan)
     names = [name for name, _ in kinds]
@@ -94,9 +102,10 @@ def verify_plan(trace: Trace, plan: Plan) -> None:
         for when, steps in ((when, each[name]) for when, each in calls.items() if name in each):
             error = difference(whole, name, inner, steps, when)
             if not error <= TOLERANCE and not _is_same_in_double(whole, name, inner, steps):
-                raise PlanError(
+                raise BlockError(
+                    name,
                     f"{name} ({type(block).__name__}) does not give the same on {plan.size} ranks as whole"
-                    f"{when}: the largest relative difference is {error:.1e}. {_advice(name)}"
+                    f"{when}: the largest relative difference is {error:.1e}. {_advice(name)}",
                 )
 
 
@@ -194,9 +203,10 @@ def difference(
     try:
         found = on_threads(plan.size, lambda ranks: results(apply_plan(copy.deepcopy(whole), plan, ranks)))
     except Exception as error:
-        raise PlanError(
+        raise BlockError(
+            name,
             f"{name} ({type(whole).__name__}) does not run on {plan.size} ranks{when}: "
-            f"{type(error).__name__}: {error}. {_advice(name)}"
+            f"{type(error).__name__}: {error}. {_advice(name)}",
         ) from error
     worst = 0.0
     for each in found:
