@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from acclimate.errors import PlanError, TraceError
+from acclimate.errors import PlanError
 from acclimate.parallel.direct_use import names_weights
 from acclimate.parallel.experts import ExpertLayout
 from acclimate.parallel.fit import Layout, Region
@@ -21,6 +21,7 @@ from acclimate.parallel.sources import Wish, wishes_of_model, wishes_of_user
 from acclimate.parallel.split import Change, Kind, Plan, Ranges, Source, Split, ranges, shard
 from acclimate.parallel.structure import Structure, find_structure
 from acclimate.parallel.trace import Trace
+from acclimate.parallel.tracing import traced
 from acclimate.parallel.units import even_shares
 from acclimate.parallel.verify import BlockError, verify_plan
 from acclimate.parallel.vocabulary import splits_by_tokens
@@ -132,36 +133,6 @@ def _proven_plan(
 
 def _kind(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
-
-
-def traced(model: nn.Module, example: Callable[[nn.Module], Any] | None) -> Trace:
-    """Runs the model's copy.
-
-    Where its code only works in float32, in that. A module whose code uses the weights of linear modules
-    itself really runs, with all that is in it, and stays whole.
-    """
-    opaque: list[type[nn.Module]] = []
-    while True:
-        try:
-            return Trace(model, example, opaque=opaque)
-        except TraceError as error:
-            first = error
-        try:
-            return Trace(model, example, torch.float32, opaque)
-        except TraceError as error:
-            module = error.module
-            if not isinstance(module, nn.Module) or type(module) in opaque or type(module) is type(model):
-                raise first from None
-            if not _holds_linears(module):
-                raise first from None
-            opaque.append(type(module))
-
-
-def _holds_linears(module: nn.Module) -> bool:
-    weights = (
-        each._parameters.get("weight") for each in module.modules() if not isinstance(each, nn.Embedding)
-    )
-    return any(weight is not None and weight.dim() == 2 for weight in weights)
 
 
 def _parents(name: str) -> list[str]:

@@ -1,0 +1,42 @@
+"""Traces a model, whatever its code needs: another type of numbers, or modules that really run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from acclimate.errors import TraceError
+from acclimate.parallel.trace import Trace
+
+
+def traced(model: nn.Module, example: Callable[[nn.Module], Any] | None) -> Trace:
+    """Runs the model's copy.
+
+    Where its code only works in float32, in that. A module whose code uses the weights of linear modules
+    itself really runs, with all that is in it, and stays whole.
+    """
+    opaque: list[type[nn.Module]] = []
+    while True:
+        try:
+            return Trace(model, example, opaque=opaque)
+        except TraceError as error:
+            first = error
+        try:
+            return Trace(model, example, torch.float32, opaque)
+        except TraceError as error:
+            module = error.module
+            if not isinstance(module, nn.Module) or type(module) in opaque or type(module) is type(model):
+                raise first from None
+            if not _holds_linears(module):
+                raise first from None
+            opaque.append(type(module))
+
+
+def _holds_linears(module: nn.Module) -> bool:
+    weights = (
+        each._parameters.get("weight") for each in module.modules() if not isinstance(each, nn.Embedding)
+    )
+    return any(weight is not None and weight.dim() == 2 for weight in weights)
