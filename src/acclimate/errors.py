@@ -335,3 +335,12 @@ class TraceError(PlanError):
         super().__init__(message)
         self.module = module
         """The module whose code failed, or ``None``."""
+
+
+class BlockError(PlanError):
+    """A block of a model gives another result when it is split, or none."""
+
+    def __init__(self, block: str, message: str) -> None:
+        super().__init__(message)
+        self.block = block
+        """The block's name in the model."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from acclimate.errors import PlanError
+from acclimate.errors import BlockError, PlanError
 from acclimate.parallel.direct_use import names_weights
 from acclimate.parallel.experts import ExpertLayout
 from acclimate.parallel.fit import Layout, Region
@@ -23,7 +23,7 @@ from acclimate.parallel.structure import Structure, find_structure
 from acclimate.parallel.trace import Trace
 from acclimate.parallel.tracing import traced
 from acclimate.parallel.units import even_shares
-from acclimate.parallel.verify import BlockError, verify_plan
+from acclimate.parallel.verify import verify_plan
 from acclimate.parallel.vocabulary import splits_by_tokens
 
 MOST_WHOLE = 0.2

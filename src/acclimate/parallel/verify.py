@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from acclimate.errors import PlanError
+from acclimate.errors import BlockError
 from acclimate.parallel.apply import apply_plan
 from acclimate.parallel.split import Plan
 from acclimate.parallel.steps import Steps, calls_of_other_shapes, first_call, generation_steps
@@ -24,14 +24,6 @@ from acclimate.parallel.trace import Trace
 
 TOLERANCE = 1e-4
 TIMEOUT_S = 300.0
-
-
-class BlockError(PlanError):
-    """A block gives another result when it is split, or none."""
-
-    def __init__(self, block: str, message: str) -> None:
-        super().__init__(message)
-        self.block = block
 
 
 class ThreadRanks:
