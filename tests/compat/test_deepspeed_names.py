@@ -148,6 +148,8 @@ def test_settings_of_inference_are_translated(monkeypatch: pytest.MonkeyPatch) -
     deepspeed.init_inference("m", mp_size=2, dtype=torch.half, replace_with_kernel_inject=True)
     deepspeed.init_inference("m", {"tensor_parallel": {"tp_size": 3}, "dtype": "bf16"})
     deepspeed.init_inference("m")
+    deepspeed.init_inference("m", checkpoint=None, save_mp_checkpoint_path=None)
+    assert calls == [("m", 2, "float16"), ("m", 3, "bfloat16"), ("m", 1, "auto"), ("m", 1, "auto")]
     with pytest.raises(UnsupportedError, match="quant"):
         deepspeed.init_inference("m", quant={"enabled": True})
 
