@@ -137,6 +137,21 @@ def test_a_future_of_work_that_ends_just_now_is_settled() -> None:
         assert not processes.hear(0, 120).error
 
 
+def call_from_callback(rank: int) -> float:
+    def call_and_wait(first: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        work = dist.all_reduce(first.value()[0], async_op=True)
+        return work.get_future().wait()[0]
+
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    return float(work.get_future().then(call_and_wait).wait())
+
+
+def test_a_callback_of_a_future_can_wait_for_a_collective_that_it_calls() -> None:
+    with RankProcesses(2) as processes:
+        processes.start(call_from_callback)
+        assert [processes.hear(rank, 60).value for rank in range(2)] == [4.0] * 2
+
+
 # -- where the memory lies ---------------------------------------------------------------------------
 
 

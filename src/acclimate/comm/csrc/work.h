@@ -78,6 +78,12 @@ class Queue {
   template <class Inline>
   void run(const c10::intrusive_ptr<ShmWork>& work, bool may_wait, const Inline& body) {
     std::unique_lock lock(mutex_);
+    if (thread_.get_id() == std::this_thread::get_id()) {
+      // A callback of a future calls this, and may wait for it: nobody else would run it.
+      tasks_.push_back({work, body});
+      while (!work->isCompleted()) serve_next(lock);
+      return;
+    }
     if (!may_wait || is_busy_ || !tasks_.empty()) {
       tasks_.push_back({work, body});
       if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
@@ -120,28 +126,33 @@ class Queue {
 
   void serve() {
     std::unique_lock lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [this] { return !is_busy_ && (is_over_ || !tasks_.empty()); });
-      if (tasks_.empty()) return;
-      Task task = std::move(tasks_.front());
-      tasks_.pop_front();
-      is_busy_ = true;
-      lock.unlock();
-      std::exception_ptr failure;
-      try {
-        task.body(true);
-      } catch (...) {
-        failure = std::current_exception();
-      }
-      task.body = nullptr;
-      lock.lock();
-      is_busy_ = false;
-      lock.unlock();
-      // After is_busy_, so that who waits for this one can run the next in its own thread.
-      task.work->complete(failure);
-      task.work.reset();
-      lock.lock();
+    while (serve_next(lock)) {
     }
+  }
+
+  // Runs the oldest call; false where there is none any more.
+  bool serve_next(std::unique_lock<std::mutex>& lock) {
+    changed_.wait(lock, [this] { return !is_busy_ && (is_over_ || !tasks_.empty()); });
+    if (tasks_.empty()) return false;
+    Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    is_busy_ = true;
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      task.body(true);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    task.body = nullptr;
+    lock.lock();
+    is_busy_ = false;
+    lock.unlock();
+    // After is_busy_, so that who waits for this one can run the next in its own thread.
+    task.work->complete(failure);
+    task.work.reset();
+    lock.lock();
+    return true;
   }
 
   std::mutex mutex_;
