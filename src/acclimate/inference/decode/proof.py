@@ -21,10 +21,16 @@ from acclimate.inference.ranks import ModelRanks, is_lost_rank
 
 logger = logging.getLogger("acclimate.inference")
 
-_TOKENS = 6
+# Two sequences of these are more rows than the kernels for few rows take: those round inputs to 8 bits, and
+# whoever reads prompts does not.
+_TOKENS = 9
 _STEPS = 2
 # The largest difference of logits, relative to the largest logit. Both ways round at the same places, so most
 # often far less differs; the rest is what sums in another order become after many layers.
+# Kernels of quantised weights round their inputs to 8 bits, which makes a difference of a last digit one of a
+# hundredth; in the 18 layers of a small model that grew to 0.08. A wrong description, of which positions are
+# off by two or which lacks a layer, gave 0.36 and more.
+_QUANTISED_LIMIT = 0.2
 _LIMITS = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 
 
@@ -89,11 +95,13 @@ def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
             input_ids=both, attention_mask=mask[:, :_TOKENS], position_ids=positions[:, :_TOKENS],
             use_cache=True, return_dict=True,
         )  # fmt: skip
+        step = lean.go_on(begun.past_key_values, starts, _TOKENS, _TOKENS + 1)
+        steps: list[Step] = [step]
         reader = lean.begin(starts, _TOKENS + 1)
-        step: Step = reader or lean.go_on(begun.past_key_values, starts, _TOKENS, _TOKENS + 1)
         if reader is not None:
             read = reader.read(both, likeliest=False)
             gaps.append(distance(read.to(begun.logits.dtype), begun.logits[:, -1]))
+            steps.append(reader)
         for index in range(_STEPS):
             place = _TOKENS + index
             given = later[0, index].expand(2)
@@ -103,9 +111,13 @@ def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
                 use_cache=True, return_dict=True,
             ).logits[:, -1]  # fmt: skip
             # Ranks have to make all steps together, so that none ends early.
-            gaps.append(distance(step(given).to(expected.dtype), expected))
+            gaps += [distance(each(given).to(expected.dtype), expected) for each in steps]
     gap = max(gaps)
-    if not gap <= _LIMITS.get(lean.decoder.dtype, 1e-4):
+    packing = getattr(model, "packing", None)
+    limit = _LIMITS.get(lean.decoder.dtype, 1e-4)
+    if packing is not None and packing.packed:
+        limit = max(limit, _QUANTISED_LIMIT)
+    if not gap <= limit:
         raise NotRepresentedError(f"its logits differ from a step's by {gap:.2g} of the largest")
 
 
