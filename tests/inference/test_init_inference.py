@@ -570,6 +570,18 @@ def test_ranks_quantise_their_own_slices_while_loading(two: RankProcesses, folde
     assert (torch.tensor(one) - expected).norm() < 0.2 * expected.norm()
 
 
+def test_a_quantised_key_head_that_each_rank_has_whole_is_used_by_all(
+    two: RankProcesses, tmp_path: Path
+) -> None:
+    one_head = build_config("llama")
+    one_head.num_key_value_heads = 1
+    torch.manual_seed(3)
+    transformers.AutoModelForCausalLM.from_config(one_head).save_pretrained(tmp_path)
+    (one, packed, _), (other, _, _) = two.values(load_packed, str(tmp_path), dtype="float32", quantize="int8")
+    assert one == other
+    assert packed == {"int8": 16}
+
+
 def test_ranks_take_rows_and_whole_blocks_of_a_gguf_file_and_unpack_the_rest(
     two: RankProcesses, tmp_path: Path
 ) -> None:

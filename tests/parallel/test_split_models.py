@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from architectures import ARCHITECTURES, FURTHER, MULTI_HEAD, REFUSED, meta_model
+from architectures import ARCHITECTURES, FURTHER, MULTI_HEAD, REFUSED, meta_model, tiny_model
 from splitting import compare, worst_gradient
 
 from acclimate.errors import PlanError
-from acclimate.parallel import make_plan
+from acclimate.parallel import apply_plan, make_plan
+from acclimate.parallel.verify import ThreadRanks, on_threads
 
 # One of each kind: grouped queries, fused layouts, experts, ALiBi, sinks, latent attention, wide norms.
 NAMED = [
@@ -101,3 +104,23 @@ def test_another_model_is_split_right_or_refused(name: str) -> None:
     assert found.error < 1e-4
     assert found.same_text
     assert found.same_weights
+
+
+def test_padded_prompts_are_right_where_ranks_share_the_one_key_value_head() -> None:
+    """With a mask, attention repeats key/value heads by a number that it does not use without one."""
+    model = tiny_model("llama", num_key_value_heads=1)
+    plan = make_plan(model, 2)
+    tokens = torch.arange(18).view(2, 9) * 7 % 150 + 3
+    mask = torch.ones_like(tokens)
+    mask[0, :3] = 0
+
+    def logits(of: Any) -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = of(input_ids=tokens, attention_mask=mask).logits
+        return found[:, -1]
+
+    def split(ranks: ThreadRanks) -> torch.Tensor:
+        return logits(apply_plan(copy.deepcopy(model), plan, ranks))
+
+    for found in on_threads(2, split):
+        assert torch.allclose(found, logits(model), atol=1e-4)

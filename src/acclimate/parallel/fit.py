@@ -98,7 +98,8 @@ def lay_out(trace: Trace, region: Region, size: int) -> Layout | None:
         for chosen in itertools.islice(_combinations(choices), MOST_TRIALS):
             tried = _apply(layout, chosen)
             if all(proof.holds(tried, rank) for rank in range(size)):
-                return _least(proof, layout, chosen, size)
+                needed = _least(proof, layout, chosen, size)
+                return _with_counts(proof, layout, needed, choices, size)
     distinct = {s: [tuple(sorted(set(each))) for each in columns[s]] for s in region.sources}
     layout = Layout(distinct, rows, [True] * size)
     proof = _Proof(trace, region, outputs, whole, layout)
@@ -118,15 +119,34 @@ def _inputs_of_sinks(trace: Trace, region: Region, outputs: Mapping[str, Tensor]
     return [seen[name][0] for name in (region.sink, *region.twins)]
 
 
-def _least(proof: _Proof, layout: Layout, chosen: list[_Choice], size: int) -> Layout:
-    """Returns the layout without changes that are not needed: other numbers may have the same value."""
+def _least(proof: _Proof, layout: Layout, chosen: list[_Choice], size: int) -> list[_Choice]:
+    """Leaves out the changes that are not needed: other numbers may have the same value."""
     for choice in chosen:
         place = choice.place
         named = isinstance(place, tuple) and "." not in place[1] and _is_of_heads(place[1])
         fewer = [each for each in chosen if each is not choice]
         if not named and all(proof.holds(_apply(layout, fewer), rank) for rank in range(size)):
             chosen = fewer
+    return chosen
+
+
+def _with_counts(
+    proof: _Proof, layout: Layout, chosen: list[_Choice], choices: list[list[_Choice]], size: int
+) -> Layout:
+    """Changes numbers of heads as well that this run did not use: with a mask, say, other code runs."""
+    places = {choice.place for choice in chosen}
+    for choice, *_ in choices:
+        place = choice.place
+        if place in places or not isinstance(place, tuple) or not _is_count_of_heads(place[1]):
+            continue
+        more = [*chosen, choice]
+        if all(proof.holds(_apply(layout, more), rank) for rank in range(size)):
+            chosen = more
     return _apply(layout, chosen)
+
+
+def _is_count_of_heads(name: str) -> bool:
+    return _is_of_heads(name) and not any(hint in name for hint in (".", "dim", "size"))
 
 
 def _is_of_heads(name: str) -> bool:

@@ -41,7 +41,7 @@ def sum_gradients(model: nn.Module, plan: Plan, ranks: Ranks) -> None:
 
 def _hook(module: nn.Module, _: object, sums: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
     for name, combine in sums.items():
-        parameter = module._parameters[name]
+        parameter = module._parameters.get(name)  # a packed module has none
         if parameter is None or not parameter.requires_grad:
             continue
         # Its own number, as who loads weights copies a parameter's attributes to another one.
