@@ -30,6 +30,7 @@ from acclimate.inference.locate import find_model
 WORKER = Path(__file__).with_name("autotp_load_worker.py")
 RANKS = 2
 GOALS = {"load": 2.0, "decode": 1.3}
+NAMES = {"deepspeed": "DeepSpeed", "transformers": "transformers"}
 
 
 def run_ranks(kind: str, python: str, folder: Path, tokens: int) -> list[dict[str, Any]]:
@@ -127,13 +128,13 @@ def record(median: Callable[[str, str], float], peers: list[str]) -> None:
                 "load gemma-3-270m on 2 ranks",
                 "s",
                 median("acclimate", "load_s"),
-                {kind: median(kind, "load_s") for kind in peers},
+                {NAMES[kind]: median(kind, "load_s") for kind in peers},
             ),
             results.Figure(
                 "gemma-3-270m greedy decode on 2 ranks",
                 "tokens/s",
                 1 / median("acclimate", "token_s"),
-                {kind: 1 / s for kind in peers if not math.isnan(s := median(kind, "token_s"))},
+                {NAMES[kind]: 1 / s for kind in peers if not math.isnan(s := median(kind, "token_s"))},
             ),
         ],
     )
