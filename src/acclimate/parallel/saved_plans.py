@@ -32,9 +32,12 @@ logger = logging.getLogger("acclimate.parallel")
 
 _FILE = "plan.json"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_OF_CLASSES = (types.FunctionType, staticmethod, classmethod, property, *_PLAIN)
 _OF_MODULES = ("_parameters", "_buffers", "_modules")  # named_modules() has them
 # transformers' names of where a model came from, and of an object of this process
 _ELSEWHERE = ("_name_or_path", "name_or_path", "_original_object_hash")
+# What transformers adds to nn.Module, and to a table of its own, with the first model of a kind in a process
+_ADDED_BY_OTHER_MODELS = ("smart_apply", "_CAN_RECORD_REGISTRY")
 
 
 def load_plan(key: str) -> Plan | None:
@@ -180,6 +183,8 @@ class _Digest:
         names = vars(module)
         self._say(name)
         for each, value in list(names.items()):
+            if each in _ADDED_BY_OTHER_MODELS:
+                continue
             if isinstance(value, type):
                 self._say(f"{each} {value.__module__}.{value.__qualname__}")
             elif isinstance(value, (types.FunctionType, Mapping)) and not each.startswith("__"):
@@ -192,7 +197,7 @@ class _Digest:
             if each is object or not (each is value or self._is_new(each)):
                 continue
             for name, member in vars(each).items():
-                if isinstance(member, (types.FunctionType, staticmethod, classmethod, property, *_PLAIN)):
+                if name not in _ADDED_BY_OTHER_MODELS and isinstance(member, _OF_CLASSES):
                     self._say(name)
                     self.add(member)
             if not each.__module__.startswith("torch"):
@@ -203,9 +208,9 @@ class _Digest:
         self._add_code(function.__code__)
         self.add((function.__defaults__, function.__kwdefaults__))
         for cell in function.__closure__ or ():
-            with_content = cell.cell_contents if _is_filled(cell) else None
-            if isinstance(with_content, (*_PLAIN, types.FunctionType, types.MethodType)):
-                self.add(with_content)
+            content = _content(cell)
+            if isinstance(content, (*_PLAIN, types.FunctionType, types.MethodType)):
+                self.add(content)
 
     def _add_code(self, code: types.CodeType) -> None:
         self.content.update(code.co_code)
@@ -252,8 +257,8 @@ def _order(name: Any) -> tuple[str, str]:
     return type(name).__qualname__, repr(name) if isinstance(name, _PLAIN) else ""
 
 
-def _is_filled(cell: types.CellType) -> bool:
+def _content(cell: types.CellType) -> Any:
     try:
-        return cell.cell_contents is not None
+        return cell.cell_contents
     except ValueError:  # an empty cell
-        return False
+        return None
