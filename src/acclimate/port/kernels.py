@@ -45,11 +45,7 @@ class Kernels:
 
     def called_in(self, places: list[Span]) -> str:
         """The name of a function of CUDA's own that is called in one of some places; ``""`` where none is."""
-        for place in places:
-            for span, name in self._calls:
-                if place.start <= span.start and span.end <= place.end:
-                    return name
-        return ""
+        return next((name for place in places for name in _names_in(place, self._calls)), "")
 
     @cached_property
     def _calls(self) -> list[tuple[Span, str]]:
@@ -81,7 +77,7 @@ class Kernels:
         self, calls: list[tuple[cst.Call, Span, str]], found: list[tuple[Span, str]]
     ) -> list[tuple[Span, str]]:
         """Calls, and those of the file's functions and classes that make them."""
-        own = {name for name, place in self._definitions if _holds(place, found)}
+        own = {name for name, place in self._definitions if any(_names_in(place, found))}
         own |= {target for target, value in self._aliases if value.partition(".")[0] in own}
         known = set(found)
         added = [
@@ -182,8 +178,9 @@ def _of_self(name: str) -> str:
     return f"self.{rest[0]}" if first in ("self", "cls") and rest else ""
 
 
-def _holds(place: Span, calls: list[tuple[Span, str]]) -> bool:
-    return any(place.start <= span.start and span.end <= place.end for span, _ in calls)
+def _names_in(place: Span, calls: list[tuple[Span, str]]) -> Iterator[str]:
+    """The names of the calls that stand in a place."""
+    return (name for span, name in calls if place.start <= span.start and span.end <= place.end)
 
 
 def _is_cudnn(name: str) -> bool:

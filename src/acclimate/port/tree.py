@@ -193,19 +193,8 @@ class Tree:
         return self._qualified[node]
 
     def _qualify(self, node: cst.CSTNode) -> str | None:
-        attributes: list[str] = []
-        at = node
-        while isinstance(at, cst.Attribute):
-            attributes.append(at.attr.value)
-            at = at.value
-        if not isinstance(at, cst.Name):
-            return None
-        root = self._meaning(at)
-        return None if root is None else ".".join((root, *reversed(attributes)))
-
-    def _meaning(self, name: cst.Name) -> str | None:
-        meanings = self._meanings(name)
-        return meanings.pop() if len(meanings) == 1 else None
+        names = self._full_names(node)
+        return names.pop() if len(names) == 1 else None
 
     def may_be_cuda(self, name: cst.Name) -> bool:
         """Whether a name is one of torch.cuda's only where some branch is taken."""
@@ -214,6 +203,10 @@ class Tree:
 
     def may_be(self, node: cst.CSTNode) -> set[str]:
         """The full names that a name or a chain of attributes may have, by the imports that bind it."""
+        return {name for name in self._full_names(node) if name is not None}
+
+    def _full_names(self, node: cst.CSTNode) -> set[str | None]:
+        """Its full names, and ``None`` for what no import binds."""
         attributes: list[str] = []
         at = node
         while isinstance(at, cst.Attribute):
@@ -221,7 +214,9 @@ class Tree:
             at = at.value
         if not isinstance(at, cst.Name):
             return set()
-        return {".".join((root, *reversed(attributes))) for root in self._meanings(at) if root is not None}
+        return {
+            None if root is None else ".".join((root, *reversed(attributes))) for root in self._meanings(at)
+        }
 
     def _meanings(self, name: cst.Name) -> set[str | None]:
         if name.value not in self._imported:
