@@ -98,7 +98,7 @@ class NativeStep:
         """Returns the token with the largest logit, for each sequence."""
         share = self._native.decoder.share
         if share is not None and share.head_widths is not None:
-            return likeliest_token(share, self._own_logits(tokens))
+            return likeliest_token(share.ranks, share.head_widths, self._own_logits(tokens))
         best = torch.empty(len(tokens), dtype=torch.int64)
         self._run(tokens, self._no_logits, best)
         return best

@@ -27,11 +27,11 @@ _TOKENS = 9
 _STEPS = 2
 # The largest difference of logits, relative to the largest logit. Both ways round at the same places, so most
 # often far less differs; the rest is what sums in another order become after many layers.
+_LIMITS = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 # Kernels of quantised weights round their inputs to 8 bits, which makes a difference of a last digit one of a
 # hundredth; in the 18 layers of a small model that grew to 0.08. A wrong description, of which positions are
 # off by two or which lacks a layer, gave 0.36 and more.
 _QUANTISED_LIMIT = 0.2
-_LIMITS = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 
 
 def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
@@ -95,8 +95,7 @@ def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
             input_ids=both, attention_mask=mask[:, :_TOKENS], position_ids=positions[:, :_TOKENS],
             use_cache=True, return_dict=True,
         )  # fmt: skip
-        step = lean.go_on(begun.past_key_values, starts, _TOKENS, _TOKENS + 1)
-        steps: list[Step] = [step]
+        steps: list[Step] = [lean.go_on(begun.past_key_values, starts, _TOKENS, _TOKENS + 1)]
         reader = lean.begin(starts, _TOKENS + 1)
         if reader is not None:
             read = reader.read(both, likeliest=False)

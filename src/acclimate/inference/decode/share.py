@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from acclimate.inference.decode.description import NotRepresentedError, Share
+
+if TYPE_CHECKING:
+    from acclimate.parallel.collectives import Ranks
 
 
 def share_of(model: Any) -> Share | None:
@@ -57,14 +61,12 @@ def whole_logits(share: Share | None, logits: Tensor) -> Tensor:
     return torch.cat([each[:, :width] for each, width in zip(found, share.head_widths, strict=True)], -1)
 
 
-def likeliest_token(share: Share, logits: Tensor) -> Tensor:
+def likeliest_token(ranks: Ranks, head_widths: Sequence[int], logits: Tensor) -> Tensor:
     """Returns the token with the largest logit of all ranks, for each sequence; of equal ones the first."""
-    if share.head_widths is None:
-        return logits.argmax(-1)
     best, place = logits.max(-1)
-    first = sum(share.head_widths[: share.ranks.rank])
+    first = sum(head_widths[: ranks.rank])
     # Tokens are whole numbers far below 2^53.
-    found = share.ranks.all_gather(torch.stack((best.double(), (place + first).double())))
+    found = ranks.all_gather(torch.stack((best.double(), (place + first).double())))
     rank = found[:, 0].argmax(0)
     return found[:, 1].gather(0, rank[None])[0].long()
 
