@@ -13,7 +13,6 @@ import argparse
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +22,8 @@ import results
 from peers import DEEPSPEED, VLLM, deepspeed_python, vllm_library
 from rich.console import Console
 from rich.table import Table
+
+from acclimate.launch.remote.addresses import free_port
 
 PARTS = {"op": 2, "backend": 2, "many": 8, "ddp": 2}
 """What is measured, and over how many ranks."""
@@ -67,9 +68,7 @@ def main() -> int:
 def measure(part: str, python: Path, vllm: Path) -> list[dict[str, Any]]:
     """The figures of one part."""
     size = PARTS[part]
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = free_port()
     ranks = []
     for rank in range(size):
         told = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,8 @@ import results
 from peers import DEEPSPEED, ROOT, deepspeed_python
 from rich.console import Console
 from rich.table import Table
+
+from acclimate.launch.remote.addresses import free_port
 
 STEPS = 3
 """In one turn."""
@@ -64,14 +65,6 @@ for line in sys.stdin:
         engine.step()
     print((time.perf_counter() - start) / steps, loss.item(), file=answers, flush=True)
 """
-
-
-def free_port() -> int:
-    """A port that no process listens at."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 class Contender:

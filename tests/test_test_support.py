@@ -143,6 +143,13 @@ def test_its_server(warm_starts, record_property):
 # -- a second run of what failed ---------------------------------------------------------------------
 
 
+def run_twice(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the tests of a folder's ``test_one.py`` as `make test` does, with settings of its own."""
+    script = ROOT / "tests" / "run_twice.py"
+    command = [sys.executable, script, "-c", os.devnull, "--rootdir=.", "test_one.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize(
     ("body", "code", "said"),
     [
@@ -164,15 +171,7 @@ def test_it(number):
     mark.touch()
     {body}
 """)
-    command = [
-        sys.executable,
-        ROOT / "tests" / "run_twice.py",
-        "-c",
-        os.devnull,
-        "--rootdir=.",
-        "test_one.py",
-    ]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    run = run_twice(tmp_path)
     assert run.returncode == code, run.stdout + run.stderr
     assert said in run.stdout
 
@@ -184,13 +183,5 @@ import pytest
 def test_it(number):
     assert False
 """)
-    command = [
-        sys.executable,
-        ROOT / "tests" / "run_twice.py",
-        "-c",
-        os.devnull,
-        "--rootdir=.",
-        "test_one.py",
-    ]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    run = run_twice(tmp_path)
     assert (run.returncode, run.stdout.count("6 failed"), "alone" in run.stdout) == (1, 1, False)
