@@ -128,6 +128,33 @@ def test_acclimate_run_does_it_for_a_script_that_knows_nothing_of_it(folder: Pat
     assert done.stdout == "<AcclimateAccelerator cpu>\n", done.stderr
 
 
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(),
+    reason="this kernel has no huge pages to ask for",
+)
+@pytest.mark.parametrize(("set_before", "asked"), [("", True), ("0", False)])
+def test_large_host_tensors_ask_for_huge_pages_unless_the_user_said_otherwise(
+    set_before: str, asked: bool, folder: Path
+) -> None:
+    program = f"""
+import os
+if {set_before!r}:
+    os.environ["THP_MEM_ALLOC_ENABLE"] = {set_before!r}
+import acclimate.compat.deepspeed as d
+d.register()
+import torch
+tensor = torch.empty(32 << 20)
+with open("/proc/self/smaps") as file:
+    for line in file:
+        first, _, rest = line.partition(" ")
+        if not first.endswith(":"):
+            begin, end = (int(each, 16) for each in first.split("-"))
+        elif first == "VmFlags:" and begin <= tensor.data_ptr() < end:
+            print("hg" in rest.split())
+"""
+    assert printed(folder, program) == [str(asked)]
+
+
 @pytest.mark.usefixtures("warm_starts")
 def test_an_impossible_value_of_the_variable_is_an_error(folder: Path) -> None:
     program = (

@@ -24,12 +24,18 @@ __all__ = ["OPS_VARIABLE", "VARIABLE", "child_environment", "register", "start"]
 VARIABLE = "ACCLIMATE_DEEPSPEED"
 """In the environment of a Python that starts with :data:`STARTUP` on its path: ``1`` calls
 :func:`register`, and ``names`` only offers the names."""
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+"""Torch's variable: ``1`` asks Linux for huge pages for host tensors of 2 MiB or more. Torch reads it once,
+when it first allocates memory on the host."""
 STARTUP = Path(__file__).with_name("startup")
 """A folder for ``PYTHONPATH``: its ``sitecustomize`` registers in each Python that starts."""
 
 
 def register(*, ops: bool | None = None) -> None:
     """Makes DeepSpeed run on this process's accelerator, here and in Pythons that this process starts.
+
+    Large host tensors get huge pages, unless the environment has :data:`HUGE_PAGES`: DeepSpeed's offloading
+    makes and frees large tensors for each gradient, and each page of theirs costs a page fault.
 
     Args:
         ops: whether DeepSpeed's optimizers, swappers and collectives use acclimate's native ops instead of
@@ -48,6 +54,7 @@ def register(*, ops: bool | None = None) -> None:
                 "`acclimate run --deepspeed`."
             )
         sys.meta_path.insert(0, AcceleratorFinder())
+    os.environ.setdefault(HUGE_PAGES, "1")
     os.environ.update(child_environment(os.environ.get("PYTHONPATH", "")))
 
 
