@@ -36,8 +36,9 @@ _OF_CLASSES = (types.FunctionType, staticmethod, classmethod, property, *_PLAIN)
 _OF_MODULES = ("_parameters", "_buffers", "_modules")  # named_modules() has them
 # transformers' names of where a model came from, and of an object of this process
 _ELSEWHERE = ("_name_or_path", "name_or_path", "_original_object_hash")
-# What transformers adds to nn.Module, and to a table of its own, with the first model of a kind in a process
-_ADDED_BY_OTHER_MODELS = ("smart_apply", "_CAN_RECORD_REGISTRY")
+# What transformers adds to nn.Module and to a table of its own with a process's first model of a kind, and
+# what the recording of a model (acclimate.inference.decode.recording) adds to transformers' tables
+_LEFT_BY_OTHER_MODELS = ("smart_apply", "_CAN_RECORD_REGISTRY", "acclimate_recorded")
 
 
 def load_plan(key: str) -> Plan | None:
@@ -183,7 +184,7 @@ class _Digest:
         names = vars(module)
         self._say(name)
         for each, value in list(names.items()):
-            if each in _ADDED_BY_OTHER_MODELS:
+            if each in _LEFT_BY_OTHER_MODELS:
                 continue
             if isinstance(value, type):
                 self._say(f"{each} {value.__module__}.{value.__qualname__}")
@@ -197,7 +198,7 @@ class _Digest:
             if each is object or not (each is value or self._is_new(each)):
                 continue
             for name, member in vars(each).items():
-                if name not in _ADDED_BY_OTHER_MODELS and isinstance(member, _OF_CLASSES):
+                if name not in _LEFT_BY_OTHER_MODELS and isinstance(member, _OF_CLASSES):
                     self._say(name)
                     self.add(member)
             if not each.__module__.startswith("torch"):
@@ -239,8 +240,9 @@ class _Digest:
     def _add_named(self, values: Mapping[Any, Any]) -> None:
         """Adds names and values; mappings made from sets have another order in each process."""
         for name, value in sorted(values.items(), key=lambda item: _order(item[0])):
-            self.add(name)
-            self.add(value)
+            if name not in _LEFT_BY_OTHER_MODELS:
+                self.add(name)
+                self.add(value)
 
     def _is_new(self, value: Any) -> bool:
         count = len(self._added)

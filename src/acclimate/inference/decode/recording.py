@@ -168,16 +168,6 @@ def _mask(*args: Any, **kwargs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _entry(table: Any, function: Any) -> Iterator[None]:
-    """Adds a function to a table of transformers for a while; one that stays changes saved plans' keys."""
-    table[_NAME] = function
-    try:
-        yield
-    finally:
-        del table[_NAME]
-
-
-@contextlib.contextmanager
 def _attention_of(model: Any, name: str) -> Iterator[None]:
     """Lets a model use another attention implementation."""
     changed = []
@@ -199,8 +189,8 @@ def record(model: Any, tokens: Tensor, share: Share | None = None) -> Recording:
         NotRepresentedError: it has an attention of its own, or passes it something unknown.
     """
     global _active
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
 
     recording = Recording(tokens, share=share)
     names = {id(module): name for name, module in model.named_modules()}
@@ -213,8 +203,8 @@ def record(model: Any, tokens: Tensor, share: Share | None = None) -> Recording:
         )  # fmt: skip
 
     with _lock, contextlib.ExitStack() as stack:
-        stack.enter_context(_entry(ALL_ATTENTION_FUNCTIONS, _attention))
-        stack.enter_context(_entry(ALL_MASK_ATTENTION_FUNCTIONS, _mask))
+        AttentionInterface.register(_NAME, _attention)
+        AttentionMaskInterface.register(_NAME, _mask)
         for module in model.modules():
             if module is not model:
                 stack.callback(module.register_forward_hook(keep, with_kwargs=True, always_call=False).remove)
