@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.errors import BlockError, PlanError
+from acclimate.parallel.apart import entries_of, inside, joined, unreached_models
 from acclimate.parallel.direct_use import names_weights
 from acclimate.parallel.experts import ExpertLayout
 from acclimate.parallel.fit import Layout, Region
@@ -88,10 +89,8 @@ def _made_plan(
 ) -> Plan:
     names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     wished = wishes_of_user(user, names)
-    published = wishes_of_model(model, names)
     try:
-        trace = traced(model, example)
-        plan = _proven_plan(model, trace, size, wished, published, verify)
+        return _plan(model, size, wished, wishes_of_model(model, names), example, verify)
     except PlanError:
         raise
     except Exception as error:  # any code may stand in a model
@@ -99,7 +98,28 @@ def _made_plan(
             f"{type(model).__name__} cannot be split over {size} ranks, as no copy of it could be looked at: "
             f"{type(error).__name__}: {error}. Use one rank."
         ) from error
-    return plan
+
+
+def _plan(
+    model: nn.Module,
+    size: int,
+    wished: Mapping[str, Wish],
+    published: Mapping[str, Wish],
+    example: Callable[[nn.Module], Any] | None,
+    verify: bool | Literal["auto"],
+    is_inner: bool = False,
+) -> Plan:
+    """Makes a plan of a model, and of the models in it that its run does not reach."""
+    trace = traced(model, example)
+    inner: dict[str, Plan] = {}
+    if size > 1:
+        for name, part in unreached_models(model, trace).items():
+            asked, said = entries_of(wished, name), entries_of(published, name)
+            # One that cannot be run or split by itself stays whole.
+            with contextlib.suppress(Exception):
+                inner[name] = _plan(part, size, asked, said, None, verify, is_inner=True)
+    wished = {name: wish for name, wish in wished.items() if not inside(name, inner)}
+    return joined(_proven_plan(model, trace, size, wished, published, verify, inner, is_inner), inner)
 
 
 def _proven_plan(
@@ -109,13 +129,15 @@ def _proven_plan(
     wished: Mapping[str, Wish],
     published: Mapping[str, Wish],
     verify: bool | Literal["auto"],
+    inner: Mapping[str, Plan],
+    is_inner: bool,
 ) -> Plan:
     """Makes a plan; the linear modules of a block that is not right are split one by one."""
     alone: set[str] = set()
     refusal: PlanError | None = None
     while True:
         try:
-            plan = _Planner(model, size, wished, published, alone).plan(trace)
+            plan = _Planner(model, size, wished, published, alone, inner, is_inner).plan(trace)
             if verify is True or (verify == "auto" and set(plan.source.values()) - {"published"}):
                 verify_plan(trace, plan)
             return plan
@@ -147,9 +169,18 @@ class _Planner:
         size: int,
         wished: Mapping[str, Wish],
         published: Mapping[str, Wish],
-        alone: Container[str] = (),
+        alone: Container[str],
+        inner: Mapping[str, Plan],
+        is_inner: bool,
     ) -> None:
         self.wished, self.published, self.alone = wished, published, alone
+        self.inner, self.is_inner = inner, is_inner
+        self.split_apart = {
+            f"{model}.{n}"
+            for model, plan in inner.items()
+            for n, s in plan.splits.items()
+            if s.kind != "replicated"
+        }
         self.model = model
         self.size = size
         self.splits: dict[str, Split] = {}
@@ -233,7 +264,7 @@ class _Planner:
                 'Leave it out of the mapping, or map it to "replicated".'
             )
         whole, split = self._amounts(trace, kept)
-        if whole > split:
+        if whole > split and not self.is_inner:
             reasons = self._reasons(trace, structure, kept)
             patterns = sorted({_kind(name) for name in reasons})
             mapping = ", ".join(f'"{pattern}": "replicated"' for pattern in patterns)
@@ -254,8 +285,9 @@ class _Planner:
         for name, tensor in self.tensors.items():
             owner = name.rpartition(".")[0]
             if owner not in ends and owner not in kept and owner not in tables and tensor.is_floating_point():
-                split += tensor.numel() * (name in self.splits)
-                whole += tensor.numel() * (name not in self.splits)
+                is_split = name in self.splits or name in self.split_apart
+                split += tensor.numel() * is_split
+                whole += tensor.numel() * (not is_split)
         return whole, split
 
     def _reasons(self, trace: Trace, structure: Structure, kept: Container[str]) -> dict[str, str]:
@@ -264,7 +296,8 @@ class _Planner:
         for name, tensor in self.tensors.items():
             owner = name.rpartition(".")[0]
             is_table = isinstance(trace.modules.get(owner), nn.Embedding)
-            if name in self.splits or owner in kept or tensor.dim() < 2 or is_table:
+            is_split = name in self.splits or name in self.split_apart
+            if is_split or owner in kept or tensor.dim() < 2 or is_table:
                 continue
             opaque = any(type(trace.modules[each]) in trace.opaque for each in _parents(owner))
             own = "its code uses weights of linear modules itself" if opaque else "the layout is not known"
@@ -303,6 +336,7 @@ class _Planner:
             weight = self.tensors[f"{name}.weight"]
             is_called = name in trace.calls or name in trace.called_linears
             is_free = f"{name}.weight" not in self.splits and name not in kept and counts[id(weight)] == 1
+            is_free = is_free and not inside(name, self.inner)
             if not is_free or name == trace.head or weight.shape[dims[name][0]] < self.size:
                 continue
             # The run made of tokens alone does not reach an encoder of images, for one.

@@ -7,7 +7,6 @@ the block's first call. Calls that are made again share such a copy, which then 
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -15,13 +14,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from acclimate.parallel.state import PLAIN, copied
 from acclimate.parallel.trace import Invocation, Trace
 
 NEW_TOKENS = 3
 OTHER_SHAPES = ((1, 1), (1, 33))
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, nn.Module)
 
 logger = logging.getLogger("acclimate.parallel")
 
@@ -55,7 +54,7 @@ class Steps:
     def _kept(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return value.detach().clone()
-        if isinstance(value, _PLAIN) or callable(value):
+        if isinstance(value, PLAIN) or callable(value):
             return value
         if type(value) in (tuple, list):
             return type(value)(self._kept(each) for each in value)
@@ -63,7 +62,7 @@ class Steps:
             return {key: self._kept(each) for key, each in value.items()}
         if id(value) not in self._before:
             self._originals.append(value)
-            self._before[id(value)] = copy.deepcopy(value)
+            self._before[id(value)] = copied(value)
         return _Kept(id(value))
 
     def _given(self, value: Any, made: dict[int, Any], dtype: torch.dtype) -> Any:
@@ -76,7 +75,7 @@ class Steps:
             return {key: self._given(each, made, dtype) for key, each in value.items()}
         if isinstance(value, _Kept):
             if value.key not in made:
-                made[value.key] = copy.deepcopy(self._before[value.key])
+                made[value.key] = copied(self._before[value.key])
             return made[value.key]
         return value
 
@@ -93,15 +92,21 @@ def calls_of_other_shapes(trace: Trace, blocks: Collection[str]) -> dict[str, di
     found: dict[str, dict[str, Steps]] = {}
     if trace.tokens is None:
         return found
-    for batch, length in OTHER_SHAPES:
-        tokens = torch.arange(batch * length).view(batch, length) % int(trace.tokens.max() + 1)
-        inputs = {name: tokens if "input_ids" in name else each for name, each in trace.inputs.items()}
-        if trace.inputs and not any("input_ids" in name for name in inputs):
-            continue
-        shape = f" for {length} token{'s'[: length != 1]} of {batch} text"
-        calls: dict[str, Steps] = {name: Steps() for name in blocks}
-        if _recorded(trace, calls, partial(trace.call, inputs, tokens)):
-            found[shape] = {name: each for name, each in calls.items() if each.calls}
+    count = int(trace.tokens.max() + 1)
+    for given in filter(None, (trace.inputs, trace.plain)) if trace.inputs else ({},):
+        for batch, length in OTHER_SHAPES:
+            tokens = torch.arange(batch * length).view(batch, length) % count
+            inputs = {
+                name: tokens if "input_ids" in name else each[:batch] if isinstance(each, Tensor) else each
+                for name, each in given.items()
+            }
+            if given and not any("input_ids" in name for name in inputs):
+                continue
+            shape = f" for {length} token{'s'[: length != 1]} of {batch} text"
+            calls: dict[str, Steps] = {name: Steps() for name in blocks}
+            if _recorded(trace, calls, partial(trace.call, inputs, tokens)):
+                shape += " alone" if given is trace.plain else ""
+                found[shape] = {name: each for name, each in calls.items() if each.calls}
     return found
 
 
@@ -114,14 +119,14 @@ def generation_steps(trace: Trace, blocks: Collection[str]) -> dict[str, Steps]:
     can_generate: Callable[[], bool] | None = getattr(model, "can_generate", None)
     if can_generate is None or not can_generate() or trace.tokens is None:
         return {}
-    found: dict[str, Steps] = {name: Steps() for name in blocks}
-    inputs = {
-        name: each.detach() if isinstance(each, Tensor) else each for name, each in trace.inputs.items()
-    }
-    inputs |= {"use_cache": True, "do_sample": False, "pad_token_id": 0}
-    inputs |= {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
-    _recorded(trace, found, lambda: model.generate(**inputs))
-    return {name: each for name, each in found.items() if len(each.calls) > 1}
+    for given in filter(None, (trace.inputs, trace.plain)) if trace.inputs else ({},):
+        found: dict[str, Steps] = {name: Steps() for name in blocks}
+        inputs = {name: each.detach() if isinstance(each, Tensor) else each for name, each in given.items()}
+        inputs |= {"use_cache": True, "do_sample": False, "pad_token_id": 0}
+        inputs |= {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
+        if _recorded(trace, found, partial(model.generate, **inputs)):
+            return {name: each for name, each in found.items() if len(each.calls) > 1}
+    return {}
 
 
 def _recorded(trace: Trace, calls: dict[str, Steps], run: Callable[[], object]) -> bool:

@@ -85,7 +85,11 @@ def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> 
     split = columns | rows
     for name in trace.linears:
         if name not in split and name != trace.head:
-            found.whole.setdefault(name, "what it feeds needs all of its output")
+            is_called = name in trace.calls or name in trace.called_linears
+            reason = (
+                "what it feeds needs all of its output" if is_called else "the run with text does not call it"
+            )
+            found.whole.setdefault(name, reason)
     for name in split:
         found.whole.pop(name, None)
     return found

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +21,9 @@ from torch.utils import _pytree as pytree
 
 from acclimate.errors import PlanError, TraceError
 from acclimate.parallel.direct_use import CalledLinears
+from acclimate.parallel.made_up import made_up_inputs, richer_inputs, tokens_for
+from acclimate.parallel.state import as_given, fresh
 
-BATCH, LENGTH = 2, 5
 Record = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
 """Receives the name and the arguments of a block that is called."""
 
@@ -145,11 +145,12 @@ def embeddings(model: nn.Module) -> tuple[list[str], str | None]:
                 found = getattr(owner, getter)()
         ends.append(found)
     inputs, head = ends
-    shared = getattr(inputs, "weight", None)
+    # A decoder may have a table of its own, which is the head's.
+    shared = {id(each.weight) for each in (inputs, head) if isinstance(getattr(each, "weight", None), Tensor)}
     first, last = [], None
     for name, module in model.named_modules(remove_duplicate=False):
         is_embedding = isinstance(module, nn.Embedding)
-        if is_embedding and (module is inputs or (shared is not None and module.weight is shared)):
+        if is_embedding and (module is inputs or id(module.weight) in shared):
             first.append(name)
         elif isinstance(head, nn.Module) and module is head and weight_of(module) is not None:
             last = name
@@ -165,8 +166,12 @@ class Trace:
         example: Callable[[nn.Module], Any] | None = None,
         dtype: torch.dtype = torch.float64,
         opaque: Collection[type[nn.Module]] = (),
+        is_rich: bool = False,
     ) -> None:
         self.opaque = opaque
+        self._inputs = richer_inputs if is_rich else made_up_inputs
+        self.plain: dict[str, Any] = {}
+        """The keyword arguments of a run with text alone, where this one had more."""
         self.dtype = dtype
         meta = {
             id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.is_floating_point())
@@ -195,7 +200,7 @@ class Trace:
         self.stand_ins: list[nn.Module] = []
         self.called_linears: dict[str, tuple[int, int]] = {}
         """Linear modules in code that really runs, which only calls them."""
-        self._really_run: dict[str, tuple[int, int]] = {}
+        self.really_run: dict[str, tuple[int, int]] = {}
         self._place_stand_ins()
         self._fill()
         self.outputs = self._run(example)
@@ -208,13 +213,15 @@ class Trace:
         for name, module in self.modules.items():
             if any(name.startswith(f"{each}.") for each in really_run):
                 if "forward" not in vars(module) and (dims := weight_of(module)) is not None:
-                    self._really_run[name] = dims
+                    self.really_run[name] = dims
                 continue
             if name in self.vocabulary or self._is_large_embedding(module):
                 module.forward = self._stand_in(name, module.weight.shape[-1], entry=True)
             elif (dims := weight_of(module)) is not None:
                 self.linears[name] = dims
-                module.forward = self._stand_in(name, module.weight.shape[dims[0]])
+                module.forward = self._stand_in(
+                    name, module.weight.shape[dims[0]], module.weight.shape[dims[1]]
+                )
             elif weights := expert_weights(module):
                 self.experts[name] = weights
                 module.forward = self._stand_in(name, None)
@@ -226,11 +233,15 @@ class Trace:
     def _is_large_embedding(module: nn.Module) -> bool:
         return isinstance(module, nn.Embedding) and module.weight.numel() > 1 << 24
 
-    def _stand_in(self, name: str, width: int | None, entry: bool = False) -> Callable[..., Tensor]:
+    def _stand_in(
+        self, name: str, width: int | None, rows: int | None = None, entry: bool = False
+    ) -> Callable[..., Tensor]:
         self.stand_ins.append(self.modules[name])
 
         def forward(*args: Any, **kwargs: Any) -> Tensor:
             given = next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+            if rows is not None and given.shape[-1] != rows:
+                raise RuntimeError(f"{name} takes {rows} columns, but it is called with {given.shape[-1]}")
             if self.replaying is not None:
                 return self._replayed(name, given)
             shape = given.shape if width is None else (*given.shape[: None if entry else -1], width)
@@ -265,7 +276,7 @@ class Trace:
             if self._record is not None:
                 self._record(name, args, kwargs)
             elif self.replaying is None:
-                self.blocks.setdefault(name, []).append(Invocation(args, dict(kwargs)))
+                self.blocks.setdefault(name, []).append(Invocation(*as_given((args, dict(kwargs)))))
 
         return record
 
@@ -319,7 +330,7 @@ class Trace:
                 torch.manual_seed(0)
                 found = example(self.model) if example is not None else self._call()
             if isinstance(watching, CalledLinears):
-                self.called_linears = {name: self._really_run[name] for name in sorted(watching.found())}
+                self.called_linears = {name: self.really_run[name] for name in sorted(watching.found())}
         except Exception as error:
             raise TraceError(
                 _raised_in(error),
@@ -331,46 +342,34 @@ class Trace:
         return [each for each in leaves if isinstance(each, Tensor) and each.requires_grad]
 
     def _watching(self) -> CalledLinears | contextlib.nullcontext[None]:
-        if not self._really_run:
+        if not self.really_run:
             return contextlib.nullcontext()
-        modules = {name: self.modules[name] for name in self._really_run}
+        modules = {name: self.modules[name] for name in self.really_run}
         self.stand_ins += modules.values()
         return CalledLinears(modules)
 
     def _call(self) -> Any:
-        """Calls the model with made-up inputs of the kinds that its ``forward`` names."""
-        names = inspect.signature(self.model.forward).parameters
-        config = getattr(self.model, "config", None)
-        tokens = torch.arange(BATCH * LENGTH).view(BATCH, LENGTH) + 3
-        get_text = getattr(config, "get_text_config", None)
-        text = get_text() if get_text is not None else config
-        tokens = tokens % max(1, min(getattr(text, "vocab_size", 16) or 16, 1 << 20))
-        given: dict[str, Any] = {}
-        if "input_features" in names:
-            positions = getattr(config, "max_source_positions", 10)
-            given["input_features"] = self._entry(BATCH, getattr(config, "num_mel_bins", 80), 2 * positions)
-        elif "pixel_values" in names and "input_ids" not in names:
-            size = getattr(config, "image_size", 32)
-            height, width = size if isinstance(size, list | tuple) else (size, size)
-            given["pixel_values"] = self._entry(BATCH, getattr(config, "num_channels", 3), height, width)
-        elif "input_values" in names:
-            given["input_values"] = self._entry(BATCH, 8000)
-        elif "input_ids" in names:
-            given["input_ids"] = tokens
-        if "decoder_input_ids" in names:
-            given["decoder_input_ids"] = tokens
-        if "use_cache" in names or any(p.kind is p.VAR_KEYWORD for p in names.values()):
-            given["use_cache"] = False
-        self.inputs, self.tokens = given, tokens
-        return self.call(given, tokens)
+        """Calls the model with made-up inputs; those that it fails with are followed by others."""
+        tokens = tokens_for(self.model)
+        refused: Exception | None = None
+        for make in self._inputs(self.model, tokens, self.numbers):
+            try:
+                made_up = make()
+                self.calls.clear()
+                self.order.clear()
+                self.blocks.clear()
+                self.entries[:] = made_up.entries
+                self.inputs, self.tokens = made_up.given, tokens
+                return self.call(made_up.given, tokens)
+            except Exception as error:  # noqa: BLE001 - any code may stand in a model
+                refused = refused or error
+        if refused is not None:
+            raise refused
+        raise PlanError(f"No input is known for {type(self.model).__name__}.")
 
     def call(self, inputs: Mapping[str, Any], tokens: Tensor) -> Any:
         """Calls the model with keyword arguments, or with tokens alone where it names none that is known."""
         return self.model(**inputs) if inputs else self.model(tokens)
-
-    def _entry(self, *shape: int) -> Tensor:
-        self.entries.append(self.numbers(*shape).requires_grad_())
-        return self.entries[-1]
 
     # -- flows -----------------------------------------------------------------------------------
 
@@ -444,7 +443,7 @@ class Trace:
         What is in ``through`` returns its input as it is.
         """
         first = self.blocks[block][0]
-        plain = detached((first.args, first.kwargs))
+        plain = fresh((first.args, first.kwargs))
         args, kwargs = arguments(*plain) if arguments is not None else plain
         self.replaying = Replay(outputs)
         passed = [name for name in outputs if name not in self.calls]

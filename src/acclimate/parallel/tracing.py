@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,24 @@ from acclimate.parallel.trace import Trace
 
 
 def traced(model: nn.Module, example: Callable[[nn.Module], Any] | None) -> Trace:
+    """Runs the model's copy, with inputs that reach most of it."""
+    first = _traced(model, example)
+    missed = _unreached(first)
+    if example is None and missed:
+        with contextlib.suppress(TraceError):  # text alone is known to work
+            rich = _traced(model, None, is_rich=True)
+            if _unreached(rich) < missed:
+                rich.plain = first.inputs
+                return rich
+    return first
+
+
+def _unreached(trace: Trace) -> set[str]:
+    dims = trace.linears.keys() | trace.really_run
+    return {name for name in dims if name not in trace.calls and name not in trace.called_linears}
+
+
+def _traced(model: nn.Module, example: Callable[[nn.Module], Any] | None, is_rich: bool = False) -> Trace:
     """Runs the model's copy.
 
     Where its code only works in float32, in that. A module whose code uses the weights of linear modules
@@ -21,11 +40,11 @@ def traced(model: nn.Module, example: Callable[[nn.Module], Any] | None) -> Trac
     opaque: list[type[nn.Module]] = []
     while True:
         try:
-            return Trace(model, example, opaque=opaque)
+            return Trace(model, example, opaque=opaque, is_rich=is_rich)
         except TraceError as error:
             first = error
         try:
-            return Trace(model, example, torch.float32, opaque)
+            return Trace(model, example, torch.float32, opaque, is_rich)
         except TraceError as error:
             module = error.module
             if not isinstance(module, nn.Module) or type(module) in opaque or type(module) is type(model):

@@ -1,0 +1,172 @@
+"""Made-up inputs of the kinds that a model's ``forward`` names, to see what flows where in it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+BATCH, LENGTH = 2, 5
+Numbers = Callable[..., Tensor]
+"""Makes random numbers of a shape."""
+
+
+@dataclass
+class MadeUp:
+    """Inputs for one call."""
+
+    given: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments; none where ``forward`` names nothing that is known."""
+    entries: list[Tensor] = field(default_factory=list)
+    """Those of them that gradients may reach."""
+
+
+def tokens_for(model: nn.Module) -> Tensor:
+    """Returns a few tokens of a model's vocabulary."""
+    config = getattr(model, "config", None)
+    get_text = getattr(config, "get_text_config", None)
+    text = get_text() if get_text is not None else config
+    size = getattr(text, "vocab_size", 16)
+    count = min(size, 1 << 20) if isinstance(size, int) and size > 0 else 16
+    return (torch.arange(BATCH * LENGTH).view(BATCH, LENGTH) + 3) % count
+
+
+def made_up_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterator[Callable[[], MadeUp]]:
+    """Yields what makes inputs, to be tried one after the other: text alone first, where a model takes it."""
+    names = inspect.signature(model.forward).parameters
+    text = {name: tokens for name in ("input_ids", "decoder_input_ids") if name in names}
+    if "use_cache" in names or any(p.kind is p.VAR_KEYWORD for p in names.values()):
+        text["use_cache"] = False  # type: ignore[assignment]
+    if "input_ids" in names:
+        yield partial(MadeUp, dict(text))
+    required = {n: tokens for n, p in names.items() if n.endswith("input_ids") and p.default is p.empty}
+    found = False
+    for other in _other_inputs(model, names, numbers):
+        found = True
+        entries = [each for each in other.values() if each.is_floating_point()]
+        yield partial(MadeUp, {**text, **required, **other}, entries)
+    if not found and "input_ids" not in names:
+        yield partial(MadeUp, dict(text))
+
+
+def richer_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterator[Callable[[], MadeUp]]:
+    """Yields what makes inputs that reach more than text alone: what an encoder gave, or a text with images."""
+    names = inspect.signature(model.forward).parameters
+    config = getattr(model, "config", None)
+    if "input_ids" not in names:
+        return
+    text = {"input_ids": tokens, "use_cache": False}
+    if "encoder_hidden_states" in names and "decoder_input_ids" not in names:
+        for name in ("cross_attention_hidden_size", "encoder_hidden_size", "hidden_size"):
+            if width := _setting(config, name, 0):
+                states = numbers(BATCH, LENGTH + 2, width).requires_grad_()
+                yield partial(MadeUp, {**text, "encoder_hidden_states": states}, [states])
+    token = _setting(config, "image_token_id", _setting(config, "image_token_index", -1))
+    holder: Any = next((m for m in model.modules() if hasattr(m, "get_image_features")), None)
+    if holder is None or token < 0 or "pixel_values" not in names:
+        return
+
+    def with_images(images: dict[str, Tensor]) -> MadeUp:
+        found = holder.get_image_features(**images)
+        found = getattr(found, "pooler_output", found)
+        parts = [found] if isinstance(found, Tensor) else [p for p in found if isinstance(p, Tensor)]
+        count = sum(part.numel() // part.shape[-1] for part in parts) // BATCH
+        ids = torch.cat([tokens.new_full((BATCH, count), token), tokens], 1)
+        given = {**text, "input_ids": ids, **images}
+        if "mm_token_type_ids" in names:
+            given["mm_token_type_ids"] = (ids == token).long()
+        return MadeUp(given, [each for each in images.values() if each.is_floating_point()])
+
+    for images in _images(config, numbers):
+        if set(images) <= set(inspect.signature(holder.get_image_features).parameters):
+            yield partial(with_images, images)
+
+
+def _images(config: Any, numbers: Numbers) -> Iterator[dict[str, Tensor]]:
+    """Yields images as models with text take them."""
+    height, width = _image_size(config)
+    channels = _setting(config, "num_channels", _setting(config, "in_channels", 3))
+    pixels = numbers(BATCH, channels, height, width).requires_grad_()
+    yield {"pixel_values": pixels}
+    yield {"pixel_values": pixels, "image_sizes": torch.tensor([[height, width]] * BATCH)}
+    yield {"pixel_values": numbers(BATCH, 1, channels, height, width).requires_grad_()}
+    patches = _patches(config, numbers)
+    yield {"pixel_values": patches["hidden_states"], "image_grid_thw": patches["grid_thw"]}
+
+
+def _patches(config: Any, numbers: Numbers) -> dict[str, Tensor]:
+    """Returns the patches of two images in a row, as Qwen2-VL's encoder takes them."""
+    patch = _setting(config, "patch_size", 14)
+    width = patch * patch * _setting(config, "temporal_patch_size", 1)
+    width *= _setting(config, "in_channels", _setting(config, "in_chans", 3))
+    side = 2 * _setting(config, "spatial_merge_size", 2)
+    patches = numbers(BATCH * side * side, width).requires_grad_()
+    return {"hidden_states": patches, "grid_thw": torch.tensor([[1, side, side]] * BATCH)}
+
+
+def _other_inputs(model: nn.Module, names: Any, numbers: Numbers) -> Iterator[dict[str, Tensor]]:
+    """Yields images, sounds and patches in the shapes that models take them in."""
+
+    def entry(*shape: int) -> Tensor:
+        return numbers(*shape).requires_grad_()
+
+    config = getattr(model, "config", None)
+    if "grid_thw" in names and "hidden_states" in names:
+        yield _patches(config, numbers)
+    if "input_features" in names:
+        mels, positions = _setting(config, "num_mel_bins", 80), _setting(config, "max_source_positions", 10)
+        yield {"input_features": entry(BATCH, mels, 2 * positions)}
+        width = _setting(config, "input_feat_per_channel", _setting(config, "input_dim", mels))
+        yield {"input_features": entry(BATCH, 32, width)}
+    if "pixel_values" in names:
+        height, width = _image_size(config)
+        channels = _setting(config, "num_channels", 3)
+        yield {"pixel_values": entry(BATCH, channels, height, width)}
+        yield {"pixel_values": entry(BATCH, 1, channels, height, width)}
+    if "flattened_patches" in names:
+        patch = _setting(config, "patch_size", 16)
+        yield {"flattened_patches": entry(BATCH, 6, 2 + 3 * patch * patch)}
+    if "input_values" in names:
+        yield {"input_values": entry(BATCH, 8000)}
+        yield {"input_values": entry(BATCH, 1, 8000)}
+    if "inputs" in names:
+        # A speech encoder with a decoder beside it.
+        yield {"inputs": entry(BATCH, 8000)}
+        yield {"inputs": entry(BATCH, 32, _setting(config, "num_mel_bins", 80))}
+
+
+def _configs(config: Any) -> Iterator[Any]:
+    """Yields a configuration, and then those in it."""
+    if config is not None:
+        yield config
+        for each in vars(config).values():
+            if hasattr(each, "model_type"):
+                yield from _configs(each)
+
+
+def _value(config: Any, name: str) -> Any:
+    with contextlib.suppress(Exception):  # any code may stand behind an attribute
+        return getattr(config, name)
+    return None
+
+
+def _setting(config: Any, name: str, default: int) -> int:
+    """Returns a number of a configuration or of one in it."""
+    values = (_value(each, name) for each in _configs(config))
+    return next((value for value in values if isinstance(value, int) and value > 0), default)
+
+
+def _image_size(config: Any) -> tuple[int, int]:
+    for each in _configs(config):
+        size = _value(each, "image_size")
+        if isinstance(size, int):
+            return size, size
+        if isinstance(size, list | tuple) and len(size) == 2:
+            return int(size[0]), int(size[1])
+    return 32, 32
