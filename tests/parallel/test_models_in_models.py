@@ -1,8 +1,10 @@
-"""Models that hold other models: encoders of images and sounds beside a text, decoders with their own table."""
+"""Models that hold other models, such as an encoder of images beside a text, are split in all parts."""
 
 from __future__ import annotations
 
 import copy
+import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
 
+import transformers
 from architectures import randomise
 from splitting import own_parameters
 
@@ -122,3 +125,27 @@ def test_a_linear_module_that_gets_too_few_columns_is_named() -> None:
     model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 12), nn.Linear(10, 8))
     with pytest.raises(PlanError, match="2 takes 10 columns, but it is called with 12"):
         make_plan(model, 2)
+
+
+class Pictures(nn.Module):
+    """Mostly a convolution, which is not split, and a matrix that only its own code knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+        self.convolution = nn.Conv1d(8, 8, 31, padding=15)
+        self.up = nn.Linear(8, 12)
+        self.down = nn.Linear(12, 8)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x: Tensor = self.convolution(self.table(input_ids).mT).mT
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def test_a_refusal_says_why_and_its_mapping_is_taken() -> None:
+    with pytest.raises(PlanError, match=r"convolution \(convolutions are not split\)") as refused:
+        make_plan(Pictures(), 2)
+    mapping = re.search(r"the mapping (\{.*\})", str(refused.value))
+    assert mapping is not None
+    plan = make_plan(Pictures(), 2, json.loads(mapping[1]))
+    assert plan.splits["up.weight"].kind == "columns"

@@ -1,4 +1,4 @@
-"""Models in a model that its run does not reach, such as an encoder of images beside a text: planned apart."""
+"""Models in a model that its run does not reach, such as an encoder of sounds: they are planned apart."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def made_up_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterat
 
 
 def richer_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterator[Callable[[], MadeUp]]:
-    """Yields what makes inputs that reach more than text alone: what an encoder gave, or a text with images."""
+    """Yields what makes inputs that reach more than text does: an encoder's states, or a text with images."""
     names = inspect.signature(model.forward).parameters
     config = getattr(model, "config", None)
     if "input_ids" not in names:

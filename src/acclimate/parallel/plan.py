@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
@@ -18,6 +17,7 @@ from acclimate.parallel.direct_use import names_weights
 from acclimate.parallel.experts import ExpertLayout
 from acclimate.parallel.fit import Layout, Region
 from acclimate.parallel.norms import formula_of
+from acclimate.parallel.reasons import kind_of, parents_of, reasons_of, refusal
 from acclimate.parallel.sources import Wish, wishes_of_model, wishes_of_user
 from acclimate.parallel.split import Change, Kind, Plan, Ranges, Source, Split, ranges, shard
 from acclimate.parallel.structure import Structure, find_structure
@@ -143,23 +143,14 @@ def _proven_plan(
             return plan
         except BlockError as error:
             refusal = refusal or error
-            kind = _kind(error.block)
-            inside = {n for n in trace.linears if any(_kind(each) == kind for each in _parents(n))}
+            kind = kind_of(error.block)
+            inside = {n for n in trace.linears if any(kind_of(each) == kind for each in parents_of(n))}
             more = inside - alone - set(wished)
             if not more:
                 raise refusal from None
             alone |= more
         except PlanError as error:
             raise refusal or error from None
-
-
-def _kind(name: str) -> str:
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
-
-
-def _parents(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 class _Planner:
@@ -265,17 +256,11 @@ class _Planner:
             )
         whole, split = self._amounts(trace, kept)
         if whole > split and not self.is_inner:
-            reasons = self._reasons(trace, structure, kept)
-            patterns = sorted({_kind(name) for name in reasons})
-            mapping = ", ".join(f'"{pattern}": "replicated"' for pattern in patterns)
-            listed = [f"{name} ({reason})" for name, reason in reasons.items()]
-            more = f"; and {len(listed) - 4} more" if len(listed) > 4 else ""
-            raise PlanError(
-                f"{type(self.model).__name__} cannot be split over {self.size} ranks: "
-                f"{whole / (split + whole):.0%} of its parameters would stay whole on every rank. No split "
-                f"was shown to be right for {'; '.join(listed[:4])}{more}. To keep them whole all the same, "
-                f"give the mapping {{{mapping}}}."
-            )
+            split_names = self.splits.keys() | self.split_apart
+            left = {name: each for name, each in self.tensors.items() if name not in split_names}
+            reasons = reasons_of(trace, left, structure.whole, kept)
+            share = whole / (split + whole)
+            raise PlanError(refusal(type(self.model).__name__, self.size, share, reasons))
 
     def _amounts(self, trace: Trace, kept: Container[str]) -> tuple[int, int]:
         """Returns how many numbers besides embeddings stay whole, and how many are split."""
@@ -289,20 +274,6 @@ class _Planner:
                 split += tensor.numel() * is_split
                 whole += tensor.numel() * (not is_split)
         return whole, split
-
-    def _reasons(self, trace: Trace, structure: Structure, kept: Container[str]) -> dict[str, str]:
-        """Says of each module with a whole matrix why that is not split, the largest first."""
-        found: dict[str, tuple[int, str]] = {}
-        for name, tensor in self.tensors.items():
-            owner = name.rpartition(".")[0]
-            is_table = isinstance(trace.modules.get(owner), nn.Embedding)
-            is_split = name in self.splits or name in self.split_apart
-            if is_split or owner in kept or tensor.dim() < 2 or is_table:
-                continue
-            opaque = any(type(trace.modules[each]) in trace.opaque for each in _parents(owner))
-            own = "its code uses weights of linear modules itself" if opaque else "the layout is not known"
-            found[owner] = (-tensor.numel(), structure.whole.get(owner, own))
-        return {name: reason for name, (_, reason) in sorted(found.items(), key=lambda each: each[1][0])}
 
     def _is_used(self, trace: Trace, name: str) -> bool:
         owner = name.rpartition(".")[0]
@@ -340,8 +311,8 @@ class _Planner:
             if not is_free or name == trace.head or weight.shape[dims[name][0]] < self.size:
                 continue
             # The run made of tokens alone does not reach an encoder of images, for one.
-            if is_called or not any(names_weights(trace.modules[each]) for each in _parents(name)[:-1]):
-                kinds.setdefault(_kind(name), []).append(name)
+            if is_called or not any(names_weights(trace.modules[each]) for each in parents_of(name)[:-1]):
+                kinds.setdefault(kind_of(name), []).append(name)
         sizes = {k: sum(self.tensors[f"{n}.weight"].numel() for n in names) for k, names in kinds.items()}
         for kind in sorted(kinds, key=lambda each: -sizes[each]):
             whole, split = self._amounts(trace, kept)

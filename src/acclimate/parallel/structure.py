@@ -18,6 +18,7 @@ from acclimate.parallel.units import Unit, find_units
 
 _Known = tuple[list[Unit], dict[str, str], list[str], Layout | None]
 """Units, normalizations of sources and before the sink, and layout, with names as in the block."""
+UNREACHED = "the run that was looked at does not call it"
 
 
 @dataclass
@@ -87,7 +88,9 @@ def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> 
         if name not in split and name != trace.head:
             is_called = name in trace.calls or name in trace.called_linears
             reason = (
-                "what it feeds needs all of its output" if is_called else "the run with text does not call it"
+                "what it feeds needs all of its output"
+                if is_called
+                else "the run that was looked at does not call it"
             )
             found.whole.setdefault(name, reason)
     for name in split:

@@ -146,7 +146,8 @@ def embeddings(model: nn.Module) -> tuple[list[str], str | None]:
         ends.append(found)
     inputs, head = ends
     # A decoder may have a table of its own, which is the head's.
-    shared = {id(each.weight) for each in (inputs, head) if isinstance(getattr(each, "weight", None), Tensor)}
+    weights = (getattr(each, "weight", None) for each in (inputs, head))
+    shared = {id(each) for each in weights if each is not None}
     first, last = [], None
     for name, module in model.named_modules(remove_duplicate=False):
         is_embedding = isinstance(module, nn.Embedding)

@@ -205,8 +205,8 @@ def difference(
     except Exception as error:
         raise BlockError(
             name,
-            f"{name} ({type(whole).__name__}) cannot be compared whole and split{when}, as it does not run by "
-            f"itself: {type(error).__name__}: {error}. {_advice(name)}",
+            f"{name} ({type(whole).__name__}) cannot be compared whole and split{when}, as it does not run "
+            f"by itself: {type(error).__name__}: {error}. {_advice(name)}",
         ) from error
     try:
         found = on_threads(plan.size, lambda ranks: results(apply_plan(copy.deepcopy(whole), plan, ranks)))
@@ -225,8 +225,7 @@ def difference(
             known = ~(one.isnan() & other.isnan())
             if not known.any():
                 continue
-            one, other = one[known], other[known]
-            gap = (one - other).abs().max() / other.abs().max().clamp(min=1.0)
+            gap = (one - other)[known].abs().max() / other[known].abs().max().clamp(min=1.0)
             worst = max(worst, float(gap) if gap == gap else float("inf"))
     return worst
 
