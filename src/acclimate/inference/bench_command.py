@@ -14,10 +14,23 @@ from typing import Any
 
 from acclimate.errors import AcclimateError, GenerationOptionError, excerpt
 from acclimate.inference.packing import check_scheme
-from acclimate.inference.request import add_quantize_option, add_remote_code_option, messages, number
+from acclimate.inference.request import (
+    MOST_RANKS,
+    add_quantize_option,
+    add_remote_code_option,
+    count,
+    messages,
+    options_given,
+    positional_given,
+)
 
-_MOST_RANKS, _MOST_TOKENS = 1024, 1 << 20
+_MOST_TOKENS = 1 << 20
 _MOST_SEQUENCES = 1024
+_OPTIONS = (
+    "dtype", "quantize", "num_accelerators", "prompt_tokens", "new_tokens", "sequences", "json",
+    "trust_remote_code",
+)  # fmt: skip
+"""What a rank gets as it was given."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,10 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    ranks = _count("num_accelerators", args.num_accelerators, _MOST_RANKS)
-    prompt_tokens = _count("prompt-tokens", args.prompt_tokens, _MOST_TOKENS)
-    new_tokens = _count("new-tokens", args.new_tokens, _MOST_TOKENS)
-    sequences = _count("sequences", args.sequences, _MOST_SEQUENCES)
+    ranks = count("num_accelerators", args.num_accelerators, MOST_RANKS)
+    prompt_tokens = count("prompt-tokens", args.prompt_tokens, _MOST_TOKENS)
+    new_tokens = count("new-tokens", args.new_tokens, _MOST_TOKENS)
+    sequences = count("sequences", args.sequences, _MOST_SEQUENCES)
     check_scheme(args.quantize)
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise GenerationOptionError(
@@ -61,32 +74,13 @@ def run(args: argparse.Namespace) -> int:
     return _measure(args, sequences, prompt_tokens, new_tokens)
 
 
-def _count(name: str, text: str, most: int) -> int:
-    value = number(int, name, text)
-    if not 1 <= value <= most:
-        raise GenerationOptionError(f"--{name} must be from 1 to {most}; it is {value}")
-    return value
-
-
 def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
     from acclimate.launch.command import run_own_module
     from acclimate.launch.plan.outcome import shell_code
 
-    given = {
-        "--dtype": args.dtype,
-        "--quantize": args.quantize,
-        "--num_accelerators": args.num_accelerators,
-        "--prompt-tokens": args.prompt_tokens,
-        "--new-tokens": args.new_tokens,
-        "--sequences": args.sequences,
-        "--json": args.json,
-    }
-    options = [f"{name}={value}" for name, value in given.items() if value is not None]
-    flags = ["--as-rank", *(["--trust_remote_code"] if args.trust_remote_code else [])]
-    model = [] if args.model is None else ["--", args.model]
     outcome = run_own_module(
         "acclimate.__main__",
-        ["bench", *options, *flags, *model],
+        ["bench", *options_given(args, *_OPTIONS), "--as-rank", *positional_given(args.model)],
         num_accelerators=ranks,
         core_list=None,
         name="acclimate bench",
@@ -203,8 +197,8 @@ def _show(report: Mapping[str, Any]) -> None:
     )
     kernels = Table("weights", "matrices", "MB", box=None, pad_edge=False)
     kernels.columns[1].justify = kernels.columns[2].justify = "right"
-    for name, count in report["kernels"].items():
-        kernels.add_row(name, str(count), f"{report['bytes_by_kernel'][name] / 1e6:,.1f}")
+    for name, matrices in report["kernels"].items():
+        kernels.add_row(name, str(matrices), f"{report['bytes_by_kernel'][name] / 1e6:,.1f}")
     console.print(kernels)
     stayed = report["stayed_dense"]
     for name, reason in list(stayed.items())[:8]:

@@ -13,18 +13,18 @@ import sys
 from acclimate.errors import AcclimateError, GenerationOptionError
 from acclimate.inference.request import (
     INTERRUPTED,
+    MOST_RANKS,
     Display,
     add_quantize_option,
     add_remote_code_option,
+    count,
     messages,
-    number,
     read_prompt,
     read_request,
 )
 
 # The exit code a shell reports after SIGPIPE.
 _PIPE_CLOSED = 141
-_MOST_RANKS = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,9 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
         return run_as_rank(args)
     try:
-        ranks = number(int, "num_accelerators", args.num_accelerators)
-        if not 1 <= ranks <= _MOST_RANKS:
-            raise GenerationOptionError(f"--num_accelerators must be from 1 to {_MOST_RANKS}; it is {ranks}")
+        ranks = count("num_accelerators", args.num_accelerators, MOST_RANKS)
         if ranks > 1:
             from acclimate.inference.rank_command import start_ranks
 
@@ -120,10 +118,6 @@ def _run_alone(args: argparse.Namespace) -> int:
         )
         display.finish(result)
     except KeyboardInterrupt as interruption:
-        partial = getattr(interruption, "partial", None)  # set by GenerationInterrupted
-        if partial is None:
-            sys.stderr.write("\nacclimate generate: interrupted before the first token\n")
-        else:
-            display.finish(partial)
+        display.interrupt(interruption)
         return INTERRUPTED
     return 0

@@ -11,15 +11,12 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from acclimate.errors import GenerationOptionError, excerpt
-from acclimate.inference.request import add_remote_code_option
+from acclimate.inference.request import MOST_RANKS, add_remote_code_option, count
 
 if TYPE_CHECKING:
     import torch
 
     from acclimate.parallel import Plan, Split
-
-_MOST_RANKS = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,14 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    try:
-        size = int(args.tp)
-    except ValueError:
-        size = 0
-    if not 1 <= size <= _MOST_RANKS:
-        raise GenerationOptionError(
-            f"--tp must be a whole number from 1 to {_MOST_RANKS}; it is '{excerpt(args.tp, 40)}'"
-        )
+    size = count("tp", args.tp, MOST_RANKS)
     from acclimate.inference.empty_model import empty_model
     from acclimate.inference.quiet import quiet_transformers
     from acclimate.parallel import make_plan

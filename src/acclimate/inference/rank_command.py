@@ -16,12 +16,25 @@ import time
 from acclimate.errors import AcclimateError
 from acclimate.inference.progress import progress_on_terminal
 from acclimate.inference.ranks import is_lost_rank
-from acclimate.inference.request import INTERRUPTED, Display, messages, read_prompt, read_request
+from acclimate.inference.request import (
+    INTERRUPTED,
+    Display,
+    messages,
+    options_given,
+    positional_given,
+    read_prompt,
+    read_request,
+)
 from acclimate.launch.command import run_own_module
 from acclimate.launch.plan.outcome import Outcome, shell_code
 
 _NAME = "acclimate generate"
 _USER_ERROR = 2
+_OPTIONS = (
+    "model", "max_new_tokens", "dtype", "quantize", "temperature", "repetition_penalty", "seed",
+    "trust_remote_code", "json",
+)  # fmt: skip
+"""What a rank gets as it was given."""
 _LAUNCHER_NOTICES_S = 3.0
 """How long a rank that lost another one waits for the launcher, which says what happened and ends it."""
 
@@ -41,35 +54,13 @@ def start_ranks(args: argparse.Namespace, ranks: int) -> int:
     place = ["--as-rank", str(columns), *(["--on-terminal"] if sys.stdout.isatty() else [])]
     outcome = run_own_module(
         "acclimate.__main__",
-        ["generate", *_arguments(args), *place, *_prompt_arguments(args)],
+        ["generate", *options_given(args, *_OPTIONS), *place, *positional_given(args.prompt)],
         num_accelerators=ranks,
         core_list=args.bind_core_list,
         name=_NAME,
     )
     sys.stderr.write(_report(outcome))
     return shell_code(outcome.code)
-
-
-def _arguments(args: argparse.Namespace) -> list[str]:
-    """Returns the options as a rank gets them, without the prompt."""
-    given = {
-        "--model": args.model,
-        "--max-new-tokens": args.max_new_tokens,
-        "--dtype": args.dtype,
-        "--quantize": args.quantize,
-        "--temperature": args.temperature,
-        "--repetition-penalty": args.repetition_penalty,
-        "--seed": args.seed,
-    }
-    flags = {"--trust_remote_code": args.trust_remote_code, "--json": args.json}
-    return [
-        *(f"{name}={value}" for name, value in given.items() if value is not None),
-        *(name for name, value in flags.items() if value),
-    ]
-
-
-def _prompt_arguments(args: argparse.Namespace) -> list[str]:
-    return [] if args.prompt is None else ["--", args.prompt]
 
 
 def _report(outcome: Outcome) -> str:
@@ -96,11 +87,7 @@ def run_as_rank(args: argparse.Namespace) -> int:
             _generate(args, display, rank)
     except KeyboardInterrupt as interruption:
         if rank == 0:
-            partial = getattr(interruption, "partial", None)
-            if partial is None:
-                sys.stderr.write(f"\n{_NAME}: interrupted before the first token\n")
-            else:
-                display.finish(partial)
+            display.interrupt(interruption)
         return INTERRUPTED
     except AcclimateError as error:
         is_of_all = getattr(error, "is_of_all_ranks", False)

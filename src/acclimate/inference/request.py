@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 DEFAULT_PROMPT = "The most beautiful thing about mathematics is"
 INTERRUPTED = 130
 """The exit code that a shell reports after SIGINT: 128 + the signal's number."""
+MOST_RANKS = 1024
 
 _Number = TypeVar("_Number", int, float)
 
@@ -86,6 +87,32 @@ def number(kind: type[_Number], name: str, text: str) -> _Number:
     except ValueError as error:
         noun = "a whole number" if kind is int else "a number"
         raise GenerationOptionError(f"--{name} must be {noun}; it is '{excerpt(text, 40)}'") from error
+
+
+def count(name: str, text: str, most: int) -> int:
+    """Returns an option's whole number.
+
+    Raises:
+        GenerationOptionError: the text is none, or the number is not from 1 to ``most``.
+    """
+    value = number(int, name, text)
+    if not 1 <= value <= most:
+        raise GenerationOptionError(f"--{name} must be from 1 to {most}; it is {value}")
+    return value
+
+
+def options_given(args: argparse.Namespace, *names: str) -> list[str]:
+    """Returns those of the named options that were given, for the command line of a rank."""
+    return [
+        f"--{name}" if value is True else f"--{name.replace('_', '-')}={value}"
+        for name in names
+        if (value := getattr(args, name)) is not None and value is not False
+    ]
+
+
+def positional_given(value: str | None) -> list[str]:
+    """Returns an argument without a name, as the last of a command line; nothing for ``None``."""
+    return [] if value is None else ["--", value]
 
 
 def read_prompt(argument: str | None) -> str:
@@ -175,6 +202,14 @@ class Display:
         sys.stdout.write("\n")
         sys.stdout.flush()
         sys.stderr.write(closing_line(result) + "\n")
+
+    def interrupt(self, interruption: KeyboardInterrupt) -> None:
+        """Ends the text after Ctrl-C: with the figures, if there was any."""
+        partial = getattr(interruption, "partial", None)  # set by GenerationInterrupted
+        if partial is None:
+            sys.stderr.write("\nacclimate generate: interrupted before the first token\n")
+        else:
+            self.finish(partial)
 
 
 def closing_line(result: Generation) -> str:
