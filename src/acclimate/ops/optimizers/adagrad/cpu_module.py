@@ -6,17 +6,14 @@ on this module. Unlike DeepSpeed's, it does not overwrite the gradient.
 
 from __future__ import annotations
 
-import logging
-
 import torch
 from torch import Tensor
 
-from acclimate.errors import InvalidOptimizerArgumentError
 from acclimate.ops.optimizers.adagrad.plain import define
+from acclimate.ops.optimizers.registered import Registered
 from acclimate.ops.simd import chosen_isa
 
-_logger = logging.getLogger("acclimate")
-_optimizers: set[int] = set()
+_optimizers = Registered("Adagrad")
 
 
 def create_adagrad(
@@ -31,18 +28,11 @@ def create_adagrad(
     The settings are not kept, since each update gets them again. With ``should_log`` they are logged as
     information.
     """
-    _optimizers.add(optimizer_id)
-    if should_log:
-        _logger.info(
-            "Adagrad optimizer %d: lr %g, eps %g, weight decay %g.", optimizer_id, alpha, eps, weight_decay
-        )
-    return 0
+    text = f"lr {alpha:g}, eps {eps:g}, weight decay {weight_decay:g}"
+    return _optimizers.create(optimizer_id, None, should_log, text)
 
 
-def destroy_adagrad(optimizer_id: int) -> int:
-    """Removes an optimizer's registration. Returns 0."""
-    _optimizers.discard(optimizer_id)
-    return 0
+destroy_adagrad = _optimizers.destroy
 
 
 @torch.no_grad()
@@ -74,10 +64,7 @@ def adagrad_update(
     Raises:
         InvalidOptimizerArgumentError: no optimizer has that number.
     """
-    if optimizer_id not in _optimizers:
-        raise InvalidOptimizerArgumentError(
-            f"There is no Adagrad optimizer number {optimizer_id}. Call create_adagrad({optimizer_id}) first."
-        )
+    _optimizers.find(optimizer_id)
     done = torch.tensor(float(step - 1))
     define()([params], [grads], [exp_avg_sq], [done], [], lr=lr, lr_decay=0.0, weight_decay=weight_decay,
              eps=epsilon, isa=chosen_isa())  # fmt: skip

@@ -6,20 +6,16 @@ this module.
 
 from __future__ import annotations
 
-import logging
-
 import torch
 from torch import Tensor
 
 from acclimate.errors import InvalidOptimizerArgumentError
 from acclimate.ops.optimizers.adam.plain import define
+from acclimate.ops.optimizers.registered import Registered
 from acclimate.ops.simd import chosen_isa
 
-_logger = logging.getLogger("acclimate")
-
-
-# By the caller's number: whether weight decay is decoupled.
-_optimizers: dict[int, bool] = {}
+# With whether weight decay is decoupled.
+_optimizers = Registered("Adam")
 
 
 def create_adam(
@@ -37,19 +33,12 @@ def create_adam(
     Only ``adamw_mode`` is kept: ``True`` for decoupled weight decay, ``False`` for L2. Each update gets the
     other settings again. With ``should_log`` they are logged as information.
     """
-    _optimizers[optimizer_id] = adamw_mode
-    if should_log:
-        _logger.info(
-            "Adam optimizer %d: lr %g, betas (%g, %g), weight decay %g, %s.",
-            optimizer_id, alpha, betta1, betta2, weight_decay, "AdamW" if adamw_mode else "L2",
-        )  # fmt: skip
-    return 0
+    form = "AdamW" if adamw_mode else "L2"
+    text = f"lr {alpha:g}, betas ({betta1:g}, {betta2:g}), weight decay {weight_decay:g}, {form}"
+    return _optimizers.create(optimizer_id, adamw_mode, should_log, text)
 
 
-def destroy_adam(optimizer_id: int) -> int:
-    """Removes an optimizer's registration. Returns 0."""
-    _optimizers.pop(optimizer_id, None)
-    return 0
+destroy_adam = _optimizers.destroy
 
 
 @torch.no_grad()
@@ -95,7 +84,7 @@ def adam_update(
     done = torch.tensor(float(step - 1))
     outputs = [device_params] if device_params is not None and device_params.device.type == "cpu" else []
     define()([params], [grads], [exp_avg], [exp_avg_sq], [done], outputs, lr=lr, beta1=beta1, beta2=beta2,
-             eps=epsilon, weight_decay=weight_decay, decoupled=_is_decoupled(optimizer_id),
+             eps=epsilon, weight_decay=weight_decay, decoupled=_optimizers.find(optimizer_id),
              bias_correction=bool(bias_correction), isa=chosen_isa())  # fmt: skip
     torch.autograd.graph.increment_version((params, *outputs))
     if device_params is not None and not outputs:
@@ -127,7 +116,7 @@ def adam_rollback(
         InvalidOptimizerArgumentError: no optimizer has that number, or its weight decay is L2, which cannot
             be separated from the gradient afterwards.
     """
-    if weight_decay and not _is_decoupled(optimizer_id):
+    if weight_decay and not _optimizers.find(optimizer_id):
         raise InvalidOptimizerArgumentError("adam_rollback needs decoupled weight decay (adamw_mode=True).")
     correction1 = 1.0 - beta1**step if bias_correction else 1.0
     correction2 = 1.0 - beta2**step if bias_correction else 1.0
@@ -138,11 +127,3 @@ def adam_rollback(
     exp_avg.copy_((exp_avg.float() - (1.0 - beta1) * gradient) / beta1)
     exp_avg_sq.copy_((exp_avg_sq.float() - (1.0 - beta2) * gradient * gradient) / beta2)
     return 0
-
-
-def _is_decoupled(optimizer_id: int) -> bool:
-    if optimizer_id not in _optimizers:
-        raise InvalidOptimizerArgumentError(
-            f"There is no Adam optimizer number {optimizer_id}. Call create_adam({optimizer_id}) first."
-        )
-    return _optimizers[optimizer_id]

@@ -6,17 +6,14 @@ this module.
 
 from __future__ import annotations
 
-import logging
-
 import torch
 from torch import Tensor
 
-from acclimate.errors import InvalidOptimizerArgumentError
 from acclimate.ops.optimizers.lion.plain import define
+from acclimate.ops.optimizers.registered import Registered
 from acclimate.ops.simd import chosen_isa
 
-_logger = logging.getLogger("acclimate")
-_optimizers: set[int] = set()
+_optimizers = Registered("Lion")
 
 
 def create_lion(
@@ -32,19 +29,11 @@ def create_lion(
     The settings are not kept, since each update gets them again. With ``should_log`` they are logged as
     information.
     """
-    _optimizers.add(optimizer_id)
-    if should_log:
-        _logger.info(
-            "Lion optimizer %d: lr %g, betas (%g, %g), weight decay %g.",
-            optimizer_id, alpha, betta1, betta2, weight_decay,
-        )  # fmt: skip
-    return 0
+    text = f"lr {alpha:g}, betas ({betta1:g}, {betta2:g}), weight decay {weight_decay:g}"
+    return _optimizers.create(optimizer_id, None, should_log, text)
 
 
-def destroy_lion(optimizer_id: int) -> int:
-    """Removes an optimizer's registration. Returns 0."""
-    _optimizers.discard(optimizer_id)
-    return 0
+destroy_lion = _optimizers.destroy
 
 
 @torch.no_grad()
@@ -78,10 +67,7 @@ def lion_update(
     Raises:
         InvalidOptimizerArgumentError: no optimizer has that number.
     """
-    if optimizer_id not in _optimizers:
-        raise InvalidOptimizerArgumentError(
-            f"There is no Lion optimizer number {optimizer_id}. Call create_lion({optimizer_id}) first."
-        )
+    _optimizers.find(optimizer_id)
     done = torch.tensor(float(step - 1))
     define()([params], [grads], [exp_avg], [done], [], lr=lr, beta1=beta1, beta2=beta2,
              weight_decay=weight_decay, isa=chosen_isa())  # fmt: skip
