@@ -304,6 +304,23 @@ def test_a_library_built_ahead_is_not_used_once_the_source_changed(workshop: Wor
     assert workshop.run(LOAD_SCALE, env=ACME).told["result"] == [0, 4, 8, 12, 16]
 
 
+def test_a_subclass_in_another_folder_shares_the_library(workshop: Workshop) -> None:
+    outcome = workshop.run("""
+import pathlib, sys
+folder = pathlib.Path("elsewhere").absolute()
+folder.mkdir()
+(folder / "own_builder.py").write_text(
+    "from tiny_op.builder import TinyBuilder\\nclass OwnBuilder(TinyBuilder): pass\\n"
+)
+sys.path.insert(0, str(folder))
+from own_builder import OwnBuilder
+from tiny_op.builder import TinyBuilder
+tell(keys=[kind().recipe().source_key for kind in (OwnBuilder, TinyBuilder)])
+""")
+    own, inherited = outcome.told["keys"]
+    assert own == inherited
+
+
 def test_two_torch_versions_share_a_library_of_the_stable_abi_and_no_other(workshop: Workshop) -> None:
     outcome = workshop.run("""
 import torch

@@ -259,10 +259,13 @@ class OpBuilder:
         return self._recipe(self._toolchain(portable))
 
     def _recipe(self, toolchain: Toolchain) -> Recipe:
+        units = tuple(self._unit(source, toolchain) for source in self._sources())
+        # Where the sources are, so that a subclass in another folder shares the library.
+        base = units[0].path.parents[len(Path(units[0].label).parts) - 1] if units else self._folders()[0]
         return Recipe(
             name=self.name,
-            base=self._folders()[0],
-            units=tuple(self._unit(source, toolchain) for source in self._sources()),
+            base=base,
+            units=units,
             include_paths=tuple(self._found(path) for path in self.include_paths()),
             system_paths=toolchain.include_paths,
             linker=toolchain.compilers[".cpp"],
