@@ -14,6 +14,7 @@ from acclimate.conformance.checks.assertions import BrokenPromiseError
 from acclimate.conformance.checks.calls import Calls, where_to_mend
 from acclimate.conformance.checks.check import check, examine
 from acclimate.conformance.checks.device_arguments import _comparable
+from acclimate.conformance.checks.memory import capacity as memory_capacity
 from acclimate.conformance.checks.runtime.types import misfit
 from acclimate.conformance.checks.target import Subject
 from acclimate.conformance.runner.catalog import checks
@@ -141,3 +142,26 @@ def test_the_free_memory_of_the_host_is_what_its_container_leaves(monkeypatch: p
     assert asked
     assert result.outcome == "not offered"
     assert result.reason == "there is too little memory for an allocation of 2 GiB"
+
+
+class OthersFreeMemory(CPUAccelerator):
+    """Other programs free more, each time that one asks, than a check allocates."""
+
+    _asked = 0
+
+    def available_memory(self, device_index: DeviceLike = None) -> int:
+        self._asked += 1
+        return (2 << 30) + self._asked * (300 << 20) - self.memory_allocated()
+
+
+def test_memory_that_other_programs_free_meanwhile_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_capacity, "_FIGURES_LAG_S", 0.0)
+    memory_capacity.capacity.function(Subject(OthersFreeMemory(), "cpu"))
+
+
+def test_available_memory_that_stays_the_same_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_capacity, "_FIGURES_LAG_S", 0.0)
+    accelerator = CPUAccelerator()
+    monkeypatch.setattr(accelerator, "available_memory", lambda: 1 << 30)
+    with pytest.raises(BrokenPromiseError, match="falls by 0"):
+        memory_capacity.capacity.function(Subject(accelerator, "cpu"))
