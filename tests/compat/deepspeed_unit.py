@@ -1,9 +1,10 @@
 """Runs DeepSpeed's own unit tests on its accelerator and on ours, and prints counts and differences.
 
-    python tests/compat/deepspeed_unit.py CHECKOUT [--on own cpu sim cpu+ops] [FILE...]
+    python tests/compat/deepspeed_unit.py CHECKOUT [--on own cpu sim cpu+ops] [PART...]
 
 CHECKOUT is a clone of DeepSpeed's repository, at or near the release that this Python has; nothing of it is
-kept here. ``own`` is DeepSpeed's CPU accelerator; the others are ours, ``+ops`` with our op builders too.
+kept here. A part is a file or folder of tests, and may go on with options of pytest: ``'unit/comm -k init'``.
+``own`` is DeepSpeed's CPU accelerator; the others are ours, ``+ops`` with our op builders too.
 With ``--results FILE``, what was run is kept there, and is not run again by the next call.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -106,7 +108,7 @@ def outcomes(tests: Path, file: str, on: str, limit_s: int) -> Outcomes:
             f"--session-timeout={limit_s}",
         ]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, file],
+            [sys.executable, "-m", "pytest", *options, *shlex.split(file)],
             cwd=tests,
             env=environment(on, Path(folder)),
             stdout=subprocess.PIPE,
@@ -134,9 +136,9 @@ def main() -> int:
     """Reads the command line and runs the tests."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("checkout", type=Path)
-    parser.add_argument("files", nargs="*", default=FILES)
+    parser.add_argument("files", nargs="*", metavar="PART", default=FILES)
     parser.add_argument("--on", nargs="+", default=["own", "cpu", "sim"])
-    parser.add_argument("--limit", type=int, default=3600, metavar="S", help="seconds for each file of tests")
+    parser.add_argument("--limit", type=int, default=3600, metavar="S", help="seconds for each part")
     parser.add_argument("--results", type=Path, metavar="FILE", help="JSON; where to keep what was run")
     arguments = parser.parse_args()
     known: Results = {}
