@@ -10,6 +10,7 @@ Importing this package imports neither torch nor a vendor's package; names are r
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from acclimate.lazy import lazy_names
@@ -56,3 +57,9 @@ _HOMES = {
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)
+
+if os.environ.get("ACCLIMATE_DEEPSPEED") == "1":
+    # By name, since compat/ is above all that is named here.
+    from pkgutil import resolve_name
+
+    resolve_name("acclimate.compat.deepspeed:start")()

@@ -113,6 +113,16 @@ def test_register_after_the_import_is_an_error_that_says_what_to_do(folder: Path
     assert "acclimate run --deepspeed" in done.stderr
 
 
+def test_with_the_variable_set_importing_acclimate_is_enough(folder: Path) -> None:
+    program = """
+import os
+os.environ["ACCLIMATE_DEEPSPEED"] = "1"
+import acclimate, deepspeed
+print(deepspeed.builders.fixed)
+"""
+    assert printed(folder, program) == ["<AcclimateAccelerator cpu>"]
+
+
 def test_a_process_that_is_started_later_has_it_too(folder: Path) -> None:
     program = f"""
 import subprocess, sys, acclimate.compat.deepspeed as d

@@ -19,11 +19,11 @@ from acclimate.compat.deepspeed.finder import ACCELERATOR_MODULE, AcceleratorFin
 from acclimate.compat.deepspeed.names import offer
 from acclimate.errors import ImportOrderError, InvalidEnvironmentError, excerpt
 
-__all__ = ["OPS_VARIABLE", "VARIABLE", "child_environment", "register", "start"]
+__all__ = ["OPS_VARIABLE", "STARTUP", "VARIABLE", "child_environment", "register", "start"]
 
 VARIABLE = "ACCLIMATE_DEEPSPEED"
-"""In the environment of a Python that starts with :data:`STARTUP` on its path: ``1`` calls
-:func:`register`, and ``names`` only offers the names."""
+"""``1`` in the environment: ``import acclimate`` calls :func:`register`. A Python with :data:`STARTUP` on its
+path does so at its start; there, ``names`` only offers the names."""
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 """Torch's variable: ``1`` asks Linux for huge pages for host tensors of 2 MiB or more. Torch reads it once,
 when it first allocates memory on the host."""
