@@ -36,6 +36,7 @@ def rank_main(rank: int, store_path: str) -> None:
     check_data_parallel(rank, device)
     check_fully_sharded(rank, device)
     check_dtensor(device)
+    check_sync_batch_norm(rank, device)
     dist.destroy_process_group()
     sys.stdout.write("passed\n")
 
@@ -136,6 +137,35 @@ def check_dtensor(device: str) -> None:
     sharded = distribute_tensor(whole.to(device), init_device_mesh("sim", (WORLD,)), [Shard(0)])
     product = sharded @ sharded.t().redistribute(placements=[Replicate()])
     torch.testing.assert_close(product.full_tensor().cpu(), whole @ whole.t())
+
+
+def check_sync_batch_norm(rank: int, device: str) -> None:
+    """On parts of different sizes it is a batch norm of the whole batch, also backward."""
+    for shape, dtype, affine in (
+        ((5, 3, 2, 2), torch.float32, True),
+        ((5, 3), torch.float32, False),
+        ((5, 3, 4), torch.bfloat16, True),
+    ):
+        torch.manual_seed(1)
+        kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
+        expected, whole, weights = kind(3, affine=affine), torch.randn(shape) + 2, torch.randn(shape)
+        net = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(expected)).to(device)
+        mine = slice(0, 2) if rank == 0 else slice(2, 5)
+        part = whole[mine].to(device, dtype).requires_grad_()
+        whole.requires_grad_()
+        for _ in range(2):
+            result, right = net(part), expected(whole.to(dtype).float())
+        (result * weights[mine].to(device, dtype)).sum().backward()
+        (right * weights).sum().backward()
+        within = {"rtol": 0.05, "atol": 0.05} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+        assert result.dtype is part.grad.dtype is dtype
+        torch.testing.assert_close(result.cpu().float(), right[mine], **within)
+        torch.testing.assert_close(part.grad.cpu().float(), whole.grad[mine], **within)
+        torch.testing.assert_close(net.running_mean.cpu(), expected.running_mean, **within)
+        torch.testing.assert_close(net.running_var.cpu(), expected.running_var, **within)
+        for parameter, of_whole in zip(net.parameters(), expected.parameters(), strict=True):
+            dist.all_reduce(parameter.grad)  # each rank has the sum over its own part
+            torch.testing.assert_close(parameter.grad.cpu(), of_whole.grad, **within)
 
 
 if __name__ == "__main__":

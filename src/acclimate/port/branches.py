@@ -119,7 +119,7 @@ class _Reach:
             self.inside.append(span(around.orelse))
         other = around.orelse.body if isinstance(around.orelse, cst.Else) else None
         other = other if positive else around.body
-        if other is not None and _leaves(other):
+        if other is not None and leaves(other):
             self._add_rest(around)
         answer = "True" if positive else "False"
         last = around.body.body[-1] if around.body.body else None
@@ -196,7 +196,7 @@ def guards_fallback(file: SourceFile, test: cst.CSTNode) -> bool:
     below = test
     for around in file.tree.ancestors(test):
         if isinstance(around, cst.If):
-            return below is around.test and not _refuses(around.body)
+            return below is around.test and not refuses(around.body)
         if isinstance(around, cst.IfExp):
             return False
         if not isinstance(around, cst.BooleanOperation):
@@ -205,12 +205,12 @@ def guards_fallback(file: SourceFile, test: cst.CSTNode) -> bool:
     return False
 
 
-def _refuses(block: cst.BaseSuite) -> bool:
-    """Whether a block raises, or ends the program."""
+def refuses(block: cst.CSTNode) -> bool:
+    """Whether a block, or a statement, raises or ends the program."""
     for node in walk(block):
         if isinstance(node, (cst.Raise, cst.Assert)):
             return True
-        if isinstance(node, cst.Call) and called_name(node) in ("exit", "_exit", "skip", "SkipTest"):
+        if isinstance(node, cst.Call) and called_name(node) in ("exit", "_exit", "quit", "skip", "SkipTest"):
             return True
     return False
 
@@ -295,15 +295,15 @@ def _later_tests(file: SourceFile, statement: cst.If) -> Iterator[cst.If]:
     """The ``elif`` branches of a statement, and the ``if`` statements below one whose branches all leave."""
     last: cst.CSTNode = statement
     at: cst.If | cst.Else | None = statement.orelse
-    leaves = _leaves(statement.body)
+    all_leave = leaves(statement.body)
     while isinstance(at, cst.If):
         yield at
-        leaves = leaves and _leaves(at.body)
+        all_leave = all_leave and leaves(at.body)
         at = at.orelse
     while isinstance(holder := file.tree.parent(last), cst.If):  # an `elif` is held by the `if` before it
         last = holder
     block = file.tree.parent(last)
-    if not leaves or at is not None or not isinstance(block, (cst.IndentedBlock, cst.Module)):
+    if not all_leave or at is not None or not isinstance(block, (cst.IndentedBlock, cst.Module)):
         return
     statements: list[cst.CSTNode] = list(block.body)
     following = statements[statements.index(last) + 1 :] if last in statements else []
@@ -313,7 +313,7 @@ def _later_tests(file: SourceFile, statement: cst.If) -> Iterator[cst.If]:
         yield each
 
 
-def _leaves(block: cst.BaseSuite) -> bool:
+def leaves(block: cst.BaseSuite) -> bool:
     """Whether a block ends with ``return`` or the like."""
     last = block.body[-1] if block.body else None
     if isinstance(last, cst.SimpleStatementLine):

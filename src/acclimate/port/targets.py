@@ -10,9 +10,6 @@ from importlib import resources
 
 from acclimate.port.edits import Part
 
-GUARD_STATEMENT, GUARD_ZERO = "statement", "zero"
-"""What stands in for a call on a host, where torch.accelerator raises: nothing, or 0."""
-
 
 @dataclass(frozen=True)
 class Spelling:
@@ -22,7 +19,8 @@ class Spelling:
     keywords: tuple[str, ...] | None = None
     """The parameters' names by position; ``None``: the same as torch.cuda's."""
     positional_only: bool = False
-    guard: str | None = None
+    on_host: str | None = None
+    """The expression that stands in for a call on a host, where it would raise."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +180,21 @@ _RETURN_NOTHING = {
     *("reset_accumulated_memory_stats", "manual_seed", "manual_seed_all", "set_rng_state"),
     *("set_rng_state_all", "init", "seed", "seed_all"),
 }
-# torch.cpu has these, so the device's module serves a host too.
-_HOST_HAS = {"Stream", "Event", "stream", "current_stream", "is_initialized"}
+# What stands in on a host, where torch.accelerator raises and torch.cpu lacks the name.
+_ON_HOST = {
+    **dict.fromkeys(_RETURN_NUMBERS, "0"),
+    **dict.fromkeys(_RETURN_NOTHING, "None"),
+    "get_device_name": "'cpu'",
+    "get_device_capability": "(0, 0)",
+    "get_device_properties": "None",
+    "mem_get_info": "(0, 0)",
+    "memory_stats": "{}",
+    "get_rng_state": "{torch}.get_rng_state()",
+    "get_rng_state_all": "[]",
+    "initial_seed": "{torch}.initial_seed()",
+    "is_bf16_supported": "True",
+    "device": "{torch}.accelerator.device_index(None)",
+}
 
 
 class TorchTarget(Target):
@@ -227,16 +238,16 @@ class TorchTarget(Target):
         return f"{self.torch}.get_device_module({self.helper})"
 
     def runtime(self, name: str) -> Spelling | Missing:
-        guard = (
-            GUARD_STATEMENT if name in _RETURN_NOTHING else GUARD_ZERO if name in _RETURN_NUMBERS else None
-        )
+        on_host = _ON_HOST.get(name)
+        if on_host is not None:
+            on_host = on_host.replace("{torch}", self.torch)
         here = _RENAMED.get(name, name)
         if name == "OutOfMemoryError":
             return Spelling(f"{self.torch}.OutOfMemoryError")
         if name not in _OTHER_MEANING and ("torch.accelerator", here) in torch_calls():
-            return Spelling(f"{self.torch}.accelerator.{here}", positional_only=True, guard=guard)
+            return Spelling(f"{self.torch}.accelerator.{here}", positional_only=True, on_host=on_host)
         if ("device module", name) in torch_calls():
-            return Spelling(f"{self.module}.{name}", guard=None if name in _HOST_HAS else guard)
+            return Spelling(f"{self.module}.{name}", on_host=on_host)
         if name in _SAME:
             return Missing(f"torch has no {name} for every device; --to acclimate has")
         return Missing(f"torch.cuda.{name} is CUDA's own; no other accelerator has it")

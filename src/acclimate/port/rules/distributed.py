@@ -346,7 +346,8 @@ class SyncBatchNorm(Rule):
     summary = "`torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`"
     explanation = """\
 `SyncBatchNorm` raises on a CPU, so there the model keeps its own layers; each rank then takes the figures of its own
-part of the batch. Where the model is more than a name the call is left, as a test would evaluate it a second time."""
+part of the batch. Where the model is more than a name, the test goes around the function, and the model is evaluated
+once."""
     examples = (
         Example(
             "import torch\nfrom torch import nn\n\n\ndef f(m):\n    return nn.SyncBatchNorm.convert_sync_batchnorm(m)\n",
@@ -355,6 +356,16 @@ part of the batch. Where the model is more than a name the call is left, as a te
             'if get_accelerator().device_name() != "cpu" else m)\n',
             "import torch\nfrom torch import nn\n\n\ndef f(m):\n"
             "    return (nn.SyncBatchNorm.convert_sync_batchnorm(m) if torch.accelerator.is_available() else m)\n",
+        ),
+        Example(
+            "import torch\nfrom torch import nn\n\n\ndef f(make):\n"
+            "    return nn.SyncBatchNorm.convert_sync_batchnorm(make())\n",
+            "import torch\nfrom acclimate import get_accelerator\nfrom torch import nn\n\n\ndef f(make):\n"
+            "    return (nn.SyncBatchNorm.convert_sync_batchnorm "
+            'if get_accelerator().device_name() != "cpu" else lambda module: module)(make())\n',
+            "import torch\nfrom torch import nn\n\n\ndef f(make):\n"
+            "    return (nn.SyncBatchNorm.convert_sync_batchnorm "
+            "if torch.accelerator.is_available() else lambda module: module)(make())\n",
         ),
     )
     nodes = (cst.Call,)
@@ -370,13 +381,16 @@ part of the batch. Where the model is more than a name the call is left, as a te
         if file.target.name == "torch" and file.is_guarded(node):
             return None
         model = node.args[0].value
-        if not isinstance(model, (cst.Name, cst.Attribute)):
-            return self.left(file, node, "a test around it would evaluate the model a second time")
         host = f'{file.target.device_type} != "cpu"'
         condition = host if isinstance(file.target, AcclimateTarget) else file.target.not_host
         # What is in the call, such as a process group, keeps its own edits.
-        end = file.span(node).end
-        edits = (insert(file.span(node).start, "("), insert(end, f" if {condition} else {dotted(model)})"))
+        around: cst.BaseExpression = node
+        same = dotted(model)
+        if not same or same.startswith("."):
+            rest = "" if len(node.args) == 1 else ", process_group=None"
+            around, same = node.func, f"lambda module{rest}: module"
+        place = file.span(around)
+        edits = (insert(place.start, "("), insert(place.end, f" if {condition} else {same})"))
         finding = self.convert(file, node, *edits)
         finding.claims = ()
         return finding

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import libcst as cst
 
+from acclimate.port.counts import decides_processes, ends_without
 from acclimate.port.edits import Edit, Part, insert, replace
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read
 from acclimate.port.sinks import Sink, sink_of
 from acclimate.port.source import SourceFile
-from acclimate.port.targets import GUARD_STATEMENT, GUARD_ZERO, AcclimateTarget, Missing, Spelling
+from acclimate.port.targets import AcclimateTarget, Missing, Spelling, TorchTarget
 from acclimate.port.tree import Span, called_name, has_unpacking, keyword, positional
 
 _OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
@@ -26,7 +28,7 @@ def has_own_rule(name: str) -> bool:
 
 def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) -> tuple[Part, ...]:
     """A call with what keeps it from raising on a host, where the target's function raises there."""
-    if spelling.guard is None or file.is_guarded(call):
+    if spelling.on_host is None or file.is_guarded(call):
         return parts
     condition = file.target.not_host
     statement = file.tree.parent(call)
@@ -39,9 +41,21 @@ def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) 
             margin = start[: len(start) - len(start.lstrip())]
             return (f"if {condition}:{file.tree.newline}{margin}{file.tree.indent}", *parts)
         return (*parts, f" if {condition} else None")
-    if spelling.guard == GUARD_ZERO:
-        return ("(", *parts, f" if {condition} else 0)")
-    return ("(", *parts, f" if {condition} else None)") if spelling.guard == GUARD_STATEMENT else parts
+    on_host = spelling.on_host.replace("'", file.quote(call))
+    return ("(", *parts, f" if {condition} else {on_host})")
+
+
+def _what_is_asked(file: SourceFile, call: cst.Call, name: str) -> tuple[cst.CSTNode, str] | None:
+    """What is asked of a call's answer, and the expression that stands in for it on a host.
+
+    ``torch.cuda.get_device_properties(0).total_memory`` needs one for the memory, not for the properties.
+    """
+    holder = file.tree.parent(call)
+    if name == "get_device_properties" and isinstance(holder, cst.Attribute):
+        return holder, "'cpu'" if holder.attr.value == "name" else "0"
+    if name == "memory_stats" and isinstance(holder, cst.Subscript) and holder.value is call:
+        return holder, "0"
+    return None
 
 
 class RuntimeCall(Rule):
@@ -54,7 +68,9 @@ class RuntimeCall(Rule):
 Most functions of `torch.cuda` exist on every accelerator under the same name. `get_accelerator()` has them with the
 same arguments. torch alone has some in `torch.accelerator`, where a few have another name, and others in the module
 of the device. `torch.accelerator` raises on a machine without an accelerator, so with `--to torch` a call that is not
-yet inside a test of the device gets one.
+yet inside a test of the device gets one. It counts no device there: a number of devices that decides how many processes
+start, or that divides, is at least 1. A test that ends the program where there is no device asks the device's module,
+which a host has too.
 
 `get_accelerator().is_available()` is also true where the host is all there is. A question that decides between `None`
 and `"cpu"`, as for a `map_location`, therefore asks for the name.
@@ -108,6 +124,19 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         rest = Span(function.end, file.span(node).end)
         before = Span(file.span(node).start, function.start)
         kept: tuple[Part, ...] = (before,) if before.start != before.end else ()
+        if isinstance(file.target, TorchTarget):
+            if name in ("is_available", "device_count") and ends_without(file, node):
+                # torch.cpu is available and has one device; torch.accelerator would end the program there.
+                spelling = dataclasses.replace(spelling, text=f"{file.target.module}.{name}")
+            elif name == "device_count" and not file.is_guarded(node) and decides_processes(file, node):
+                return self.becomes(file, node, f"max(1, {spelling.text}())", claims=claims)
+            asked = _what_is_asked(file, node, name)
+            if asked is not None:
+                holder, on_host = asked
+                spelling = dataclasses.replace(spelling, on_host=on_host)
+                rest = Span(function.end, file.span(holder).end)
+                parts = guarded(file, node, spelling, *kept, spelling.text, rest)
+                return self.convert(file, node, replace(file.span(holder), *parts), *edits, claims=claims)
         whole = replace(file.span(node), *guarded(file, node, spelling, *kept, spelling.text, rest))
         return self.convert(file, node, whole, *edits, claims=claims)
 
@@ -231,7 +260,8 @@ accelerator has it, and so is a name that the program replaces."""
         Example(
             "import torch\n\nafter_step(fn=torch.cuda.empty_cache)\n",
             "import torch\nfrom acclimate import get_accelerator\n\nafter_step(fn=get_accelerator().empty_cache)\n",
-            "import torch\n\nafter_step(fn=torch.accelerator.empty_cache)\n",
+            "import torch\n\n"
+            "after_step(fn=(torch.accelerator.empty_cache if torch.accelerator.is_available() else lambda *_: None))\n",
         ),
         Example(
             "import torch\n\n\ndef wait(stream: torch.cuda.Stream) -> None:\n    stream.synchronize()\n",
@@ -265,6 +295,10 @@ accelerator has it, and so is a name that the program replaces."""
         spelling = file.target.runtime(name)
         if isinstance(spelling, Missing):
             return self.left(file, node, spelling.reason)
+        if spelling.on_host == "None" and not file.is_guarded(node):
+            return self.becomes(
+                file, node, f"({spelling.text} if {file.target.not_host} else lambda *_: None)"
+            )
         return self.becomes(file, node, spelling.text)
 
     def _annotation(self, file: SourceFile, node: cst.CSTNode, name: str) -> Finding | None:

@@ -174,7 +174,8 @@ A class that offers `cuda` to its users keeps it, and so do calls on its objects
         if kind.kind in (Kind.DEVICE, Kind.STRING):
             reason = "" if kind.certain else "only its name says that this is a device"
             return self.convert(file, node, method, unsafe=unsafe or reason, claims=(function,))
-        if isinstance(value, cst.IfExp) or (isinstance(value, cst.Name) and DEVICE_NAME.search(value.value)):
+        is_called_device = isinstance(value, cst.Name) and DEVICE_NAME.search(value.value) is not None
+        if isinstance(value, cst.IfExp) or (is_called_device and kind.kind is not Kind.NUMBER):
             return self.convert(
                 file, node, method, unsafe=unsafe or "it may not be a device", claims=(function,)
             )

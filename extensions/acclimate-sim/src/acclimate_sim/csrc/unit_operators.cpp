@@ -5,6 +5,7 @@
 #include "tensors.cpp"
 #include "attention.cpp"
 #include "recurrent.cpp"
+#include "sync_batch_norm.cpp"
 #include "host_kernels.cpp"  // after the operators that have kernels of their own
 #ifdef SIM_AUTOCAST
 #include "autocast.cpp"
