@@ -51,7 +51,9 @@ def made_up_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterat
         found = True
         entries = [each for each in other.values() if each.is_floating_point()]
         yield partial(MadeUp, {**text, **required, **other}, entries)
-    if not found and "input_ids" not in names:
+    if "input_ids" in names:
+        yield from richer_inputs(model, tokens, numbers)
+    elif not found:
         yield partial(MadeUp, dict(text))
 
 
@@ -67,6 +69,10 @@ def richer_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterato
             if width := _setting(config, name, 0):
                 states = numbers(BATCH, LENGTH + 2, width).requires_grad_()
                 yield partial(MadeUp, {**text, "encoder_hidden_states": states}, [states])
+    if "pixel_values" in names and {"aspect_ratio_ids", "image_attention_mask"} & set(names):
+        for other in _other_inputs(model, names, numbers):
+            entries = [each for each in other.values() if each.is_floating_point()]
+            yield partial(MadeUp, {**text, **other}, entries)
     token = _setting(config, "image_token_id", _setting(config, "image_token_index", -1))
     holder: Any = next((m for m in model.modules() if hasattr(m, "get_image_features")), None)
     if holder is None or token < 0 or "pixel_values" not in names:
@@ -124,14 +130,40 @@ def _other_inputs(model: nn.Module, names: Any, numbers: Numbers) -> Iterator[di
         yield {"input_features": entry(BATCH, mels, 2 * positions)}
         width = _setting(config, "input_feat_per_channel", _setting(config, "input_dim", mels))
         yield {"input_features": entry(BATCH, 32, width)}
+        if "input_features_mask" in names:
+            mask = torch.ones(BATCH, 2 * positions, dtype=torch.bool)
+            yield {"input_features": entry(BATCH, mels, 2 * positions), "input_features_mask": mask}
     if "pixel_values" in names:
         height, width = _image_size(config)
         channels = _setting(config, "num_channels", 3)
+        if "spatial_shapes" in names:  # patches in a row, as SigLIP 2 takes them
+            width = channels * _setting(config, "patch_size", 16) ** 2
+            mask, shapes = torch.ones(BATCH, 4, dtype=torch.long), torch.tensor([[2, 2]] * BATCH)
+            patches = entry(BATCH, 4, width)
+            yield {"pixel_values": patches, "pixel_attention_mask": mask, "spatial_shapes": shapes}
+        if "aspect_ratio_ids" in names:  # tiles of an image, as Llama 3.2 takes them
+            tiles = _setting(config, "max_num_tiles", 4)
+            given = {"pixel_values": entry(BATCH, 1, tiles, channels, height, width)}
+            given["aspect_ratio_ids"] = torch.ones(BATCH, 1, dtype=torch.long)
+            given["aspect_ratio_mask"] = torch.ones(BATCH, 1, tiles, dtype=torch.long)
+            if "cross_attention_mask" in names:
+                given["cross_attention_mask"] = torch.ones(BATCH, LENGTH, 1, tiles, dtype=torch.long)
+            yield given
         yield {"pixel_values": entry(BATCH, channels, height, width)}
-        yield {"pixel_values": entry(BATCH, 1, channels, height, width)}
+        several = {"pixel_values": entry(BATCH, 1, channels, height, width)}
+        if "image_attention_mask" in names:
+            several["image_attention_mask"] = torch.ones(BATCH, LENGTH, 1, dtype=torch.long)
+        yield several
     if "flattened_patches" in names:
         patch = _setting(config, "patch_size", 16)
         yield {"flattened_patches": entry(BATCH, 6, 2 + 3 * patch * patch)}
+    if "query_embeds" in names:
+        width = _setting(config, "encoder_hidden_size", _setting(config, "hidden_size", 64))
+        queries = entry(BATCH, 4, _setting(config, "hidden_size", 64))
+        yield {"query_embeds": queries, "encoder_hidden_states": entry(BATCH, LENGTH, width)}
+    if "hidden_states" in names and "grid_thw" not in names:
+        for name in ("input_dim", "hidden_size"):
+            yield {"hidden_states": entry(BATCH, 32, _setting(config, name, 64))}
     if "input_values" in names:
         yield {"input_values": entry(BATCH, 8000)}
         yield {"input_values": entry(BATCH, 1, 8000)}

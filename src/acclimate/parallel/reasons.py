@@ -44,7 +44,8 @@ def reasons_of(
         module = trace.modules.get(owner)
         if owner in left_out or tensor.dim() < 2 or isinstance(module, nn.Embedding):
             continue
-        found[owner] = (-tensor.numel(), known.get(owner) or _reason(trace, owner, last))
+        if owner not in found or -tensor.numel() < found[owner][0]:
+            found[owner] = (-tensor.numel(), known.get(owner) or _reason(trace, owner, last))
     return {name: reason for name, (_, reason) in sorted(found.items(), key=lambda each: each[1][0])}
 
 

@@ -128,23 +128,20 @@ def expert_weights(module: nn.Module) -> dict[str, nn.Parameter]:
     return own if len(own) > 1 and len({p.shape[0] for p in own.values()}) == 1 else {}
 
 
+def _end(model: nn.Module, getter: str) -> Any:
+    """Returns what a model, or else the first model in it, says is its embedding or its output head."""
+    for module in model.modules():
+        # Not each model has both, and some name a list.
+        with contextlib.suppress(NotImplementedError, AttributeError):
+            found = getattr(module, getter)()
+            if isinstance(found, nn.Module):
+                return found
+    return None
+
+
 def embeddings(model: nn.Module) -> tuple[list[str], str | None]:
     """Returns the names of the vocabulary's embeddings, and of the output head."""
-    getters = ("get_input_embeddings", "get_output_embeddings")
-    if not any(hasattr(model, getter) for getter in getters):
-        # A model around one of transformers.
-        model_within = (each for each in model.modules() if any(hasattr(each, g) for g in getters))
-        owner = next(model_within, model)
-    else:
-        owner = model
-    ends = []
-    for getter in getters:
-        found = None
-        if hasattr(owner, getter):
-            with contextlib.suppress(NotImplementedError, AttributeError):
-                found = getattr(owner, getter)()
-        ends.append(found)
-    inputs, head = ends
+    inputs, head = _end(model, "get_input_embeddings"), _end(model, "get_output_embeddings")
     # A decoder may have a table of its own, which is the head's.
     weights = (getattr(each, "weight", None) for each in (inputs, head))
     shared = {id(each) for each in weights if each is not None}
@@ -353,7 +350,9 @@ class Trace:
         """Calls the model with made-up inputs; those that it fails with are followed by others."""
         tokens = tokens_for(self.model)
         refused: Exception | None = None
+        furthest = -1
         for make in self._inputs(self.model, tokens, self.numbers):
+            self.calls.clear()
             try:
                 made_up = make()
                 self.calls.clear()
@@ -363,7 +362,8 @@ class Trace:
                 self.inputs, self.tokens = made_up.given, tokens
                 return self.call(made_up.given, tokens)
             except Exception as error:  # noqa: BLE001 - any code may stand in a model
-                refused = refused or error
+                if len(self.calls) > furthest:
+                    refused, furthest = error, len(self.calls)
         if refused is not None:
             raise refused
         raise PlanError(f"No input is known for {type(self.model).__name__}.")
