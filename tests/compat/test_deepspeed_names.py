@@ -17,6 +17,7 @@ import torch
 
 import acclimate
 from acclimate import use_accelerator
+from acclimate.backends.cpu import CPUAccelerator
 from acclimate.compat.deepspeed.names import NAMES, NamesFinder, offer
 from acclimate.errors import AcclimateError, OpBuildError, UnsupportedError
 
@@ -234,6 +235,38 @@ def test_an_extension_of_2023_has_all_methods_and_takes_arguments_of_both_times(
     assert extension.pin_memory(torch.ones(2, 3), make_copy=False, match_shape=False).shape == (6,)
 
 
+def test_an_extension_of_the_host_that_only_sets_its_names_has_the_hosts_methods() -> None:
+    from deepspeed.accelerator import DeepSpeedAccelerator
+
+    class Host(DeepSpeedAccelerator):
+        """Of a vendor."""
+
+        def __init__(self) -> None:
+            self._name, self._communication_backend_name = "cpu", "gloo"
+
+        def get_device_name(self) -> str:
+            return "a vendor's"
+
+        def memory_allocated(self) -> int:
+            return 7
+
+    host, ours = Host(), CPUAccelerator()
+    assert isinstance(host, Host)
+    assert (type(host).__name__, type(host).__doc__) == ("Host", "Of a vendor.")
+    assert type(host) is type(Host())
+    for method in (
+        "current_device", "current_device_name", "device_count", "is_synchronized_device", "use_host_timers",
+        "supported_dtypes", "total_memory", "get_device_capability",
+    ):  # fmt: skip
+        assert getattr(host, method)() == getattr(ours, method)(), method
+    assert host.default_generator(0) is torch.default_generator
+    host.reset_peak_memory_stats()
+    assert host.communication_backend_name() == "gloo"
+    assert (host.get_device_name(), host.memory_allocated()) == ("a vendor's", 7)
+    # An argument that the extension does not know goes to the host's method.
+    assert host.get_device_name(0) == ours.get_device_name(0)
+
+
 def test_an_extension_can_be_set_as_the_accelerator() -> None:
     extension = extension_of_2023()
     with use_accelerator(extension):
@@ -305,6 +338,23 @@ def test_a_builder_written_for_deepspeed_builds_its_own_folder(
         (package / "csrc" / "answer.cpp").unlink()
         with pytest.raises(OpBuildError, match=r"answer needs csrc/answer\.cpp|needs csrc/answer\.cpp"):
             builder.load()
+
+
+def test_a_builder_may_give_sources_and_headers_by_whole_paths(tmp_path: Path) -> None:
+    from deepspeed.ops.op_builder.builder import OpBuilder
+
+    class Builder(OpBuilder):
+        def sources(self) -> list[str]:
+            return [str(tmp_path / "answer.cpp")]
+
+        def include_paths(self) -> list[str]:
+            return [str(tmp_path)]
+
+    (tmp_path / "answer.cpp").write_text(_MODULE)
+    with use_accelerator("cpu"):
+        recipe = Builder("answer").recipe()
+    assert recipe.units[0].path == tmp_path / "answer.cpp"
+    assert recipe.include_paths == (tmp_path,)
 
 
 def test_a_builder_has_the_helpers_that_deepspeeds_builders_call(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+from abc import ABCMeta
 from collections.abc import Callable
+from types import new_class
 from typing import Any
 
 from acclimate.accelerator import Accelerator, MixedPrecision
@@ -12,7 +14,32 @@ from acclimate.backends import BUILTIN
 from acclimate.errors import InvalidBackendError
 
 
-class DeepSpeedAccelerator(Accelerator):
+class _Constructed(ABCMeta):
+    """Gives an accelerator of the host the host's methods, once its constructor has set its name.
+
+    Others get the general ones, which call ``torch.<device>``; ``torch.cpu`` has few of their functions.
+    """
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        made: Any = super().__call__(*args, **options)
+        if made._name == "cpu":
+            made.__class__ = _on_the_host(made.__class__)
+        return made
+
+
+@functools.cache
+def _on_the_host(cls: type[Any]) -> type[Any]:
+    """Returns the class with CPUAccelerator's methods in place of the general ones."""
+    from acclimate.backends.cpu import CPUAccelerator
+
+    if issubclass(cls, CPUAccelerator):
+        return cls
+    names = ("__module__", "__qualname__", "__doc__")
+    members = {name: getattr(cls, name) for name in names}
+    return new_class(cls.__name__, (cls, CPUAccelerator), exec_body=lambda body: body.update(members))
+
+
+class DeepSpeedAccelerator(Accelerator, metaclass=_Constructed):
     """DeepSpeed's base class, with a default for everything that a subclass lacks.
 
     A subclass sets ``_name`` and ``_communication_backend_name``, as DeepSpeed's do; what our interface calls
@@ -30,7 +57,7 @@ class DeepSpeedAccelerator(Accelerator):
             if not inspect.isfunction(own):
                 continue
             if inspect.isfunction(ours):
-                setattr(cls, name, _with_our_arguments(own, ours))
+                setattr(cls, name, _with_our_arguments(cls, own, ours))
             elif name == "amp":  # a method then, a property now
                 setattr(cls, name, property(functools.partial(_Amp, amp=own)))
 
@@ -74,11 +101,14 @@ class _Amp(MixedPrecision):
         return self._amp()
 
 
-def _with_our_arguments(own: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method that can be called with its own arguments or with ours.
+def _with_our_arguments(
+    cls: type[Any], own: Callable[..., Any], ours: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Returns a method of a class that can be called with its own arguments or with ours.
 
     An argument of ours that ``own`` does not have, and that has its default, is left out; ``device_index`` is
-    the current device's where only ``own`` needs it. Calls that cannot be expressed so go to ``ours``.
+    the current device's where only ``own`` needs it. Calls that cannot be expressed so go to the method that
+    the class overrides.
     """
     theirs, wanted = inspect.signature(own), inspect.signature(ours)
     taken = theirs.parameters
@@ -106,6 +136,6 @@ def _with_our_arguments(own: Callable[..., Any], ours: Callable[..., Any]) -> Ca
             value == wanted.parameters[name].default for name, value in left_out.items()
         ):
             return own(**{name: value for name, value in given.items() if name in taken})
-        return ours(self, *args, **options)
+        return getattr(super(cls, self), own.__name__)(*args, **options)
 
     return method

@@ -337,7 +337,8 @@ class OpBuilder:
         suffix = Path(source.path).suffix
         own = self.cxx_args() if suffix in CXX_SUFFIXES else []
         return Unit(
-            label=source.path,
+            # Without folders, so that the key does not depend on where the sources lie.
+            label=Path(source.path).name if Path(source.path).is_absolute() else source.path,
             path=self._found(source.path),
             compiler=toolchain.compilers[suffix],
             flags=(*toolchain.flags[suffix], *own, *source.flags),
