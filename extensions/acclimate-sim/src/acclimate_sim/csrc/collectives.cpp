@@ -36,13 +36,17 @@ void on_host_backend(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::
 #endif
   HostAliases aliases;
   auto device = current_device();
+  const std::string& name = op.schema().name();
+  // Gloo parts the whole along its first dimension; devices' backends take any shape.
+  const bool in_one_tensor = name == "c10d::_allgather_base_" || name == "c10d::_reduce_scatter_base_";
   const auto count = op.schema().arguments().size(), results = op.schema().returns().size();
   for (size_t i = stack->size() - count; i < stack->size(); i++) {
     (*stack)[i] = map_tensors((*stack)[i], [&](const at::Tensor& tensor) {
       if (!on_sim(tensor)) return tensor;
       device = tensor.device().index();
       TensorUses(device, op.schema().name()).writes(tensor);
-      return aliases.to_host(tensor);
+      const at::Tensor host = aliases.to_host(tensor);
+      return in_one_tensor && host.is_contiguous() ? host.view(-1) : host;
     });
   }
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
