@@ -16,6 +16,8 @@ _KERNEL_MODULES = {
 }
 _KERNELS = re.compile(r"^kernels?$|_kernels?$|^triton_|_triton$")
 _NAME_OF_CUDA = re.compile(r"cuda|gpu", re.IGNORECASE)
+_INDEX = re.compile(r"\bget_device\(\)|\.device\.index\b")
+_GPU_IN_TEXT = re.compile(r"['\"][^'\"]*\b(GPU|CUDA)\b", re.IGNORECASE)
 _NAME_OF_HOST = re.compile(r"^cpu_|_cpu$|_cpu_")
 
 
@@ -187,8 +189,23 @@ def keeps_host_out(file: SourceFile, node: cst.CSTNode) -> bool:
     negated = file.tree.parent(node)
     if isinstance(negated, cst.UnaryOperation) and guards_fallback(file, negated):
         return True
+    if _asks_for_index(file, node):
+        return True
     uses = [node, *_Reach(file, node).answers()]
     return any(has_host_branch(file, each) for each in uses) or imports_kernels(file) or _pins(file, node)
+
+
+def _asks_for_index(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a branch asks for a device's index, which a host has not, or tells people of a GPU."""
+    for place in branches(file, node):
+        text = file.tree.source(place)
+        if _INDEX.search(text):
+            return True
+        if any(isinstance(each, cst.IfExp) for each in file.tree.ancestors(node)) and _GPU_IN_TEXT.search(
+            text
+        ):
+            return True
+    return False
 
 
 def guards_fallback(file: SourceFile, test: cst.CSTNode) -> bool:

@@ -186,10 +186,8 @@ def _spared(file: SourceFile, finding: Finding) -> Finding:
     reason = ""
     if file.is_build_script or file.imports_build_tools:
         reason = "a build script: it builds for one vendor's hardware"
-    elif file.in_extension_build(node):
-        reason = "it builds a native extension for one vendor's hardware"
-    elif file.in_kernel(node):
-        reason = "a kernel for one vendor's hardware"
+    elif own := file.one_vendor.reason(node, _is_test(file, finding)):
+        reason = own
     elif file.kernels.are_for_cuda_alone and _is_test(file, finding):
         reason = "it guards kernels in CUTLASS, which only NVIDIA's hardware runs"
     if reason:

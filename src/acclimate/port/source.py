@@ -9,13 +9,13 @@ import libcst as cst
 
 from acclimate.port.edits import Part
 from acclimate.port.kernels import Kernels
+from acclimate.port.one_vendor import OneVendor
 from acclimate.port.targets import AcclimateTarget, Target, TorchTarget
 from acclimate.port.torchscript import TorchScript
-from acclimate.port.tree import Span, Tree, called_name, dotted, string_value, walk
+from acclimate.port.tree import Span, Tree, dotted, string_value, walk
 from acclimate.port.values import Values
 
-_BUILD_MODULES = ("torch.utils.cpp_extension", "setuptools", "distutils.core", "distutils")
-_KERNEL_MARKS = {"triton.jit", "triton.autotune", "numba.cuda.jit", "cutlass.cute.jit", "cutlass.cute.kernel"}
+_BUILD_MODULES = ("setuptools", "distutils.core", "distutils")
 _DEVICE_IN_TEXT = re.compile(r"device[\"'\\]*\s*[=:]\s*[\"'\\]*cuda")
 _HOME_OF_ACCELERATOR = {
     "acclimate.get_accelerator": False,
@@ -42,6 +42,7 @@ class SourceFile:
         self.values = Values(self.tree)
         self.kernels = Kernels(self.tree)
         self.torchscript = TorchScript(self.tree)
+        self.one_vendor = OneVendor(self.tree)
         self.is_build_script = is_build_script
         self.is_package_init = is_package_init
         self.torch = self._module_name("torch") or "torch"
@@ -116,32 +117,9 @@ class SourceFile:
                 imported |= {dotted(alias.name) for alias in statement.names}
             elif statement.module is not None and not statement.relative:
                 imported.add(dotted(statement.module))
-        return any(name in _BUILD_MODULES[1:] for name in imported)
+        return any(name in _BUILD_MODULES for name in imported)
 
     # -- where a node is -----------------------------------------------------------------------------
-
-    def in_kernel(self, node: cst.CSTNode) -> bool:
-        """Whether a node is part of a kernel written in Triton, CUTLASS or numba."""
-        for around in self.tree.ancestors(node):
-            if isinstance(around, cst.FunctionDef):
-                for decorator in around.decorators:
-                    called = decorator.decorator
-                    called = called.func if isinstance(called, cst.Call) else called
-                    if self.tree.qualified(called) in _KERNEL_MARKS:
-                        return True
-        return False
-
-    def in_extension_build(self, node: cst.CSTNode) -> bool:
-        """Whether a node is an argument of a call that builds native source."""
-        for around in self.tree.ancestors(node):
-            if isinstance(around, cst.Call):
-                name = self.tree.qualified(around.func) or ""
-                if name.startswith("torch.utils.cpp_extension.") or called_name(around) in (
-                    "CUDAExtension",
-                    "load_inline",
-                ):
-                    return True
-        return False
 
     def runs_at_import(self, node: cst.CSTNode) -> bool:
         """Whether a node is evaluated when the module is imported."""

@@ -7,7 +7,7 @@ import re
 import libcst as cst
 
 from acclimate.port.edits import insert, replace
-from acclimate.port.rules.base import Example, Finding, Rule, is_assigned, without_argument
+from acclimate.port.rules.base import Example, Finding, Rule, is_assigned, is_read, without_argument
 from acclimate.port.rules.compared import HOST_CHANGES
 from acclimate.port.rules.devices import AT_IMPORT, HELPER
 from acclimate.port.source import SourceFile
@@ -19,6 +19,10 @@ _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
 _WITH_HELPER = f"import torch\n\n\n{HELPER}\n\n"
 _TAKES_BACKEND_FIRST = {"init_process_group", "init_distributed", "is_backend_available"}
 _TAKES_BACKEND = {*_TAKES_BACKEND_FIRST, "new_group", "new_subgroups", "init_process_group_wrapper"}
+_CONSTANTS = {
+    "torch.distributed.Backend.NCCL",
+    "torch.distributed.distributed_c10d.Backend.NCCL",
+}
 _OPTION = re.compile(r"backend$", re.IGNORECASE)
 
 
@@ -30,7 +34,7 @@ class CommunicationBackend(Rule):
     summary = '`"nccl"` where a communication backend is meant'
     explanation = """\
 `"nccl"` becomes `get_accelerator().communication_backend_name()`: `"nccl"` on CUDA, `"gloo"` on a CPU. torch alone has
-`torch.distributed.get_default_backend_for_device`. `"cpu:gloo,cuda:nccl"` names the host once where there is no other
+`torch.distributed.get_default_backend_for_device`. `torch.distributed.Backend.NCCL` is the same string. `"cpu:gloo,cuda:nccl"` names the host once where there is no other
 device, since torch refuses a device that is named twice."""
     examples = (
         Example(
@@ -51,9 +55,11 @@ device, since torch refuses a device that is named twice."""
             "{torch.distributed.get_default_backend_for_device(accelerator_type())}'))\n",
         ),
     )
-    nodes = (cst.SimpleString,)
+    nodes = (cst.SimpleString, cst.Attribute, cst.Name)
 
     def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if isinstance(node, (cst.Attribute, cst.Name)):
+            return self._constant(file, node)
         text = string_value(node)
         if text is None or isinstance(file.tree.parent(node), (cst.Expr, cst.ConcatenatedString)):
             return None
@@ -69,6 +75,17 @@ device, since torch refuses a device that is named twice."""
         if file.target.name == "torch" and file.runs_at_import(node):
             found = found or AT_IMPORT
         return self.becomes(file, node, file.target.backend, unsafe=found)
+
+    def _constant(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        """A finding for ``torch.distributed.Backend.NCCL``, which is the string ``"nccl"``."""
+        if file.tree.qualified(node) not in _CONSTANTS or not is_read(file, node):
+            return None
+        unsafe = AT_IMPORT if file.target.name == "torch" and file.runs_at_import(node) else ""
+        if isinstance(file.tree.parent(node), (cst.Comparison, cst.ComparisonTarget)):
+            unsafe = HOST_CHANGES
+        elif isinstance(file.tree.parent(node), (cst.DictElement, cst.Element)):
+            unsafe = "it is one of several backends to choose from"
+        return self.becomes(file, node, file.target.backend, unsafe=unsafe)
 
     def _both(self, file: SourceFile, node: cst.CSTNode) -> Finding:
         """A finding for a string that names the host's backend and CUDA's."""

@@ -13,9 +13,12 @@ from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assi
 from acclimate.port.sinks import Sink, sink_of
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget, Missing, Spelling, TorchTarget
-from acclimate.port.tree import Span, called_name, has_unpacking, keyword, positional
+from acclimate.port.tree import Span, called_name, has_unpacking, keyword, positional, walk
 
 _OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
+_TEXTS = (cst.SimpleString, cst.FormattedString, cst.ConcatenatedString)
+_HOST_IN_TEXT = re.compile(r"""['"]cpu['"]|['"][^'"]*\bCPU\b""")
+_LINES_OF_A_SKIP = 2
 _HANDLES = ("cuda_stream", "cuda_event", "_as_parameter_")
 _HARDWARE = re.compile(r"\bcuda\b")
 _TENSOR_SUFFIX = "Tensor"
@@ -73,7 +76,8 @@ start, or that divides, is at least 1. A test that ends the program where there 
 which a host has too.
 
 `get_accelerator().is_available()` is also true where the host is all there is. A question that decides between `None`
-and `"cpu"`, as for a `map_location`, therefore asks for the name.
+and `"cpu"`, as for a `map_location`, between two words for people, or whether a test is skipped, therefore asks for the
+name. `is_bf16_supported` is unsafe: torch counts GPUs that emulate the type, acclimate does not.
 
 Functions that only NVIDIA's hardware has are left. So is a stream whose handle is asked for (`.cuda_stream`), as what
 takes the handle is a CUDA kernel, and a call in a function that TorchScript compiles, which knows `torch.cuda`'s only."""
@@ -107,11 +111,12 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         if not name or has_own_rule(name):
             return None
         claims = (node.func,)
-        if name == "is_available" and file.target.name == "acclimate" and _decides_on_the_host(file, node):
-            quote = file.quote(node)
-            open_, close = ("(", ")") if isinstance(file.tree.parent(node), cst.UnaryOperation) else ("", "")
-            text = f"{open_}{file.target.device_type} != {quote}cpu{quote}{close}"
-            return self.becomes(file, node, text, claims=claims)
+        if (
+            name == "is_available"
+            and file.target.name == "acclimate"
+            and _must_be_false_on_a_host(file, node)
+        ):
+            return self._not_on_a_host(file, node)
         spelling = file.target.runtime(name)
         if isinstance(spelling, Missing):
             return self.left(file, node, spelling.reason, claims)
@@ -138,7 +143,22 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
                 parts = guarded(file, node, spelling, *kept, spelling.text, rest)
                 return self.convert(file, node, replace(file.span(holder), *parts), *edits, claims=claims)
         whole = replace(file.span(node), *guarded(file, node, spelling, *kept, spelling.text, rest))
-        return self.convert(file, node, whole, *edits, claims=claims)
+        emulates = name == "is_bf16_supported" and file.target.name == "acclimate"
+        reason = "torch also counts GPUs that emulate bfloat16" if emulates else ""
+        return self.convert(file, node, whole, *edits, unsafe=reason, claims=claims)
+
+    def _not_on_a_host(self, file: SourceFile, node: cst.Call) -> Finding:
+        """A question that is answered with no where the host is all there is."""
+        quote, above = file.quote(node), file.tree.parent(node)
+        negated = isinstance(above, cst.UnaryOperation) and isinstance(above.operator, cst.Not)
+        text = f"{file.target.device_type} {'==' if negated else '!='} {quote}cpu{quote}"
+        place = above if negated and above is not None else node
+        if isinstance(file.tree.parent(place), (cst.Comparison, cst.ComparisonTarget)):
+            text = f"({text})"
+        if isinstance(place, cst.UnaryOperation) and place.lpar:
+            text = f"({text})"
+        finding = self.convert(file, node, replace(file.span(place), text), claims=(node.func,))
+        return finding
 
     @staticmethod
     def _keywords(file: SourceFile, call: cst.Call, spelling: Spelling) -> list[Edit] | None:
@@ -172,11 +192,16 @@ def _gives_handle(file: SourceFile, call: cst.Call) -> bool:
     return any(isinstance(at, cst.Attribute) and at.attr.value in _HANDLES for at in holders)
 
 
-def _decides_on_the_host(file: SourceFile, call: cst.Call) -> bool:
-    """Whether a question decides between the host and ``None``, as ``None if is_available() else "cpu"`` does.
+def _must_be_false_on_a_host(file: SourceFile, call: cst.Call) -> bool:
+    """Whether a question must stay false where the host is all there is, though acclimate's answer is true there.
 
-    acclimate's answer is also true where the host is all there is, and a checkpoint's tensors then need the host.
+    It decides between the host and something else, as ``None if is_available() else "cpu"`` does, or whether a
+    test is skipped, which says that it needs a device.
     """
+    return _decides_on_the_host(file, call) or _decides_on_a_skip(file, call)
+
+
+def _decides_on_the_host(file: SourceFile, call: cst.Call) -> bool:
     below: cst.CSTNode = call
     at = file.tree.parent(call)
     if isinstance(at, cst.UnaryOperation) and isinstance(at.operator, cst.Not):
@@ -184,7 +209,27 @@ def _decides_on_the_host(file: SourceFile, call: cst.Call) -> bool:
     if not isinstance(at, cst.IfExp) or below is not at.test:
         return False
     sides = (file.tree.source(at.body), file.tree.source(at.orelse))
-    return "None" in sides and any(re.search(r"['\"]cpu['\"]", side) for side in sides)
+    texts = all(isinstance(each, _TEXTS) for each in (at.body, at.orelse))
+    return ("None" in sides or texts) and any(_HOST_IN_TEXT.search(side) for side in sides)
+
+
+def _decides_on_a_skip(file: SourceFile, call: cst.CSTNode, depth: int = 3) -> bool:
+    """Whether a question decides about a skipped test; a name that holds the answer is followed."""
+    below: cst.CSTNode = call
+    for around in file.tree.ancestors(call):
+        if isinstance(around, cst.Call) and called_name(around) in ("skipif", "skipIf", "skipUnless"):
+            return True
+        if isinstance(around, cst.If) and below is around.test:
+            words = {each.value.lower() for each in walk(around.body) if isinstance(each, cst.Name)}
+            return bool(words & {"skip", "skiptest"}) and len(around.body.body) <= _LINES_OF_A_SKIP
+        if isinstance(around, cst.Assign) and depth:
+            targets = [each.target for each in around.targets if isinstance(each.target, cst.Name)]
+            uses = [use for target in targets for use in file.tree.accesses(target) if use is not target]
+            return bool(uses) and all(_decides_on_a_skip(file, use, depth - 1) for use in uses)
+        if isinstance(around, (cst.BaseCompoundStatement, cst.Lambda)):
+            return False
+        below = around
+    return False
 
 
 class CurrentDevice(Rule):
