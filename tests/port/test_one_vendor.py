@@ -88,7 +88,9 @@ def test_a_function_that_uses_a_runtime_of_nvidia_stays(source: str) -> None:
 
 
 def test_the_other_functions_of_such_a_file_are_ported() -> None:
-    text = ported("import tensorrt as trt\n\n\ndef f(x: torch.Tensor):\n    return x.cuda()\n\n\ntrt.init()\n")
+    text = ported(
+        "import tensorrt as trt\n\n\ndef f(x: torch.Tensor):\n    return x.cuda()\n\n\ntrt.init()\n"
+    )
     assert "x.to(get_accelerator().device_name())" in text
 
 
@@ -114,7 +116,9 @@ def test_a_test_that_is_skipped_without_a_device_is_skipped_on_a_host(source: st
 
 
 def test_an_answer_that_also_decides_about_something_else_is_true_on_a_host() -> None:
-    source = 'HAS = torch.cuda.is_available()\n\n\n@unittest.skipUnless(HAS, "")\ndef test():\n    return HAS\n'
+    source = (
+        'HAS = torch.cuda.is_available()\n\n\n@unittest.skipUnless(HAS, "")\ndef test():\n    return HAS\n'
+    )
     assert "HAS = get_accelerator().is_available()" in ported(source)
 
 
