@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from acclimate.port.rules import devices, distributed, imports, numbers, precision, runtime, tensors
+from acclimate.port.rules import (
+    devices,
+    distributed,
+    graphs,
+    imports,
+    numbers,
+    precision,
+    runtime,
+    tensor_types,
+    tensors,
+)
 from acclimate.port.rules.base import Example, Finding, Outcome, Rule
 
 RULES: tuple[Rule, ...] = (
     imports.CudaImport(),
     runtime.CurrentDevice(),
-    runtime.DefaultGenerators(),
-    runtime.Graphs(),
-    runtime.Ranges(),
-    tensors.DefaultTensorType(),
-    tensors.TensorType(),
+    graphs.DefaultGenerators(),
+    graphs.Graphs(),
+    graphs.Ranges(),
+    tensor_types.DefaultTensorType(),
+    tensor_types.TensorType(),
     precision.MixedPrecision(),
     precision.AutocastState(),
     runtime.RuntimeCall(),

@@ -8,19 +8,18 @@ import re
 import libcst as cst
 
 from acclimate.port.counts import decides_processes, ends_without
-from acclimate.port.edits import Edit, Part, insert, replace
+from acclimate.port.edits import Edit, Part, replace
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read
 from acclimate.port.sinks import Sink, sink_of
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget, Missing, Spelling, TorchTarget
-from acclimate.port.tree import Span, called_name, has_unpacking, keyword, positional, walk
+from acclimate.port.tree import Span, called_name, has_unpacking, walk
 
 _OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
 _TEXTS = (cst.SimpleString, cst.FormattedString, cst.ConcatenatedString)
 _HOST_IN_TEXT = re.compile(r"""['"]cpu['"]|['"][^'"]*\bCPU\b""")
 _LINES_OF_A_SKIP = 2
 _HANDLES = ("cuda_stream", "cuda_event", "_as_parameter_")
-_HARDWARE = re.compile(r"\bcuda\b")
 _TENSOR_SUFFIX = "Tensor"
 
 
@@ -370,142 +369,3 @@ accelerator has it, and so is a name that the program replaces."""
         return self.becomes(
             file, node, text, unsafe="other devices' modules have fewer names than torch.cuda"
         )
-
-
-class DefaultGenerators(Rule):
-    """``torch.cuda.default_generators[i]``."""
-
-    code = "ACC104"
-    name = "default-generators"
-    summary = "`torch.cuda.default_generators[i]`"
-    explanation = """\
-The generator of a device is `get_accelerator().default_generator(i)`. `torch.random.fork_rng` takes its devices for
-CUDA's unless it is told their type; a host has no such device."""
-    examples = (
-        Example(
-            "import torch\n\ng = torch.cuda.default_generators[i]\n",
-            "import torch\nfrom acclimate import get_accelerator\n\ng = get_accelerator().default_generator(i)\n",
-            None,
-        ),
-        Example(
-            "import torch\n\n\ndef f():\n    with torch.random.fork_rng(devices=[torch.cuda.current_device()]):\n        pass\n",
-            "import torch\nfrom acclimate import get_accelerator\n\n\n"
-            "def f():\n    with torch.random.fork_rng(devices=[get_accelerator().current_device()] "
-            'if get_accelerator().device_name() != "cpu" else [], device_type=get_accelerator().device_name()):\n        pass\n',
-            "import torch\n\n\ndef accelerator_type() -> str:\n"
-            '    """The type of the device to use: the accelerator\'s, or "cpu"."""\n'
-            "    accelerator = torch.accelerator.current_accelerator(check_available=True)\n"
-            '    return "cpu" if accelerator is None else accelerator.type\n\n\n'
-            "def f():\n    with torch.random.fork_rng(devices=[(torch.accelerator.current_device_index() "
-            "if torch.accelerator.is_available() else 0)] if torch.accelerator.is_available() else [], "
-            "device_type=accelerator_type()):\n        pass\n",
-        ),
-    )
-    nodes = (cst.Subscript, cst.Attribute, cst.Call)
-
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if isinstance(node, cst.Call):
-            return self._fork(file, node)
-        if isinstance(node, cst.Attribute):
-            if cuda_name(file, node) != "default_generators":
-                return None
-            return self.left(file, node, "only one generator at a time can be asked for on every accelerator")
-        if not isinstance(node, cst.Subscript) or cuda_name(file, node.value) != "default_generators":
-            return None
-        element = node.slice[0].slice
-        if not isinstance(element, cst.Index) or len(node.slice) != 1:
-            return None
-        if not isinstance(file.target, AcclimateTarget):
-            text = f"{file.torch}.get_device_module({file.target.device_type}).default_generators"
-            return self.convert(file, node, replace(file.span(node.value), text), claims=(node.value,))
-        inside = file.span(element.value)
-        return self.becomes(
-            file, node, f"{file.target.accelerator}.default_generator(", inside, ")", claims=(node.value,)
-        )
-
-    def _fork(self, file: SourceFile, call: cst.Call) -> Finding | None:
-        """``torch.random.fork_rng(devices=[torch.cuda.current_device()])``."""
-        if file.tree.qualified(call.func) != "torch.random.fork_rng" or keyword(call, "device_type"):
-            return None
-        given = keyword(call, "devices") or next(iter(positional(call)), None)
-        if given is None or has_unpacking(call) or not _HARDWARE.search(file.tree.source(given.value)):
-            return None
-        quote = '"'
-        is_acclimate = isinstance(file.target, AcclimateTarget)
-        test = f"{file.target.device_type} != {quote}cpu{quote}" if is_acclimate else file.target.not_host
-        end = file.span(call.args[-1].value).end
-        devices = insert(file.span(given.value).end, f" if {test} else []")
-        return self.convert(file, call, devices, insert(end, f", device_type={file.target.device_type}"))
-
-
-class Graphs(Rule):
-    """CUDA graphs."""
-
-    code = "ACC105"
-    name = "graphs"
-    summary = "CUDA graphs: `torch.cuda.CUDAGraph()`, `with torch.cuda.graph(…)`"
-    explanation = """\
-`get_accelerator().create_graph()` gives CUDA's own graph on CUDA. Elsewhere it records the operators and runs them
-again. torch alone has no graph for every device in each of its releases from 2.10 on."""
-    examples = (
-        Example(
-            "import torch\n\ng = torch.cuda.CUDAGraph()\nwith torch.cuda.graph(g):\n    y = f(x)\ng.replay()\n",
-            "import torch\nfrom acclimate import get_accelerator\n\ng = get_accelerator().create_graph()\n"
-            "with get_accelerator().capture_to_graph(g):\n    y = f(x)\ng.replay()\n",
-            None,
-        ),
-    )
-    nodes = (cst.Call,)
-
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call):
-            return None
-        name = cuda_name(file, node.func)
-        if name not in ("CUDAGraph", "graph"):
-            return None
-        if not isinstance(file.target, AcclimateTarget):
-            return self.left(
-                file, node, "torch has no graph for every device; --to acclimate has", (node.func,)
-            )
-        known = {"CUDAGraph": set(), "graph": {"pool", "stream"}}[name]
-        said = {argument.keyword.value for argument in node.args if argument.keyword is not None}
-        limit = 3 if name == "graph" else 0
-        if has_unpacking(node) or said - known or len(positional(node)) > limit:
-            return self.left(file, node, f"these arguments of torch.cuda.{name} are CUDA's own", (node.func,))
-        new = "create_graph" if name == "CUDAGraph" else "capture_to_graph"
-        edit = replace(file.span(node.func), f"{file.target.accelerator}.{new}")
-        return self.convert(file, node, edit, claims=(node.func,))
-
-
-class Ranges(Rule):
-    """NVTX."""
-
-    code = "ACC106"
-    name = "nvtx"
-    summary = "marks for a profiler: `torch.cuda.nvtx`"
-    explanation = """\
-`get_accelerator()` marks ranges with what the vendor's profiler reads: NVTX on CUDA. torch alone has no such call for
-every device."""
-    examples = (
-        Example(
-            'import torch\n\ntorch.cuda.nvtx.range_push("step")\ntorch.cuda.nvtx.range_pop()\n',
-            "import torch\nfrom acclimate import get_accelerator\n\n"
-            'get_accelerator().range_push("step")\nget_accelerator().range_pop()\n',
-            None,
-        ),
-    )
-    nodes = (cst.Attribute, cst.Name)
-
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        name = cuda_name(file, node)
-        if name is None or not name.startswith("nvtx") or not is_read(file, node):
-            return None
-        if isinstance(file.tree.parent(node), cst.Attribute) and name == "nvtx":
-            return None
-        if not isinstance(file.target, AcclimateTarget):
-            return self.left(file, node, "torch has no marks for every device's profiler; --to acclimate has")
-        if name in ("nvtx.range_push", "nvtx.range_pop"):
-            return self.becomes(file, node, f"{file.target.accelerator}.{name.removeprefix('nvtx.')}")
-        if name == "nvtx.range" and not file.target.of_deepspeed:
-            return self.becomes(file, node, f"{file.target.accelerator}.nvtx.range")
-        return self.left(file, node, f"torch.cuda.{name} is CUDA's own; no other accelerator has it")
