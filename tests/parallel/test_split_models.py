@@ -49,6 +49,12 @@ def test_a_model_on_2_ranks_gives_the_logits_text_and_weights_of_the_whole_one(n
     assert found.largest_share <= 0.60
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_ranks_compute_their_own_heads_only(name: str) -> None:
+    plan = make_plan(meta_model(name), 2)
+    assert not [n for n, change in plan.modules.items() if any(change.expands)]
+
+
 @pytest.mark.parametrize("size", [3, 4, 5])  # 5: more ranks than heads
 @pytest.mark.parametrize("name", names(QUICK))
 def test_a_model_on_more_ranks_gives_the_same(name: str, size: int) -> None:
