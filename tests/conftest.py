@@ -15,6 +15,7 @@ from machine_trees import recorded as recorded
 from run_in_parallel import pytest_collection_modifyitems as pytest_collection_modifyitems
 from run_in_parallel import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 from session_signals import take_signals
+from shared_bytecode import rewrite_share
 from skip_summary import pytest_terminal_summary as pytest_terminal_summary
 from warm_python import WarmPython, start_real_pythons
 from warm_starts import pytest_configure_node as pytest_configure_node
@@ -29,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         start_real_pythons()
         gc.disable()  # until all tests are collected, which takes a quarter longer with it
+        rewrite_share(config)
     # How long an example takes says nothing where other work shares the processors. `make test` tries the
     # same examples each time, so that a failure comes from a change; other runs try new ones.
     settings.register_profile(
