@@ -259,13 +259,10 @@ class OpBuilder:
         return self._recipe(self._toolchain(portable))
 
     def _recipe(self, toolchain: Toolchain) -> Recipe:
-        units = tuple(self._unit(source, toolchain) for source in self._sources())
-        # Where the sources are, so that a subclass in another folder shares the library.
-        base = units[0].path.parents[len(Path(units[0].label).parts) - 1] if units else self._folders()[0]
         return Recipe(
             name=self.name,
-            base=base,
-            units=units,
+            base=self._base(),
+            units=tuple(self._unit(source, toolchain) for source in self._sources()),
             include_paths=tuple(self._found(path) for path in self.include_paths()),
             system_paths=toolchain.include_paths,
             linker=toolchain.compilers[".cpp"],
@@ -354,6 +351,14 @@ class OpBuilder:
         ]
         files = [module.__file__ for module in modules if getattr(module, "__file__", None)]
         return list(dict.fromkeys(Path(file).resolve().parent for file in files if file is not None))
+
+    def _base(self) -> Path:
+        """Returns the folder with the sources: a subclass in another folder shares the library."""
+        names = [source.path for source in self._sources()]
+        folders = self._folders()
+        return next(
+            (folder for folder in folders if any((folder / name).exists() for name in names)), folders[0]
+        )
 
     def _found(self, path: str) -> Path:
         for folder in self._folders():
