@@ -12,6 +12,7 @@ from optimizer_cases import CASES, FLOATS, ODD_SHAPES, Case, give_gradients, par
 
 from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameterError
 from acclimate.ops import CPUAdagrad, CPUAdam, CPULion, FusedAdam
+from acclimate.ops.optimizers.builders import FusedAdamCPUBuilder
 
 # Ten steps at this rate; each differs from exact arithmetic by at most 2 units in the last place of the
 # parameter (its own rounding, and at most eight roundings of an update a hundred times smaller).
@@ -63,6 +64,14 @@ def test_many_small_tensors(case: Case) -> None:
     ours, theirs = parameters([(10,)] * 500), parameters([(10,)] * 500)
     run(case, ours, theirs, steps=2)
     check(ours, theirs)
+
+
+def test_the_library_is_looked_for_once_for_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, load = [], FusedAdamCPUBuilder.load
+    monkeypatch.setattr(FusedAdamCPUBuilder, "load", lambda self: (loaded.append(self), load(self))[1])
+    optimizer = FusedAdam(parameters([(10,)] * 5))
+    optimizer.add_param_group({"params": parameters([(10,)] * 5)})
+    assert len(loaded) == 2
 
 
 @both

@@ -125,7 +125,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group of parameters with its own settings.
+        """Adds a group of parameters with its own settings, and loads the op for their devices.
 
         Raises:
             InvalidOptimizerArgumentError: a setting is out of range or of the wrong kind.
@@ -140,6 +140,9 @@ class GroupOptimizer(torch.optim.Optimizer):
         except UnsupportedParameterError:
             del self.param_groups[-1]
             raise
+        for device in {parameter.device.type for parameter in self.param_groups[-1]["params"]}:
+            if device in self.builders:
+                self.builders[device]().load()
         self._has_shards |= any(map(shards.is_sharded, self.param_groups[-1]["params"]))
 
     def check_group(self, settings: Mapping[str, Any]) -> None:
@@ -155,7 +158,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         check_settings({name: settings[name] for name in self.defaults if name in settings})
 
     def check_parameter(self, parameter: Tensor) -> None:
-        """Checks a parameter and loads the op for its device.
+        """Checks a parameter.
 
         Raises:
             UnsupportedParameterError: the parameter has an unsupported dtype, layout or device.
@@ -171,8 +174,6 @@ class GroupOptimizer(torch.optim.Optimizer):
                 f"{type(self).__name__} updates parameters on the host, but one is on {parameter.device}. "
                 f"Use {self.elsewhere} for it."
             )
-        if device in self.builders:
-            self.builders[device]().load()
 
     def _parameters(self) -> list[Tensor]:
         return list(chain.from_iterable(group["params"] for group in self.param_groups))

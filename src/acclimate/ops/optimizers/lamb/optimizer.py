@@ -104,7 +104,7 @@ class FusedLamb(GroupOptimizer):
         super().__init__(params, defaults, state_dtype=state_dtype, master_weights=master_weights)
 
     def check_parameter(self, parameter: Tensor) -> None:
-        """Checks a parameter and loads the op for its device.
+        """Checks a parameter.
 
         Raises:
             UnsupportedParameterError: the parameter has an unsupported dtype, or is sharded over ranks.
