@@ -16,7 +16,8 @@ _KERNEL_MODULES = {
 }
 _KERNELS = re.compile(r"^kernels?$|_kernels?$|^triton_|_triton$")
 _NAME_OF_CUDA = re.compile(r"cuda|gpu", re.IGNORECASE)
-_INDEX = re.compile(r"\bget_device\(\)|\.device\.index\b")
+_INDEX = re.compile(r"\bget_device\(\)|\.device\.index\b|\.record_stream\(")
+_HALF = re.compile(r"\bb?float16\b|\.half\b")
 _GPU_IN_TEXT = re.compile(r"['\"][^'\"]*\b(GPU|CUDA)\b", re.IGNORECASE)
 _NAME_OF_HOST = re.compile(r"^cpu_|_cpu$|_cpu_")
 
@@ -189,21 +190,20 @@ def keeps_host_out(file: SourceFile, node: cst.CSTNode) -> bool:
     negated = file.tree.parent(node)
     if isinstance(negated, cst.UnaryOperation) and guards_fallback(file, negated):
         return True
-    if _asks_for_index(file, node):
+    if _needs_device(file, node):
         return True
     uses = [node, *_Reach(file, node).answers()]
     return any(has_host_branch(file, each) for each in uses) or imports_kernels(file) or _pins(file, node)
 
 
-def _asks_for_index(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether a branch asks for a device's index, which a host has not, or tells people of a GPU."""
+def _needs_device(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a branch needs a device's index or stream, tells people of a GPU, or chooses 16 bits."""
     for place in branches(file, node):
         text = file.tree.source(place)
         if _INDEX.search(text):
             return True
-        if any(isinstance(each, cst.IfExp) for each in file.tree.ancestors(node)) and _GPU_IN_TEXT.search(
-            text
-        ):
+        is_choice = any(isinstance(each, cst.IfExp) for each in file.tree.ancestors(node))
+        if is_choice and (_GPU_IN_TEXT.search(text) or _HALF.search(text)):
             return True
     return False
 
@@ -279,7 +279,11 @@ def has_host_branch(file: SourceFile, node: cst.CSTNode) -> bool:
     for around in file.tree.ancestors(node):
         if isinstance(around, cst.If) and below is around.test:
             tests = list(_later_tests(file, around))
-            return any(_is_true_on_host(each.test) for each in tests) or _names_host(_last_branch(around))
+            return (
+                any(_is_true_on_host(each.test) for each in tests)
+                or _names_host(_last_branch(around))
+                or _follows_host_branch(file, around)
+            )
         if isinstance(around, cst.IfExp) and below is around.test:
             other = around.orelse
             return _names_host(other) or (isinstance(other, cst.IfExp) and _is_true_on_host(other.test))
@@ -292,6 +296,16 @@ def has_host_branch(file: SourceFile, node: cst.CSTNode) -> bool:
             return False
         below = around
     return False
+
+
+def _follows_host_branch(file: SourceFile, statement: cst.If) -> bool:
+    """Whether the statement before it is the host's branch: ``if "cpu" in device.type: …``."""
+    block = file.tree.parent(statement)
+    if not isinstance(block, (cst.IndentedBlock, cst.Module)):
+        return False
+    index = next((i for i, each in enumerate(block.body) if each is statement), 0)
+    before = block.body[index - 1] if index else None
+    return isinstance(before, cst.If) and before.orelse is None and _is_true_on_host(before.test)
 
 
 def _last_branch(statement: cst.If) -> cst.CSTNode | None:

@@ -187,8 +187,10 @@ def _last_name(node: cst.CSTNode) -> str | None:
 
 def _dictionary(file: SourceFile, node: cst.CSTNode, at: cst.DictElement) -> Place:
     holder = file.tree.parent(file.tree.parent(at) or at)
+    if at.key is node and isinstance(holder, cst.Arg):
+        return Place(Role.DATA, "a key names where whoever saved the data had it")
     if isinstance(holder, cst.Arg) and holder.keyword is not None and holder.keyword.value == "map_location":
-        return Place(Role.LIKELY, "a place in a checkpoint is the place of whoever saved it")
+        return Place(Role.LIKELY, "it is the place of what another place had")
     if at.key is node:
         return Place(Role.DATA, "it is a key of data")
     key = string_value(at.key)

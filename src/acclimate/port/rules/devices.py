@@ -279,7 +279,8 @@ device is something other than `"cpu"`.
 
 Where another branch beside it is the host's (`elif device.type == "cpu":`), the file imports kernels (Triton), or the
 answer decides about pinned memory, the test stays false on a CPU. `if device.type != "cuda":` becomes
-`if device.type == "cpu":` where code for other devices follows, and no refusal to go on.
+`if device.type == "cpu":` where code for other devices follows, and no refusal to go on. A text such as `device` may be
+`"cuda:1"`, which is not `"cuda"`, so it is compared with the whole name.
 
 A test that leads to a compiled CUDA extension (`_C`, `*_cuda`), to a package for NVIDIA's hardware such as apex or
 flash_attn, or to a function of the file that calls one, stays: through a name that holds the answer, a function that
@@ -355,6 +356,14 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             isinstance(operator, (cst.NotEqual, cst.NotIn)) and index is None and guards_fallback(file, node)
         )
         is_compiled = index is None and file.torchscript.holds(node)
+        if is_compiled and any(isinstance(each, cst.Assert) for each in file.tree.ancestors(node)):
+            return self.left(file, node, "TorchScript compiles what this assertion guards", (literal,))
+        may_have_index = index is None and not is_compiled and not _is_type(other)
+        flips = isinstance(operator, (cst.Equal, cst.NotEqual)) and (
+            file.target.name == "torch" or is_fallback
+        )
+        if may_have_index and flips:
+            return self._whole_name(file, node, literal, target)
         if file.target.name == "acclimate" and not is_fallback and not is_compiled:
             parts = (file.target.device_type,) if index is None else file.device_at(index)
             edits, unsafe = [replace(file.span(literal), *parts)], HOST_CHANGES
@@ -381,6 +390,28 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         ]
         unsafe = OTHERS if is_fallback else HOST_CHANGES
         return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
+
+    def _whole_name(
+        self, file: SourceFile, node: cst.Comparison, literal: cst.CSTNode, target: cst.ComparisonTarget
+    ) -> Finding:
+        """A comparison of a text that may be ``"cuda:1"``, which is not ``"cuda"``, and is no host either."""
+        left, right = file.span(node.left), file.span(target.comparator)
+        edits = [
+            replace(file.span(literal), file.target.device_type),
+            _and_not_host(file, literal, right.end),
+        ]
+        if isinstance(target.operator, cst.NotEqual):
+            plain = (cst.If, cst.While, cst.Assert, cst.BooleanOperation, cst.Assign, cst.Return)
+            alone = isinstance(file.tree.parent(node), plain) and not node.lpar
+            open_, close = ("not (", ")") if alone else ("(not (", "))")
+            quote = file.quote(literal)
+            edits = [
+                insert(left.start, open_),
+                replace(Span(left.end, right.start), " == "),
+                edits[0],
+                insert(right.end, f" != {quote}cpu{quote}{close}"),
+            ]
+        return self.convert(file, node, *edits, unsafe=OTHERS, claims=(literal,))
 
     def _case(self, file: SourceFile, node: cst.MatchCase) -> Finding | None:
         """``case "cuda":`` of a ``match`` on a device, which becomes a test, as a pattern must be a literal."""
@@ -448,6 +479,12 @@ def _and_not_host(file: SourceFile, literal: cst.CSTNode, end: int) -> Edit:
     """An edit that makes ``a == b`` false on the host: ``a == b != "cpu"``."""
     quote = file.quote(literal)
     return insert(end, f" != {quote}cpu{quote}")
+
+
+def _is_type(node: cst.CSTNode) -> bool:
+    """Whether something is the type of a device, which has no index: ``device.type``, ``device_type``."""
+    name = node.attr.value if isinstance(node, cst.Attribute) else getattr(node, "value", "")
+    return isinstance(name, str) and name.lower().endswith("type")
 
 
 def _is_tensors_device(node: cst.CSTNode) -> bool:

@@ -34,7 +34,8 @@ class CommunicationBackend(Rule):
     summary = '`"nccl"` where a communication backend is meant'
     explanation = """\
 `"nccl"` becomes `get_accelerator().communication_backend_name()`: `"nccl"` on CUDA, `"gloo"` on a CPU. torch alone has
-`torch.distributed.get_default_backend_for_device`. `torch.distributed.Backend.NCCL` is the same string. `"cpu:gloo,cuda:nccl"` names the host once where there is no other
+`torch.distributed.get_default_backend_for_device`. `torch.distributed.Backend.NCCL` is the same string, and
+`is_nccl_available()` asks for that backend. `"cpu:gloo,cuda:nccl"` names the host once where there is no other
 device, since torch refuses a device that is named twice."""
     examples = (
         Example(
@@ -55,17 +56,22 @@ device, since torch refuses a device that is named twice."""
             "{torch.distributed.get_default_backend_for_device(accelerator_type())}'))\n",
         ),
     )
-    nodes = (cst.SimpleString, cst.Attribute, cst.Name)
+    nodes = (cst.SimpleString, cst.Attribute, cst.Name, cst.Call)
 
     def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
         if isinstance(node, (cst.Attribute, cst.Name)):
             return self._constant(file, node)
+        if isinstance(node, cst.Call):
+            if file.tree.qualified(node.func) != "torch.distributed.is_nccl_available" or node.args:
+                return None
+            asks = f"{file.torch}.distributed.is_backend_available({file.target.backend})"
+            return self.becomes(file, node, asks, unsafe=HOST_CHANGES, claims=(node.func,))
         text = string_value(node)
         if text is None or isinstance(file.tree.parent(node), (cst.Expr, cst.ConcatenatedString)):
             return None
         if text in ("cuda:nccl,cpu:gloo", "cpu:gloo,cuda:nccl"):
             return self._both(file, node)
-        if text != "nccl":
+        if text.lower() != "nccl":
             return None
         found = self._role(file, node)
         if found is None:
@@ -125,6 +131,17 @@ device, since torch refuses a device that is named twice."""
             )
         if isinstance(at, cst.DictElement):
             return "data" if at.key is node else None
+        if isinstance(at, cst.Element):
+            holder = file.tree.parent(file.tree.parent(at) or at)
+            call = file.tree.parent(holder) if isinstance(holder, cst.Arg) else None
+            is_choice = isinstance(holder, cst.Arg) and holder.keyword and holder.keyword.value == "choices"
+            options = (
+                [string_value(each.value) or "" for each in positional(call)]
+                if isinstance(call, cst.Call)
+                else []
+            )
+            chosen = is_choice and any(_OPTION.search(option) for option in options)
+            return "it is one of several backends to choose from" if chosen else None
         return "data" if isinstance(at, cst.Index) else None
 
     @staticmethod
@@ -260,6 +277,8 @@ middle of it, so it is left. `acclimate run` sets the right variable for each ra
             ".visible_devices_variable"
         ):
             return None
+        if "nvidia-smi" in file.tree.text:
+            return self.left(file, node, "the file calls nvidia-smi, whose devices the variable counts")
         if not _is_read_from_environment(file, node):
             return self.left(
                 file, node, "each vendor has a variable of its own; `acclimate run` sets it for each rank"

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import libcst as cst
 
 from acclimate.port.counts import decides_processes, ends_without
 from acclimate.port.edits import Edit, Part, replace
+from acclimate.port.questions import chooses_package, must_be_false_on_a_host
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read
 from acclimate.port.sinks import Sink, sink_of
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget, Missing, Spelling, TorchTarget
-from acclimate.port.tree import Span, called_name, has_unpacking, walk
+from acclimate.port.tree import Span, called_name, has_unpacking
 
 _OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
-_TEXTS = (cst.SimpleString, cst.FormattedString, cst.ConcatenatedString)
-_HOST_IN_TEXT = re.compile(r"""['"]cpu['"]|['"][^'"]*\bCPU\b""")
-_LINES_OF_A_SKIP = 2
 _HANDLES = ("cuda_stream", "cuda_event", "_as_parameter_")
 _TENSOR_SUFFIX = "Tensor"
 
@@ -75,8 +72,8 @@ start, or that divides, is at least 1. A test that ends the program where there 
 which a host has too.
 
 `get_accelerator().is_available()` is also true where the host is all there is. A question that decides between `None`
-and `"cpu"`, as for a `map_location`, between two words for people, or whether a test is skipped, therefore asks for the
-name. `is_bf16_supported` is unsafe: torch counts GPUs that emulate the type, acclimate does not.
+and `"cpu"`, as for a `map_location`, between two words for people, whether a test is skipped, or about 16-bit numbers,
+therefore asks for the name. A question that decides about a package for NVIDIA's hardware is left. `is_bf16_supported` is unsafe: torch counts GPUs that emulate the type, acclimate does not.
 
 Functions that only NVIDIA's hardware has are left. So is a stream whose handle is asked for (`.cuda_stream`), as what
 takes the handle is a CUDA kernel, and a call in a function that TorchScript compiles, which knows `torch.cuda`'s only."""
@@ -110,11 +107,9 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         if not name or has_own_rule(name):
             return None
         claims = (node.func,)
-        if (
-            name == "is_available"
-            and file.target.name == "acclimate"
-            and _must_be_false_on_a_host(file, node)
-        ):
+        if name == "is_available" and chooses_package(file, node):
+            return self.left(file, node, "it decides about a package for NVIDIA's hardware", claims)
+        if name == "is_available" and file.target.name == "acclimate" and must_be_false_on_a_host(file, node):
             return self._not_on_a_host(file, node)
         spelling = file.target.runtime(name)
         if isinstance(spelling, Missing):
@@ -189,46 +184,6 @@ def _gives_handle(file: SourceFile, call: cst.Call) -> bool:
         uses += file.tree.accesses(assigned.targets[0].target)
     holders = [file.tree.parent(use) for use in uses]
     return any(isinstance(at, cst.Attribute) and at.attr.value in _HANDLES for at in holders)
-
-
-def _must_be_false_on_a_host(file: SourceFile, call: cst.Call) -> bool:
-    """Whether a question must stay false where the host is all there is, though acclimate's answer is true there.
-
-    It decides between the host and something else, as ``None if is_available() else "cpu"`` does, or whether a
-    test is skipped, which says that it needs a device.
-    """
-    return _decides_on_the_host(file, call) or _decides_on_a_skip(file, call)
-
-
-def _decides_on_the_host(file: SourceFile, call: cst.Call) -> bool:
-    below: cst.CSTNode = call
-    at = file.tree.parent(call)
-    if isinstance(at, cst.UnaryOperation) and isinstance(at.operator, cst.Not):
-        below, at = at, file.tree.parent(at)
-    if not isinstance(at, cst.IfExp) or below is not at.test:
-        return False
-    sides = (file.tree.source(at.body), file.tree.source(at.orelse))
-    texts = all(isinstance(each, _TEXTS) for each in (at.body, at.orelse))
-    return ("None" in sides or texts) and any(_HOST_IN_TEXT.search(side) for side in sides)
-
-
-def _decides_on_a_skip(file: SourceFile, call: cst.CSTNode, depth: int = 3) -> bool:
-    """Whether a question decides about a skipped test; a name that holds the answer is followed."""
-    below: cst.CSTNode = call
-    for around in file.tree.ancestors(call):
-        if isinstance(around, cst.Call) and called_name(around) in ("skipif", "skipIf", "skipUnless"):
-            return True
-        if isinstance(around, cst.If) and below is around.test:
-            words = {each.value.lower() for each in walk(around.body) if isinstance(each, cst.Name)}
-            return bool(words & {"skip", "skiptest"}) and len(around.body.body) <= _LINES_OF_A_SKIP
-        if isinstance(around, cst.Assign) and depth:
-            targets = [each.target for each in around.targets if isinstance(each.target, cst.Name)]
-            uses = [use for target in targets for use in file.tree.accesses(target) if use is not target]
-            return bool(uses) and all(_decides_on_a_skip(file, use, depth - 1) for use in uses)
-        if isinstance(around, (cst.BaseCompoundStatement, cst.Lambda)):
-            return False
-        below = around
-    return False
 
 
 class CurrentDevice(Rule):

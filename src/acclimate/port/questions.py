@@ -1,0 +1,165 @@
+"""What depends on the answer of ``torch.cuda.is_available()``.
+
+acclimate's answer is also true where the host is all there is, so a question that means other hardware than a
+host must be asked in another way.
+"""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from acclimate.port.source import SourceFile
+from acclimate.port.tree import called_name, string_value, walk
+
+_TEXTS = (cst.SimpleString, cst.FormattedString, cst.ConcatenatedString)
+_HOST_IN_TEXT = re.compile(r"""['"]cpu['"]|['"][^'"]*\bCPU\b""")
+_GPU_IN_TEXT = re.compile(r"\b(cuda|gpus?)\b", re.IGNORECASE)
+_HALF = re.compile(r"(^|_)(half|fp16|use_amp|amp)$", re.IGNORECASE)
+_TELLS = {"warn", "warning", "print", "info", "debug", "error", "log", "print0", "rprint", "warn_once"}
+_KINDS = {"cpu", "xla", "mps", "xpu", "npu", "hpu"}
+_PACKAGE = re.compile(r"[-_](gpu|cuda|cpu)\b|CUDA\w*Provider")
+_NAMED_PACKAGE = re.compile(
+    r"\b(apex|bitsandbytes|triton|tilelang|flash.?attn|flash.?attention|xformers|transformer.?engine|tensorrt)\b",
+    re.IGNORECASE,
+)
+_LINES_OF_A_SKIP = 2
+_DEPTH = 3
+
+
+def must_be_false_on_a_host(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether a question must stay false where the host is all there is.
+
+    It decides between the host and something else, as ``None if is_available() else "cpu"`` does, whether a
+    test is skipped, what people are told, or about 16-bit numbers.
+    """
+    return (
+        _decides_on_the_host(file, question)
+        or _decides_on_a_skip(file, question, _DEPTH)
+        or _decides_on_half(file, question)
+        or _tells_people(file, question)
+        or _is_first_of_kinds(file, question)
+        or _one_use_chooses_package(file, question)
+    )
+
+
+def chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether a question decides only about a package for NVIDIA's hardware."""
+    uses = _uses(file, question)
+    return bool(uses) and all(_chooses_package(file, use) for use in uses)
+
+
+def _one_use_chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
+    return any(_chooses_package(file, use) for use in _uses(file, question))
+
+
+def _uses(file: SourceFile, question: cst.CSTNode) -> list[cst.CSTNode]:
+    """The question, or the uses of a name that holds its answer."""
+    assigned = next(
+        (each for each in file.tree.ancestors(question) if isinstance(each, cst.BaseSmallStatement)), None
+    )
+    if not isinstance(assigned, cst.Assign) or len(assigned.targets) != 1:
+        return [question]
+    below: cst.CSTNode | None = file.tree.parent(question)
+    while isinstance(below, cst.BooleanOperation):
+        below = file.tree.parent(below)
+    target = assigned.targets[0].target
+    if below is not assigned or not isinstance(target, cst.Name):
+        return [question]
+    return [use for use in file.tree.accesses(target) if use is not target]
+
+
+def _chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
+    below = question
+    for around in file.tree.ancestors(question):
+        if isinstance(around, cst.IfExp):
+            sides = (around.body, around.orelse)
+            texts = " ".join(file.tree.source(each) for each in sides if below is around.test)
+            return _PACKAGE.search(texts) is not None and "device" not in texts
+        if isinstance(around, cst.Assert):
+            return around.msg is not None and _NAMED_PACKAGE.search(file.tree.source(around.msg)) is not None
+        if isinstance(around, cst.If):
+            ends = below is around.test and len(around.body.body) == 1
+            text = file.tree.source(around.body.body[0]) if ends else ""
+            return text.startswith("raise ") and _NAMED_PACKAGE.search(text) is not None
+        if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
+            return False
+        below = around
+    return False
+
+
+def _decides_on_the_host(file: SourceFile, question: cst.CSTNode) -> bool:
+    below = question
+    at = file.tree.parent(question)
+    if isinstance(at, cst.UnaryOperation) and isinstance(at.operator, cst.Not):
+        below, at = at, file.tree.parent(at)
+    if not isinstance(at, cst.IfExp) or below is not at.test:
+        return False
+    sides = (file.tree.source(at.body), file.tree.source(at.orelse))
+    texts = all(isinstance(each, _TEXTS) for each in (at.body, at.orelse))
+    return ("None" in sides or texts) and any(_HOST_IN_TEXT.search(side) for side in sides)
+
+
+def _decides_on_a_skip(file: SourceFile, question: cst.CSTNode, depth: int) -> bool:
+    """Whether a question decides about a skipped test; a name that holds the answer is followed."""
+    below = question
+    for around in file.tree.ancestors(question):
+        if isinstance(around, cst.Call) and called_name(around) in ("skipif", "skipIf", "skipUnless"):
+            return True
+        if isinstance(around, cst.If) and below is around.test:
+            words = {each.value.lower() for each in walk(around.body) if isinstance(each, cst.Name)}
+            return bool(words & {"skip", "skiptest"}) and len(around.body.body) <= _LINES_OF_A_SKIP
+        if isinstance(around, cst.Assign) and depth:
+            targets = [each.target for each in around.targets if isinstance(each.target, cst.Name)]
+            uses = [use for target in targets for use in file.tree.accesses(target) if use is not target]
+            return bool(uses) and all(_decides_on_a_skip(file, use, depth - 1) for use in uses)
+        if isinstance(around, (cst.BaseCompoundStatement, cst.Lambda)):
+            return False
+        below = around
+    return False
+
+
+def _decides_on_half(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether the answer says that numbers have 16 bits: ``fp16=torch.cuda.is_available()``."""
+    at = file.tree.parent(question)
+    while isinstance(at, cst.BooleanOperation):
+        at = file.tree.parent(at)
+    if isinstance(at, cst.Arg):
+        return at.keyword is not None and _HALF.search(at.keyword.value) is not None
+    targets = [each.target for each in at.targets] if isinstance(at, cst.Assign) else []
+    names = [
+        each.attr.value if isinstance(each, cst.Attribute) else file.tree.source(each) for each in targets
+    ]
+    return any(_HALF.search(name) for name in names)
+
+
+def _tells_people(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether the branch does nothing but tell people of a GPU."""
+    below = question
+    for around in file.tree.ancestors(question):
+        if isinstance(around, cst.If):
+            only = around.body.body[0] if below is around.test and len(around.body.body) == 1 else None
+            line = only.body[0] if isinstance(only, cst.SimpleStatementLine) and len(only.body) == 1 else None
+            call = line.value if isinstance(line, cst.Expr) else None
+            tells = isinstance(call, cst.Call) and called_name(call) in _TELLS and around.orelse is None
+            return tells and _GPU_IN_TEXT.search(file.tree.source(around.body)) is not None
+        if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
+            return False
+        below = around
+    return False
+
+
+def _is_first_of_kinds(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether a later branch asks for another kind of device: ``elif x.device.type == "xla"``."""
+    statement = file.tree.parent(question)
+    if not isinstance(statement, cst.If) or statement.test is not question:
+        return False
+    at = statement.orelse
+    while isinstance(at, cst.If):
+        if isinstance(at.test, cst.Comparison) and any(
+            string_value(each) in _KINDS for each in walk(at.test)
+        ):
+            return True
+        at = at.orelse
+    return False
