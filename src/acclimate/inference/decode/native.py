@@ -83,6 +83,7 @@ class NativeStep:
         )
         self._no_logits = torch.empty(0, dtype=torch.float32)
         self._no_best = torch.empty(0, dtype=torch.int64)
+        torch.ops.acclimate.decode_begin(native.number)
         self._read_cache()
 
     def __call__(self, tokens: Tensor) -> Tensor:

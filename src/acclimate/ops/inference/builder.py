@@ -58,7 +58,8 @@ class CPUInferenceBuilder(InferenceBuilder):
         kernels = {**PLAIN_KERNELS, **_KERNELS_OF_MACHINE.get(platform.machine(), {})}
         return [
             *(f"csrc/{name}.cpp" for name in ("operators", "linear", "pool", "gguf_pack")),
-            *(f"csrc/decode_{name}.cpp" for name in ("operators", "step", "rows", "reading", "math")),
+            *(f"csrc/decode_{name}.cpp" for name in ("operators", "step", "rows", "reading")),
+            *(f"csrc/decode_{name}.cpp" for name in ("head", "screen", "math")),
             *(Source(f"csrc/kernels_{name}.cpp", flags) for name, flags in kernels.items()),
         ]
 

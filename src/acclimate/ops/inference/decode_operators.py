@@ -9,6 +9,7 @@ from acclimate.ops import registry
 
 _SCHEMAS = (
     "decode_start(Tensor program) -> int",
+    "decode_begin(int number) -> ()",
     "decode_step(int number, Tensor cache, Tensor tokens, Tensor starts, int place, Tensor(a!) logits, "
     "Tensor(b!) best, int threads) -> ()",
     "decode_can_read(int number) -> bool",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 
@@ -53,6 +54,21 @@ ACCLIMATE_INLINE float rounded(float x) {
   } else {
     return x;
   }
+}
+
+// Of a value that is a float16 already: only its bits move.
+ACCLIMATE_INLINE uint16_t bits_of_f16(float x) {
+  const uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  uint32_t half;
+  if (magnitude >= 0x7f800000u) {
+    half = 0x7c00u | (magnitude > 0x7f800000u ? 0x200u : 0u);
+  } else if (magnitude >= 113u << 23) {
+    half = (magnitude >> 13) - (112u << 10);
+  } else {
+    half = static_cast<uint32_t>(std::fabs(x) * 16777216.0f);
+  }
+  return static_cast<uint16_t>(sign | half);
 }
 
 // Within 2 units in the last place; 0 below -87.
@@ -320,6 +336,91 @@ ACCLIMATE_CLONES float largest(const float* x, int64_t n) {
   return result;
 }
 
+ACCLIMATE_CLONES void largest_of_groups(const float* x, int64_t groups, float* largest) {
+  for (int64_t group = 0; group < groups; ++group) {
+    const float* own = x + group * lanes;
+    float found[lanes];
+    std::memcpy(found, own, sizeof(found));
+    for (int64_t half = lanes / 2; half > 0; half /= 2) {
+      for (int64_t i = 0; i < half; ++i) {
+        found[i] = found[i] < found[i + half] || found[i] != found[i] ? found[i + half] : found[i];
+      }
+    }
+    largest[group] = found[0];
+  }
+}
+
+ACCLIMATE_CLONES void round_to_5_bits(const float* x, int64_t blocks, uint8_t* scales, uint8_t* lows,
+                                      uint8_t* codes, float& error, float& square) {
+  constexpr int64_t columns = 32;
+  float errors[lanes] = {}, squares[lanes] = {};
+  for (int64_t block = 0; block < blocks; ++block, x += columns, codes += 320) {
+    // Whole numbers in the order of the values: loops over these become vectors.
+    const auto order = [](int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+    int32_t bits[columns], least = INT32_MAX, most = INT32_MIN;
+    std::memcpy(bits, x, sizeof(bits));
+    for (int64_t i = 0; i < columns; ++i) {
+      const int32_t place = order(bits[i]);
+      least = place < least ? place : least;
+      most = place > most ? place : most;
+    }
+    const float lowest = float_of(static_cast<uint32_t>(order(least)));
+    const float highest = float_of(static_cast<uint32_t>(order(most)));
+    const float low = rounded<Dtype::f16>(lowest);
+    const float scale = rounded<Dtype::f16>((highest - lowest) / 31.0f);
+    const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    const uint16_t halves[2] = {bits_of_f16(scale), bits_of_f16(low)};
+    std::memcpy(scales + block * 2 * lanes, &halves[0], sizeof(uint16_t));
+    std::memcpy(lows + block * 2 * lanes, &halves[1], sizeof(uint16_t));
+    uint8_t bytes[columns];
+    for (int64_t from = 0; from < columns; from += lanes) {
+      int32_t whole[lanes];
+      for (int64_t i = 0; i < lanes; ++i) {
+        constexpr float shift = 12582912.0f;  // rounds to a whole number
+        const float value = x[from + i], nearest = ((value - low) * inverse + shift) - shift;
+        const float above = nearest > 0.0f ? nearest : 0.0f;  // also for NaN
+        const float code = above < 31.0f ? above : 31.0f;
+        const float lost = value - (code * scale + low);
+        whole[i] = static_cast<int32_t>(code);
+        errors[i] += lost * lost;
+        squares[i] += value * value;
+      }
+      for (int64_t i = 0; i < lanes; ++i) {
+        bytes[from + i] = static_cast<uint8_t>(whole[i]);
+      }
+    }
+    uint32_t quads[columns / 4], fifth = 0;
+    std::memcpy(quads, bytes, sizeof(quads));
+    for (int64_t quad = 0; quad < 4; ++quad) {
+      const uint32_t low = quads[quad], high = quads[quad + 4];
+      const uint32_t both = (low & 0x0f0f0f0fu) | (high & 0x0f0f0f0fu) << 4;
+      fifth |= (low >> 4 & 0x01010101u) << quad | (high >> 4 & 0x01010101u) << (quad + 4);
+      std::memcpy(codes + 64 * quad, &both, sizeof(both));
+    }
+    std::memcpy(codes + 256, &fifth, sizeof(fifth));
+  }
+  error += total(errors);
+  square += total(squares);
+}
+
+ACCLIMATE_CLONES void mix(const uint8_t* from, int64_t bytes, uint32_t (&lanes_of)[64]) {
+  constexpr int64_t count = 64;
+  uint32_t own[count], words[count];
+  std::memcpy(own, lanes_of, sizeof(own));
+  for (int64_t at = 0; at < bytes; at += static_cast<int64_t>(sizeof(words))) {
+    const int64_t some = std::min(bytes - at, static_cast<int64_t>(sizeof(words)));
+    if (some < static_cast<int64_t>(sizeof(words))) {
+      std::memset(words, 0, sizeof(words));
+    }
+    std::memcpy(words, from + at, some);
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t mixed = own[i] ^ words[i];
+      own[i] = (mixed << 5 | mixed >> 27) * 0x9e3779b1u;
+    }
+  }
+  std::memcpy(lanes_of, own, sizeof(own));
+}
+
 ACCLIMATE_CLONES float exponentials(float factor, float shift, float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     x[i] = exp_of(x[i] * factor - shift);
@@ -353,18 +454,7 @@ void store(Dtype dtype, const float* x, int64_t n, void* to, int64_t first, int6
     } else if (dtype == Dtype::bf16) {
       static_cast<uint16_t*>(to)[place] = static_cast<uint16_t>(rounded_bf16(x[i]) >> 16);
     } else {
-      // The value is a float16 already: only its bits move.
-      const uint32_t bits = bits_of(x[i]), sign = bits >> 16 & 0x8000u;
-      const uint32_t magnitude = bits & 0x7fffffffu;
-      uint32_t half;
-      if (magnitude >= 0x7f800000u) {
-        half = 0x7c00u | (magnitude > 0x7f800000u ? 0x200u : 0u);
-      } else if (magnitude >= 113u << 23) {
-        half = (magnitude >> 13) - (112u << 10);
-      } else {
-        half = static_cast<uint32_t>(std::fabs(x[i]) * 16777216.0f);
-      }
-      static_cast<uint16_t*>(to)[place] = static_cast<uint16_t>(sign | half);
+      static_cast<uint16_t*>(to)[place] = bits_of_f16(x[i]);
     }
   }
 }

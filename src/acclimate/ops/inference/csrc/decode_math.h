@@ -51,6 +51,18 @@ float largest(const float* x, int64_t n);
 // x = exp(x * factor - shift); returns the sum.
 float exponentials(float factor, float shift, float* x, int64_t n);
 
+// Of each group of 16 values; NaN counts as none.
+void largest_of_groups(const float* x, int64_t groups, float* largest);
+
+// Rounds the blocks of a row to 5 bits with a scale and a low in float16 each, as the scheme q5_1 lays them
+// out in a group of 16 rows; the three addresses are where the row's begin. Adds up the squares of the errors
+// and of the values.
+void round_to_5_bits(const float* x, int64_t blocks, uint8_t* scales, uint8_t* lows, uint8_t* codes,
+                     float& error, float& square);
+
+// Mixes bytes into a checksum: another value of one word always gives another one.
+void mix(const uint8_t* from, int64_t bytes, uint32_t (&lanes)[64]);
+
 // to += factor * from
 void accumulate(float factor, const float* from, float* to, int64_t n);
 

@@ -68,6 +68,8 @@ void step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tenso
   }
 }
 
+void begin(int64_t number) { found_step(number)->begin(); }
+
 bool can_read(int64_t number) { return found_step(number)->can_read(); }
 
 void end(int64_t number) {
@@ -79,6 +81,7 @@ void end(int64_t number) {
 
 STABLE_TORCH_LIBRARY_IMPL(acclimate, CompositeExplicitAutograd, m) {
   m.impl("decode_start", TORCH_BOX(&start));
+  m.impl("decode_begin", TORCH_BOX(&begin));
   m.impl("decode_step", TORCH_BOX(&step));
   m.impl("decode_can_read", TORCH_BOX(&can_read));
   m.impl("decode_end", TORCH_BOX(&end));

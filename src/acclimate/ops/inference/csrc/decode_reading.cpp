@@ -423,6 +423,7 @@ class Step::Reading {
 void Step::read(const Call& call, int threads) {
   const std::lock_guard<std::mutex> lock(mutex_);
   make_own(threads);
+  update_screen(call, threads);
   Reading reading(*this, call);
   auto work = [&](int thread, int count) { reading.work(thread, count); };
   run_threads(threads, work);

@@ -7,18 +7,10 @@
 namespace acclimate::inference::decode {
 namespace {
 
-constexpr int64_t head_rows = 512;  // logits that a thread computes at once
 constexpr int64_t shortest_part = 128;  // keys that are worth a thread of their own
 constexpr float nothing = -std::numeric_limits<float>::infinity();
 
 int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
-
-// A thread's share of so many rows, in whole groups.
-std::pair<int64_t, int64_t> share(int64_t rows, int thread, int threads) {
-  const int64_t groups = (rows + group_rows - 1) / group_rows;
-  const auto begin = [&](int64_t t) { return std::min(groups * t / threads * group_rows, rows); };
-  return {begin(thread), begin(thread + 1)};
-}
 
 }  // namespace
 
@@ -47,14 +39,21 @@ Step::Step(Reader& from) : decoder_(from) {
     widest_inner_ = std::max(widest_inner_, layer.mlp.up.width);
     widest_values_ = std::max(widest_values_, attention.heads * attention.value_size);
   }
+  can_screen_ = suits_screen();
 }
 
 Step::~Step() = default;
+
+void Step::begin() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  screen_is_checked_ = false;
+}
 
 void Step::run(const Call& call, int threads) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const int64_t batch = call.batch;
   make_own(threads);
+  update_screen(call, threads);
   int64_t most_heads = 1, mixed = 1;
   for (const Layer& layer : decoder_.layers) {
     const Attention& attention = layer.attention;
@@ -80,24 +79,6 @@ void Step::make_own(int threads) {
   }
   for (const auto& own : own_) {
     own->best.clear();  // there may be fewer threads than last time
-  }
-}
-
-void Step::keep_best(const Call& call) const {
-  if (call.best == nullptr) {
-    return;
-  }
-  for (int64_t i = 0; i < call.batch; ++i) {
-    float best = nothing;
-    int64_t token = 0;
-    for (const auto& own : own_) {
-      // Of equal logits the first token wins, as in torch.
-      if (static_cast<int64_t>(own->best.size()) > i && own->best[i] > best) {
-        best = own->best[i];
-        token = own->best_token[i];
-      }
-    }
-    call.best[i] = token;
   }
 }
 
@@ -384,47 +365,6 @@ void Step::add_branches(const Layer& layer, const Call& call, Own& own) const {
   for (int64_t i = 0; i < call.batch; ++i) {
     const int64_t row = i * decoder_.hidden;
     join_mlp(layer, summed_.data() + row, own.branch.data() + row, own.x.data() + row, own);
-  }
-}
-
-void Step::finish(const Call& call, Own& own, int thread, int threads) {
-  const int64_t hidden = decoder_.hidden, batch = call.batch;
-  float* normed = at_least(own.normed, batch * hidden);
-  for (int64_t i = 0; i < batch; ++i) {
-    const float* x = own.x.data() + i * hidden;
-    if (decoder_.norm.is_there) {
-      normalize(decoder_.norm, decoder_.dtype, x, hidden, 0, normed + i * hidden);
-    } else {
-      std::copy(x, x + hidden, normed + i * hidden);
-    }
-  }
-  own.forget_input();
-  own.best.assign(batch, nothing);
-  own.best_token.assign(batch, 0);
-  const Product& head = *decoder_.head;
-  const auto [first, last] = share(head.width, thread, threads);
-  // Without logits to keep, those of a few rows at a time.
-  float* memory = at_least(own.logits, batch * head_rows);
-  for (int64_t row = first; row < last; row += head_rows) {
-    const int64_t count = std::min(head_rows, last - row);
-    multiply(head, own, normed, row, row + count, batch, memory - row, head_rows);
-    for (int64_t i = 0; i < batch; ++i) {
-      float* logits = memory + i * head_rows;
-      if (decoder_.logit_factor != 1.0f) {
-        scale(decoder_.dtype, decoder_.logit_factor, logits, count);
-      }
-      if (decoder_.logit_cap > 0) {
-        soft_cap_rounded(decoder_.dtype, decoder_.logit_cap, logits, count);
-      }
-      if (call.logits != nullptr) {
-        std::copy(logits, logits + count, call.logits + i * head.width + row);
-      }
-      const float top = largest(logits, count);
-      if (top > own.best[i]) {
-        own.best[i] = top;
-        own.best_token[i] = row + (std::find(logits, logits + count, top) - logits);
-      }
-    }
   }
 }
 

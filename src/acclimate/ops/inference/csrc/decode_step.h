@@ -2,12 +2,15 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "decode_program.h"
+#include "decode_screen.h"
 #include "pool.h"
 
 namespace acclimate::inference::decode {
@@ -28,6 +31,13 @@ struct Call {
   int64_t* best;  // [batch], or null
   int64_t length = 1;  // the places from `place` on that are read together
 };
+
+// A thread's share of so many rows, in whole groups.
+inline std::pair<int64_t, int64_t> share(int64_t rows, int thread, int threads) {
+  const int64_t groups = (rows + group_rows - 1) / group_rows;
+  const auto begin = [&](int64_t t) { return std::min(groups * t / threads * group_rows, rows); };
+  return {begin(thread), begin(thread + 1)};
+}
 
 template <class T>
 T* at_least(std::vector<T>& memory, int64_t count) {
@@ -68,6 +78,9 @@ class Step {
   explicit Step(Reader& from);
   ~Step();
 
+  // Weights may have changed since the last call.
+  void begin();
+
   // One token of each sequence. One caller at a time; a second one waits.
   void run(const Call& call, int threads);
 
@@ -78,6 +91,11 @@ class Step {
   void read(const Call& call, int threads);
 
  private:
+  // A group of the head's rows that may have the largest logit of a sequence.
+  struct Candidate {
+    float most;
+    int64_t group, sequence;
+  };
   // Of a thread.
   struct Own {
     std::vector<float> x, start, normed, branch, wide, gate, heads, scores, logits;
@@ -87,6 +105,10 @@ class Step {
     std::vector<Line> query, weights, arranged;
     std::vector<float> best;
     std::vector<int64_t> best_token;
+    std::vector<Candidate> candidates;
+    std::vector<float> most;  // what the products of each group of rows are at most
+    Screen::Lengths lengths[max_rows];
+    int64_t unscreened_steps = 0;  // to come
 
     void forget_input() { std::fill(is_ready, is_ready + 3, false); }
   };
@@ -115,12 +137,23 @@ class Step {
   void feed_forward(const Layer& layer, const Call& call, Own& own, int thread, int threads);
   void add_branches(const Layer& layer, const Call& call, Own& own) const;
   void finish(const Call& call, Own& own, int thread, int threads);
+  bool suits_screen() const;
+  void update_screen(const Call& call, int threads);
+  bool find_best(const Call& call, Own& own, const float* x, int64_t first, int64_t last, int threads);
+  bool approximate(const Call& call, Own& own, const float* x, int64_t first, int64_t last);
+  float at_most(float product, int64_t group, Screen::Lengths lengths) const;
+  void try_group(const Call& call, Own& own, const float* x, int64_t first, int64_t last, int64_t sequence,
+                 int64_t group);
   int64_t parts_of(const Attention& attention, const Call& call, int threads) const;
 
   Decoder decoder_;
   int64_t widest_ = 0, widest_projections_ = 0, widest_inner_ = 0, widest_values_ = 0;
   std::mutex mutex_;
   Meeting meeting_;
+  std::unique_ptr<Screen> screen_;
+  bool can_screen_ = false, screens_ = false, screen_is_checked_ = false;
+  int64_t steps_without_screen_ = 0;
+  std::atomic<float> largest_[max_rows];  // of each sequence: the largest logit so far
   std::vector<std::unique_ptr<Own>> own_;
   // Written by one thread each, read by all after the next barrier.
   std::vector<float> projected_, attended_, summed_, inner_, mixed_, peaks_, sums_;

@@ -1,0 +1,244 @@
+// The output head: logits, or the token with the largest one, for which most rows need not be read.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <new>
+
+#include "decode_step.h"
+
+namespace acclimate::inference::decode {
+namespace {
+
+constexpr int64_t head_rows = 512;  // logits that a thread computes at once
+// Making the coarse copy takes about as long as it saves in so many steps.
+constexpr int64_t steps_before_screen = 8;
+constexpr int64_t steps_after_failure = 32;  // until a screen that ruled out too little is tried again
+constexpr int64_t least_share = 8;  // of the groups, of which more than one part is too many
+constexpr float nothing = -std::numeric_limits<float>::infinity();
+
+// A product below this has a logit below `best`, as each of its two roundings changes it by a 128th at most.
+float limit_of(float best, float factor) {
+  const float product = best / factor;
+  return product - std::fabs(product) * 0x1p-6f - 1e-30f;
+}
+
+void raise(std::atomic<float>& value, float least) {
+  float before = value.load(std::memory_order_relaxed);
+  while (least > before && !value.compare_exchange_weak(before, least, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
+
+void Step::keep_best(const Call& call) const {
+  if (call.best == nullptr) {
+    return;
+  }
+  for (int64_t i = 0; i < call.batch; ++i) {
+    float best = nothing;
+    int64_t token = 0;
+    for (const auto& own : own_) {
+      // Of equal logits the first token wins, as in torch.
+      if (static_cast<int64_t>(own->best.size()) > i && own->best[i] > best) {
+        best = own->best[i];
+        token = own->best_token[i];
+      }
+    }
+    call.best[i] = token;
+  }
+}
+
+bool Step::suits_screen() const {
+  const Product& head = *decoder_.head;
+  // A logit must never fall when the product grows, nor may rounding make many alike, as in float16.
+  return decoder_.dtype != Dtype::f16 && head.parts.size() == 1 && head.parts[0].first == 0 &&
+         head.parts[0].count == head.parts[0].weight.n && head.parts[0].bias == nullptr &&
+         decoder_.logit_cap == 0 && decoder_.logit_factor > 1e-6f && Screen::suits(head.parts[0].weight);
+}
+
+// Makes the coarse copy of the head, or makes it again if the head is another one than it was.
+void Step::update_screen(const Call& call, int threads) {
+  screens_ = can_screen_ && call.best != nullptr && call.logits == nullptr &&
+             (screen_ != nullptr || ++steps_without_screen_ > steps_before_screen);
+  if (!screens_) {
+    return;
+  }
+  for (std::atomic<float>& largest : largest_) {
+    largest.store(nothing, std::memory_order_relaxed);
+  }
+  std::atomic<bool> is_current{screen_ != nullptr};
+  if (screen_ == nullptr) {
+    try {
+      screen_ = std::make_unique<Screen>(decoder_.head->parts[0].weight);
+    } catch (const std::bad_alloc&) {
+      can_screen_ = screens_ = false;
+      return;
+    }
+  } else if (!screen_is_checked_) {
+    auto check = [&](int thread, int count) {
+      if (!screen_->is_current(thread, count)) {
+        is_current.store(false, std::memory_order_relaxed);
+      }
+    };
+    run_threads(threads, check);
+  }
+  if (!is_current.load(std::memory_order_relaxed)) {
+    auto fill = [&](int thread, int count) { screen_->fill(thread, count); };
+    run_threads(threads, fill);
+  }
+  screen_is_checked_ = true;
+}
+
+void Step::finish(const Call& call, Own& own, int thread, int threads) {
+  const int64_t hidden = decoder_.hidden, batch = call.batch;
+  float* normed = at_least(own.normed, batch * hidden);
+  for (int64_t i = 0; i < batch; ++i) {
+    const float* x = own.x.data() + i * hidden;
+    if (decoder_.norm.is_there) {
+      normalize(decoder_.norm, decoder_.dtype, x, hidden, 0, normed + i * hidden);
+    } else {
+      std::copy(x, x + hidden, normed + i * hidden);
+    }
+  }
+  own.forget_input();
+  own.best.assign(batch, nothing);
+  own.best_token.assign(batch, 0);
+  const Product& head = *decoder_.head;
+  const auto [first, last] = share(head.width, thread, threads);
+  if (screens_ && find_best(call, own, normed, first, last, threads)) {
+    return;
+  }
+  // Without logits to keep, those of a few rows at a time.
+  float* memory = at_least(own.logits, batch * head_rows);
+  for (int64_t row = first; row < last; row += head_rows) {
+    const int64_t count = std::min(head_rows, last - row);
+    multiply(head, own, normed, row, row + count, batch, memory - row, head_rows);
+    for (int64_t i = 0; i < batch; ++i) {
+      float* logits = memory + i * head_rows;
+      if (decoder_.logit_factor != 1.0f) {
+        scale(decoder_.dtype, decoder_.logit_factor, logits, count);
+      }
+      if (decoder_.logit_cap > 0) {
+        soft_cap_rounded(decoder_.dtype, decoder_.logit_cap, logits, count);
+      }
+      if (call.logits != nullptr) {
+        std::copy(logits, logits + count, call.logits + i * head.width + row);
+      }
+      const float top = largest(logits, count);
+      if (top > own.best[i]) {
+        own.best[i] = top;
+        own.best_token[i] = row + (std::find(logits, logits + count, top) - logits);
+      }
+    }
+  }
+}
+
+// Keeps the best of some rows, of which it reads those that can be the best of all; returns false if those
+// are too many. All threads meet within it.
+bool Step::find_best(const Call& call, Own& own, const float* x, int64_t first, int64_t last, int threads) {
+  const bool is_found = own.unscreened_steps == 0 && approximate(call, own, x, first, last);
+  const int64_t groups = (last - first + group_rows - 1) / group_rows;
+  if (is_found) {
+    // What is likely the best gives all threads a limit.
+    for (int64_t i = 0; i < call.batch; ++i) {
+      const float* most = own.most.data() + i * groups;
+      try_group(call, own, x, first, last, i, std::max_element(most, most + groups) - most);
+    }
+  }
+  meeting_.wait(threads);
+  if (!is_found) {
+    own.unscreened_steps = own.unscreened_steps == 0 ? steps_after_failure : own.unscreened_steps - 1;
+    return false;
+  }
+  own.candidates.clear();
+  for (int64_t i = 0; i < call.batch; ++i) {
+    const float limit = limit_of(largest_[i].load(std::memory_order_relaxed), decoder_.logit_factor);
+    for (int64_t group = 0; group < groups; ++group) {
+      const float most = own.most[i * groups + group];
+      if (!(most < limit)) {
+        own.candidates.push_back({most, group, i});
+      }
+    }
+  }
+  if (static_cast<int64_t>(own.candidates.size()) > groups / least_share) {
+    own.unscreened_steps = steps_after_failure;
+    return false;
+  }
+  std::sort(own.candidates.begin(), own.candidates.end(),
+            [](const Candidate& a, const Candidate& b) { return a.most > b.most; });
+  for (const Candidate& candidate : own.candidates) {
+    try_group(call, own, x, first, last, candidate.sequence, candidate.group);
+  }
+  return true;
+}
+
+// Computes what the products of each group are at most; returns false for an infinite or NaN input.
+bool Step::approximate(const Call& call, Own& own, const float* x, int64_t first, int64_t last) {
+  const int64_t batch = call.batch, k = decoder_.head->k;
+  const Input rounded = input_for(screen_->coarse(), own, x, batch);
+  if (rounded.form != Form::int8) {
+    return false;
+  }
+  for (int64_t i = 0; i < batch; ++i) {
+    own.lengths[i] = Screen::lengths_of(x + i * k, rounded, i);
+  }
+  const int64_t all_groups = (last - first + group_rows - 1) / group_rows;
+  float* memory = at_least(own.logits, batch * head_rows);
+  float* most = at_least(own.most, batch * all_groups);
+  for (int64_t row = first; row < last; row += head_rows) {
+    const int64_t count = std::min(head_rows, last - row), groups = (count + group_rows - 1) / group_rows;
+    compute(screen_->coarse(), rounded, row, row + count, memory, head_rows);
+    for (int64_t i = 0; i < batch; ++i) {
+      float* products = memory + i * head_rows;
+      float* to = most + i * all_groups + (row - first) / group_rows;
+      std::fill(products + count, products + groups * group_rows, nothing);
+      largest_of_groups(products, groups, to);
+      for (int64_t group = 0; group < groups; ++group) {
+        to[group] = at_most(to[group], row / group_rows + group, own.lengths[i]);
+      }
+    }
+  }
+  return true;
+}
+
+// What a product is at most; infinite where nothing is known.
+float Step::at_most(float product, int64_t group, Screen::Lengths lengths) const {
+  const float most = product + screen_->margin(group, lengths);
+  return most == most ? most : std::numeric_limits<float>::infinity();
+}
+
+// Computes those logits of a group of rows that may be the best of a sequence.
+void Step::try_group(const Call& call, Own& own, const float* x, int64_t first, int64_t last,
+                     int64_t sequence, int64_t group) {
+  const int64_t row = first + group * group_rows, count = std::min(group_rows, last - row);
+  const auto limit = [&] {
+    return limit_of(largest_[sequence].load(std::memory_order_relaxed), decoder_.logit_factor);
+  };
+  if (own.most[sequence * ((last - first + group_rows - 1) / group_rows) + group] < limit()) {
+    return;
+  }
+  const Input rounded = input_for(screen_->coarse(), own, x, call.batch);
+  float products[max_rows * group_rows], logits[max_rows];
+  compute(screen_->coarse(), rounded, row, row + count, products, group_rows);
+  for (int64_t lane = 0; lane < count; ++lane) {
+    const float product = products[sequence * group_rows + lane];
+    if (at_most(product, row / group_rows, own.lengths[sequence]) < limit()) {
+      continue;
+    }
+    // With the inputs of all sequences: a kernel's sums depend on how many there are.
+    multiply(*decoder_.head, own, x, row + lane, row + lane + 1, call.batch, logits - row - lane, 1);
+    if (decoder_.logit_factor != 1.0f) {
+      scale(decoder_.dtype, decoder_.logit_factor, logits, call.batch);
+    }
+    for (int64_t i = 0; i < call.batch; ++i) {
+      if (logits[i] > own.best[i] || (logits[i] == own.best[i] && row + lane < own.best_token[i])) {
+        own.best[i] = logits[i];
+        own.best_token[i] = row + lane;
+        raise(largest_[i], logits[i]);
+      }
+    }
+  }
+}
+
+}  // namespace acclimate::inference::decode

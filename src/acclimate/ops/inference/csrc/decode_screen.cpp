@@ -1,0 +1,126 @@
+#include "decode_screen.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+
+#include "decode_math.h"
+#include "layout.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace acclimate::inference::decode {
+namespace {
+
+constexpr Scheme coarse_scheme = Scheme::q5_1;
+constexpr int64_t least_values = int64_t{4} << 20;  // fewer stay in a cache
+constexpr int64_t tile_rows = 512;  // of a checksum
+constexpr int64_t huge_page = int64_t{2} << 20;
+// More than what is lost by computing the bounds themselves in float32.
+constexpr float rounded_up = 1.001f;
+
+int64_t groups_of(const Weight& weight) { return (weight.n + group_rows - 1) / group_rows; }
+int64_t tiles_of(const Weight& weight) { return (weight.n + tile_rows - 1) / tile_rows; }
+
+// What float32 sums of a product lose at most, of the length of the row times the length of the input.
+float lost_by_sums(int64_t k) { return static_cast<float>(2 * k + 128) * 0x1p-24f; }
+
+}  // namespace
+
+void Screen::Free::operator()(uint8_t* memory) const { std::free(memory); }
+
+bool Screen::suits(const Weight& head) {
+  return head.scheme == Scheme::dense && head.n * head.k >= least_values;
+}
+
+Screen::Screen(const Weight& head)
+    : head_(head), errors_(groups_of(head)), norms_(groups_of(head)), checksums_(tiles_of(head)) {
+  const int64_t stride = group_bytes(coarse_scheme, head.k);
+  const int64_t bytes = (groups_of(head) * stride + huge_page - 1) / huge_page * huge_page;
+  memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(huge_page, bytes)));
+  if (memory_ == nullptr) {
+    throw std::bad_alloc();
+  }
+#if defined(MADV_HUGEPAGE)
+  madvise(memory_.get(), bytes, MADV_HUGEPAGE);  // no harm if it is refused
+#endif
+  coarse_ = {coarse_scheme, Dtype::f32, head.n, head.k, memory_.get(), stride};
+}
+
+void Screen::fill(int thread, int threads) {
+  const auto [first, last] = rows_of(head_, thread, threads);
+  std::vector<float> values(whole_blocks(head_.k));
+  for (int64_t row = first; row < last; row += group_rows) {
+    fill_group(row / group_rows, values);
+  }
+  const int64_t tiles = tiles_of(head_);
+  for (int64_t tile = tiles * thread / threads; tile < tiles * (thread + 1) / threads; ++tile) {
+    checksums_[tile] = checksum(tile);
+  }
+}
+
+void Screen::fill_group(int64_t group, std::vector<float>& values) {
+  const int64_t blocks = static_cast<int64_t>(values.size()) / block_columns;
+  uint8_t* to = memory_.get() + group * coarse_.stride;
+  const Offsets at = offsets_of(layout_of(coarse_scheme), blocks);
+  std::memset(to, 0, coarse_.stride);
+  float most_error = 0, most_norm = 0;
+  for (int64_t lane = 0; lane < std::min(group_rows, head_.n - group * group_rows); ++lane) {
+    const int64_t row = group * group_rows + lane;
+    dequantize(head_, row, row + 1, values.data());
+    std::fill(values.begin() + head_.k, values.end(), 0.0f);
+    float error = 0, norm = 0;
+    round_to_5_bits(values.data(), blocks, to + 2 * lane, to + at.low_scale + 2 * lane,
+                    to + at.codes + 4 * lane, error, norm);
+    if (!std::isfinite(error) || !std::isfinite(norm)) {
+      error = norm = std::numeric_limits<float>::infinity();  // such a row is never ruled out
+    }
+    most_error = std::max(most_error, std::sqrt(error));
+    most_norm = std::max(most_norm, std::sqrt(norm));
+  }
+  errors_[group] = (most_error + lost_by_sums(head_.k) * most_norm) * rounded_up;
+  norms_[group] = most_norm * (rounded_up + lost_by_sums(head_.k));
+}
+
+uint64_t Screen::checksum(int64_t tile) const {
+  const int64_t bytes = head_.k * (head_.dtype == Dtype::f32 ? 4 : 2);
+  uint32_t lanes[64] = {};
+  for (int64_t row = tile * tile_rows; row < std::min((tile + 1) * tile_rows, head_.n); ++row) {
+    mix(head_.data + row * head_.stride, bytes, lanes);
+  }
+  uint64_t sum = 0;
+  for (const uint32_t lane : lanes) {
+    sum = (sum ^ lane) * 0x9e3779b97f4a7c15u;
+    sum ^= sum >> 29;
+  }
+  return sum;
+}
+
+bool Screen::is_current(int thread, int threads) const {
+  const int64_t tiles = tiles_of(head_);
+  bool same = true;
+  for (int64_t tile = tiles * thread / threads; tile < tiles * (thread + 1) / threads; ++tile) {
+    same = same && checksums_[tile] == checksum(tile);
+  }
+  return same;
+}
+
+Screen::Lengths Screen::lengths_of(const float* x, const Input& rounded, int64_t row) {
+  const int8_t* codes = static_cast<const int8_t*>(rounded.values) + row * rounded.stride;
+  const float* scales = rounded.scales + row * (rounded.stride / block_columns);
+  double length = 0, error = 0;
+  for (int64_t i = 0; i < rounded.k; ++i) {
+    const double value = static_cast<double>(codes[i]) * scales[i / block_columns];
+    length += value * value;
+    error += (x[i] - value) * (x[i] - value);
+  }
+  return {static_cast<float>(std::sqrt(length)) * rounded_up,
+          static_cast<float>(std::sqrt(error)) * rounded_up};
+}
+
+}  // namespace acclimate::inference::decode

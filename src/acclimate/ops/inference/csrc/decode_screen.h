@@ -1,0 +1,57 @@
+// Rules out most rows of an output head before they are read: its coarse copy says what each logit is at
+// most, and only rows that can have the largest one are computed.
+//
+// For a row w, its coarse copy v, an input x and its rounded form z, the product w x differs from v z by at
+// most |w| |x - z| + |w - v| |z|. The copy has 6 bits for each value.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "linear.h"
+
+namespace acclimate::inference::decode {
+
+class Screen {
+ public:
+  // Whether a head is worth a coarse copy: a dense weight that no cache holds.
+  static bool suits(const Weight& head);
+
+  // Throws std::bad_alloc.
+  explicit Screen(const Weight& head);
+
+  // Makes the copy of a thread's share of the rows; call it in each of `threads` threads.
+  void fill(int thread, int threads);
+
+  // Whether a thread's share of the rows is as it was when the copy was made.
+  bool is_current(int thread, int threads) const;
+
+  const Weight& coarse() const { return coarse_; }
+
+  // How long an input and its rounding error are: 0, 0 for an input that cannot be used.
+  struct Lengths {
+    float rounded, error;
+  };
+  static Lengths lengths_of(const float* x, const Input& rounded, int64_t row);
+
+  // How much more than its approximate product the product of a row of a group can be.
+  float margin(int64_t group, Lengths lengths) const {
+    return errors_[group] * lengths.rounded + norms_[group] * lengths.error + 1e-30f;
+  }
+
+ private:
+  void fill_group(int64_t group, std::vector<float>& values);
+  uint64_t checksum(int64_t tile) const;
+
+  struct Free {
+    void operator()(uint8_t* memory) const;
+  };
+
+  Weight head_, coarse_;
+  std::unique_ptr<uint8_t, Free> memory_;
+  std::vector<float> errors_, norms_;  // the largest of each group
+  std::vector<uint64_t> checksums_;  // of each tile of rows
+};
+
+}  // namespace acclimate::inference::decode

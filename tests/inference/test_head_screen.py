@@ -1,0 +1,126 @@
+"""Greedy decoding reads only the rows of the head that can be the largest: the token is the same."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "parallel"))
+
+from architectures import tiny_model
+
+import acclimate
+from acclimate.inference.decode.loop import lean_decoder
+from acclimate.inference.decode.native import NativeStep
+
+WORDS = (4 << 20) // 32  # the fewest that are worth a coarse copy
+STEPS_BEFORE = 8  # that read the whole head
+
+
+def model_of(dtype: torch.dtype = torch.bfloat16, words: int = WORDS, **options: Any) -> Any:
+    torch.manual_seed(0)
+    model = tiny_model("llama", vocab_size=words, hidden_size=32, tie_word_embeddings=False, **options)
+    # As a trained model's: some words are much likelier than most.
+    head = model.lm_head.weight.data
+    head.normal_().mul_(0.02)
+    head[:: words // 50].mul_(3)
+    return acclimate.init_inference(model.to(dtype))
+
+
+def step_of(model: Any, sequences: int = 1) -> NativeStep:
+    lean = lean_decoder(model)
+    assert lean is not None
+    assert lean.native is not None
+    return NativeStep(lean.native, lean._cache(torch.zeros(sequences), 64), torch.zeros(sequences))
+
+
+def first_largest(logits: torch.Tensor) -> torch.Tensor:
+    """The first of the largest numbers of each sequence, which is what all of the head gives."""
+    known = logits.masked_fill(logits.isnan(), -torch.inf)
+    return (known == known.max(-1, keepdim=True).values).int().argmax(-1)
+
+
+def check(model: Any, sequences: int = 1, steps: int = STEPS_BEFORE + 6) -> None:
+    """Compares the tokens of steps with and without logits."""
+    whole, screened = step_of(model, sequences), step_of(model, sequences)
+    tokens = torch.arange(sequences) + 3
+    for _ in range(steps):
+        expected = first_largest(whole(tokens))
+        assert torch.equal(screened.likeliest(tokens), expected)
+        tokens = (tokens * 7 + expected) % 100
+
+
+@pytest.mark.parametrize(("dtype", "sequences"), [("bfloat16", 1), ("bfloat16", 16), ("float32", 3)])
+def test_the_token_is_the_one_of_the_whole_head(dtype: str, sequences: int) -> None:
+    check(model_of(getattr(torch, dtype)), sequences)
+
+
+def test_rows_that_a_coarse_copy_puts_in_another_order_are_told_apart() -> None:
+    model = model_of()
+    head = model.lm_head.weight.data
+    # Rows that differ by less than the copy's steps, and one of two opposite directions always wins.
+    near = head[7] * (20 + torch.randn(300, 32).to(head.dtype) / 4)
+    head[:: WORDS // 150][:150], head[1 :: WORDS // 150][:150] = near[:150], -near[150:]
+    check(model, steps=STEPS_BEFORE + 20)
+
+
+def test_of_equal_logits_the_first_token_wins() -> None:
+    model = model_of()
+    head = model.lm_head.weight.data
+    # Every row is there several times, and some differ from the row before in the last place only.
+    head.copy_(head[torch.arange(WORDS) // 5 * 977 % WORDS])
+    head[1::7] = torch.nextafter(head[1::7], torch.tensor(torch.inf, dtype=head.dtype))
+    check(model)
+
+
+def test_rows_with_infinite_or_nan_weights_are_never_ruled_out() -> None:
+    model = model_of()
+    lean_decoder(model)
+    head = model.lm_head.weight.data
+    for row, value in ((5, torch.nan), (777, torch.inf), (40_000, -torch.inf), (WORDS - 1, 3e38)):
+        head[row, row % 32] = value
+    check(model)
+
+
+def test_a_last_group_of_fewer_rows_counts_no_row_that_there_is_not() -> None:
+    model = model_of(words=WORDS + 5)
+    head = model.lm_head.weight.data
+    head[-1] *= 40
+    check(model, sequences=2)
+
+
+def test_a_head_with_equally_likely_words_is_read_whole() -> None:
+    model = model_of()
+    head = model.lm_head.weight.data
+    head.copy_(head[:1].expand_as(head).clone())
+    check(model)
+
+
+def test_a_row_that_cannot_be_the_best_is_not_read() -> None:
+    model = model_of()
+    step, tokens = step_of(model), torch.tensor([3])
+    for _ in range(STEPS_BEFORE + 1):
+        tokens = step.likeliest(tokens)
+    # Rows are ruled out by what they were when the text began: this one would win now, or its opposite.
+    model.lm_head.weight.data[[1234, 1235]] = torch.stack((torch.ones(32), -torch.ones(32))).bfloat16() * 1e3
+    assert int(step.likeliest(tokens)) not in (1234, 1235)
+    assert int(step_of(model).likeliest(tokens)) in (1234, 1235)
+
+
+def test_weights_that_change_in_place_between_two_texts_count() -> None:
+    model = model_of()
+    check(model)
+    model.lm_head.weight.data.neg_()
+    check(model, steps=4)
+    model.lm_head.weight.data[1234] *= 30
+    check(model, steps=4)
+
+
+def test_a_factor_of_the_logits_keeps_the_token() -> None:
+    torch.manual_seed(0)
+    model = tiny_model("cohere", vocab_size=WORDS, hidden_size=32, logit_scale=0.0625)
+    check(acclimate.init_inference(model.to(torch.bfloat16)))
