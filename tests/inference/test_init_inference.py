@@ -250,8 +250,9 @@ def whole_tokens(folder: Path) -> list[int]:
 def test_two_ranks_hold_their_slices_and_generate_what_the_whole_model_does(
     kind: str, two: RankProcesses, folders: dict[str, Path]
 ) -> None:
+    tokens = whole_tokens(folders[kind])
     for found in two.values(load, str(folders[kind])):
-        assert found["tokens"] == whole_tokens(folders[kind])
+        assert found["tokens"] == tokens
         assert found["own"] < 0.75 * found["whole"]
         assert found["is its own module"]
 

@@ -306,7 +306,7 @@ def test_the_weights_of_a_gguf_file_are_not_copied_into_the_cache(tmp_path: Path
     assert not list(folder.glob("*.gguf"))
 
 
-@pytest.mark.parametrize("scheme", [None, "int8"])
+@pytest.mark.parametrize("scheme", [pytest.param(None, marks=pytest.mark.slow), "int8"])
 def test_a_compiled_model_is_one_graph_with_the_same_logits(tiny_folder: Path, scheme: str | None) -> None:
     options = {"backend": "eager", "fullgraph": True}
     plain, compiled = (

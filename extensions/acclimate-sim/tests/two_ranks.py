@@ -174,4 +174,4 @@ def check_sync_batch_norm(rank: int, device: str) -> None:
 if __name__ == "__main__":
     get_accelerator()  # builds the library once, not in each rank
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank_main, (f"{folder}/store",), nprocs=WORLD)
+        mp.start_processes(rank_main, (f"{folder}/store",), nprocs=WORLD, start_method="fork")
