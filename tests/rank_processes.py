@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -185,3 +186,13 @@ def _tell(function: Callable[..., Any], *arguments: Any) -> Told:
             traceback.print_exc()
         return Told(error=f"{type(error).__name__}: {error}", seconds=time.monotonic() - start)
     return Told(value=value, seconds=time.monotonic() - start)
+
+
+def named_memory(pids: Iterable[int]) -> list[str]:
+    """What there is in ``/dev/shm`` of acclimate or of these processes; other programs use it too."""
+    numbers = set(map(str, pids))
+    return [
+        name
+        for name in os.listdir("/dev/shm")
+        if "acclimate" in name or not numbers.isdisjoint(re.findall(r"\d+", name))
+    ]

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from acclimate.comm import memory
-from rank_processes import RankProcesses, wait_no_longer_than
+from rank_processes import RankProcesses, named_memory, wait_no_longer_than
 
 _warnings: list[str] = []
 
@@ -257,17 +257,12 @@ def test_a_rank_that_waits_uses_no_processor_time() -> None:
 # -- what stays behind -------------------------------------------------------------------------------
 
 
-def segments() -> set[str]:
-    return set(os.listdir("/dev/shm"))
-
-
 def raise_something(rank: int) -> None:
     raise ValueError("on purpose")
 
 
 @pytest.mark.parametrize("end", ["normal", "exception", "SIGTERM", "SIGKILL of one", "SIGKILL of all"])
 def test_nothing_stays_in_dev_shm_or_in_memory(end: str) -> None:
-    before = segments()
     with RankProcesses(2) as processes:
         processes.values(add, 100_000)
         if end == "exception":
@@ -280,9 +275,7 @@ def test_nothing_stays_in_dev_shm_or_in_memory(end: str) -> None:
             if end == "SIGKILL of all":
                 processes.kill(0)
         pids = [process.pid for process in processes.processes]
-    # Other programs use the folder too.
-    theirs = ("acclimate", *map(str, pids))
-    assert [name for name in segments() - before if any(part in name for part in theirs)] == []
+    assert named_memory(pids) == []
     # The memory has no name, so it goes with the last process that maps it.
     assert not [pid for pid in pids if Path(f"/proc/{pid}/maps").exists() and holders(pid)]
 
@@ -298,14 +291,13 @@ def shared_memory(rank: int) -> tuple[list[str], list[str]]:
 
 
 def test_the_memory_is_an_anonymous_file_that_no_rank_keeps_open() -> None:
-    before = segments()
     with RankProcesses(2) as processes:
         for mapped, opened in processes.values(shared_memory):
             assert mapped
             assert all("/memfd:acclimate-comm" in line for line in mapped)
             assert opened == []
         # Other programs use the folder too.
-        assert [name for name in segments() - before if "acclimate" in name] == []
+        assert named_memory([]) == []
 
 
 def test_another_user_cannot_open_the_memory() -> None:

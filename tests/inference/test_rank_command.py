@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from conftest import command
+from rank_processes import named_memory
 
 pytestmark = pytest.mark.slow
 
@@ -74,9 +75,7 @@ def test_all_ranks_end_while_they_generate(
     assert words in errors.decode()
     assert len(errors.decode().splitlines()) <= 1
     assert not any(each.is_running() for each in ranks)
-    # Other programs use the folder too.
-    theirs = ("acclimate", *(str(each.pid) for each in ranks))
-    assert [name for name in os.listdir("/dev/shm") if any(part in name for part in theirs)] == []
+    assert named_memory(each.pid for each in ranks) == []
 
 
 def test_two_ranks_generate_on_emulated_devices_what_one_does_on_the_host(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,14 +120,11 @@ def test_many_requests_at_once_to_parts_that_share_pages_lose_nothing(
 def test_a_file_system_without_direct_io_is_served(handle: AsyncIOHandle) -> None:
     if not MEMORY.is_dir():
         pytest.skip("no /dev/shm on this system")
-    path = MEMORY / f"acclimate-test-{os.getpid()}"
     data = random_bytes(300_001)
     found = torch.empty_like(data)
-    try:
-        handle.sync_pwrite(data, path, 17)
-        handle.sync_pread(found, path, 17)
-    finally:
-        path.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        handle.sync_pwrite(data, f"{folder}/x", 17)
+        handle.sync_pread(found, f"{folder}/x", 17)
     assert torch.equal(found, data)
 
 
