@@ -33,13 +33,15 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "4 ranks": (4, {}),
 }
 LARGEST_SHARE = 0.60
+PEER_TIMEOUT_S = 90.0
 FAILED = ("failed", "wrong", "not split", "refused")
 
 
 def rows_of_peers(names: Sequence[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yields what each peer makes of each architecture on 2 ranks, with its name and the architecture's."""
     for peer, python in (("deepspeed", str(deepspeed_python())), ("transformers", sys.executable)):
-        with RankGroup(2, (python, str(PEER)), (peer,)) as ranks:
+        # A rank that fails alone leaves the other in a collective.
+        with RankGroup(2, (python, str(PEER)), (peer,), timeout_s=PEER_TIMEOUT_S) as ranks:
             for name in names:
                 found = ranks.compare(name)
                 yield peer, name, found

@@ -35,9 +35,14 @@ def split_by_deepspeed(model: Any, size: int) -> Any:
 
 def split_by_transformers(model: Any, size: int) -> Any:
     """Splits with the plan that transformers publishes, which it does only while it loads."""
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        return type(model).from_pretrained(folder, dtype=torch.float32, tp_plan="auto").eval()
+    with tempfile.TemporaryDirectory() as own:
+        folders = [own]
+        dist.broadcast_object_list(folders, src=0)
+        model.save_pretrained(folders[0])  # which only rank 0 does
+        dist.barrier()
+        split = type(model).from_pretrained(folders[0], dtype=torch.float32, tp_plan="auto").eval()
+        dist.barrier()
+        return split
 
 
 WAYS = {"deepspeed": split_by_deepspeed, "transformers": split_by_transformers}
