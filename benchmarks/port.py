@@ -19,7 +19,7 @@ import random
 import re
 import time
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from pathlib import Path
 from cuda_uses import cuda_names
 
 from acclimate.port.engine import Settings, Status, may_concern
+from acclimate.port.survey import Survey, survey
 from acclimate.port.work import port_file
 
 DEVICE = re.compile(r"cuda(:\d+)?$")
@@ -73,16 +74,28 @@ def main() -> None:
     files = [path for path in sorted(args.checkouts.rglob("*.py")) if path.is_file()]
     paths = [path for path in files if may_concern(path.read_bytes())]
     random.Random(args.seed).shuffle(paths)
+    surveys: dict[str, Survey] = defaultdict(Survey)
+    for path in files:
+        surveys[repository(args.checkouts, path)] |= survey(path.read_bytes())
     for target in ("acclimate", "torch"):
         total = Counts()
         with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             chosen = paths[: args.files]
-            for counts in pool.map(count, chosen, [target] * len(chosen), chunksize=4):
+            settings = [
+                Settings(target, unsafe=True, survey=surveys[repository(args.checkouts, path)])
+                for path in chosen
+            ]
+            for counts in pool.map(count, chosen, settings, chunksize=4):
                 total.add(counts)
         report(target, total)
         if args.sample and target == "acclimate":
             edits = sample(total.edits, args.seed)
             args.sample.write_text("".join(json.dumps(edit) + "\n" for edit in edits), encoding="utf-8")
+
+
+def repository(checkouts: Path, path: Path) -> str:
+    """The name of a file's repository."""
+    return path.relative_to(checkouts).parts[0]
 
 
 def sample(edits: list[Edit], seed: int) -> list[Edit]:
@@ -115,10 +128,10 @@ def report(target: str, total: Counts) -> None:
         print(f"  {name:<24} {value}")
 
 
-def count(path: Path, target: str) -> Counts:
+def count(path: Path, settings: Settings) -> Counts:
     """The counts of one file."""
     started = time.process_time()
-    result = port_file(path, Settings(target, unsafe=True), apply=False)
+    result = port_file(path, settings, apply=False)
     counts = Counts(processor_s=time.process_time() - started, files=1)
     if result.failure:
         counts.failed.append(f"{path}: {result.failure}")

@@ -18,6 +18,7 @@ from acclimate.port.placement import new_lines
 from acclimate.port.rules import BY_NAME, RULES
 from acclimate.port.rules.base import Finding, Outcome, Rule
 from acclimate.port.source import SourceFile
+from acclimate.port.survey import Survey
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
 HINTS = re.compile(
@@ -74,12 +75,14 @@ class Settings:
         unsafe: whether to apply edits that need judgement.
         select: codes or names of rules; empty for all.
         ignore: rules that are not applied and not reported.
+        survey: what other files say about classes that a file uses.
     """
 
     target: str = "acclimate"
     unsafe: bool = False
     select: frozenset[str] = frozenset()
     ignore: frozenset[str] = frozenset()
+    survey: Survey = field(default_factory=Survey)
 
     def has(self, rule: Rule) -> bool:
         """Whether a rule is selected."""
@@ -112,7 +115,7 @@ def port_text(
     """
     if not may_concern(text.encode()):
         return Ported(text)
-    file = SourceFile(text, settings.target, is_build_script, is_package_init)
+    file = SourceFile(text, settings.target, is_build_script, is_package_init, settings.survey)
     findings = _find(file, settings)
     decisions = _decide(file, findings, settings)
     applied = [each for each in decisions if each.status is Status.CONVERTED]

@@ -10,6 +10,7 @@ import libcst as cst
 from acclimate.port.edits import Part
 from acclimate.port.kernels import Kernels
 from acclimate.port.one_vendor import OneVendor
+from acclimate.port.survey import Survey
 from acclimate.port.targets import AcclimateTarget, Target, TorchTarget
 from acclimate.port.torchscript import TorchScript
 from acclimate.port.tree import Span, Tree, dotted, string_value, walk
@@ -33,15 +34,22 @@ class SourceFile:
         target: the name of what it is ported to.
         is_build_script: whether its name is that of a build script.
         is_package_init: whether it is an ``__init__.py``, whose names others import.
+        survey: what other files say about classes that this one uses.
     """
 
     def __init__(
-        self, text: str, target: str, is_build_script: bool = False, is_package_init: bool = False
+        self,
+        text: str,
+        target: str,
+        is_build_script: bool = False,
+        is_package_init: bool = False,
+        survey: Survey | None = None,
     ) -> None:
         self.tree = Tree(text)
         self.values = Values(self.tree)
         self.kernels = Kernels(self.tree)
-        self.torchscript = TorchScript(self.tree)
+        self.survey = survey or Survey()
+        self.torchscript = TorchScript(self.tree, self.survey.compiled)
         self.one_vendor = OneVendor(self.tree)
         self.is_build_script = is_build_script
         self.is_package_init = is_package_init

@@ -28,10 +28,12 @@ class TorchScript:
 
     Args:
         tree: the file.
+        elsewhere: the names of classes that other files may give to the compiler.
     """
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, elsewhere: frozenset[str] = frozenset()) -> None:
         self._tree = tree
+        self._elsewhere = elsewhere
 
     def holds(self, node: cst.CSTNode) -> bool:
         """Whether a node is part of a compiled function, in a branch that the compiler reads."""
@@ -46,7 +48,7 @@ class TorchScript:
 
     @cached_property
     def _compiled(self) -> set[cst.CSTNode]:
-        if not _MAY_CONCERN.search(self._tree.text):
+        if not _MAY_CONCERN.search(self._tree.text) and not self._elsewhere & self._classes.keys():
             return set()
         found = _Found()
         definitions: list[cst.FunctionDef | cst.ClassDef] = [*self._tree.of_type(cst.FunctionDef)]
@@ -138,7 +140,9 @@ class TorchScript:
         return holder if isinstance(holder, cst.ClassDef) else None
 
     def _is_meant_for_it(self, node: cst.ClassDef) -> bool:
-        """Whether a class says that its objects are compiled: by its base, or by a mark on a method."""
+        """Whether a class's objects are compiled, by its base, a mark on a method, or what other files say."""
+        if node.name.value in self._elsewhere:
+            return True
         if any("torch.jit.ScriptModule" in self._tree.may_be(base.value) for base in node.bases):
             return True
         return any(

@@ -17,6 +17,7 @@ import libcst as cst
 from acclimate.port.engine import Settings, Site, Status, may_concern, port_text
 from acclimate.port.files import UnreadableError, decode, write, yaml_lines
 from acclimate.port.notebook import Notebook
+from acclimate.port.survey import Survey, survey
 
 _FEW_FILES = 4
 _DEEPEST = 5_000
@@ -47,9 +48,12 @@ def port_files(
     """Ports files, and writes them where asked to; the results are in the order of the files."""
     hopeful: list[Path] = []
     results: dict[Path, FileResult] = {}
+    known = Survey()
     for path in paths:
         try:
-            concerned = may_concern(path.read_bytes())
+            data = path.read_bytes()
+            concerned = may_concern(data)
+            known |= survey(data)
         except OSError as error:
             results[path] = FileResult(path, failure=error.strerror or str(error))
             done()
@@ -58,7 +62,7 @@ def port_files(
             hopeful.append(path)
         else:
             done()
-    for result in _each(hopeful, settings, apply, jobs):
+    for result in _each(hopeful, replace(settings, survey=known), apply, jobs):
         results[result.path] = result
         done()
     return [results[path] for path in paths if path in results]

@@ -68,7 +68,7 @@ class CudaMethod(Rule):
 `x.cuda()` becomes `x.to(get_accelerator().device_name())`. It is safe where the code shows that `x` is a tensor or a
 module, and unsafe elsewhere: an object with a method `cuda` of its own need not have a method `to`.
 
-A class that offers `cuda` to its users keeps it, and so do calls on its objects and on itself."""
+A class that offers `cuda` to its users keeps it, and so do calls on its objects and on itself, also in other files."""
     examples = (
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor):\n    return x.cuda()\n",
@@ -135,8 +135,10 @@ A class that offers `cuda` to its users keeps it, and so do calls on its objects
                 holder = file.tree.parent(file.tree.parent(assignment.node) or assignment.node)
                 if isinstance(holder, cst.Assign):
                     made = holder.value
-        if isinstance(made, cst.Call) and isinstance(made.func, cst.Name) and made.func.value in own:
-            return f"`{made.func.value}` has a method `cuda` of its own"
+        if isinstance(made, cst.Call):
+            name = called_name(made) or ""
+            if name in file.survey.with_own_cuda or (isinstance(made.func, cst.Name) and name in own):
+                return f"`{name}` has a method `cuda` of its own"
         return ""
 
     def _call(self, file: SourceFile, node: cst.Call, function: cst.Attribute, unsafe: str) -> Finding:
