@@ -140,7 +140,7 @@ class TorchScript:
         return holder if isinstance(holder, cst.ClassDef) else None
 
     def _is_meant_for_it(self, node: cst.ClassDef) -> bool:
-        """Whether a class's objects are compiled, by its base, a mark on a method, or what other files say."""
+        """Whether a class's objects are compiled, by its base, a method's mark, or what other files say."""
         if node.name.value in self._elsewhere:
             return True
         if any("torch.jit.ScriptModule" in self._tree.may_be(base.value) for base in node.bases):
