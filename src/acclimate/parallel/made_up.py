@@ -64,34 +64,59 @@ def richer_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterato
     if "input_ids" not in names:
         return
     text = {"input_ids": tokens, "use_cache": False}
-    if "encoder_hidden_states" in names and "decoder_input_ids" not in names:
-        for name in ("cross_attention_hidden_size", "encoder_hidden_size", "hidden_size"):
-            if width := _setting(config, name, 0):
-                states = numbers(BATCH, LENGTH + 2, width).requires_grad_()
-                yield partial(MadeUp, {**text, "encoder_hidden_states": states}, [states])
     if "pixel_values" in names and {"aspect_ratio_ids", "image_attention_mask"} & set(names):
         for other in _other_inputs(model, names, numbers):
             entries = [each for each in other.values() if each.is_floating_point()]
             yield partial(MadeUp, {**text, **other}, entries)
-    token = _setting(config, "image_token_id", _setting(config, "image_token_index", -1))
-    holder: Any = next((m for m in model.modules() if hasattr(m, "get_image_features")), None)
-    if holder is None or token < 0 or "pixel_values" not in names:
-        return
+    if "pixel_values" in names:
+        yield from _with_tokens_for(model, text, "image", _images(config, numbers))
+    if "input_features" in names:
+        yield from _with_tokens_for(model, text, "audio", _sounds(config, numbers))
+    encoded = {"encoder_hidden_states", "cross_attention_states"} & set(names)
+    if encoded and "decoder_input_ids" not in names:
+        for name in ("cross_attention_hidden_size", "encoder_hidden_size", "hidden_size"):
+            if width := _setting(config, name, 0):
+                states = numbers(BATCH, LENGTH + 2, width).requires_grad_()
+                yield partial(MadeUp, {**text, **dict.fromkeys(encoded, states)}, [states])
 
-    def with_images(images: dict[str, Tensor]) -> MadeUp:
-        found = holder.get_image_features(**images)
+
+def _with_tokens_for(
+    model: nn.Module, text: dict[str, Any], kind: str, inputs: Iterator[dict[str, Tensor]]
+) -> Iterator[Callable[[], MadeUp]]:
+    """Yields what makes a text in which tokens stand for what an encoder makes of images or sounds."""
+    names = inspect.signature(model.forward).parameters
+    config, getter = getattr(model, "config", None), f"get_{kind}_features"
+    tokens = text["input_ids"]
+    token = _setting(config, f"{kind}_token_id", _setting(config, f"{kind}_token_index", -1))
+    holder: Any = next((m for m in model.modules() if hasattr(m, getter)), None)
+    if holder is None or token < 0:
+        return
+    getter_of_features = getattr(holder, getter)
+
+    def with_tokens(given: dict[str, Tensor]) -> MadeUp:
+        found = getter_of_features(**given)
         found = getattr(found, "pooler_output", found)
         parts = [found] if isinstance(found, Tensor) else [p for p in found if isinstance(p, Tensor)]
         count = sum(part.numel() // part.shape[-1] for part in parts) // BATCH
         ids = torch.cat([tokens.new_full((BATCH, count), token), tokens], 1)
-        given = {**text, "input_ids": ids, **images}
+        made = {**text, "input_ids": ids, **given}
         if "mm_token_type_ids" in names:
-            given["mm_token_type_ids"] = (ids == token).long()
-        return MadeUp(given, [each for each in images.values() if each.is_floating_point()])
+            made["mm_token_type_ids"] = (ids == token).long()
+        return MadeUp(made, [each for each in given.values() if each.is_floating_point()])
 
-    for images in _images(config, numbers):
-        if set(images) <= set(inspect.signature(holder.get_image_features).parameters):
-            yield partial(with_images, images)
+    known = inspect.signature(getter_of_features).parameters
+    for given in inputs:
+        if set(given) <= set(known):
+            yield partial(with_tokens, given)
+
+
+def _sounds(config: Any, numbers: Numbers) -> Iterator[dict[str, Tensor]]:
+    """Yields sounds as models with text take them."""
+    mels, length = _setting(config, "num_mel_bins", 80), 2 * _setting(config, "max_source_positions", 10)
+    sounds = {"input_features": numbers(BATCH, mels, length).requires_grad_()}
+    yield sounds
+    for mask in ("input_features_mask", "feature_attention_mask"):
+        yield {**sounds, mask: torch.ones(BATCH, length, dtype=torch.long)}
 
 
 def _images(config: Any, numbers: Numbers) -> Iterator[dict[str, Tensor]]:
