@@ -18,6 +18,10 @@ class ShareMemCommBuilder(TransportBuilder):
         """The transport of the backend ``shm``, and the operator."""
         return ["csrc/op.cpp", *TRANSPORT]
 
+    def cxx_args(self) -> list[str]:
+        """The transport's flags; the operator only sums."""
+        return [*super().cxx_args(), "-DACCLIMATE_ONLY_SUMS"]
+
     def incompatibility(self) -> str | None:
         """Any system but Linux, or no compiler."""
         return shm_op_functions.why_not_here() or super().incompatibility()

@@ -279,42 +279,39 @@ void reduce_parts(void* to, const void* const* from, int sources, size_t element
   reduce<Plain<T>, Rule>(to, from, sources, 2 * elements, divisor);
 }
 
+// A library that only sums need not compile the other reductions, which take most of the time.
+#if defined(ACCLIMATE_ONLY_SUMS)
+constexpr bool kOnlySums = true;
+#else
+constexpr bool kOnlySums = false;
+#endif
+
 template <class Type>
 Reduce arithmetic(Op op) {
-  switch (op) {
-    case Op::kSum:
-      return reduce<Type, Sum>;
-    case Op::kAvg:
-      return reduce<Type, Average>;
-    case Op::kProduct:
-      return reduce<Type, Product>;
-    case Op::kMin:
-      return reduce<Type, Min>;
-    case Op::kMax:
-      return reduce<Type, Max>;
-    default:
-      return nullptr;
+  if (op == Op::kSum) return reduce<Type, Sum>;
+  if constexpr (!kOnlySums) {
+    if (op == Op::kAvg) return reduce<Type, Average>;
+    if (op == Op::kProduct) return reduce<Type, Product>;
+    if (op == Op::kMin) return reduce<Type, Min>;
+    if (op == Op::kMax) return reduce<Type, Max>;
   }
+  return nullptr;
 }
 
 template <class Type>
 Reduce bitwise(Op op) {
-  switch (op) {
-    case Op::kBand:
-      return reduce<Type, And>;
-    case Op::kBor:
-      return reduce<Type, Or>;
-    case Op::kBxor:
-      return reduce<Type, Xor>;
-    default:
-      return nullptr;
+  if constexpr (!kOnlySums) {
+    if (op == Op::kBand) return reduce<Type, And>;
+    if (op == Op::kBor) return reduce<Type, Or>;
+    if (op == Op::kBxor) return reduce<Type, Xor>;
   }
+  return nullptr;
 }
 
 Reduce halves(Op op) {
 #if defined(__F16C__)
   if (op == Op::kSum) return sum_halves<Sum, false>;
-  if (op == Op::kAvg) return sum_halves<Average, true>;
+  if (op == Op::kAvg && !kOnlySums) return sum_halves<Average, true>;
 #endif
   return arithmetic<Float16>(op);
 }
@@ -362,16 +359,12 @@ Reduce truths(Op op) {
 
 template <class T>
 Reduce complexes(Op op) {
-  switch (op) {
-    case Op::kSum:
-      return reduce_parts<T, Sum>;
-    case Op::kAvg:
-      return reduce_parts<T, Average>;
-    case Op::kProduct:
-      return reduce<Complex<T>, Product>;
-    default:
-      return nullptr;
+  if (op == Op::kSum) return reduce_parts<T, Sum>;
+  if constexpr (!kOnlySums) {
+    if (op == Op::kAvg) return reduce_parts<T, Average>;
+    if (op == Op::kProduct) return reduce<Complex<T>, Product>;
   }
+  return nullptr;
 }
 
 Reduce find_any(Dtype dtype, Op op) {
