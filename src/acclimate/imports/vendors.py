@@ -131,7 +131,7 @@ def unclaimed_failures() -> dict[str, str]:
 
 
 def package_for(device_type: str) -> str | None:
-    """Returns the installed package whose name says that it adds a device to torch, or ``None``."""
+    """Returns the installed package that adds this device to torch, judged by its name; else ``None``."""
     for point in entry_points(group=TORCH_GROUP):
         package = _package(point)
         if device_type in {point.name, *package.replace("-", "_").split("_")}:

@@ -112,7 +112,7 @@ class GGUFTensor:
         return None if len(source.shape) == 1 else rotary_order(self.architecture, source, self.heads)
 
     def stored_rows(self, rows: Array) -> Array:
-        """Returns rows of the parameter as the file has them, one row of bytes each; all of one type."""
+        """Returns the bytes that the file has for rows of the parameter, which all have one type."""
         parts, numbers = self._places[0][rows], self._places[1][rows]
         found = [part for part in range(len(self.placement.parts)) if bool(np.any(parts == part))]
         if len(found) == 1:

@@ -62,7 +62,7 @@ def read_request(args: argparse.Namespace) -> Request:
     """Returns the checked options.
 
     Raises:
-        GenerationOptionError: one that has to be a number is none.
+        GenerationOptionError: an option that must be a number is not one.
         QuantizationError: weights cannot be quantised as asked.
     """
     penalty = args.repetition_penalty
@@ -80,7 +80,7 @@ def number(kind: type[_Number], name: str, text: str) -> _Number:
     """Returns an option's number.
 
     Raises:
-        GenerationOptionError: the text is none.
+        GenerationOptionError: the text is not such a number.
     """
     try:
         return kind(text)
@@ -93,7 +93,7 @@ def count(name: str, text: str, most: int) -> int:
     """Returns an option's whole number.
 
     Raises:
-        GenerationOptionError: the text is none, or the number is not from 1 to ``most``.
+        GenerationOptionError: the text is not a whole number from 1 to ``most``.
     """
     value = number(int, name, text)
     if not 1 <= value <= most:

@@ -18,7 +18,7 @@ _CLAIMS = {
 
 
 def false_claim(accelerator: Accelerator, error: Exception) -> tuple[str, tuple[str, ...]]:
-    """What to say of the claim from which an error follows, and the methods that make it; else nothing."""
+    """Returns which claim about a dtype is false, if that caused an error, and the methods that make it."""
     said = describe(error, whole=True).lower()
     claimed: list[torch.dtype] = []
     with suppress(Exception):  # another check is about what raises here

@@ -241,7 +241,7 @@ def _grouped(topology: Topology, classed: Sequence[tuple[Core, tuple[str, int]]]
     ]
 
     def nearest(group: list[int], others: Iterable[int]) -> int:
-        """Returns the nearest: of a package in the group, then by distance to the group, then by index."""
+        """Returns the next node for a group: one of its packages if possible, then the one least distant."""
         in_group = {package for member in group for package in packages[nodes[member].index]}
 
         def remoteness(other: int) -> tuple[bool, int, int]:

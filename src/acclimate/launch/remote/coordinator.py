@@ -52,10 +52,10 @@ class Peer:
 
 @contextmanager
 def starting_programs() -> Iterator[None]:
-    """Turns a refusal of the system to start the hosts' programs into an error.
+    """Reports that the system cannot start the programs that reach the hosts.
 
     Raises:
-        RankStartError: instead of ``OSError``.
+        RankStartError: one was not started.
     """
     try:
         yield

@@ -64,7 +64,7 @@ class RankProcess:
 
         Args:
             stdin: a descriptor.
-            captured: which of the streams 1 and 2 the launcher reads; the rank has the launcher's own others.
+            captured: which of the streams 1 and 2 the launcher reads; the others are the launcher's own.
             settings: how to treat the rank.
             private: descriptors of the launcher that guards must not keep open.
 

@@ -66,9 +66,9 @@ class PackedWeight:
 
         Args:
             weight: the weight, [n, k].
-            scheme: ``"int8"``: 8 bits with one scale for each row. ``"int4"``: 4 bits with a scale and a low
-                of 8 bits for each block of 32 columns, which is 4.5 bits for each value. ``"int5"``: the same
-                with 5 bits.
+            scheme: ``"int8"``: 8 bits with one scale for each row. ``"int4"``: 4 bits; each block of
+                32 columns has a scale and a minimum of 8 bits each, which makes 4.5 bits for each value.
+                ``"int5"``: the same with 5 bits.
 
         Raises:
             WeightError: the scheme or the tensor is unsuitable, or the tensor has infinite or NaN values.
