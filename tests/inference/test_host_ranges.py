@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,30 @@ def test_ranges_elsewhere_stay_where_they_are() -> None:
         assert torch.arange(3).tolist() == [0, 1, 2]
         assert torch.arange(end=3, device="meta").device.type == "cpu"
         assert torch.empty(3, device="meta").device.type == "meta"
+
+
+def test_a_tensor_like_one_of_the_meta_device_has_its_shape_dtype_and_the_given_device() -> None:
+    for like in (
+        torch.empty(2, 3, dtype=torch.bfloat16, device="meta"),
+        torch.empty(3, 2, device="meta").t(),
+    ):
+        with HostRanges():
+            made = torch.empty_like(like, device="cpu")
+        expected = torch.empty_like(like, device="cpu")
+        assert (made.device, made.dtype, made.stride()) == (expected.device, like.dtype, expected.stride())
+    with HostRanges():
+        assert torch.empty_like(torch.ones(2), dtype=torch.int8).dtype == torch.int8
+        assert torch.empty_like(torch.empty(2, device="meta")).device.type == "meta"
+
+
+def test_a_command_loads_a_model_without_torchs_compiler(tiny_folder: Path) -> None:
+    code = (
+        "import sys; from acclimate.__main__ import main; main(); "
+        "print([name for name in ('torch._dynamo', 'sympy') if name in sys.modules])"
+    )
+    words = ["generate", "a", "--model", str(tiny_folder), "--max-new-tokens", "2", "--dtype", "float32"]
+    run = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert run.stdout.endswith("[]\n"), run.stdout + run.stderr
 
 
 def test_a_model_whose_code_mixes_a_range_with_the_meta_device_is_loaded_all_the_same(

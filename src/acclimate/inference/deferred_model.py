@@ -20,7 +20,7 @@ from acclimate.errors import CorruptModelError, UnsupportedModelError, some_of
 from acclimate.inference.checkpoint import HostTensor, open_weights
 from acclimate.inference.deferred import deferred
 from acclimate.inference.folder import weight_files, weight_totals
-from acclimate.inference.host_ranges import HostRanges
+from acclimate.inference.host_ranges import build_with_host_ranges
 from acclimate.inference.loaded_model import explained_failures
 from acclimate.inference.locate import FoundModel
 from acclimate.inference.model_class import model_class
@@ -125,14 +125,7 @@ def _build(
                     ignore_mismatched_sizes=True,  # _check names them
                 )
 
-        try:
-            with HostRanges():
-                model, report = build()
-        except (RuntimeError, NotImplementedError) as error:
-            if "meta" not in str(error):
-                raise
-            # Some code mixes a range with another tensor of the meta device.
-            model, report = build()
+        model, report = build_with_host_ranges(build)
         _adopt_generation_settings(model, folder)
         model.config.name_or_path = model.name_or_path = str(folder)
     return model, report

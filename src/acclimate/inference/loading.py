@@ -20,6 +20,7 @@ from acclimate.errors import (
 )
 from acclimate.inference.converted import MANIFEST, discard
 from acclimate.inference.folder import weight_totals
+from acclimate.inference.host_ranges import build_with_host_ranges
 from acclimate.inference.initialize import SliceLoader
 from acclimate.inference.loaded_model import (
     LoadedModel,
@@ -139,17 +140,21 @@ def _load_module(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> A
     from acclimate.inference.inference_model import Whole, as_inference_model
 
     totals = weight_totals(folder)
+
+    def build() -> Any:
+        with bounded_model(totals), no_initial_values():
+            return AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # _check_report names them
+                trust_remote_code=trust_remote_code,
+            )
+
     with quiet_transformers(), explained_failures("load", folder):
         try:
-            with bounded_model(totals), no_initial_values():
-                module, report = AutoModelForCausalLM.from_pretrained(
-                    folder,
-                    dtype=dtype,
-                    local_files_only=True,
-                    output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # _check_report names them
-                    trust_remote_code=trust_remote_code,
-                )
+            module, report = build_with_host_ranges(build)
         except (pickle.UnpicklingError, EOFError) as error:  # torch's message advises weights_only=False
             raise CorruptModelError(
                 f"the .bin files in {folder} are damaged, or hold something other than tensors"
