@@ -18,7 +18,7 @@ from acclimate.inference.decode.loop import lean_decoder
 from acclimate.inference.decode.native import NativeStep
 
 WORDS = (4 << 20) // 32  # the fewest that are worth a coarse copy
-STEPS_BEFORE = 8  # that read the whole head
+STEPS_BEFORE = 16  # that read the whole head
 
 
 def model_of(dtype: torch.dtype = torch.bfloat16, words: int = WORDS, **options: Any) -> Any:
@@ -54,7 +54,7 @@ def check(model: Any, sequences: int = 1, steps: int = STEPS_BEFORE + 6) -> None
         tokens = (tokens * 7 + expected) % 100
 
 
-@pytest.mark.parametrize(("dtype", "sequences"), [("bfloat16", 1), ("bfloat16", 16), ("float32", 3)])
+@pytest.mark.parametrize(("dtype", "sequences"), [("bfloat16", 1), ("bfloat16", 3), ("float32", 2)])
 def test_the_token_is_the_one_of_the_whole_head(dtype: str, sequences: int) -> None:
     check(model_of(getattr(torch, dtype)), sequences)
 
@@ -65,7 +65,7 @@ def test_rows_that_a_coarse_copy_puts_in_another_order_are_told_apart() -> None:
     # Rows that differ by less than the copy's steps, and one of two opposite directions always wins.
     near = head[7] * (20 + torch.randn(300, 32).to(head.dtype) / 4)
     head[:: WORDS // 150][:150], head[1 :: WORDS // 150][:150] = near[:150], -near[150:]
-    check(model, steps=STEPS_BEFORE + 20)
+    check(model, steps=STEPS_BEFORE + 16)
 
 
 def test_of_equal_logits_the_first_token_wins() -> None:

@@ -12,9 +12,11 @@ namespace {
 
 constexpr int64_t head_rows = 512;  // logits that a thread computes at once
 // Making the coarse copy takes about as long as it saves in so many steps.
-constexpr int64_t steps_before_screen = 8;
-constexpr int64_t steps_after_failure = 32;  // until a screen that ruled out too little is tried again
-constexpr int64_t least_share = 8;  // of the groups, of which more than one part is too many
+constexpr int64_t steps_before_screen = 16;
+// Of more sequences, some step is often one in which too few rows can be ruled out.
+constexpr int64_t most_sequences = 2;
+constexpr int64_t steps_after_failure = 8;  // until a screen that ruled out too little is tried again
+constexpr int64_t least_share = 4;  // of the groups, of which more than one part is too many
 constexpr float nothing = -std::numeric_limits<float>::infinity();
 
 // A product below this has a logit below `best`, as each of its two roundings changes it by a 128th at most.
@@ -59,7 +61,7 @@ bool Step::suits_screen() const {
 
 // Makes the coarse copy of the head, or makes it again if the head is another one than it was.
 void Step::update_screen(const Call& call, int threads) {
-  screens_ = can_screen_ && call.best != nullptr && call.logits == nullptr &&
+  screens_ = can_screen_ && call.best != nullptr && call.logits == nullptr && call.batch <= most_sequences &&
              (screen_ != nullptr || ++steps_without_screen_ > steps_before_screen);
   if (!screens_) {
     return;
@@ -218,25 +220,28 @@ void Step::try_group(const Call& call, Own& own, const float* x, int64_t first, 
   if (own.most[sequence * ((last - first + group_rows - 1) / group_rows) + group] < limit()) {
     return;
   }
-  const Input rounded = input_for(screen_->coarse(), own, x, call.batch);
-  float products[max_rows * group_rows], logits[max_rows];
+  const Weight& head = decoder_.head->parts[0].weight;
+  const Input rounded = input_for(screen_->coarse(), own, x, call.batch).rows(sequence, 1);
+  // As with the inputs of all sequences: only the sums of a single input are in another order.
+  const int64_t other = std::min(sequence, std::max<int64_t>(call.batch - 2, 0));
+  const Input exact = input_for(head, own, x, call.batch).rows(other, std::min<int64_t>(call.batch, 2));
+  float products[group_rows], logits[2];
   compute(screen_->coarse(), rounded, row, row + count, products, group_rows);
   for (int64_t lane = 0; lane < count; ++lane) {
-    const float product = products[sequence * group_rows + lane];
-    if (at_most(product, row / group_rows, own.lengths[sequence]) < limit()) {
+    const int64_t token = row + lane;
+    if (at_most(products[lane], row / group_rows, own.lengths[sequence]) < limit()) {
       continue;
     }
-    // With the inputs of all sequences: a kernel's sums depend on how many there are.
-    multiply(*decoder_.head, own, x, row + lane, row + lane + 1, call.batch, logits - row - lane, 1);
+    compute(head, exact, token, token + 1, logits, 1);
+    float logit = logits[sequence - other];
+    round_values(decoder_.dtype, &logit, 1);
     if (decoder_.logit_factor != 1.0f) {
-      scale(decoder_.dtype, decoder_.logit_factor, logits, call.batch);
+      scale(decoder_.dtype, decoder_.logit_factor, &logit, 1);
     }
-    for (int64_t i = 0; i < call.batch; ++i) {
-      if (logits[i] > own.best[i] || (logits[i] == own.best[i] && row + lane < own.best_token[i])) {
-        own.best[i] = logits[i];
-        own.best_token[i] = row + lane;
-        raise(largest_[i], logits[i]);
-      }
+    if (logit > own.best[sequence] || (logit == own.best[sequence] && token < own.best_token[sequence])) {
+      own.best[sequence] = logit;
+      own.best_token[sequence] = token;
+      raise(largest_[sequence], logit);
     }
   }
 }

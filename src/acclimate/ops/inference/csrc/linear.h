@@ -50,6 +50,20 @@ struct Input {
   const float* scales;  // int8: [m][stride / 32]
   const float* scaled_sums;  // int8: scale * sum of a block
   const int32_t* sums;  // int8: of each 16 values
+
+  // Some of the rows.
+  Input rows(int64_t first, int64_t count) const {
+    Input some = *this;
+    const int64_t bytes = form == Form::f32 ? 4 : form == Form::bf16 ? 2 : 1;
+    some.m = count;
+    some.values = static_cast<const uint8_t*>(values) + first * stride * bytes;
+    if (form == Form::int8) {
+      some.scales += first * (stride / 32);
+      some.scaled_sums += first * (stride / 32);
+      some.sums += first * (stride / 16);
+    }
+    return some;
+  }
 };
 
 // The form in which an input of a dtype loses nothing against the weight, or little (int8).
