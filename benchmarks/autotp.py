@@ -101,7 +101,7 @@ def main() -> int:
         results.record(
             "autotp",
             [
-                results.Figure(f"of {len(names)} architectures, right and split", "models", good[each],
+                results.Figure(f"architectures of {len(names)} right and split, {each}", "models", good[each],
                                peers if each == "2 ranks" else {})
                 for each in settings
             ],
