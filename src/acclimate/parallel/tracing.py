@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from acclimate.errors import TraceError
+from acclimate.parallel.made_up import richer_inputs
 from acclimate.parallel.trace import Trace
 
 
@@ -17,7 +18,9 @@ def traced(model: nn.Module, example: Callable[[nn.Module], Any] | None) -> Trac
     """Runs the model's copy, with inputs that reach most of it."""
     first = _traced(model, example)
     missed = _unreached(first)
-    if example is None and missed:
+    if example is not None or not missed or first.tokens is None:
+        return first
+    if any(True for _ in richer_inputs(first.model, first.tokens, first.numbers)):
         with contextlib.suppress(TraceError):  # text alone is known to work
             rich = _traced(model, None, is_rich=True)
             if _unreached(rich) < missed:
