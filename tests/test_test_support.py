@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fresh_process import FreshProcesses, plain_environment
 from run_in_parallel import LONGEST_FIRST, part_of
 from session_signals import take_signals
+from shared_bytecode import rewrite_share
 
 ROOT = Path(__file__).parents[1]
 SIM = "extensions/acclimate-sim/tests"
@@ -185,3 +188,20 @@ def test_it(number):
 """)
     run = run_twice(tmp_path)
     assert (run.returncode, run.stdout.count("6 failed"), "alone" in run.stdout) == (1, 1, False)
+
+
+def test_each_process_of_a_run_rewrites_its_share_of_the_assertions(
+    pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    for name in ("test_a", "test_b", "test_c", "test_d"):
+        (tmp_path / f"{name}.py").write_text("assert 1" if name != "test_b" else "assert (")
+    for number in range(2):
+        process: Any = SimpleNamespace(
+            workerinput={"workerid": f"gw{number}", "workercount": 2},
+            rootpath=tmp_path,
+            getini=lambda name: [""] if name == "testpaths" else pytestconfig.getini(name),
+            stash=pytestconfig.stash,
+        )
+        rewrite_share(process)
+        written = {path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")}
+        assert written == ({"test_a", "test_c"}, {"test_a", "test_c", "test_d"})[number]
