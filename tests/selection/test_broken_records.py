@@ -124,7 +124,7 @@ def test_no_fault_of_a_field_reaches_further_than_its_row(
     first = FIELDS.index(field) % each
     code = f"FIELD, FUNCTIONS, FIRST, EACH = {field!r}, {FUNCTIONS!r}, {first}, {each}\n" + ATTACK
     told = fresh.check(code, path=machine.path).told
-    assert told["count"] > 40 // each
+    assert told["count"] >= 40 // each
     assert told["wrong"] == []
 
 
