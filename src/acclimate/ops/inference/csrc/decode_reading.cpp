@@ -187,11 +187,19 @@ class Step::Reading {
 
   // -- products -------------------------------------------------------------------------------------
 
+  // Some columns of a product for some inputs.
+  struct Tile {
+    int64_t first, last;  // columns
+    int64_t begin, inputs;
+
+    int64_t columns() const { return last - first; }
+  };
+
   // How a product is divided.
   struct Tiles {
-    int64_t columns, inputs, column_parts, input_parts;
+    int64_t width, rows, columns, inputs, column_parts, input_parts;
 
-    Tiles(int64_t width, int64_t rows, int threads) : columns(columns_together) {
+    Tiles(int64_t width, int64_t rows, int threads) : width(width), rows(rows), columns(columns_together) {
       const int64_t even = tiles_of(rows, tiles_of(rows, inputs_together));
       inputs = tiles_of(even, 12) * 12;
       input_parts = tiles_of(rows, inputs);
@@ -201,22 +209,33 @@ class Step::Reading {
       column_parts = tiles_of(width, columns);
     }
     int64_t units() const { return column_parts * input_parts; }
+
+    Tile at(int64_t unit) const {
+      const int64_t first = unit / input_parts * columns, begin = unit % input_parts * inputs;
+      return {first, std::min(first + columns, width), begin, std::min(inputs, rows - begin)};
+    }
+
+    // From the results of one input to those of the next; products write whole groups of columns.
+    int64_t stride() const { return columns + group_rows; }
+    float* memory(std::vector<float>& held) const { return at_least(held, inputs * stride()); }
   };
 
-  // Columns first to last for m inputs, rounded: y[i * stride + column - first], with room for whole groups.
-  void multiply_tile(const Product& product, Own& own, const uint16_t* x, int64_t m, int64_t first,
-                     int64_t last, float* y, int64_t stride) const {
+  // Rounded: y[i * stride + column - first].
+  void multiply_tile(const Product& product, Own& own, const std::vector<uint16_t>& x, const Tile& tile,
+                     float* y, int64_t stride) const {
     int64_t begin = 0;
     for (const Part& part : product.parts) {
-      const int64_t from = std::max(first, begin), until = std::min(last, begin + part.count);
+      const int64_t from = std::max(tile.first, begin), until = std::min(tile.last, begin + part.count);
       if (from < until) {
         const int64_t row = part.first + from - begin, count = until - from, k = part.weight.k;
+        const int64_t x_stride = whole_blocks(k);
+        float* to = y + from - tile.first;
         uint16_t* arranged = arranged_memory(own.arranged, count, k);
         arrange(part.weight, row, row + count, arranged);
-        multiply_many(arranged, count, k, x, whole_blocks(k), m, false, y + from - first, stride);
-        for (int64_t i = 0; i < m; ++i) {
-          add_bias(decoder_.dtype, part.bias == nullptr ? nullptr : part.bias + row,
-                   y + i * stride + from - first, count);
+        multiply_many(arranged, count, k, x.data() + tile.begin * x_stride, x_stride, tile.inputs, false, to,
+                      stride);
+        for (int64_t i = 0; i < tile.inputs; ++i) {
+          add_bias(decoder_.dtype, part.bias == nullptr ? nullptr : part.bias + row, to + i * stride, count);
         }
       }
       begin += part.count;
@@ -226,43 +245,35 @@ class Step::Reading {
   void multiply(Place& place, const Product& product, Own& own, const std::vector<uint16_t>& x,
                 std::vector<float>& y, int64_t stride) {
     const Tiles tiles(product.width, rows_, place.threads);
-    const int64_t tile_stride = tiles.columns + group_rows, k = whole_blocks(product.k);
     share(place, tiles.units(), [&](int64_t unit) {
-      const int64_t first = unit / tiles.input_parts * tiles.columns;
-      const int64_t last = std::min(first + tiles.columns, product.width);
-      const int64_t begin = unit % tiles.input_parts * tiles.inputs;
-      const int64_t m = std::min(tiles.inputs, rows_ - begin);
-      float* tile = at_least(own.wide, tiles.inputs * tile_stride);
-      multiply_tile(product, own, x.data() + begin * k, m, first, last, tile, tile_stride);
-      for (int64_t i = 0; i < m; ++i) {
-        const float* from = tile + i * tile_stride;
-        std::copy(from, from + last - first, y.data() + (begin + i) * stride + first);
+      const Tile tile = tiles.at(unit);
+      float* found = tiles.memory(own.wide);
+      multiply_tile(product, own, x, tile, found, tiles.stride());
+      for (int64_t i = 0; i < tile.inputs; ++i) {
+        const float* from = found + i * tiles.stride();
+        std::copy(from, from + tile.columns(), y.data() + (tile.begin + i) * stride + tile.first);
       }
     });
   }
 
   void feed_forward(Place& place, const Mlp& mlp, Own& own) {
     const Tiles tiles(mlp.up.width, rows_, place.threads);
-    const int64_t tile_stride = tiles.columns + group_rows, k = whole_blocks(mlp.up.k);
     const int64_t stride = whole_blocks(mlp.up.width);
     share(place, tiles.units(), [&](int64_t unit) {
-      const int64_t first = unit / tiles.input_parts * tiles.columns;
-      const int64_t last = std::min(first + tiles.columns, mlp.up.width);
-      const int64_t begin = unit % tiles.input_parts * tiles.inputs;
-      const int64_t m = std::min(tiles.inputs, rows_ - begin);
-      const uint16_t* x = normed_.data() + begin * k;
-      float* up = at_least(own.wide, tiles.inputs * tile_stride);
-      float* gate = mlp.is_gated ? at_least(own.gate, tiles.inputs * tile_stride) : nullptr;
-      multiply_tile(mlp.up, own, x, m, first, last, up, tile_stride);
+      const Tile tile = tiles.at(unit);
+      float* up = tiles.memory(own.wide);
+      float* gate = mlp.is_gated ? tiles.memory(own.gate) : nullptr;
+      multiply_tile(mlp.up, own, normed_, tile, up, tiles.stride());
       if (gate != nullptr) {
-        multiply_tile(mlp.gate, own, x, m, first, last, gate, tile_stride);
+        multiply_tile(mlp.gate, own, normed_, tile, gate, tiles.stride());
       }
-      for (int64_t i = 0; i < m; ++i) {
-        float* own_up = up + i * tile_stride;
-        activate(mlp.activation, decoder_.dtype, gate == nullptr ? nullptr : gate + i * tile_stride, own_up,
-                 last - first);
-        const int64_t end = last == mlp.up.width ? stride : last;
-        fill_bf16(own_up, last - first, end - first, inner_.data() + (begin + i) * stride + first);
+      for (int64_t i = 0; i < tile.inputs; ++i) {
+        float* own_up = up + i * tiles.stride();
+        activate(mlp.activation, decoder_.dtype, gate == nullptr ? nullptr : gate + i * tiles.stride(),
+                 own_up, tile.columns());
+        const int64_t end = tile.last == mlp.up.width ? stride : tile.last;
+        fill_bf16(own_up, tile.columns(), end - tile.first,
+                  inner_.data() + (tile.begin + i) * stride + tile.first);
       }
     });
   }
