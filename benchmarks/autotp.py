@@ -97,7 +97,8 @@ def main() -> int:
     print(f"{'right and split':18}" + "".join(f"{f'{good[each]} of {len(names)}':>18}" for each in columns))
     print("p: padded, attention runs over all heads and its cache holds them all.", *notes, sep="\n")
     if "2 ranks" in good:
-        peers = {each: float(good[each]) for each in columns if each not in settings}
+        shown = {"deepspeed": "DeepSpeed"}  # as the other benchmarks name it
+        peers = {shown.get(each, each): float(good[each]) for each in columns if each not in settings}
         results.record(
             "autotp",
             [
