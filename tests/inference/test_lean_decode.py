@@ -221,6 +221,20 @@ def test_weights_and_hooks_that_change_later_are_noticed(taken: list[bool]) -> N
     assert taken == [True, False]
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_norms_and_biases_that_change_in_place_are_noticed(name: str, taken: list[bool]) -> None:
+    ours = acclimate.init_inference(tiny_model(name), dtype="bfloat16")
+    ours.generate(PROMPT, do_sample=False, max_new_tokens=2)
+    with torch.no_grad():  # as an optimizer does
+        for parameter in ours.parameters():
+            if parameter.dim() == 1:
+                parameter.copy_(parameter.flip(0) * 3 - 0.5)
+    fresh = acclimate.init_inference(copy.deepcopy(ours))
+    own, new = (each.generate(PROMPT, do_sample=False, max_new_tokens=12) for each in (ours, fresh))
+    assert torch.equal(own, new)
+    assert taken == [True, True, True]
+
+
 def test_a_text_longer_than_learned_positions_is_torchs_error(taken: list[bool]) -> None:
     for model in pair("gpt2"):
         with pytest.raises(IndexError, match="index out of range"):

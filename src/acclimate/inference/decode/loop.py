@@ -56,8 +56,11 @@ def step_kind(model: Any) -> str:
 
 
 def _state(model: Any) -> tuple[Any, ...]:
-    """Identifies weights by their memory, and code by hooks and functions that were put in place later."""
-    weights = [(p.data_ptr(), p.shape, p.dtype) for p in model.parameters()]
+    """Identifies weights by their memory and torch's count of changes in place, since a step copies the small
+    ones, and code by hooks and functions that were put in place later."""
+    weights = [
+        (p.data_ptr(), p.shape, p.dtype, 0 if p.is_inference() else p._version) for p in model.parameters()
+    ]
     code = [
         id(m) for m in model.modules() if m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m)
     ]
