@@ -146,16 +146,10 @@ class _Reach:
         found: list[cst.CSTNode] = []
         for holder in self._holders:
             if isinstance(holder, cst.Name):
-                reads = [use for use in self._file.tree.accesses(holder) if use is not holder]
-                reads += self._calls_of_method(holder)
+                reads = [*self._file.tree.reads(holder), *self._calls_of_method(holder)]
                 found += [self._called(use) for use in reads]
             elif isinstance(holder, cst.Attribute):
-                name = dotted(holder)
-                found += [
-                    node
-                    for node in self._file.tree.of_type(cst.Attribute)
-                    if node is not holder and dotted(node) == name
-                ]
+                found += self._file.tree.reads(holder)
         return found
 
     def _calls_of_method(self, name: cst.Name) -> list[cst.CSTNode]:
@@ -198,11 +192,11 @@ def keeps_host_out(file: SourceFile, node: cst.CSTNode) -> bool:
 
 def _needs_device(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a branch needs a device's index or stream, tells people of a GPU, or chooses 16 bits."""
+    is_choice = any(isinstance(each, cst.IfExp) for each in file.tree.ancestors(node))
     for place in branches(file, node):
         text = file.tree.source(place)
         if _INDEX.search(text):
             return True
-        is_choice = any(isinstance(each, cst.IfExp) for each in file.tree.ancestors(node))
         if is_choice and (_GPU_IN_TEXT.search(text) or _HALF.search(text)):
             return True
     return False

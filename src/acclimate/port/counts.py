@@ -118,9 +118,8 @@ class _Flow:
         )
 
     def _reads(self, target: cst.Name | cst.Attribute) -> Iterator[cst.CSTNode]:
-        tree = self._file.tree
         if isinstance(target, cst.Name):
-            yield from (use for use in tree.accesses(target) if use is not target)
+            yield from self._file.tree.reads(target)
             return
         yield from self._attributes(target.attr.value, target)
 

@@ -162,8 +162,7 @@ def _assigned(file: SourceFile, targets: Sequence[cst.CSTNode]) -> Place:
         if DEVICE_NAME.search(_last_name(target) or ""):
             return DEVICE
         if isinstance(target, cst.Name):
-            uses = [use for use in file.tree.accesses(target) if use is not target]
-            for use in uses:
+            for use in file.tree.reads(target):
                 holder = file.tree.parent(use)
                 call = file.tree.parent(holder) if isinstance(holder, cst.Arg) else None
                 if (

@@ -67,7 +67,7 @@ def _uses(file: SourceFile, question: cst.CSTNode) -> list[cst.CSTNode]:
     target = assigned.targets[0].target
     if below is not assigned or not isinstance(target, cst.Name):
         return [question]
-    return [use for use in file.tree.accesses(target) if use is not target]
+    return file.tree.reads(target)
 
 
 def _chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
@@ -112,7 +112,7 @@ def _decides_on_a_skip(file: SourceFile, question: cst.CSTNode, depth: int) -> b
             return bool(words & {"skip", "skiptest"}) and len(around.body.body) <= _LINES_OF_A_SKIP
         if isinstance(around, cst.Assign) and depth:
             targets = [each.target for each in around.targets if isinstance(each.target, cst.Name)]
-            uses = [use for target in targets for use in file.tree.accesses(target) if use is not target]
+            uses = [use for target in targets for use in file.tree.reads(target)]
             return bool(uses) and all(_decides_on_a_skip(file, use, depth - 1) for use in uses)
         if isinstance(around, (cst.BaseCompoundStatement, cst.Lambda)):
             return False

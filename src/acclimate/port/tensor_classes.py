@@ -23,7 +23,9 @@ def type_calls(file: SourceFile, node: cst.CSTNode) -> list[cst.Attribute] | Non
     ``None`` where a function that needs a real class gets it.
     """
     found: list[cst.Attribute] = []
-    for use in [node, *_uses(file, _holder(file, node))]:
+    holder = _holder(file, node)
+    reads = file.tree.reads(holder) if isinstance(holder, (cst.Name, cst.Attribute)) else []
+    for use in [node, *reads]:
         argument = file.tree.parent(use)
         call = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
         if not isinstance(call, cst.Call):
@@ -40,8 +42,10 @@ def tensor_classes(file: SourceFile, name: cst.CSTNode) -> list[cst.CSTNode]:
     found: list[cst.CSTNode] = []
     for assignment in file.tree.of_type(cst.Assign):
         for each in assignment.targets:
-            holds = isinstance(each.target, (cst.Name, cst.Attribute)) and each.target is not name
-            if holds and dotted(each.target) == dotted(name) and name in _uses(file, each.target):
+            target = each.target
+            if not isinstance(target, (cst.Name, cst.Attribute)) or dotted(target) != dotted(name):
+                continue
+            if name in file.tree.reads(target):
                 found += _branches(assignment.value)
     return found
 
@@ -60,13 +64,3 @@ def _holder(file: SourceFile, node: cst.CSTNode) -> cst.CSTNode | None:
     while isinstance(at, cst.IfExp):
         at = file.tree.parent(at)
     return at.targets[0].target if isinstance(at, cst.Assign) and len(at.targets) == 1 else None
-
-
-def _uses(file: SourceFile, holder: cst.CSTNode | None) -> list[cst.CSTNode]:
-    """Where a name or an attribute is read."""
-    if isinstance(holder, cst.Name):
-        return [use for use in file.tree.accesses(holder) if use is not holder]
-    if isinstance(holder, cst.Attribute):
-        text = dotted(holder)
-        return [use for use in file.tree.of_type(cst.Attribute) if use is not holder and dotted(use) == text]
-    return []

@@ -245,6 +245,13 @@ class Tree:
         """Every place that reads what a name holds."""
         return [access.node for each in self.assignments(name) for access in each.references]
 
+    def reads(self, holder: cst.Name | cst.Attribute) -> list[cst.CSTNode]:
+        """Where what a name, or an attribute of that text, holds is read elsewhere."""
+        if isinstance(holder, cst.Name):
+            return [use for use in self.accesses(holder) if use is not holder]
+        text = dotted(holder)
+        return [node for node in self.of_type(cst.Attribute) if node is not holder and dotted(node) == text]
+
     def is_bound_in_module(self, name: str) -> bool:
         """Whether the module itself binds a name."""
         scope = self._scopes.get(self.module)
