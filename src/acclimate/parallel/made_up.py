@@ -49,8 +49,7 @@ def made_up_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterat
     found = False
     for other in _other_inputs(model, names, numbers):
         found = True
-        entries = [each for each in other.values() if each.is_floating_point()]
-        yield partial(MadeUp, {**text, **required, **other}, entries)
+        yield partial(MadeUp, {**text, **required, **other}, _entries(other))
     if "input_ids" in names:
         yield from richer_inputs(model, tokens, numbers)
     elif not found:
@@ -66,8 +65,7 @@ def richer_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterato
     text = {"input_ids": tokens, "use_cache": False}
     if "pixel_values" in names and {"aspect_ratio_ids", "image_attention_mask"} & set(names):
         for other in _other_inputs(model, names, numbers):
-            entries = [each for each in other.values() if each.is_floating_point()]
-            yield partial(MadeUp, {**text, **other}, entries)
+            yield partial(MadeUp, {**text, **other}, _entries(other))
     if "pixel_values" in names:
         yield from _with_tokens_for(model, text, "image", _images(config, numbers))
     if "input_features" in names:
@@ -78,6 +76,10 @@ def richer_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterato
             if width := _setting(config, name, 0):
                 states = numbers(BATCH, LENGTH + 2, width).requires_grad_()
                 yield partial(MadeUp, {**text, **dict.fromkeys(encoded, states)}, [states])
+
+
+def _entries(given: dict[str, Tensor]) -> list[Tensor]:
+    return [each for each in given.values() if each.is_floating_point()]
 
 
 def _with_tokens_for(
@@ -102,7 +104,7 @@ def _with_tokens_for(
         made = {**text, "input_ids": ids, **given}
         if "mm_token_type_ids" in names:
             made["mm_token_type_ids"] = (ids == token).long()
-        return MadeUp(made, [each for each in given.values() if each.is_floating_point()])
+        return MadeUp(made, _entries(given))
 
     known = inspect.signature(getter_of_features).parameters
     for given in inputs:
