@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from porting import ported_once_for_all
 
 from acclimate.port.engine import Settings, port_text
 
@@ -22,10 +23,7 @@ def to_torch(lines: str) -> str:
 
 
 def to_torch_program(source: str) -> str:
-    text = IMPORTS + textwrap.dedent(source)
-    once = port_text(text, Settings("torch", unsafe=True)).text
-    assert port_text(once, Settings("torch", unsafe=True)).text == once
-    return once
+    return ported_once_for_all(IMPORTS + textwrap.dedent(source), "torch")
 
 
 STARTS_OR_DIVIDES = [
@@ -207,9 +205,8 @@ def test_what_a_program_asks_a_device_has_an_answer_on_a_host(target: str) -> No
 def test_a_model_that_is_built_in_the_call_keeps_its_layers_on_a_host() -> None:
     source = "import torch\n\nlayer = torch.nn.SyncBatchNorm.convert_sync_batchnorm(build().model, None)\n"
     for target in ("acclimate", "torch"):
-        ported = port_text(source, Settings(target, unsafe=True)).text
+        ported = ported_once_for_all(source, target)
         assert "lambda module, process_group=None: module)(build().model, None)" in ported
-        assert port_text(ported, Settings(target, unsafe=True)).text == ported
 
 
 def test_a_number_that_is_called_a_device_is_ported_as_a_number() -> None:

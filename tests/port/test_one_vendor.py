@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from porting import ported_once_for_all
 
 from acclimate.port.engine import Settings, Status, port_text
 
@@ -21,10 +22,7 @@ import torch.distributed as dist
 
 
 def ported(source: str, target: str = "acclimate") -> str:
-    settings = Settings(target, unsafe=True)
-    once = port_text(IMPORTS + textwrap.dedent(source), settings).text
-    assert port_text(once, settings).text == once
-    return once
+    return ported_once_for_all(IMPORTS + textwrap.dedent(source), target)
 
 
 def stays(source: str) -> None:

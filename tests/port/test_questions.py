@@ -4,18 +4,14 @@ import textwrap
 from typing import Any
 
 import pytest
-
-from acclimate.port.engine import Settings, port_text
+from porting import ported_once_for_all
 
 TARGETS = ("acclimate", "torch")
 IMPORTS = "import warnings\n\nimport torch\nimport torch.distributed as dist\n"
 
 
 def ported(source: str, target: str = "acclimate") -> str:
-    settings = Settings(target, unsafe=True)
-    once = port_text(IMPORTS + textwrap.dedent(source), settings).text
-    assert port_text(once, settings).text == once
-    return once
+    return ported_once_for_all(IMPORTS + textwrap.dedent(source), target)
 
 
 def body(lines: str, target: str = "acclimate") -> str:
