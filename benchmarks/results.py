@@ -145,10 +145,12 @@ def table(runs: dict[str, Run]) -> str:
 
 def origin(runs: dict[str, Run]) -> str:
     """A sentence on how, where, when and beside what the figures were measured."""
-    places = sorted({(run.machine, run.date) for run in runs.values()})
+    dates: dict[str, set[str]] = {}
+    for run in runs.values():
+        dates.setdefault(run.machine, set()).add(run.date)
     versions = {name: version for run in runs.values() for name, version in run.versions.items()}
     versions.pop("acclimate", None)
-    where = "; ".join(f"{machine} ({date})" for machine, date in places)
+    where = "; ".join(f"{machine} ({', '.join(sorted(days))})" for machine, days in sorted(dates.items()))
     beside = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     return f"Medians of runs in which the contestants took turns, on {where}, with {beside}.\n"
 
