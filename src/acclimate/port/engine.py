@@ -22,7 +22,7 @@ from acclimate.port.survey import Survey
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
 HINTS = re.compile(
-    rb"cuda|nccl|convert_sync_batchnorm|pin_memory|device_ids?\b|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
+    rb"cuda|nccl|convert_sync_batchnorm|\bDataParallel\b|\bdata_parallel\(|pin_memory|device_ids?\b|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
     + _INDEX
     + rb"|device\s*=\s*"
     + _INDEX,
@@ -343,24 +343,24 @@ def _head(file: SourceFile, applied: list[_Decision]) -> list[Edit]:
         for part in edit.parts
         if isinstance(part, str)
     ]
-    uses_helper = settings_helper(file) and any(helper in part for _, part in texts)
+    uses_wrapper = any(f"{file.on_any_device}(" in part for _, part in texts)
+    uses_accelerator = uses_wrapper or any(accelerator in part for _, part in texts)
+    uses_helper = file.target.name == "torch" and (uses_wrapper or any(helper in part for _, part in texts))
     imports: list[str] = []
-    if file.needs_import and any(accelerator in part for _, part in texts):
+    if file.target.name == "acclimate" and file.needs_import and uses_accelerator:
         alias = "" if file.accelerator == "get_accelerator" else f" as {file.accelerator}"
         imports.append(f"from acclimate import get_accelerator{alias}")
-    if file.needs_torch_import and (uses_helper or any(torch in part for _, part in texts)):
+    uses_torch = uses_helper or uses_wrapper or any(torch in part for _, part in texts)
+    if file.needs_torch_import and uses_torch:
         imports.append("import torch")
-    needs_helper = uses_helper and file.needs_helper
-    if not imports and not needs_helper:
+    helpers = [file.helper_text] if uses_helper and file.needs_helper else []
+    helpers += [file.on_any_device_text] if uses_wrapper and file.needs_on_any_device else []
+    if not imports and not helpers:
         return []
-    relevant = [finding for finding, part in texts if accelerator in part or helper in part or torch in part]
+    names = (accelerator, helper, torch, f"{file.on_any_device}(")
+    relevant = [finding for finding, part in texts if any(name in part for name in names)]
     early = [f.place.start for f in relevant if f.node is not None and file.runs_at_import(f.node)]
-    return new_lines(file, min(early, default=len(file.tree.bytes)), imports, needs_helper)
-
-
-def settings_helper(file: SourceFile) -> bool:
-    """Whether the target uses the helper."""
-    return file.target.name == "torch"
+    return new_lines(file, min(early, default=len(file.tree.bytes)), imports, helpers)
 
 
 def _site(file: SourceFile, decision: _Decision) -> Site:

@@ -1,4 +1,4 @@
-"""Where a new import, or the helper of ``--to torch``, goes in a file."""
+"""Where a new import, or a function that edits need, goes in a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from itertools import pairwise
 import libcst as cst
 
 from acclimate.port.edits import Edit, insert
-from acclimate.port.rules.devices import HELPER
 from acclimate.port.source import SourceFile
 from acclimate.port.tree import dotted
 
@@ -38,14 +37,14 @@ class _Line:
         return self.module.partition(".")[0] in _FIRST_PARTY_GUESS
 
 
-def new_lines(file: SourceFile, first_use: int, imports: list[str], helper: bool) -> list[Edit]:
-    """Insertions of import statements and of the helper, before what uses them when the module is imported.
+def new_lines(file: SourceFile, first_use: int, imports: list[str], helpers: list[str]) -> list[Edit]:
+    """Insertions of import statements and of functions, before what uses them when the module is imported.
 
     Args:
         file: the file.
         first_use: the offset of the first use that runs when the module is imported; its end where none does.
         imports: whole statements.
-        helper: whether the helper is needed too.
+        helpers: the texts of functions.
     """
     lines = [line for line in _import_lines(file) if file.tree.line_starts[line.first - 1] < first_use]
     newline = file.tree.newline
@@ -62,13 +61,12 @@ def new_lines(file: SourceFile, first_use: int, imports: list[str], helper: bool
             if offset == len(file.tree.bytes) and not file.tree.text.endswith(("\n", "\r")):
                 lead = newline + lead
             edits.append(insert(offset, f"{lead}{statement}{newline}"))
-    if not helper and not at_end:
+    if not helpers and not at_end:
         return edits
     offset = _after_head(file, lines)
     text = at_end
-    if helper:
-        body = HELPER.replace("torch.", f"{file.torch}.").replace("accelerator_type()", f"{file.helper}()")
-        body = body.replace("    ", file.tree.indent).replace("\n", newline)
+    if helpers:
+        body = "\n\n".join(helpers).replace("    ", file.tree.indent).replace("\n", newline)
         text = f"{text}{newline}{newline}{body}" if lines or at_end else f"{text}{body}"
         following = file.tree.bytes[offset:].lstrip(b"\r\n")
         if following:

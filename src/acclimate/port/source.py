@@ -8,6 +8,7 @@ from functools import cached_property
 import libcst as cst
 
 from acclimate.port.edits import Part
+from acclimate.port.helpers import ACCELERATOR_TYPE, ON_ANY_DEVICE
 from acclimate.port.kernels import Kernels
 from acclimate.port.one_vendor import OneVendor
 from acclimate.port.survey import Survey
@@ -57,6 +58,7 @@ class SourceFile:
         self.needs_torch_import = self._module_name("torch") is None
         self.accelerator, self.accelerator_is_deepspeed, self.needs_import = self._accelerator_name()
         self.helper, self.needs_helper = self._helper_name()
+        self.on_any_device, self.needs_on_any_device = self._wrapper_name()
         self.target: Target = (
             AcclimateTarget(self.torch, self.accelerator, self.accelerator_is_deepspeed)
             if target == "acclimate"
@@ -92,6 +94,31 @@ class SourceFile:
                     return name, False
                 return f"_{name}", f"def _{name}" not in self.tree.text
         return (f"_{name}" if name in self.names else name), True
+
+    def _wrapper_name(self) -> tuple[str, bool]:
+        name = "on_any_device"
+        for node in self.tree.module.body:
+            if not isinstance(node, cst.FunctionDef) or not node.name.value.endswith(name):
+                continue
+            if "register_forward_pre_hook" in self.tree.source(node):
+                return node.name.value, False
+        return (f"_{name}" if name in self.names else name), True
+
+    @property
+    def helper_text(self) -> str:
+        """The function that tells the type of device, as this file spells it."""
+        return self._spelled(ACCELERATOR_TYPE)
+
+    @property
+    def on_any_device_text(self) -> str:
+        """The function that lets a ``DataParallel`` run anywhere, as this file spells it."""
+        text = ON_ANY_DEVICE.replace("on_any_device", self.on_any_device)
+        hook = "_move_inputs"
+        text = text.replace(hook, f"{hook}_to_device" if hook in self.names else hook)
+        return self._spelled(text).replace("{device_type}", self.target.device_type)
+
+    def _spelled(self, text: str) -> str:
+        return text.replace("torch.", f"{self.torch}.").replace("accelerator_type()", f"{self.helper}()")
 
     @cached_property
     def names(self) -> set[str]:

@@ -12,6 +12,7 @@ from acclimate.port.rules import (
     runtime,
     tensor_types,
     tensors,
+    wrappers,
 )
 from acclimate.port.rules.base import Example, Finding, Outcome, Rule
 
@@ -37,10 +38,11 @@ RULES: tuple[Rule, ...] = (
     tensors.IsCuda(),
     tensors.PinMemory(),
     distributed.CommunicationBackend(),
-    distributed.DeviceIds(),
+    wrappers.DeviceIds(),
     distributed.VisibleDevices(),
     distributed.ProfilerActivities(),
-    distributed.SyncBatchNorm(),
+    wrappers.SyncBatchNorm(),
+    wrappers.DataParallel(),
     distributed.OpBuilders(),
     numbers.IntegerDevice(),
 )

@@ -8,6 +8,7 @@ import libcst as cst
 
 from acclimate.port.branches import guards_fallback, keeps_host_out
 from acclimate.port.edits import Edit, Part, insert, replace
+from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.places import TEXT_STAYS, Place, Role, is_device_like, place_of
 from acclimate.port.rules.base import Example, Finding, Rule
 from acclimate.port.rules.compared import HOST_CHANGES, OTHERS, as_compared
@@ -15,14 +16,8 @@ from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
 from acclimate.port.tree import Span, called_name, string_value
 
-HELPER = '''\
-def accelerator_type() -> str:
-    """The type of the device to use: the accelerator's, or "cpu"."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return "cpu" if accelerator is None else accelerator.type
-'''
 _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
-_WITH_HELPER = f"import torch\n\n\n{HELPER}\n\n"
+_WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
 _DEVICE = re.compile(r"cuda(?::(\d+))?$")
 AT_IMPORT = "it asks for the device when the module is imported"
 
@@ -79,7 +74,7 @@ With `--to torch` a function of three lines is added to the file, since `torch.a
             'import argparse\n\np = argparse.ArgumentParser()\np.add_argument("--device", default="cuda")\n',
             "import argparse\n\nfrom acclimate import get_accelerator\n\np = argparse.ArgumentParser()\n"
             'p.add_argument("--device", default=get_accelerator().device_name())\n',
-            "import argparse\n\nimport torch\n\n\n" + HELPER + "\n\n"
+            "import argparse\n\nimport torch\n\n\n" + ACCELERATOR_TYPE + "\n\n"
             'p = argparse.ArgumentParser()\np.add_argument("--device", default=accelerator_type())\n',
         ),
         Example('state = {"cuda": 1}\nprint(state["cuda"])\n', None, None),

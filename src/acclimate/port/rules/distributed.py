@@ -6,17 +6,18 @@ import re
 
 import libcst as cst
 
-from acclimate.port.edits import insert, replace
-from acclimate.port.rules.base import Example, Finding, Rule, is_assigned, is_read, without_argument
+from acclimate.port.edits import replace
+from acclimate.port.helpers import ACCELERATOR_TYPE
+from acclimate.port.rules.base import Example, Finding, Rule, is_assigned, is_read
 from acclimate.port.rules.compared import HOST_CHANGES
-from acclimate.port.rules.devices import AT_IMPORT, HELPER
+from acclimate.port.rules.devices import AT_IMPORT
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
-from acclimate.port.tree import called_name, dotted, keyword, positional, string_value, walk
-from acclimate.port.values import BACKEND_NAME, Kind
+from acclimate.port.tree import called_name, positional, string_value, walk
+from acclimate.port.values import BACKEND_NAME
 
 _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
-_WITH_HELPER = f"import torch\n\n\n{HELPER}\n\n"
+_WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
 _TAKES_BACKEND_FIRST = {"init_process_group", "init_distributed", "is_backend_available"}
 _TAKES_BACKEND = {*_TAKES_BACKEND_FIRST, "new_group", "new_subgroups", "init_process_group_wrapper"}
 _CONSTANTS = {
@@ -179,71 +180,6 @@ def _compares_backend(file: SourceFile, at: cst.CSTNode) -> bool:
     return any(re.search(r"backend", name, re.IGNORECASE) for name in names)
 
 
-class DeviceIds(Rule):
-    """``DistributedDataParallel(model, device_ids=[rank])``."""
-
-    code = "ACC502"
-    name = "device-ids"
-    summary = "`device_ids` of `DistributedDataParallel` and `barrier`, `device_id` of `init_process_group`"
-    explanation = """\
-On a CPU `device_ids`, `output_device`, and `device_id` of `init_process_group`, must be `None`. On CUDA they stay: they also make the wrapper move its inputs.
-Only NCCL's `barrier` takes `device_ids`, so they go there. That is unsafe: NCCL then takes the current device, which
-`get_accelerator().set_device(…)` sets."""
-    examples = (
-        Example(
-            "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n\n"
-            "def f(model, rank):\n    return DDP(model, device_ids=[rank])\n",
-            "import torch\nfrom acclimate import get_accelerator\n"
-            "from torch.nn.parallel import DistributedDataParallel as DDP\n\n\ndef f(model, rank):\n"
-            '    return DDP(model, device_ids=[rank] if get_accelerator().device_name() != "cpu" else None)\n',
-            "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n\ndef f(model, rank):\n"
-            "    return DDP(model, device_ids=[rank] if torch.accelerator.is_available() else None)\n",
-        ),
-        Example(
-            "import torch.distributed as dist\n\n\ndef f(rank):\n    dist.barrier(device_ids=[rank])\n",
-            "import torch.distributed as dist\n\n\ndef f(rank):\n    dist.barrier()\n",
-            "import torch.distributed as dist\n\n\ndef f(rank):\n    dist.barrier()\n",
-        ),
-    )
-    nodes = (cst.Call,)
-
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call):
-            return None
-        name = file.tree.qualified(node.func) or called_name(node) or ""
-        if name.rpartition(".")[2] not in ("DistributedDataParallel", "DDP", "barrier", "init_process_group"):
-            return None
-        words = ("device_id",) if name.endswith("init_process_group") else ("device_ids", "output_device")
-        both = [keyword(node, word) for word in words]
-        values = [each.value for each in both if each is not None]
-        values = [each for each in values if file.values.of(each).kind is not Kind.NONE]
-        if not values or any(
-            isinstance(each, (cst.IfExp, cst.Lambda, cst.BooleanOperation)) for each in values
-        ):
-            return None
-        if file.is_guarded(node) and file.target.name == "torch":
-            return None
-        if isinstance(values[0], cst.List) and not values[0].elements:
-            return None
-        if name.endswith("barrier"):
-            given = keyword(node, "device_ids")
-            if given is None:
-                return None
-            return self.convert(
-                file,
-                node,
-                without_argument(file, node, given),
-                unsafe="NCCL then takes the current device",
-            )
-        quote = file.quote(node)
-        host = f"{file.target.device_type} != {quote}cpu{quote}"
-        condition = host if file.target.name == "acclimate" else file.target.not_host
-        edits = [insert(file.span(each).end, f" if {condition} else None") for each in values]
-        finding = self.convert(file, values[0], *edits)
-        finding.claims = ()
-        return finding
-
-
 class VisibleDevices(Rule):
     """``CUDA_VISIBLE_DEVICES``."""
 
@@ -372,64 +308,6 @@ class ProfilerActivities(Rule):
         return self.becomes(
             file, node, text, unsafe="a machine may support more activities", claims=tuple(cuda)
         )
-
-
-class SyncBatchNorm(Rule):
-    """``torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)``."""
-
-    code = "ACC505"
-    name = "sync-batch-norm"
-    summary = "`torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`"
-    explanation = """\
-`SyncBatchNorm` raises on a CPU, so there the model keeps its own layers; each rank then takes the figures of its own
-part of the batch. Where the model is more than a name, the test goes around the function, and the model is evaluated
-once."""
-    examples = (
-        Example(
-            "import torch\nfrom torch import nn\n\n\ndef f(m):\n    return nn.SyncBatchNorm.convert_sync_batchnorm(m)\n",
-            "import torch\nfrom acclimate import get_accelerator\nfrom torch import nn\n\n\ndef f(m):\n"
-            "    return (nn.SyncBatchNorm.convert_sync_batchnorm(m) "
-            'if get_accelerator().device_name() != "cpu" else m)\n',
-            "import torch\nfrom torch import nn\n\n\ndef f(m):\n"
-            "    return (nn.SyncBatchNorm.convert_sync_batchnorm(m) if torch.accelerator.is_available() else m)\n",
-        ),
-        Example(
-            "import torch\nfrom torch import nn\n\n\ndef f(make):\n"
-            "    return nn.SyncBatchNorm.convert_sync_batchnorm(make())\n",
-            "import torch\nfrom acclimate import get_accelerator\nfrom torch import nn\n\n\ndef f(make):\n"
-            "    return (nn.SyncBatchNorm.convert_sync_batchnorm "
-            'if get_accelerator().device_name() != "cpu" else lambda module: module)(make())\n',
-            "import torch\nfrom torch import nn\n\n\ndef f(make):\n"
-            "    return (nn.SyncBatchNorm.convert_sync_batchnorm "
-            "if torch.accelerator.is_available() else lambda module: module)(make())\n",
-        ),
-    )
-    nodes = (cst.Call,)
-
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call) or called_name(node) != "convert_sync_batchnorm":
-            return None
-        if not (file.tree.qualified(node.func) or "").startswith("torch.nn."):
-            return None
-        above = file.tree.parent(node)
-        if (isinstance(above, cst.IfExp) and above.body is node) or not node.args or node.args[0].star:
-            return None
-        if file.target.name == "torch" and file.is_guarded(node):
-            return None
-        model = node.args[0].value
-        host = f'{file.target.device_type} != "cpu"'
-        condition = host if isinstance(file.target, AcclimateTarget) else file.target.not_host
-        # What is in the call, such as a process group, keeps its own edits.
-        around: cst.BaseExpression = node
-        same = dotted(model)
-        if not same or same.startswith("."):
-            rest = "" if len(node.args) == 1 else ", process_group=None"
-            around, same = node.func, f"lambda module{rest}: module"
-        place = file.span(around)
-        edits = (insert(place.start, "("), insert(place.end, f" if {condition} else {same})"))
-        finding = self.convert(file, node, *edits)
-        finding.claims = ()
-        return finding
 
 
 class OpBuilders(Rule):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import libcst as cst
 
 from acclimate.port.edits import replace
+from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name
 from acclimate.port.rules.compared import as_compared
-from acclimate.port.rules.devices import HELPER, unsafe_at_import
+from acclimate.port.rules.devices import unsafe_at_import
 from acclimate.port.sinks import DEVICE_METHODS, Sink, sink_of
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
@@ -15,7 +16,7 @@ from acclimate.port.tree import Span, called_name, keyword, positional, string_v
 from acclimate.port.values import Kind
 
 _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
-_WITH_HELPER = f"import torch\n\n\n{HELPER}\n\n"
+_WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
 
 
 class DeviceObject(Rule):

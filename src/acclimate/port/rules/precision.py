@@ -5,8 +5,9 @@ from __future__ import annotations
 import libcst as cst
 
 from acclimate.port.edits import Edit, insert, replace
+from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_read
-from acclimate.port.rules.devices import AT_IMPORT, HELPER, unsafe_at_import
+from acclimate.port.rules.devices import AT_IMPORT, unsafe_at_import
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
 from acclimate.port.tree import Span, has_unpacking, positional
@@ -37,7 +38,7 @@ A decorator in a class runs when the module is imported, so the accelerator is c
             "        return x @ x\n",
             "import torch\nfrom acclimate import get_accelerator\n\n\ndef f(x, enabled):\n"
             "    with get_accelerator().amp.autocast(enabled, dtype=torch.float16):\n        return x @ x\n",
-            f"import torch\n\n\n{HELPER}\n\ndef f(x, enabled):\n"
+            f"import torch\n\n\n{ACCELERATOR_TYPE}\n\ndef f(x, enabled):\n"
             "    with torch.amp.autocast(accelerator_type(), enabled=enabled, dtype=torch.float16):\n"
             "        return x @ x\n",
         ),
@@ -45,7 +46,7 @@ A decorator in a class runs when the module is imported, so the accelerator is c
             "import torch\nfrom torch.cuda.amp import GradScaler\n\n\ndef f():\n    return GradScaler(enabled=True)\n",
             "import torch\nfrom acclimate import get_accelerator\n\n\n"
             "def f():\n    return get_accelerator().amp.GradScaler(enabled=True)\n",
-            f"import torch\n\n\n{HELPER}\n\ndef f():\n"
+            f"import torch\n\n\n{ACCELERATOR_TYPE}\n\ndef f():\n"
             "    return torch.amp.GradScaler(accelerator_type(), enabled=True)\n",
         ),
         Example(
@@ -54,7 +55,7 @@ A decorator in a class runs when the module is imported, so the accelerator is c
             "import torch\nfrom acclimate import get_accelerator\n\n\n"
             "class F(torch.autograd.Function):\n    @staticmethod\n    @get_accelerator().amp.custom_fwd\n"
             "    def forward(ctx, x):\n        return x\n",
-            f"import torch\n\n\n{HELPER}\n\nclass F(torch.autograd.Function):\n    @staticmethod\n"
+            f"import torch\n\n\n{ACCELERATOR_TYPE}\n\nclass F(torch.autograd.Function):\n    @staticmethod\n"
             "    @torch.amp.custom_fwd(device_type=accelerator_type())\n    def forward(ctx, x):\n        return x\n",
         ),
     )
@@ -138,7 +139,7 @@ Without the type of a device these functions of torch ask and set what holds on 
             "import torch\nfrom acclimate import get_accelerator\n\n\ndef f(x):\n"
             "    if torch.is_autocast_enabled(get_accelerator().device_name()):\n"
             "        return x.to(torch.get_autocast_dtype(get_accelerator().device_name()))\n    return x\n",
-            f"import torch\n\n\n{HELPER}\n\ndef f(x):\n    if torch.is_autocast_enabled(accelerator_type()):\n"
+            f"import torch\n\n\n{ACCELERATOR_TYPE}\n\ndef f(x):\n    if torch.is_autocast_enabled(accelerator_type()):\n"
             "        return x.to(torch.get_autocast_dtype(accelerator_type()))\n    return x\n",
         ),
         Example(
@@ -147,7 +148,7 @@ Without the type of a device these functions of torch ask and set what holds on 
             "import torch\nfrom acclimate import get_accelerator\n\n\ndef f(on):\n"
             "    torch.set_autocast_enabled(get_accelerator().device_name(), on)\n"
             "    torch.set_autocast_dtype(get_accelerator().device_name(), torch.float16)\n",
-            f"import torch\n\n\n{HELPER}\n\ndef f(on):\n    torch.set_autocast_enabled(accelerator_type(), on)\n"
+            f"import torch\n\n\n{ACCELERATOR_TYPE}\n\ndef f(on):\n    torch.set_autocast_enabled(accelerator_type(), on)\n"
             "    torch.set_autocast_dtype(accelerator_type(), torch.float16)\n",
         ),
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import libcst as cst
 
 from acclimate.port.edits import insert, replace
+from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_read
-from acclimate.port.rules.devices import AT_IMPORT, HELPER
+from acclimate.port.rules.devices import AT_IMPORT
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget, Missing
 from acclimate.port.tensor_classes import is_alias, tensor_classes, type_calls
@@ -14,7 +15,7 @@ from acclimate.port.tree import called_name, has_unpacking, string_value
 from acclimate.port.values import Kind
 
 _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
-_WITH_HELPER = f"import torch\n\n\n{HELPER}\n\n"
+_WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
 _DTYPES = {
     "FloatTensor": "float32", "HalfTensor": "float16", "DoubleTensor": "float64", "LongTensor": "int64",
     "IntTensor": "int32", "ShortTensor": "int16", "ByteTensor": "uint8", "CharTensor": "int8",

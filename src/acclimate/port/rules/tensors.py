@@ -8,6 +8,7 @@ import libcst as cst
 
 from acclimate.port.branches import keeps_host_out
 from acclimate.port.edits import Part, insert, replace
+from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.rules.base import (
     Example,
     Finding,
@@ -16,14 +17,14 @@ from acclimate.port.rules.base import (
     is_assigned,
     without_argument,
 )
-from acclimate.port.rules.devices import AT_IMPORT, HELPER
+from acclimate.port.rules.devices import AT_IMPORT
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
 from acclimate.port.tree import Span, called_name, has_unpacking, keyword, positional, string_value
 from acclimate.port.values import DEVICE_NAME, Kind, methods
 
 _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
-_WITH_HELPER = f"import torch\n\n\n{HELPER}\n\n"
+_WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
 _OWN_OBJECTS = re.compile(
     r"^(self|cls|args|opt|opts|options|cfg|config|conf|hparams|hps|FLAGS|params|flags)$"
 )
