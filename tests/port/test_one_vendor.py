@@ -186,3 +186,53 @@ def test_tensors_change_to_the_type_that_a_name_holds(target: str) -> None:
 
 def test_a_class_that_must_be_one_stays() -> None:
     stays("Tensor = torch.cuda.FloatTensor\nok = isinstance(x, Tensor)\n")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        """
+        def test_cache():
+            a, b = torch.device("cuda:0"), torch.device("cuda:1")
+            assert cache(a) is not cache(b)
+        """,
+        """
+        class Test(unittest.TestCase):
+            def test_cache(self):
+                self.assertNotEqual(key("cuda:0"), key("cuda:1"))
+        """,
+        """
+        def memory():
+            index = torch.cuda.current_device() if torch.cuda.is_available() else 0
+            return subprocess.check_output(["nvidia-smi", "-i", str(index)])
+        """,
+        """
+        def selector():
+            return str(torch.cuda.current_device())
+
+        def memory():
+            return subprocess.check_output(["nvidia-smi", "-i", selector()])
+        """,
+    ],
+)
+def test_numbers_of_devices_that_a_host_has_not_stay(source: str) -> None:
+    stays(source)
+
+
+def test_two_devices_that_hold_tensors_are_ported() -> None:
+    source = """
+        def test_sum():
+            a, b = torch.device("cuda:0"), torch.device("cuda:1")
+            assert torch.ones(1, device=a) + torch.ones(1).to(b).to("cuda:0") == 2
+        """
+    for target in TARGETS:
+        assert "cuda:" not in ported(source, target)
+
+
+def test_a_program_that_prints_what_nvidia_smi_says_is_ported() -> None:
+    source = """
+        def main(model):
+            print(subprocess.run(["nvidia-smi"]))
+            return torch.ones(1, device="cuda"), torch.cuda.current_device()
+        """
+    assert "torch.cuda" not in ported(source)

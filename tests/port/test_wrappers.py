@@ -8,6 +8,8 @@ import pytest
 import torch
 from porting import ported_once_for_all
 
+from acclimate.port.engine import Settings, port_text
+
 TARGETS = pytest.mark.parametrize("target", ["acclimate", "torch"])
 Pair = namedtuple("Pair", "left right")
 
@@ -83,3 +85,81 @@ def test_every_way_to_make_a_data_parallel_is_ported(line: str, wrapped: str, ta
 )
 def test_ways_to_share_a_batch_that_only_torch_on_cuda_has_stay(source: str, target: str) -> None:
     assert ported_once_for_all(source, target) == source
+
+
+OPTIONS = [
+    "options = {'device_ids': [rank], 'find_unused_parameters': True}\nm = DDP(m, **options)",
+    "options = dict(device_ids=[rank])\nm, other = DDP(m, **options), DDP(m, **options)",
+    "options = {}\nif args.many:\n    options['device_ids'] = [rank]\nm = DDP(m, **options)",
+    "options = {}\noptions.update(device_ids=[rank])\nm = DDP(m, **options)",
+    "options = {}\noptions.update({'device_ids': [rank]})\nm = DDP(m, **options)",
+    "m = DDP(m, **{'device_ids': [rank]})",
+    "m = DDP(m, [rank])",
+    "wrap = functools.partial(DDP, device_ids=[rank])\nm = wrap(m)",
+]
+
+
+@TARGETS
+@pytest.mark.parametrize("lines", OPTIONS)
+def test_device_ids_are_none_on_a_host_however_they_are_given(lines: str, target: str) -> None:
+    body = lines.replace("\n", "\n    ")
+    source = (
+        "import functools\n\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n\n"
+        f"def f(m, rank, args):\n    {body}\n    return m\n"
+    )
+    text = ported_once_for_all(source, target)
+    host = (
+        "torch.accelerator.is_available()"
+        if target == "torch"
+        else 'get_accelerator().device_name() != "cpu"'
+    )
+    assert text.count(f"[rank] if {host} else None") == 1
+
+
+SYNC = """
+import torch
+from torch import nn
+
+
+def build(norm=None, many=True):
+    kind = nn.SyncBatchNorm if many else nn.BatchNorm2d
+    layers = nn.Conv2d(3, 8, 3), nn.SyncBatchNorm(8, eps=1e-3), kind(8), make(norm=nn.SyncBatchNorm)
+    return [each for each in layers if isinstance(each, nn.SyncBatchNorm)]
+
+
+def make(norm):
+    return norm(4)
+"""
+
+
+@TARGETS
+def test_a_synchronised_norm_that_is_made_directly_is_an_ordinary_one_on_a_host(target: str) -> None:
+    text = ported_once_for_all(SYNC, target)
+    assert text.count("torch.nn.BatchNorm2d)") == 3
+    assert "isinstance(each, nn.SyncBatchNorm)" in text
+
+
+@TARGETS
+def test_a_synchronised_norm_of_unknown_dimensions_is_left_with_a_reason(target: str) -> None:
+    source = "from torch import nn\n\n\ndef f():\n    return nn.SyncBatchNorm(8)\n"
+    ported = port_text(source, Settings(target, unsafe=True))
+    assert ported.text == source
+    assert "raises on a host" in ported.sites[0].reason
+
+
+INDEXES = [
+    "d = 0 if torch.cuda.is_available() else -1",
+    "d = -1 if not torch.cuda.is_available() else gpu",
+    "d = gpu if torch.cuda.is_available() and gpu else -1",
+    "if torch.cuda.is_available():\n    d = 0\nelse:\n    d = -1",
+    "d = -1\nif torch.cuda.is_available():\n    d = 0",
+    "found = torch.cuda.is_available()\nd = 0 if found else -1",
+]
+
+
+@pytest.mark.parametrize("lines", INDEXES)
+def test_an_index_of_minus_one_still_stands_for_the_host(lines: str) -> None:
+    source = "import torch\n\n\ndef f(gpu=0):\n    " + lines.replace("\n", "\n    ") + "\n    return d\n"
+    text = ported_once_for_all(source, "acclimate")
+    assert "is_available" not in text
+    assert 'device_name() != "cpu"' in text or 'device_name() == "cpu"' in text

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from acclimate.port.questions import chooses_index_of_host
 from acclimate.port.source import SourceFile
 from acclimate.port.tree import Span, called_name, dotted, string_value, walk
 
@@ -184,7 +185,7 @@ def keeps_host_out(file: SourceFile, node: cst.CSTNode) -> bool:
     negated = file.tree.parent(node)
     if isinstance(negated, cst.UnaryOperation) and guards_fallback(file, negated):
         return True
-    if _needs_device(file, node):
+    if _needs_device(file, node) or chooses_index_of_host(file, node):
         return True
     uses = [node, *_Reach(file, node).answers()]
     return any(has_host_branch(file, each) for each in uses) or imports_kernels(file) or _pins(file, node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -14,6 +15,8 @@ _KERNEL_MARKS = {"triton.jit", "triton.autotune", "numba.cuda.jit", "cutlass.cut
 _BUILDS = "torch.utils.cpp_extension."
 _TOOLKIT = re.compile(r"^(CUDA|ROCM)_(HOME|PATH)$")
 _REPLACES = {"patch", "object", "multiple", "setattr"}
+_NUMBERED = re.compile(r"cuda:\d+$")
+_COMMAND = "nvidia-smi"
 _RUNTIMES = {
     "tensorrt": "TensorRT",
     "torch_tensorrt": "TensorRT",
@@ -53,6 +56,10 @@ class OneVendor:
         for each in around:
             if isinstance(each, cst.FunctionDef) and each in self._of_runtimes:
                 return f"the function uses {self._of_runtimes[each]}, which only NVIDIA's hardware has"
+        if (_NUMBERED.match(string_value(node) or "") or isinstance(node, cst.Call)) and any(
+            each in self._only_comparing for each in around
+        ):
+            return "the test only compares devices that differ, and a host has one"
         return ""
 
     def _is_build(self, call: cst.Call) -> bool:
@@ -110,6 +117,11 @@ class OneVendor:
         """The functions that use a runtime for NVIDIA's hardware alone, with its name."""
         used = {first for first in (name.partition(".")[0] for name in self._imports) if first in _RUNTIMES}
         found: dict[cst.CSTNode, str] = {}
+        for function in self._tree.of_type(cst.FunctionDef) if _COMMAND in self._tree.text else []:
+            if _COMMAND in self._tree.source(function) and self._uses_torch_only_for_cuda(function):
+                helpers = [self._functions_by_name.get(called_name(each) or "") for each in _calls(function)]
+                asking = [each for each in helpers if each and self._uses_torch_only_for_cuda(each)]
+                found |= dict.fromkeys([function, *asking], _COMMAND)
         if not used:
             return found
         for name in self._tree.of_type(cst.Name):
@@ -117,6 +129,56 @@ class OneVendor:
             if home in used:
                 found |= dict.fromkeys(self._functions(name), _RUNTIMES[home])
         return found
+
+    @cached_property
+    def _functions_by_name(self) -> dict[str, cst.FunctionDef]:
+        return {each.name.value: each for each in self._tree.of_type(cst.FunctionDef)}
+
+    def _uses_torch_only_for_cuda(self, function: cst.FunctionDef) -> bool:
+        """Whether a function computes nothing with torch, so that it only asks about GPUs."""
+        for node in walk(function.body):
+            name = self._tree.qualified(node) if isinstance(node, cst.Attribute) else None
+            if name and name.startswith("torch.") and not name.startswith("torch.cuda"):
+                return False
+        return True
+
+    @cached_property
+    def _only_comparing(self) -> set[cst.CSTNode]:
+        """The tests that name several numbered devices and put nothing on them."""
+        numbered: dict[cst.CSTNode, set[str]] = defaultdict(set)
+        for text in self._tree.of_type(cst.SimpleString):
+            if _NUMBERED.match(string_value(text) or ""):
+                for function in self._functions(text):
+                    numbered[function].add(string_value(text) or "")
+        return {
+            function
+            for function, names in numbered.items()
+            if len(names) > 1 and _asserts(function) and not self._puts_on_device(function)
+        }
+
+    def _puts_on_device(self, function: cst.CSTNode) -> bool:
+        """Whether a numbered device, or a name that holds one, is given to what takes a device."""
+        devices = {
+            target.target.value
+            for assign in walk(function)
+            if isinstance(assign, cst.Assign) and self._names_numbered(assign.value)
+            for target in assign.targets
+            if isinstance(target.target, cst.Name)
+        }
+        for call in _calls(function):
+            if self._tree.qualified(call.func) == "torch.device":
+                continue
+            for argument in call.args:
+                word = argument.keyword.value if argument.keyword is not None else ""
+                takes = word in ("device", "map_location") or called_name(call) in ("to", "cuda", "to_empty")
+                names = {each.value for each in walk(argument.value) if isinstance(each, cst.Name)}
+                if takes and (names & devices or self._names_numbered(argument.value)):
+                    return True
+        return False
+
+    @staticmethod
+    def _names_numbered(node: cst.CSTNode) -> bool:
+        return any(_NUMBERED.match(string_value(each) or "") for each in walk(node))
 
     @cached_property
     def _imports(self) -> set[str]:
@@ -139,3 +201,14 @@ class OneVendor:
 
     def _first(self, node: cst.CSTNode, kinds: tuple[type[cst.CSTNode], ...]) -> cst.CSTNode | None:
         return next((each for each in self._tree.ancestors(node) if isinstance(each, kinds)), None)
+
+
+def _calls(function: cst.CSTNode) -> list[cst.Call]:
+    return [each for each in walk(function) if isinstance(each, cst.Call)]
+
+
+def _asserts(function: cst.CSTNode) -> bool:
+    """Whether a function is a test: it asserts, with the statement or a method of unittest's."""
+    return any(isinstance(each, cst.Assert) for each in walk(function)) or any(
+        (called_name(each) or "").startswith("assert") for each in _calls(function)
+    )

@@ -9,7 +9,7 @@ from enum import Enum
 
 import libcst as cst
 
-from acclimate.port.sinks import DEVICE_KEYWORDS, takes_device
+from acclimate.port.sinks import DEVICE_KEYWORDS, gets_to_device, parameter_of, takes_device
 from acclimate.port.source import SourceFile
 from acclimate.port.tree import called_name, positional, string_value
 from acclimate.port.values import DEVICE_NAME, Kind
@@ -73,7 +73,7 @@ def _place(file: SourceFile, node: cst.CSTNode, at: cst.CSTNode | None) -> Place
         targets = [each.target for each in at.targets] if isinstance(at, cst.Assign) else [at.target]
         return _assigned(file, targets)
     if isinstance(at, cst.Param):
-        return DEVICE if DEVICE_NAME.search(at.name.value) else Place(Role.DATA, "the parameter is no device")
+        return DEVICE if gets_to_device(file, at) else Place(Role.DATA, "the parameter is no device")
     if isinstance(at, cst.DictElement):
         return _dictionary(file, node, at)
     if isinstance(at, cst.Return):
@@ -110,6 +110,9 @@ def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Place:
             owner = file.tree.statement(call)
             if isinstance(owner, cst.AnnAssign):
                 return _assigned(file, [owner.target])
+        parameter = parameter_of(file, call, argument)
+        if parameter is not None and gets_to_device(file, parameter):
+            return DEVICE
         return Place(Role.DATA, f"`{word}` is no device")
     if takes_device(file, call, argument):
         return DEVICE
@@ -136,25 +139,14 @@ def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Place:
         return Place(Role.COMPARED)
     if name == "parametrize" and DEVICE_NAME.search(first or ""):
         return Place(Role.LIKELY, "it is a parameter of a test")
-    parameter = _parameter_of(file, call, index)
-    if parameter is not None and DEVICE_NAME.search(parameter):
+    parameter = parameter_of(file, call, argument)
+    if parameter is not None and gets_to_device(file, parameter):
         return DEVICE
     if index == 0 and name in ("init_device_mesh", "autocast", "device", "Generator", "GradScaler"):
         return Place(Role.LIKELY, f"`{name}` is not known to be torch's")
     if _starts_with_index(argument.value):
         return Place(Role.LIKELY, "only its form says that it is a device")
     return Place(Role.DATA, f"nothing shows that `{name}` takes a device")
-
-
-def _parameter_of(file: SourceFile, call: cst.Call, index: int | None) -> str | None:
-    """The name of the parameter that an argument is for, where this file defines the function."""
-    if index is None or not isinstance(call.func, cst.Name):
-        return None
-    for assignment in file.tree.assignments(call.func):
-        if isinstance(assignment.node, cst.FunctionDef):
-            parameters = [*assignment.node.params.posonly_params, *assignment.node.params.params]
-            return parameters[index].name.value if index < len(parameters) else None
-    return None
 
 
 def _assigned(file: SourceFile, targets: Sequence[cst.CSTNode]) -> Place:
@@ -243,7 +235,10 @@ def is_device_like(file: SourceFile, node: cst.CSTNode) -> bool:
             return is_device_like(file, node.func.value)
         return bool(re.search(r"device", called_name(node) or "", re.IGNORECASE))
     if isinstance(node, cst.Name):
-        return bool(DEVICE_NAME.search(node.value)) or file.values.of(node).kind is Kind.DEVICE
+        if DEVICE_NAME.search(node.value) or file.values.of(node).kind is Kind.DEVICE:
+            return True
+        given = [each.node for each in file.tree.assignments(node)]
+        return any(isinstance(each, cst.Param) and gets_to_device(file, each) for each in given)
     if isinstance(node, cst.Subscript):
         return bool(DEVICE_NAME.search(_last_name(node) or "")) or is_device_like(file, node.value)
     return False

@@ -36,6 +36,7 @@ def must_be_false_on_a_host(file: SourceFile, question: cst.CSTNode) -> bool:
     """
     return (
         _decides_on_the_host(file, question)
+        or chooses_index_of_host(file, question)
         or _decides_on_a_skip(file, question, _DEPTH)
         or _decides_on_half(file, question)
         or _tells_people(file, question)
@@ -99,6 +100,56 @@ def _decides_on_the_host(file: SourceFile, question: cst.CSTNode) -> bool:
     sides = (file.tree.source(at.body), file.tree.source(at.orelse))
     texts = all(isinstance(each, _TEXTS) for each in (at.body, at.orelse))
     return ("None" in sides or texts) and any(_HOST_IN_TEXT.search(side) for side in sides)
+
+
+def chooses_index_of_host(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether the other choice is −1, by which libraries such as transformers mean the host."""
+    return any(_is_beside_minus_one(file, use) for use in [question, *_uses(file, question)])
+
+
+def _is_beside_minus_one(file: SourceFile, question: cst.CSTNode) -> bool:
+    below = question
+    for around in file.tree.ancestors(question):
+        if isinstance(around, (cst.If, cst.IfExp)) and below is around.test:
+            chosen = _chosen(file, around) if isinstance(around, cst.If) else [around.body, around.orelse]
+            return any(_is_minus_one(each) for each in chosen)
+        if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
+            return False
+        below = around
+    return False
+
+
+def _chosen(file: SourceFile, statement: cst.If) -> list[cst.BaseExpression]:
+    """What a statement, or the line before it, may give to a name that the statement's first branch sets."""
+    first = _only_assignment(statement.body)
+    if first is None:
+        return []
+    target = file.tree.source(first.targets[0].target)
+    others = [_only_assignment(statement.orelse.body)] if isinstance(statement.orelse, cst.Else) else []
+    block = file.tree.parent(statement)
+    if isinstance(block, (cst.IndentedBlock, cst.Module)):
+        index = next(i for i, each in enumerate(block.body) if each is statement)
+        others += [_assignment(block.body[index - 1])] if index else []
+    same = [each for each in others if each and file.tree.source(each.targets[0].target) == target]
+    return [first.value, *(each.value for each in same)]
+
+
+def _only_assignment(block: cst.BaseSuite) -> cst.Assign | None:
+    return _assignment(block.body[0]) if len(block.body) == 1 else None
+
+
+def _assignment(line: cst.CSTNode) -> cst.Assign | None:
+    only = line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else None
+    return only if isinstance(only, cst.Assign) and len(only.targets) == 1 else None
+
+
+def _is_minus_one(node: cst.CSTNode) -> bool:
+    return (
+        isinstance(node, cst.UnaryOperation)
+        and isinstance(node.operator, cst.Minus)
+        and isinstance(node.expression, cst.Integer)
+        and node.expression.value == "1"
+    )
 
 
 def _decides_on_a_skip(file: SourceFile, question: cst.CSTNode, depth: int) -> bool:

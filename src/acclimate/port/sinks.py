@@ -7,7 +7,7 @@ from enum import Enum
 import libcst as cst
 
 from acclimate.port.source import SourceFile
-from acclimate.port.tree import called_name, positional
+from acclimate.port.tree import called_name, dotted, positional
 from acclimate.port.values import DEVICE_NAME
 
 DEVICE_KEYWORDS = {"device", "map_location", "torch_device"}
@@ -82,6 +82,67 @@ def takes_device(file: SourceFile, call: cst.Call, argument: cst.Arg) -> bool:
         and index == 0
         and isinstance(call.func, cst.Attribute)
     )
+
+
+def parameter_of(file: SourceFile, call: cst.Call, argument: cst.Arg) -> cst.Param | None:
+    """The parameter that an argument is for, where this file defines what is called."""
+    function, is_bound = _defined(file, call)
+    if function is None or argument.star:
+        return None
+    listed = [*function.params.posonly_params, *function.params.params]
+    if argument.keyword is not None:
+        word = argument.keyword.value
+        named = [*listed, *function.params.kwonly_params]
+        return next((each for each in named if each.name.value == word), None)
+    arguments = positional(call)
+    index = next((i for i, each in enumerate(arguments) if each is argument), None)
+    if index is None:
+        return None
+    index += is_bound
+    return listed[index] if index < len(listed) else None
+
+
+def _defined(file: SourceFile, call: cst.Call) -> tuple[cst.FunctionDef | None, bool]:
+    """The function of this file that a call runs, and whether its first parameter is given by Python."""
+    if isinstance(call.func, cst.Name):
+        for assignment in file.tree.assignments(call.func):
+            if isinstance(assignment.node, cst.FunctionDef):
+                return assignment.node, False
+            if isinstance(assignment.node, cst.ClassDef):
+                return _method(assignment.node, "__init__"), True
+        return None, False
+    if not isinstance(call.func, cst.Attribute) or file.tree.qualified(call.func) is not None:
+        return None, False
+    name = call.func.attr.value
+    found = [each for owner in file.values.classes.values() if (each := _method(owner, name))]
+    if len(found) != 1:
+        return None, False
+    kinds = {dotted(each.decorator) for each in found[0].decorators}
+    return found[0], "staticmethod" not in kinds
+
+
+def _method(owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
+    for each in owner.body.body:
+        if isinstance(each, cst.FunctionDef) and each.name.value == name:
+            return each
+    return None
+
+
+def gets_to_device(file: SourceFile, parameter: cst.Param, depth: int = 3) -> bool:
+    """Whether a parameter is a device: its name says so, or its function gives it to what takes a device."""
+    if DEVICE_NAME.search(parameter.name.value):
+        return True
+    for use in file.tree.reads(parameter.name) if depth else []:
+        holder = file.tree.parent(use)
+        call = file.tree.parent(holder) if isinstance(holder, cst.Arg) else None
+        if not isinstance(holder, cst.Arg) or not isinstance(call, cst.Call):
+            continue
+        if takes_device(file, call, holder):
+            return True
+        following = parameter_of(file, call, holder)
+        if following is not None and gets_to_device(file, following, depth - 1):
+            return True
+    return False
 
 
 def _is_property_question(file: SourceFile, call: cst.Call) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import libcst as cst
 
 from acclimate.port.edits import insert
 from acclimate.port.helpers import ACCELERATOR_TYPE, ON_ANY_DEVICE
-from acclimate.port.rules.base import Example, Finding, Rule, without_argument
+from acclimate.port.rules.base import Example, Finding, Rule, is_read, without_argument
 from acclimate.port.rules.devices import unsafe_at_import
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
-from acclimate.port.tree import called_name, dotted, keyword
+from acclimate.port.tree import called_name, dotted, keyword, positional, string_value
 from acclimate.port.values import Kind, methods
 
 _DATA_PARALLEL = {
@@ -23,6 +25,15 @@ _STEPS = {
     *("torch.nn.parallel.scatter_gather.scatter", "torch.nn.parallel.scatter_gather.scatter_kwargs"),
     *("torch.nn.parallel.scatter_gather.gather", "torch.nn.parallel.replicate.replicate"),
 }
+_SYNC_BATCH_NORM = {
+    "torch.nn.SyncBatchNorm",
+    "torch.nn.modules.batchnorm.SyncBatchNorm",
+    "torch.nn.modules.SyncBatchNorm",
+}
+_ASK_FOR_CLASS = {"isinstance", "issubclass"}
+_OF_DIMENSIONS = re.compile(
+    r"^(?:Conv|ConvTranspose|BatchNorm|MaxPool|AvgPool|AdaptiveAvgPool|Dropout)([123])d$"
+)
 _STEPS_OF_A_CLASS = {"forward", "scatter", "gather", "replicate", "parallel_apply"}
 
 
@@ -94,7 +105,7 @@ class DeviceIds(Rule):
     summary = "`device_ids` of `DistributedDataParallel` and `barrier`, `device_id` of `init_process_group`"
     explanation = """\
 On a CPU `device_ids`, `output_device`, and `device_id` of `init_process_group`, must be `None`. On CUDA they stay: they also make the wrapper move its inputs.
-Only NCCL's `barrier` takes `device_ids`, so they go there. That is unsafe: NCCL then takes the current device, which
+They are found as arguments and in the dictionary that is given as `**options`. Only NCCL's `barrier` takes `device_ids`, so they go there. That is unsafe: NCCL then takes the current device, which
 `get_accelerator().set_device(…)` sets."""
     examples = (
         Example(
@@ -117,31 +128,26 @@ Only NCCL's `barrier` takes `device_ids`, so they go there. That is unsafe: NCCL
     def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
         if not isinstance(node, cst.Call):
             return None
-        name = file.tree.qualified(node.func) or called_name(node) or ""
-        if name.rpartition(".")[2] not in ("DistributedDataParallel", "DDP", "barrier", "init_process_group"):
-            return None
-        words = ("device_id",) if name.endswith("init_process_group") else ("device_ids", "output_device")
-        both = [keyword(node, word) for word in words]
-        values = [each.value for each in both if each is not None]
-        values = [each for each in values if file.values.of(each).kind is not Kind.NONE]
-        if not values or any(
-            isinstance(each, (cst.IfExp, cst.Lambda, cst.BooleanOperation)) for each in values
-        ):
+        is_partial = file.tree.qualified(node.func) == "functools.partial" and bool(node.args)
+        function = node.args[0].value if is_partial else node.func
+        name = (file.tree.qualified(function) or dotted(function)).rpartition(".")[2]
+        if name not in ("DistributedDataParallel", "DDP", "barrier", "init_process_group"):
             return None
         if file.is_guarded(node) and file.target.name == "torch":
             return None
-        if isinstance(values[0], cst.List) and not values[0].elements:
-            return None
-        if name.endswith("barrier"):
+        if name == "barrier":
             given = keyword(node, "device_ids")
-            if given is None:
+            if given is None or file.values.of(given.value).kind is Kind.NONE:
                 return None
-            return self.convert(
-                file,
-                node,
-                without_argument(file, node, given),
-                unsafe="NCCL then takes the current device",
-            )
+            edit = without_argument(file, node, given)
+            return self.convert(file, node, edit, unsafe="NCCL then takes the current device")
+        words = ("device_id",) if name == "init_process_group" else ("device_ids", "output_device")
+        values = [value for word in words for value in _given(file, node, word)]
+        if len(words) == 2 and not is_partial:
+            values += [each.value for each in positional(node)[1:3]]
+        values = [each for each in values if _may_be_a_device(file, each)]
+        if not values:
+            return None
         quote = file.quote(node)
         host = f"{file.target.device_type} != {quote}cpu{quote}"
         condition = host if file.target.name == "acclimate" else file.target.not_host
@@ -151,16 +157,92 @@ Only NCCL's `barrier` takes `device_ids`, so they go there. That is unsafe: NCCL
         return finding
 
 
+def _may_be_a_device(file: SourceFile, value: cst.BaseExpression) -> bool:
+    """Whether a value must not stay where the host is all there is; one that has a choice in it stays."""
+    if isinstance(value, (cst.IfExp, cst.Lambda, cst.BooleanOperation)):
+        return False
+    if isinstance(value, cst.List) and not value.elements:
+        return False
+    return file.values.of(value).kind is not Kind.NONE
+
+
+def _given(file: SourceFile, call: cst.Call, word: str) -> list[cst.BaseExpression]:
+    """What a keyword of a call is given, also through ``**options`` that are made in the same scope."""
+    plain = keyword(call, word)
+    if plain is not None:
+        return [plain.value]
+    found: list[cst.BaseExpression] = []
+    for options in [each.value for each in call.args if each.star == "**"]:
+        if not isinstance(options, cst.Name):
+            found += _in_dictionary(options, word)
+            continue
+        first = next((use for use in _unpacked(file, options)), None)
+        if first is not options:
+            continue  # the call before it has the edits
+        for assignment in file.tree.assignments(options):
+            target = file.tree.parent(assignment.node)
+            made = file.tree.parent(target) if isinstance(target, cst.AssignTarget) else target
+            if isinstance(made, (cst.Assign, cst.AnnAssign)) and made.value is not None:
+                found += _in_dictionary(made.value, word)
+        found += _set_later(file, options, word)
+    return found
+
+
+def _unpacked(file: SourceFile, name: cst.Name) -> list[cst.CSTNode]:
+    """The uses of a name as ``**name``, in the order of the text."""
+    uses = [each for each in file.tree.accesses(name) if isinstance(file.tree.parent(each), cst.Arg)]
+    return sorted(uses, key=lambda each: file.span(each).start)
+
+
+def _in_dictionary(node: cst.CSTNode, word: str) -> list[cst.BaseExpression]:
+    """The value of a key in ``{…}`` or ``dict(…)``."""
+    if isinstance(node, cst.Dict):
+        pairs = [each for each in node.elements if isinstance(each, cst.DictElement)]
+        return [each.value for each in pairs if string_value(each.key) == word]
+    if isinstance(node, cst.Call) and dotted(node.func) == "dict":
+        given = keyword(node, word)
+        return [given.value] if given is not None else []
+    return []
+
+
+def _set_later(file: SourceFile, options: cst.Name, word: str) -> list[cst.BaseExpression]:
+    """What ``options[word] = …`` and ``options.update(word=…)`` give."""
+    found: list[cst.BaseExpression] = []
+    for use in file.tree.accesses(options):
+        holder = file.tree.parent(use)
+        if isinstance(holder, cst.Subscript) and holder.value is use:
+            index = holder.slice[0].slice
+            target = file.tree.parent(holder)
+            made = file.tree.parent(target) if isinstance(target, cst.AssignTarget) else None
+            if (
+                isinstance(index, cst.Index)
+                and string_value(index.value) == word
+                and isinstance(made, cst.Assign)
+            ):
+                found.append(made.value)
+        call = file.tree.parent(holder) if isinstance(holder, cst.Attribute) else None
+        if isinstance(call, cst.Call) and called_name(call) == "update":
+            given = keyword(call, word)
+            found += [given.value] if given is not None else []
+            found += [
+                each for arg in call.args if not arg.keyword for each in _in_dictionary(arg.value, word)
+            ]
+    return found
+
+
 class SyncBatchNorm(Rule):
     """``torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)``."""
 
     code = "ACC505"
     name = "sync-batch-norm"
-    summary = "`torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`"
+    summary = "`torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`, `torch.nn.SyncBatchNorm(n)`"
     explanation = """\
 `SyncBatchNorm` raises on a CPU, so there the model keeps its own layers; each rank then takes the figures of its own
 part of the batch. Where the model is more than a name, the test goes around the function, and the model is evaluated
-once."""
+once.
+
+Where a program makes the layer itself, `BatchNorm1d`, `2d` or `3d` stands in on a CPU, with the same parameters. Which of
+them is told by the other layers in the file, so that is unsafe; where they do not tell, the layer is left."""
     examples = (
         Example(
             "import torch\nfrom torch import nn\n\n\ndef f(m):\n    return nn.SyncBatchNorm.convert_sync_batchnorm(m)\n",
@@ -181,9 +263,11 @@ once."""
             "if torch.accelerator.is_available() else lambda module: module)(make())\n",
         ),
     )
-    nodes = (cst.Call,)
+    nodes = (cst.Call, cst.Attribute, cst.Name)
 
     def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if isinstance(node, (cst.Attribute, cst.Name)):
+            return self._layer(file, node)
         if not isinstance(node, cst.Call) or called_name(node) != "convert_sync_batchnorm":
             return None
         if not (file.tree.qualified(node.func) or "").startswith("torch.nn."):
@@ -207,3 +291,36 @@ once."""
         finding = self.convert(file, node, *edits)
         finding.claims = ()
         return finding
+
+    def _layer(self, file: SourceFile, node: cst.Attribute | cst.Name) -> Finding | None:
+        """The class itself, which a program calls or passes on as the kind of layer to make."""
+        if file.tree.qualified(node) not in _SYNC_BATCH_NORM or not is_read(file, node):
+            return None
+        below: cst.CSTNode = node
+        at = file.tree.parent(node)
+        while isinstance(at, (cst.IfExp, cst.BooleanOperation)) and below is not getattr(at, "test", None):
+            if isinstance(at, cst.IfExp) and "device_name()" in file.tree.source(at.test):
+                return None
+            below, at = at, file.tree.parent(at)
+        call = at if isinstance(at, cst.Call) else file.tree.parent(at) if isinstance(at, cst.Arg) else None
+        is_made = isinstance(call, cst.Call) and call.func is node
+        is_given = isinstance(call, cst.Call) and called_name(call) not in _ASK_FOR_CLASS
+        if (
+            not is_made
+            and not is_given
+            and not isinstance(at, (cst.Assign, cst.Param, cst.Return, cst.DictElement))
+        ):
+            return None
+        if file.target.name == "torch" and file.is_guarded(node):
+            return None
+        dimensions = {found[1] for name in file.names if (found := _OF_DIMENSIONS.search(name))}
+        takes_group = isinstance(call, cst.Call) and keyword(call, "process_group") is not None
+        if len(dimensions) != 1 or takes_group:
+            reason = "it raises on a host, and what stands in for it there depends on the shape of its input"
+            return self.left(file, node, reason)
+        quote = file.quote(node)
+        host = f"{file.target.device_type} != {quote}cpu{quote}"
+        condition = host if isinstance(file.target, AcclimateTarget) else file.target.not_host
+        plain = f"{file.torch}.nn.BatchNorm{dimensions.pop()}d"
+        unsafe = "only the file's other layers tell the shape of its input"
+        return self.becomes(file, node, "(", file.span(node), f" if {condition} else {plain})", unsafe=unsafe)
