@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from acclimate.ops.optimizers.checks import check_sizes
+from acclimate.ops.optimizers.each import update_each
 from acclimate.ops.optimizers.rounding import square_root
 from acclimate.ops.registry import define_in_place
 
@@ -23,37 +23,20 @@ def define() -> Any:
     return define_in_place(SCHEMA, adagrad_)
 
 
-def adagrad_(
-    params: list[Tensor],
-    grads: list[Tensor],
-    sums: list[Tensor],
-    steps: list[Tensor],
-    outputs: list[Tensor],
-    *,
-    lr: float,
-    lr_decay: float,
-    weight_decay: float,
-    eps: float,
-    maximize: bool = False,
-    grad_scale: float = 1.0,
-    isa: int = 0,
-) -> None:
+def adagrad_(*lists: list[Tensor], **settings: Any) -> None:
     """Runs one step of Adagrad on each parameter; see :class:`acclimate.ops.CPUAdagrad`.
 
     It rounds in the same places as csrc/adagrad_rule.h, so results have the same bits.
     """
-    check_sizes(params, gradient=grads, sum=sums, output=outputs)
-    scale = -grad_scale if maximize else grad_scale
-    for i, param in enumerate(params):
-        steps[i].add_(1)
-        negative_lr = -lr / (1.0 + (steps[i].item() - 1.0) * lr_decay)
-        p, g, total = (tensor.float() for tensor in (param, grads[i], sums[i]))
-        g = g * scale
-        if weight_decay != 0.0:
-            g = g + p * weight_decay
-        total = total + g * g
-        p = p + (g * negative_lr) / (square_root(total) + eps)
-        param.copy_(p)
-        sums[i].copy_(total)
-        if outputs:
-            outputs[i].copy_(p)
+    update_each(_update, lists, ("sum",), **settings)
+
+
+def _update(
+    step: float, p: Tensor, g: Tensor, total: Tensor,
+    *, lr: float, lr_decay: float, weight_decay: float, eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    negative_lr = -lr / (1.0 + (step - 1.0) * lr_decay)
+    if weight_decay != 0.0:
+        g = g + p * weight_decay
+    total = total + g * g
+    return p + (g * negative_lr) / (square_root(total) + eps), total

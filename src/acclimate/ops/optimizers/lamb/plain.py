@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from acclimate.ops.optimizers.checks import check_sizes
+from acclimate.ops.optimizers.each import update_each
 from acclimate.ops.registry import define_in_place
 
 # csrc/lamb.cu reads the arguments in this order.
@@ -24,58 +25,40 @@ def define() -> Any:
     return define_in_place(SCHEMA, lamb_)
 
 
-def lamb_(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    steps: list[Tensor],
-    outputs: list[Tensor],
-    ratios: Tensor,
-    *,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    min_ratio: float,
-    max_ratio: float,
-    bias_correction: bool,
-    corrects_rate: bool = False,
-    eps_inside_sqrt: bool = False,
-    maximize: bool = False,
-    grad_scale: float = 1.0,
-) -> None:
-    """Runs one step of LAMB on each parameter and writes the trust ratios to ``ratios`` (float32).
+def lamb_(*arguments: Any, **settings: Any) -> None:
+    """Runs one step of LAMB on each parameter and writes the trust ratios to the last argument (float32).
 
     ``corrects_rate`` applies the bias correction to the learning rate instead of the moments, as DeepSpeed
     does. :class:`acclimate.ops.FusedLamb` and :class:`GroupTensors` describe the other arguments.
     """
-    check_sizes(params, gradient=grads, exp_avg=exp_avgs, exp_avg_sq=exp_avg_sqs, output=outputs)
-    scale = -grad_scale if maximize else grad_scale
-    for i, param in enumerate(params):
-        steps[i].add_(1)
-        count = steps[i].item()
-        correction1 = 1.0 - beta1**count if bias_correction else 1.0
-        correction2 = 1.0 - beta2**count if bias_correction else 1.0
-        rate = lr
-        if corrects_rate:
-            rate, correction1, correction2 = lr * correction2**0.5 / correction1, 1.0, 1.0
-        p, g, m, v = (tensor.float() for tensor in (param, grads[i], exp_avgs[i], exp_avg_sqs[i]))
-        g = g * scale
-        m = m * beta1 + g * (1.0 - beta1)
-        v = v * beta2 + (g * (1.0 - beta2)) * g
-        corrected = v / correction2
-        denominator = (corrected + eps).sqrt() if eps_inside_sqrt else corrected.sqrt() + eps
-        update = (m / correction1) / denominator + p * weight_decay
-        ratio = _trust_ratio(p.norm(), update.norm(), min_ratio, max_ratio)
-        p = p - update * (ratio * rate)
-        param.copy_(p)
-        exp_avgs[i].copy_(m)
-        exp_avg_sqs[i].copy_(v)
-        ratios[i] = ratio
-        if outputs:
-            outputs[i].copy_(p)
+    *lists, ratios = arguments
+    places = iter(ratios)
+
+    def update(*given: Any, **settings: Any) -> Sequence[Tensor]:
+        ratio, *new = _update(*given, **settings)
+        next(places).copy_(ratio)
+        return new
+
+    update_each(update, lists, ("exp_avg", "exp_avg_sq"), **settings)
+
+
+def _update(
+    step: float, p: Tensor, g: Tensor, m: Tensor, v: Tensor,
+    *, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, min_ratio: float,
+    max_ratio: float, bias_correction: bool, corrects_rate: bool = False, eps_inside_sqrt: bool = False,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Returns the trust ratio, the new parameter and the new moments."""
+    correction1 = 1.0 - beta1**step if bias_correction else 1.0
+    correction2 = 1.0 - beta2**step if bias_correction else 1.0
+    if corrects_rate:
+        lr, correction1, correction2 = lr * correction2**0.5 / correction1, 1.0, 1.0
+    m = m * beta1 + g * (1.0 - beta1)
+    v = v * beta2 + (g * (1.0 - beta2)) * g
+    corrected = v / correction2
+    denominator = (corrected + eps).sqrt() if eps_inside_sqrt else corrected.sqrt() + eps
+    update = (m / correction1) / denominator + p * weight_decay
+    ratio = _trust_ratio(p.norm(), update.norm(), min_ratio, max_ratio)
+    return ratio, p - update * (ratio * lr), m, v
 
 
 def _trust_ratio(weight_norm: Tensor, update_norm: Tensor, least: float, greatest: float) -> Tensor:

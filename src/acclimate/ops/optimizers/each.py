@@ -1,0 +1,44 @@
+"""Ops in plain torch, for devices without a native kernel: a rule for one parameter updates a whole group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from acclimate.ops.optimizers.checks import check_sizes
+
+
+def update_each(
+    rule: Callable[..., Sequence[Tensor]],
+    lists: Sequence[list[Tensor]],
+    state_names: Sequence[str],
+    *,
+    maximize: bool = False,
+    grad_scale: float = 1.0,
+    isa: int = 0,
+    **settings: Any,
+) -> None:
+    """Updates each parameter and its state in place.
+
+    Args:
+        rule: takes the number of this update, from 1; the parameter, its gradient and its states in float32;
+            and the settings. Returns the new parameter and states.
+        lists: the tensors, in the order of :meth:`GroupTensors.lists`.
+        state_names: what messages call the states.
+        isa: not used: torch chooses the instructions.
+    """
+    params, grads, *states, steps, outputs = lists
+    named_states = dict(zip(state_names, states, strict=True))
+    check_sizes(params, gradient=grads, **named_states, output=outputs)
+    scale = -grad_scale if maximize else grad_scale
+    for index, step in enumerate(steps):
+        step.add_(1)
+        changed = [params[index], *(state[index] for state in states)]
+        param, *own_states = (tensor.float() for tensor in changed)
+        new = rule(step.item(), param, grads[index].float() * scale, *own_states, **settings)
+        for tensor, value in zip(changed, new, strict=True):
+            tensor.copy_(value)
+        if outputs:
+            outputs[index].copy_(new[0])
