@@ -10,7 +10,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from acclimate.launch.event_loop import EventLoop
@@ -88,45 +88,38 @@ def supervise(
         processes.adopt_orphans(adopted_before)
 
 
+@dataclass(eq=False)
 class _Supervisor:
     """One run of the ranks."""
 
-    def __init__(
-        self,
-        plans: Sequence[RankPlan],
-        grace_s: float,
-        quiet: bool,
-        tagged: bool,
-        shares_terminal: bool,
-        stop: StopRequest | None,
-        inbox: SignalInbox,
-        name: str,
-    ) -> None:
-        self.name = name
-        self.ranks = [RankProcess(plan) for plan in plans]
-        self.grace_s = grace_s
-        self.quiet = quiet
-        self.shares_terminal = shares_terminal
-        self.stop = stop
-        self.inbox = inbox
-        self.tagged = tagged
+    plans: Sequence[RankPlan]
+    grace_s: float
+    quiet: bool
+    tagged: bool
+    shares_terminal: bool
+    stop: StopRequest | None
+    inbox: SignalInbox
+    name: str
+    pipes: dict[int, tuple[RankProcess, int]] = field(default_factory=dict)
+    """The rank and stream (1 or 2) of each pipe, by descriptor."""
+    failed: RankProcess | None = None
+    """The first rank that failed by itself."""
+    ended_by: int | None = None
+    """The signal that was forwarded to end the job."""
+    reason: str | None = None
+    asked_to_stop: bool = False
+    ending: bool = False
+    abandons_output: bool = False
+    output_deadline: float | None = None
+    """When to stop waiting for a silent reader, after an interruption."""
+    guards_deadline: float | None = None
+    """When to kill guards that are still running."""
+    said: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.ranks = [RankProcess(plan) for plan in self.plans]
         self.loop = EventLoop()
-        self.pump = OutputPump(self.loop, own_streams(partial(_view, tagged)), self._stream_failed)
-        self.pipes: dict[int, tuple[RankProcess, int]] = {}
-        """The rank and stream (1 or 2) of each pipe, by descriptor."""
-        self.failed: RankProcess | None = None
-        """The first rank that failed by itself."""
-        self.ended_by: int | None = None
-        """The signal that was forwarded to end the job."""
-        self.reason: str | None = None
-        self.asked_to_stop = False
-        self.ending = False
-        self.abandons_output = False
-        self.output_deadline: float | None = None
-        """When to stop waiting for a silent reader, after an interruption."""
-        self.guards_deadline: float | None = None
-        """When to kill guards that are still running."""
-        self.said: set[str] = set()
+        self.pump = OutputPump(self.loop, own_streams(partial(_view, self.tagged)), self._stream_failed)
         self.kills_before = count_kills()
         self.children_before = frozenset(processes.children(os.getpid()))
 

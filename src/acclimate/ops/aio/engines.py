@@ -95,7 +95,6 @@ class NativeEngine:
         self._identity = identity
 
     def submit(self, ticket: int, memory: torch.Tensor, file: OpenFile, offset: int, writes: bool) -> None:
-        """As :meth:`Engine.submit`."""
         length = memory.numel() * memory.element_size()
         refusal = torch.ops.acclimate.aio_submit(
             self._identity, ticket, memory, length, file.fd, file.direct_fd, offset, writes
@@ -104,7 +103,6 @@ class NativeEngine:
             raise OSError(-refusal, os.strerror(-refusal))
 
     def wait(self, ticket: int) -> Outcome:
-        """As :meth:`Engine.wait`."""
         # torch's dispatcher releases the GIL while native code waits.
         state = 0
         while state == 0:
@@ -112,15 +110,12 @@ class NativeEngine:
         return Outcome(error, offset) if state > 0 else _NEVER_SUBMITTED
 
     def forget(self, ticket: int) -> None:
-        """As :meth:`Engine.forget`."""
         torch.ops.acclimate.aio_forget(self._identity, ticket)
 
     def stop(self) -> None:
-        """As :meth:`Engine.stop`."""
         torch.ops.acclimate.aio_stop(self._identity)
 
     def abandon(self) -> None:
-        """As :meth:`Engine.abandon`."""
         torch.ops.acclimate.aio_abandon(self._identity)
 
 
@@ -169,7 +164,6 @@ class PythonEngine:
             _thread.start_new_thread(_work, (self._queue, is_running))
 
     def submit(self, ticket: int, memory: torch.Tensor, file: OpenFile, offset: int, writes: bool) -> None:
-        """As :meth:`Engine.submit`."""
         length = memory.numel() * memory.element_size()
         view = memoryview((ctypes.c_char * length).from_address(memory.data_ptr())).cast("B")
         blocks = [
@@ -186,7 +180,6 @@ class PythonEngine:
             raise
 
     def wait(self, ticket: int) -> Outcome:
-        """As :meth:`Engine.wait`."""
         blocks = self._requests.get(ticket)
         if blocks is None:
             return _NEVER_SUBMITTED
@@ -194,11 +187,9 @@ class PythonEngine:
         return next((outcome for outcome in outcomes if outcome.error), Outcome())
 
     def forget(self, ticket: int) -> None:
-        """As :meth:`Engine.forget`."""
         self._requests.pop(ticket, None)
 
     def stop(self) -> None:
-        """As :meth:`Engine.stop`."""
         for _ in self._workers:
             self._queue.put(None)
         for is_running in self._workers:
@@ -207,7 +198,6 @@ class PythonEngine:
         self._workers.clear()
 
     def abandon(self) -> None:
-        """As :meth:`Engine.abandon`."""
         self._requests.clear()
 
 

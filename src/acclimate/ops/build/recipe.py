@@ -172,10 +172,15 @@ def _included_headers(sources: Iterable[Path], folders: Sequence[Path]) -> dict[
     other machines count too. If a macro names the header, all files in ``folders`` count.
     """
     found: dict[Path, bytes] = {}
+    looked_up = set()
     todo = [(path, path.read_bytes()) for path in sources]
     while todo:
         including, content = todo.pop()
-        for quoted, angled, macro in _INCLUDE.findall(content):
+        for included in _INCLUDE.findall(content):
+            if (including.parent, included) in looked_up:
+                continue
+            looked_up.add((including.parent, included))
+            quoted, angled, macro = included
             if macro:
                 candidates = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
             else:

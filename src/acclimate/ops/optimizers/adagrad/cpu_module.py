@@ -46,20 +46,10 @@ def adagrad_update(
     grads: Tensor,
     exp_avg_sq: Tensor,
 ) -> int:
-    """Updates one parameter and its state in place.
+    """Updates one parameter and its state in place. Returns 0.
 
-    Args:
-        optimizer_id: as given to :func:`create_adagrad`.
-        step: the number of this update, from 1; without effect, since the learning rate does not decay.
-        lr: learning rate.
-        epsilon: added to the denominator.
-        weight_decay: L2.
-        params: the parameter; it, its gradient and its state can each be float32, bfloat16 or float16.
-        grads: its gradient.
-        exp_avg_sq: the sum of squared gradients, under DeepSpeed's name.
-
-    Returns:
-        0.
+    The arguments are those of :func:`~acclimate.ops.optimizers.adam.cpu_module.adam_update`; ``step`` has no
+    effect, since the learning rate does not decay, and ``exp_avg_sq`` is the sum of squared gradients.
 
     Raises:
         InvalidOptimizerArgumentError: no optimizer has that number.

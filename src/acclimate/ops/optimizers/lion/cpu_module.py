@@ -48,21 +48,10 @@ def lion_update(
     grads: Tensor,
     exp_avg: Tensor,
 ) -> int:
-    """Updates one parameter and its state in place.
+    """Updates one parameter and its state in place. Returns 0.
 
-    Args:
-        optimizer_id: as given to :func:`create_lion`.
-        step: the number of this update, from 1; without effect, since Lion has no bias correction.
-        lr: learning rate.
-        beta1: weight of the momentum in the direction.
-        beta2: decay of the momentum.
-        weight_decay: decoupled.
-        params: the parameter; it, its gradient and its state can each be float32, bfloat16 or float16.
-        grads: its gradient.
-        exp_avg: momentum.
-
-    Returns:
-        0.
+    The arguments are those of :func:`~acclimate.ops.optimizers.adam.cpu_module.adam_update`; ``step`` has no
+    effect, since Lion has no bias correction, and ``beta1`` is the momentum's weight in the direction.
 
     Raises:
         InvalidOptimizerArgumentError: no optimizer has that number.
