@@ -79,6 +79,17 @@ def test_many_rows_in_bf16_are_within_the_bound(scheme: str, rows: int) -> None:
     check_product(weight, values, torch.randn(rows, weight.shape[1]).bfloat16(), bias=bias)
 
 
+@pytest.mark.parametrize("isa", simd.usable_isas(), indirect=True)
+@pytest.mark.parametrize("dtype", DENSE.values(), ids=str)
+@pytest.mark.parametrize("k", [70, 1024])
+def test_a_row_has_the_same_bits_beside_however_many_others(k: int, dtype: torch.dtype, isa: str) -> None:
+    weight = PackedWeight.dense(torch.randn(37, k).to(dtype))
+    x = torch.randn(16, k).to(dtype)
+    whole = weight.linear(x)
+    for rows in (2, 3, 4, 6, 8, 10, 14):  # one row alone is added up in another order
+        assert torch.equal(weight.linear(x[:rows]), whole[:rows])
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(SCHEMES), st.integers(1, 70), st.integers(1, 600), st.integers(0, 20),

@@ -145,7 +145,7 @@ Input Step::input_for(const Weight& weight, Own& own, const float* x, int64_t ba
   if (own.is_ready[index]) {
     return own.input[index];
   }
-  const int64_t k = weight.k, stride = (k + 31) / 32 * 32;
+  const int64_t k = weight.k, stride = input_stride(form, k);
   Line* memory = at_least(own.memory[index], static_cast<int64_t>(input_bytes(form, batch, k) + 63) / 64);
   if (form == Form::bf16) {
     uint16_t* to = reinterpret_cast<uint16_t*>(memory);
@@ -265,7 +265,7 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
     }
     const Form form = form_of(key_weight, decoder_.dtype);
     const auto prepared = [&](std::vector<Line>& memory, const float* from, int64_t k, int64_t from_stride) {
-      const int64_t stride = (k + 31) / 32 * 32;
+      const int64_t stride = input_stride(form, k);
       Line* to = at_least(memory, static_cast<int64_t>(input_bytes(form, rows, k) + 63) / 64);
       for (int64_t i = 0; i < rows; ++i) {
         if (form == Form::bf16) {

@@ -64,8 +64,8 @@ inline void multiply_tile(const uint8_t* weight, int64_t weight_stride, int64_t 
     for (int row = 0; row < rows; ++row) {
       const uint8_t* from = weight + row * weight_stride + column * static_cast<int64_t>(sizeof(Value));
       weights[row] = Step::weights(reinterpret_cast<const Value*>(from));
-      // The next rows in the order of their addresses.
-      prefetch(next + (column * rows + row * Step::values) * static_cast<int64_t>(sizeof(Value)));
+      // Rows to come, in the order of their addresses.
+      prefetch_ahead(next + (column * rows + row * Step::values) * static_cast<int64_t>(sizeof(Value)));
     }
     for (int i = 0; i < inputs; ++i) {
       const typename Step::Vector value = Step::inputs(x + i * input.stride + column);
@@ -86,9 +86,17 @@ inline void multiply_tile(const uint8_t* weight, int64_t weight_stride, int64_t 
       }
     }
   }
-  for (int i = 0; i < inputs; ++i) {
-    for (int row = 0; row < rows; ++row) {
-      y[(first_input + i) * y_stride + row] = sum(sums[row][i]);
+  for (int row = 0; row < rows; ++row) {
+    float found[inputs];
+    if constexpr (inputs == 8) {
+      sum_8(sums[row], found);
+    } else {
+      for (int i = 0; i < inputs; ++i) {
+        found[i] = sum(sums[row][i]);
+      }
+    }
+    for (int i = 0; i < inputs; ++i) {
+      y[(first_input + i) * y_stride + row] = found[i];
     }
   }
 }
@@ -119,12 +127,16 @@ inline Floats multiply_row(const uint8_t* weight, int64_t k, const Input& input)
   return add(add(sums[0], sums[1]), add(sums[2], sums[3]));
 }
 
+// next: rows to ask memory for.
 template <class Step, int rows>
 inline void multiply_rows(const uint8_t* weight, int64_t weight_stride, int64_t k, const Input& input,
-                          float* y, int64_t y_stride) {
-  const uint8_t* next = weight + rows * weight_stride;
+                          const uint8_t* next, float* y, int64_t y_stride) {
   int64_t i = 0;
   if constexpr (most_inputs >= 8) {
+    for (; i + 8 <= input.m; i += 8) {
+      multiply_tile<Step, rows, 8>(weight, weight_stride, k, input, i, next, y, y_stride);
+      next = weight;
+    }
     for (; i + 4 <= input.m; i += 4) {
       multiply_tile<Step, rows, 4>(weight, weight_stride, k, input, i, next, y, y_stride);
       next = weight;
@@ -151,14 +163,18 @@ void multiply_dense(const Weight& weight, const Input& input, int64_t first, int
     }
     return;
   }
-  constexpr int together = most_inputs >= 8 ? 4 : most_inputs;
+  constexpr int together = most_inputs >= 2 ? 2 : 1;
+  const int64_t far = weight.stride > 0 ? bytes_ahead / weight.stride : 0;
+  const int64_t ahead = far > together ? far : together;
+  const auto row_at = [&](int64_t row) { return weight.data + row * weight.stride; };
   int64_t row = first;
   for (; row + together <= last; row += together) {
-    multiply_rows<Step, together>(weight.data + row * weight.stride, weight.stride, weight.k, input,
-                                  y + row - first, y_stride);
+    const int64_t next = row + ahead < last - together ? row + ahead : last - together;
+    multiply_rows<Step, together>(row_at(row), weight.stride, weight.k, input, row_at(next), y + row - first,
+                                  y_stride);
   }
   for (; row < last; ++row) {
-    multiply_rows<Step, 1>(weight.data + row * weight.stride, weight.stride, weight.k, input, y + row - first,
+    multiply_rows<Step, 1>(row_at(row), weight.stride, weight.k, input, row_at(row), y + row - first,
                            y_stride);
   }
 }

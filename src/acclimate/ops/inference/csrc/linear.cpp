@@ -82,12 +82,6 @@ std::atomic<int64_t> used_isa{0};
 
 const Kernels& kernels() { return table(used_isa.load(std::memory_order_relaxed)); }
 
-// Widths of rows of an input: whole vectors of each kernel, and whole super-blocks.
-int64_t padded(Form form, int64_t k) {
-  const int64_t multiple = form == Form::int8 ? 256 : 32;
-  return (k + multiple - 1) / multiple * multiple;
-}
-
 int64_t value_bytes(Form form) { return form == Form::f32 ? 4 : form == Form::bf16 ? 2 : 1; }
 
 void widen(Dtype dtype, const void* from, int64_t count, float* to) {
@@ -103,7 +97,7 @@ const void* row_of(const void* x, Dtype dtype, int64_t x_stride, int64_t row) {
 }
 
 Input prepare_f32(Dtype dtype, const void* x, int64_t x_stride, int64_t m, int64_t k, void* memory) {
-  const int64_t stride = padded(Form::f32, k);
+  const int64_t stride = input_stride(Form::f32, k);
   float* to = static_cast<float*>(memory);
   for (int64_t i = 0; i < m; ++i) {
     widen(dtype, row_of(x, dtype, x_stride, i), k, to + i * stride);
@@ -113,7 +107,7 @@ Input prepare_f32(Dtype dtype, const void* x, int64_t x_stride, int64_t m, int64
 }
 
 Input prepare_bf16(const void* x, int64_t x_stride, int64_t m, int64_t k, void* memory) {
-  const int64_t stride = padded(Form::bf16, k);
+  const int64_t stride = input_stride(Form::bf16, k);
   uint16_t* to = static_cast<uint16_t*>(memory);
   for (int64_t i = 0; i < m; ++i) {
     std::memcpy(to + i * stride, row_of(x, Dtype::bf16, x_stride, i), k * sizeof(uint16_t));
@@ -126,7 +120,7 @@ Input prepare_bf16(const void* x, int64_t x_stride, int64_t m, int64_t k, void* 
 struct Int8Memory {
   int64_t stride, codes, scales, scaled_sums, sums, wide, end;
 
-  Int8Memory(int64_t m, int64_t k) : stride(padded(Form::int8, k)) {
+  Int8Memory(int64_t m, int64_t k) : stride(input_stride(Form::int8, k)) {
     const int64_t blocks = stride / block_columns;
     codes = 0;
     scales = aligned(m * stride);
@@ -187,9 +181,21 @@ Form form_of(const Weight& weight, Dtype input) {
   return has_bf16 && weight.dtype == Dtype::bf16 && input == Dtype::bf16 ? Form::bf16 : Form::f32;
 }
 
+// Whole vectors of each kernel, and whole super-blocks. Rows of floating-point numbers are an odd number of
+// cache lines apart: with a power of two all of them would fall on the same few lines of the first cache.
+int64_t input_stride(Form form, int64_t k) {
+  const int64_t multiple = form == Form::int8 ? 256 : 32;
+  const int64_t whole = (k + multiple - 1) / multiple * multiple;
+  if (form == Form::int8) {
+    return whole;
+  }
+  const int64_t line = 64 / value_bytes(form);
+  return whole / line % 2 == 0 ? whole + line : whole;
+}
+
 size_t input_bytes(Form form, int64_t m, int64_t k) {
-  const int64_t own = m * padded(form, k) * value_bytes(form);
-  const int64_t in_f32 = m * padded(Form::f32, k) * 4;
+  const int64_t own = m * input_stride(form, k) * value_bytes(form);
+  const int64_t in_f32 = m * input_stride(Form::f32, k) * 4;
   return static_cast<size_t>(form == Form::int8 ? std::max(Int8Memory(m, k).end, in_f32) : own);
 }
 

@@ -71,6 +71,9 @@ Form form_of(const Weight& weight, Dtype input);
 
 size_t input_bytes(Form form, int64_t m, int64_t k);
 
+// The values from one row of an input to the next.
+int64_t input_stride(Form form, int64_t k);
+
 // Fills memory (input_bytes, aligned to 64) with m rows that are x_stride values apart. An input with
 // infinite or NaN values gets the form f32 instead of int8; compute() takes it, slowly.
 Input prepare(Form form, Dtype dtype, const void* x, int64_t x_stride, int64_t m, int64_t k, void* memory);

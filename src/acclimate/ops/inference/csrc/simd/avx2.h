@@ -124,4 +124,7 @@ inline Ints dot(Ints sums, Bytes codes, const int8_t* x) {
 
 inline void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
 
+constexpr int64_t bytes_ahead = 0;  // the next rows
+inline void prefetch_ahead(const void* at) { prefetch(at); }
+
 }  // namespace acclimate::inference::ACCLIMATE_ISA

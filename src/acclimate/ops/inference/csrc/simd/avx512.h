@@ -35,6 +35,24 @@ inline Floats load_i8(const void* from) {
 inline Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
 inline void store(float* to, Floats a) { _mm512_storeu_ps(to, a); }
 inline float sum(Floats a) { return _mm512_reduce_add_ps(a); }
+// The sums of eight vectors: the same additions as in eight calls of `sum`, with a third of the instructions.
+inline void sum_8(const Floats* a, float* to) {
+  Floats halves[4], quarters[2];
+  for (int i = 0; i < 4; ++i) {
+    const Floats b = a[2 * i], c = a[2 * i + 1];
+    halves[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b, c, 0x44), _mm512_shuffle_f32x4(b, c, 0xee));
+  }
+  for (int i = 0; i < 2; ++i) {
+    const Floats b = halves[2 * i], c = halves[2 * i + 1];
+    quarters[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b, c, 0x88), _mm512_shuffle_f32x4(b, c, 0xdd));
+  }
+  const __m512d b = _mm512_castps_pd(quarters[0]), c = _mm512_castps_pd(quarters[1]);
+  const Floats pairs =
+      _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(b, c)), _mm512_castpd_ps(_mm512_unpackhi_pd(b, c)));
+  const Floats sums = _mm512_add_ps(pairs, _mm512_permute_ps(pairs, 0xb1));
+  const Ints order = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 14, 10, 6, 2, 12, 8, 4, 0);
+  _mm256_storeu_ps(to, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, sums)));
+}
 inline Ints set(int32_t a) { return _mm512_set1_epi32(a); }
 
 inline Bytes load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
@@ -73,5 +91,10 @@ inline Ints dot(Ints sums, Bytes codes, const int8_t* x) {
 #endif
 
 inline void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
+
+// How far ahead dense weights are fetched into the second cache: else memory is idle while several inputs are
+// multiplied.
+constexpr int64_t bytes_ahead = 32 << 10;
+inline void prefetch_ahead(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1); }
 
 }  // namespace acclimate::inference::ACCLIMATE_ISA
