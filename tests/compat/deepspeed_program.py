@@ -2,8 +2,9 @@
 
     python deepspeed_program.py FOLDER SETTING...
 
-A setting is "stage,offload,dtype", such as "3,nvme,bf16". "3,none,fp32,save" saves a checkpoint in FOLDER
-and goes on, and "3,none,fp32,load" goes on from there; both print the losses after the checkpoint.
+A setting is "stage,offload,dtype", such as "3,nvme,bf16". "3,none,fp32,save,NAME" saves a checkpoint in
+FOLDER/NAME and goes on, and "3,none,fp32,load,NAME" goes on from there; both print the losses after the
+checkpoint.
 "infer,none,fp32" computes with a language model that is split over the ranks. Started with a launcher,
 rank 0 prints.
 """
@@ -56,19 +57,20 @@ def train(setting: str, folder: Path) -> dict[str, Any]:
     engine, *_ = deepspeed.initialize(model=model, config=config, model_parameters=model.parameters())
     generator = torch.Generator().manual_seed(1 + torch.distributed.get_rank())
     losses = []
-    if checkpoint == ["load"]:
-        engine.load_checkpoint(folder, f"stage{stage}")
+    what, name = checkpoint or ("", "")
+    if what == "load":
+        engine.load_checkpoint(folder / name, f"stage{stage}")
     for step in range(STEPS if not checkpoint else 2 * CHECKPOINT_AT):
         x, y = (torch.randn(8, width, generator=generator).to(engine.device) for width in (64, 8))
-        if checkpoint == ["load"] and step < CHECKPOINT_AT:
+        if what == "load" and step < CHECKPOINT_AT:
             continue  # these steps are in the checkpoint
         output = engine(x.to(torch.bfloat16 if dtype == "bf16" else torch.float32))
         loss = torch.nn.functional.mse_loss(output.float(), y)
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
-        if checkpoint == ["save"] and step == CHECKPOINT_AT - 1:
-            engine.save_checkpoint(folder, f"stage{stage}")
+        if what == "save" and step == CHECKPOINT_AT - 1:
+            engine.save_checkpoint(folder / name, f"stage{stage}")
             losses.clear()
     builder = get_accelerator().get_op_builder("CPUAdamBuilder")
     return {
@@ -102,14 +104,27 @@ def infer(dtype: Any) -> dict[str, Any]:
     }
 
 
+def prepare(settings: list[str]) -> None:
+    """Imports and builds before the forks what each of them would import and build anew."""
+    import deepspeed  # noqa: F401
+    import torch._dynamo
+    import torch._inductor.compile_fx  # noqa: F401
+    from deepspeed.accelerator import get_accelerator
+
+    ops = ["CPUAdamBuilder", "ShareMemCommBuilder"]
+    if any("nvme" in setting for setting in settings):
+        ops.append("AsyncIOBuilder")
+    for op in ops:
+        get_accelerator().create_op_builder(op).load()
+
+
 def main() -> None:
     folder, *settings = sys.argv[1:]
     # No process of these asks a launcher; DeepSpeed wants the variables of one.
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}.items():
         os.environ.setdefault(name, value)
     os.environ["LOCAL_SIZE"] = os.environ.get("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
-    import deepspeed  # noqa: F401 - before the forks, which then need not
-
+    prepare(settings)
     port = int(os.environ.setdefault("MASTER_PORT", "29533"))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     failed = 0

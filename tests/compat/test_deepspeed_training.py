@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from acclimate.compat.deepspeed import OPS_VARIABLE
 
 try:
     version("deepspeed")
@@ -18,20 +23,31 @@ except PackageNotFoundError:
     pytest.skip("DeepSpeed is not installed; make test-deepspeed has it", allow_module_level=True)
 
 PROGRAM = Path(__file__).with_name("deepspeed_program.py")
-WHOLE = ("0,none,fp32", "1,none,bf16", "2,none,fp32", "3,none,fp32", "3,none,bf16")
-OFFLOADED = ("1,cpu,fp32", "2,cpu,bf16", "3,cpu,fp32", "3,cpu,bf16")
-NVME = ("3,nvme,fp32", "3,nvme,bf16")
-HAS_LIBAIO = Path("/usr/include/libaio.h").exists()
-"""Without it DeepSpeed's own op cannot write to NVMe; ours can."""
-SETTINGS = (*WHOLE, *OFFLOADED, *(NVME if HAS_LIBAIO else ()))
+DTYPES = ("fp32", "bf16")
+WHOLE = tuple(f"{stage},none,{dtype}" for stage in range(4) for dtype in DTYPES)
+OFFLOADED = tuple(f"{stage},cpu,{dtype}" for stage in (1, 2, 3) for dtype in DTYPES)
+NVME = tuple(f"3,nvme,{dtype}" for dtype in DTYPES)
+"""DeepSpeed offloads to NVMe with stage 3 only."""
+LOADS: dict[str, tuple[str, dict[str, str]]] = {
+    "own": ("", {"DS_ACCELERATOR": "cpu"}),
+    "cpu": ("--deepspeed", {"DS_ACCELERATOR": "cpu", OPS_VARIABLE: "0"}),
+    "sim": ("--deepspeed", {"DS_ACCELERATOR": "sim", OPS_VARIABLE: "0"}),
+    "cpu, our ops": ("--deepspeed", {"DS_ACCELERATOR": "cpu", OPS_VARIABLE: "1"}),
+    "sim, our ops": ("--deepspeed", {"DS_ACCELERATOR": "sim", OPS_VARIABLE: "1"}),
+}
+"""For each column of the table: the option of ``acclimate run``, and the variables."""
+Losses = dict[str, list[float]]
+Table = dict[tuple[int, str], dict[str, Losses]]
+"""Losses by number of ranks, column and setting."""
 
 
-def results(
-    folder: Path, launcher: list[str], settings: tuple[str, ...], **environment: str
-) -> dict[str, Any]:
+def results(load: str, ranks: int, settings: tuple[str, ...], folder: Path) -> dict[str, Any]:
+    """Runs the program and returns what rank 0 printed for each setting."""
+    option, variables = LOADS[load]
+    options = [each for each in ("--num_accelerators", str(ranks), option) if each]
     done = subprocess.run(
-        [*launcher, str(PROGRAM), str(folder), *settings],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        [sys.executable, "-m", "acclimate", "run", *options, str(PROGRAM), str(folder), *settings],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
         capture_output=True,
         text=True,
         check=False,
@@ -43,84 +59,98 @@ def results(
     return found
 
 
-def launched(ranks: int, *options: str) -> list[str]:
-    run = [sys.executable, "-m", "acclimate", "run", "--num_accelerators", str(ranks)]
-    return [*run, *options]
+@functools.cache
+def deepspeeds_own_op_writes_to_nvme() -> bool:
+    """Asks DeepSpeed whether libaio is here, which its own op is built with; ours does not need it."""
+    program = (
+        "from deepspeed.ops.op_builder import AsyncIOBuilder; print(AsyncIOBuilder().is_compatible(False))"
+    )
+    variables = {**os.environ, "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()[-1] == "True"
+
+
+def settings_of(load: str) -> tuple[str, ...]:
+    if "ops" in load:
+        return (*OFFLOADED, *NVME)  # the others use none of these ops
+    return (*WHOLE, *OFFLOADED, *(NVME if deepspeeds_own_op_writes_to_nvme() else ()))
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """With DeepSpeed's own accelerator, on one rank and on two."""
-    folder = tmp_path_factory.mktemp("own")
-    return {ranks: results(folder, launched(ranks), SETTINGS, DS_ACCELERATOR="cpu") for ranks in (1, 2)}
+def table(request: pytest.FixtureRequest) -> Iterator[Table]:
+    """What the tests below found; printed after the last of them."""
+    found: Table = {}
+    yield found
+    write = request.config.get_terminal_writer().line
+    write("\n\nThe loss of the last step:\n")
+    write(f"| ZeRO, offload, dtype | ranks | {' | '.join(LOADS)} |")
+    write(f"|---|---|{'---|' * len(LOADS)}")
+    for ranks, setting in itertools.product((1, 2), (*WHOLE, *OFFLOADED, *NVME)):
+        losses = [found.get((ranks, load), {}).get(setting) for load in LOADS]
+        cells = " | ".join(f"{each[-1]:.9f}" if each else "" for each in losses)
+        write(f"| {setting.replace(',', ', ')} | {ranks} | {cells} |")
+
+
+def own_losses(table: Table, ranks: int, folder: Path) -> Losses:
+    """Returns those of DeepSpeed's own accelerator, which are computed once."""
+    if (ranks, "own") not in table:
+        found = results("own", ranks, settings_of("own"), folder)
+        table[ranks, "own"] = {setting: each["losses"] for setting, each in found.items()}
+    return table[ranks, "own"]
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("ops", ["0", "1"])
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("accelerator", ["cpu", "sim"])
+@pytest.mark.parametrize("load", [load for load in LOADS if load != "own"])
 def test_losses_are_those_of_deepspeeds_own_accelerator(
-    accelerator: str, ranks: int, ops: str, own: dict[int, dict[str, Any]], tmp_path: Path
+    load: str, ranks: int, table: Table, tmp_path: Path
 ) -> None:
-    settings = (*OFFLOADED, *NVME) if ops == "1" else SETTINGS
-    found = results(
-        tmp_path,
-        launched(ranks, "--deepspeed"),
-        settings,
-        DS_ACCELERATOR=accelerator,
-        ACCLIMATE_DEEPSPEED_OPS=ops,
-    )
-    for setting in settings:
+    own = own_losses(table, ranks, tmp_path)
+    found = results(load, ranks, settings_of(load), tmp_path)
+    table[ranks, load] = {setting: each["losses"] for setting, each in found.items()}
+    for setting, each in found.items():
         # Where the states lie changes no loss.
-        ours, theirs = found[setting], own[ranks].get(setting) or own[ranks][setting.replace("nvme", "cpu")]
-        assert ours["accelerator"] == "AcclimateAccelerator"
-        assert ours["device"].partition(":")[0] == accelerator
-        assert ours["builder"].startswith("acclimate." if ops == "1" else "deepspeed.")
-        if ops == "1":  # another kernel for Adam rounds elsewhere
-            assert ours["losses"] == pytest.approx(theirs["losses"], rel=2e-2 if "bf16" in setting else 1e-5)
+        theirs = own.get(setting) or own[setting.replace("nvme", "cpu")]
+        assert each["accelerator"] == "AcclimateAccelerator"
+        assert each["device"].partition(":")[0] == load.partition(",")[0]
+        assert each["builder"].startswith("acclimate." if "ops" in load else "deepspeed.")
+        if "ops" in load:  # another kernel for Adam rounds elsewhere
+            assert each["losses"] == pytest.approx(theirs, rel=2e-2 if "bf16" in setting else 1e-5)
         else:
-            assert ours["losses"] == theirs["losses"], setting
+            assert each["losses"] == theirs, setting
 
 
 CHECKPOINTS = ("1,cpu,fp32", "2,cpu,bf16", "3,cpu,fp32")
-LOADS: dict[str, tuple[tuple[str, ...], str]] = {
-    "own": ((), "cpu"),
-    "cpu": (("--deepspeed",), "cpu"),
-    "sim": (("--deepspeed",), "sim"),
-}
+THREE = ("own", "cpu", "sim")
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("ranks", "others"), [(1, ("cpu", "sim")), (2, ("sim",))])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_checkpoint_of_one_accelerator_goes_on_with_the_same_losses_on_another(
-    ranks: int, others: tuple[str, ...], tmp_path: Path
+    ranks: int, tmp_path: Path
 ) -> None:
-    def losses(load: str, what: str, folder: str) -> list[Any]:
-        options, accelerator = LOADS[load]
-        settings = tuple(f"{each},{what}" for each in CHECKPOINTS)
-        found = results(tmp_path / folder, launched(ranks, *options), settings, DS_ACCELERATOR=accelerator)
-        return [found[each]["losses"] for each in settings]
+    def losses(load: str, what: str, writers: tuple[str, ...]) -> list[list[list[float]]]:
+        wanted = [[f"{each},{what},{writer}" for each in CHECKPOINTS] for writer in writers]
+        found = results(load, ranks, tuple(itertools.chain(*wanted)), tmp_path)
+        return [[found[setting]["losses"] for setting in settings] for settings in wanted]
 
-    saved = {load: losses(load, "save", load) for load in ("own", *others)}
-    assert all(saved[load] == saved["own"] for load in others)
+    saved = [losses(load, "save", (load,)) for load in THREE]
+    assert saved[0] == saved[1] == saved[2]
     # After a checkpoint, DeepSpeed's Adam computes the powers of its betas anew: the last digits differ from
     # those of a run that goes on, so a loaded one is compared with one that was loaded.
-    expected = losses("own", "load", "own")
-    for other in others:
-        assert losses(other, "load", "own") == expected, other
-        assert losses("own", "load", other) == expected, other
-    assert losses(others[-1], "load", others[0]) == expected
+    loaded = {load: losses(load, "load", THREE) for load in THREE}
+    expected = loaded["own"][0]
+    assert loaded == {load: [expected] * len(THREE) for load in THREE}
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_inference_gives_the_logits_of_deepspeeds_own_accelerator(ranks: int, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    settings = ("infer,none,fp32", "infer,none,bf16")
-    found = {
-        load: results(tmp_path, launched(ranks, *options), settings, DS_ACCELERATOR=accelerator)
-        for load, (options, accelerator) in LOADS.items()
-    }
+    settings = tuple(f"infer,none,{dtype}" for dtype in DTYPES)
+    found = {load: results(load, ranks, settings, tmp_path) for load in THREE}
     for setting in settings:
         for load in ("cpu", "sim"):
             assert found[load][setting]["losses"] == found["own"][setting]["losses"], (load, setting)
