@@ -111,7 +111,9 @@ def prepare(settings: list[str]) -> None:
     import torch._inductor.compile_fx  # noqa: F401
     from deepspeed.accelerator import get_accelerator
 
-    ops = ["CPUAdamBuilder", "ShareMemCommBuilder"]
+    ops = ["ShareMemCommBuilder"]
+    if not all(setting.startswith("infer") for setting in settings):
+        ops.append("CPUAdamBuilder")
     if any("nvme" in setting for setting in settings):
         ops.append("AsyncIOBuilder")
     for op in ops:
