@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from fake_vendors import machine as machine
 from fresh_process import FreshProcesses
@@ -40,6 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
         derandomize=config.option.markexpr == "not slow",
     )
     settings.load_profile("shared")
+    if config.option.markexpr == "not slow":
+        # Else examples depend on which sources a process has imported, and each process of a run reads all
+        # of them: 2 s of processor time in a fresh clone. Hypothesis has no setting for it.
+        providers._get_local_constants = lambda: providers._local_constants
     # Else each of the many processes that tests start would compile the sources anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

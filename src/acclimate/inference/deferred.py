@@ -34,21 +34,17 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """Its name in the file."""
-        ...
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
-        ...
 
     @property
     def dtype(self) -> torch.dtype:
         """Its dtype."""
-        ...
 
     def read_into(self, region: Region, out: torch.Tensor) -> None:
         """Reads a region into a tensor on the host of the region's shape, which may have any strides."""
-        ...
 
 
 class DeferredTensor(torch.Tensor):

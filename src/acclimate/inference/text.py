@@ -20,11 +20,9 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Returns the prompt's tokens, with the model's start token if it has one."""
-        ...
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of some tokens, without special tokens."""
-        ...
 
 
 class HubTokenizer:

@@ -23,11 +23,9 @@ class Ranks(Protocol):
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sums a contiguous tensor over the ranks, in place, and returns it."""
-        ...
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Returns each rank's tensor, all of one shape, stacked along a new first dimension."""
-        ...
 
 
 class ProcessRanks:

@@ -18,11 +18,9 @@ class Step(Protocol):
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Returns batch x vocabulary logits."""
-        ...
 
     def likeliest(self, tokens: Tensor) -> Tensor:
         """Returns the token with the largest logit, for each sequence."""
-        ...
 
 
 @dataclass(frozen=True)

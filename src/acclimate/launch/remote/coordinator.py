@@ -72,21 +72,17 @@ class RemoteProcesses(Protocol):
 
     def open(self, coordinator: Coordinator) -> None:
         """Starts the engine's processes and lets the coordinator receive their messages."""
-        ...
 
     @property
     def running(self) -> bool:
         """Whether a process of the engine runs, or has unread output."""
-        ...
 
     @property
     def waits_for_reader(self) -> bool:
         """Whether output is still waiting for the launcher's reader."""
-        ...
 
     def kill(self) -> None:
         """Kills the engine's processes and thereby closes the connections to their agents."""
-        ...
 
 
 class Coordinator:

@@ -1,5 +1,6 @@
-// The steps of a batch norm over several processes. torch has kernels of them for devices only, so the host has
-// none; here they are made of ordinary operators. torch.nn.SyncBatchNorm sends what they return between processes.
+// The steps of a batch norm over several processes. torch has kernels of them for devices only, so the host
+// has none; here they are made of ordinary operators. torch.nn.SyncBatchNorm sends what they return between
+// processes.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/var_mean.h>
@@ -75,11 +76,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_reduce(const Tensor& grad_ou
   const Tensor sum = grad.sum(others(input)), product = (grad * away).sum(others(input));
   const auto type = weight && weight->defined() ? weight->scalar_type() : sum.scalar_type();
   return {for_input ? sum : Tensor(), for_input ? product : Tensor(),
-          for_weight ? (product * invstd).to(type) : Tensor(), for_bias ? sum.to(type, false, true) : Tensor()};
+          for_weight ? (product * invstd).to(type) : Tensor(),
+          for_bias ? sum.to(type, false, true) : Tensor()};
 }
 
 Tensor backward(const Tensor& grad_out, const Tensor& input, const Tensor& mean, const Tensor& invstd,
-                const optional<Tensor>& weight, const Tensor& sum, const Tensor& product, const Tensor& counts) {
+                const optional<Tensor>& weight, const Tensor& sum, const Tensor& product,
+                const Tensor& counts) {
   const Tensor total = counts.sum().to(mean.scalar_type());
   const Tensor away = widened(input) - by_channel(mean, input);
   const Tensor slope = by_channel(product / total * invstd.square(), input);

@@ -17,45 +17,39 @@ from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.ops.aio import SECTORS, aio_module, require_bytes, require_equal
 
 _Transfer = Callable[[Any, torch.Tensor, Any, int], object]
-_READS: dict[str, _Transfer] = {
-    "sync_pread()": lambda handle, buffer, file, offset: handle.sync_pread(buffer, file, offset),
-    "sync_pread(file_offset=…)": lambda handle, buffer, file, offset: handle.sync_pread(
-        buffer, file, file_offset=offset
-    ),
-    "pread()": lambda handle, buffer, file, offset: handle.pread(buffer, file, False, False, offset),
-    "pread(validate=True)": lambda handle, buffer, file, offset: handle.pread(
-        buffer, file, True, False, offset
-    ),
-    "async_pread()": lambda handle, buffer, file, offset: handle.async_pread(buffer, file, offset),
-    "async_pread(file_offset=…)": lambda handle, buffer, file, offset: handle.async_pread(
-        buffer, file, file_offset=offset
-    ),
-    "pread(async=True)": lambda handle, buffer, file, offset: handle.pread(buffer, file, False, True, offset),
-    "pread(validate=True, async=True)": lambda handle, buffer, file, offset: handle.pread(
-        buffer, file, True, True, offset
-    ),
+
+
+def _call(method: str, *flags: bool, names_offset: bool = False) -> _Transfer:
+    """A call of a handle's method with flags between file and offset, or with the offset by name."""
+
+    def transfer(handle: Any, buffer: torch.Tensor, file: Any, offset: int) -> object:
+        call = getattr(handle, method)
+        return call(buffer, file, file_offset=offset) if names_offset else call(buffer, file, *flags, offset)
+
+    return transfer
+
+
+_READS = {
+    "sync_pread()": _call("sync_pread"),
+    "sync_pread(file_offset=…)": _call("sync_pread", names_offset=True),
+    "pread()": _call("pread", False, False),
+    "pread(validate=True)": _call("pread", True, False),
+    "async_pread()": _call("async_pread"),
+    "async_pread(file_offset=…)": _call("async_pread", names_offset=True),
+    "pread(async=True)": _call("pread", False, True),
+    "pread(validate=True, async=True)": _call("pread", True, True),
 }
-_WRITES: dict[str, _Transfer] = {
-    "sync_pwrite()": lambda handle, buffer, file, offset: handle.sync_pwrite(buffer, file, offset),
-    "sync_pwrite(file_offset=…)": lambda handle, buffer, file, offset: handle.sync_pwrite(
-        buffer, file, file_offset=offset
-    ),
-    "write()": lambda handle, buffer, file, offset: handle.write(buffer, file, False, offset),
-    "write(validate=True)": lambda handle, buffer, file, offset: handle.write(buffer, file, True, offset),
-    "pwrite()": lambda handle, buffer, file, offset: handle.pwrite(buffer, file, False, False, offset),
-    "pwrite(validate=True)": lambda handle, buffer, file, offset: handle.pwrite(
-        buffer, file, True, False, offset
-    ),
-    "async_pwrite()": lambda handle, buffer, file, offset: handle.async_pwrite(buffer, file, offset),
-    "async_pwrite(file_offset=…)": lambda handle, buffer, file, offset: handle.async_pwrite(
-        buffer, file, file_offset=offset
-    ),
-    "pwrite(async=True)": lambda handle, buffer, file, offset: handle.pwrite(
-        buffer, file, False, True, offset
-    ),
-    "pwrite(validate=True, async=True)": lambda handle, buffer, file, offset: handle.pwrite(
-        buffer, file, True, True, offset
-    ),
+_WRITES = {
+    "sync_pwrite()": _call("sync_pwrite"),
+    "sync_pwrite(file_offset=…)": _call("sync_pwrite", names_offset=True),
+    "write()": _call("write", False),
+    "write(validate=True)": _call("write", True),
+    "pwrite()": _call("pwrite", False, False),
+    "pwrite(validate=True)": _call("pwrite", True, False),
+    "async_pwrite()": _call("async_pwrite"),
+    "async_pwrite(file_offset=…)": _call("async_pwrite", names_offset=True),
+    "pwrite(async=True)": _call("pwrite", False, True),
+    "pwrite(validate=True, async=True)": _call("pwrite", True, True),
 }
 _PARTS = ((0, 1), (4, 1), (1, 2), (5, 3))
 """Offsets and lengths of transfers in one file, in sectors; they do not overlap."""

@@ -53,3 +53,15 @@ void run(Group& group, const std::vector<Coefficients>& coefficients,
 #endif
 
 }  // namespace acclimate
+
+// Registers the op that applies a rule on the host.
+#define ACCLIMATE_HOST_OP(op, Call, Rule)                                                           \
+  namespace acclimate {                                                                             \
+  namespace {                                                                                       \
+  void op(StableIValue* stack, uint64_t, uint64_t) {                                                \
+    Call call{Arguments(stack)};                                                                    \
+    run(call.group, call.count_steps(), ACCLIMATE_STEP_RANGE(choose_isa(call.settings.isa), Rule)); \
+  }                                                                                                 \
+  STABLE_TORCH_LIBRARY_IMPL(acclimate, CPU, m) { m.impl(#op, &op); }                                \
+  }                                                                                                 \
+  }
