@@ -310,7 +310,9 @@ def read_options(args: argparse.Namespace, environ: Mapping[str, str]) -> RunOpt
         raise LaunchOptionError("--use_hyperthreads says how cores are bound; add --bind_cores_to_rank.")
     if options.node_rank is not None:
         _check_by_hand(options)
-    _check_nodes(options)
+    least, most = options.min_nodes, options.max_nodes
+    if least is not None and most is not None and least > most:
+        raise LaunchOptionError(f"--min_nodes {least} is more than --max_nodes {most}; did you swap them?")
     return options
 
 
@@ -328,12 +330,6 @@ def _check_by_hand(options: RunOptions) -> None:
             f"--node_rank {options.node_rank} must be below --num_nodes {options.num_nodes}: nodes count "
             "from 0."
         )
-
-
-def _check_nodes(options: RunOptions) -> None:
-    least, most = options.min_nodes, options.max_nodes
-    if least is not None and most is not None and least > most:
-        raise LaunchOptionError(f"--min_nodes {least} is more than --max_nodes {most}; did you swap them?")
 
 
 def _variables(assignments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

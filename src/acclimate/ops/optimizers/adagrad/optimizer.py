@@ -32,20 +32,10 @@ class CPUAdagrad(GroupOptimizer):
     torch without a compiler. ``torch.optim.Adagrad`` and this optimizer can load each other's
     ``state_dict()``.
 
-    Args:
-        model_params: parameters on the host, parameter groups or named parameters; float32, bfloat16 or
-            float16, as their gradients.
-        lr: learning rate.
-        eps: added to the denominator.
+    Args, besides those that it shares with :class:`CPUAdam`:
         weight_decay: L2.
-        amsgrad: must be ``False``; part of DeepSpeed's signature.
-        fp32_optimizer_states: keeps state in float32; ``False``: in each parameter's dtype.
         lr_decay: decay of the learning rate.
         initial_accumulator_value: the first value of the sum of squares.
-        maximize: maximizes the objective.
-        state_dtype: the state's dtype, instead of ``fp32_optimizer_states``.
-        master_weights: keeps a float32 copy of each 16-bit parameter in the state, updates the copy, and
-            writes the parameter from it in the same pass.
 
     Raises:
         InvalidOptimizerArgumentError: a setting is out of range or of the wrong kind.

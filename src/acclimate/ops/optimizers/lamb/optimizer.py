@@ -33,22 +33,12 @@ class FusedLamb(GroupOptimizer):
 
     On CUDA three launches update a whole group; other devices run plain torch. Arithmetic is in float32.
 
-    Args:
-        params: parameters, parameter groups or named parameters; float32, bfloat16 or float16.
-        lr: learning rate.
-        bias_correction: divides the moments by :math:`1 - \beta^t`.
-        betas: decay of the moments, each in [0, 1).
-        eps: added to the denominator.
+    Args, besides those that it shares with :class:`FusedAdam`:
         eps_inside_sqrt: adds ``eps`` to the second moment before taking the root instead.
         weight_decay: added to the update, in proportion to the parameter.
         max_grad_norm: scales the gradients of a group down to this norm; 0: no limit.
         max_coeff: the largest trust ratio.
         min_coeff: the smallest trust ratio.
-        amsgrad: must be ``False``.
-        maximize: maximizes the objective.
-        state_dtype: the state's dtype; ``None``: each parameter's.
-        master_weights: keeps a float32 copy of each 16-bit parameter in the state, updates the copy, and
-            writes the parameter from it in the same pass.
 
     Raises:
         InvalidOptimizerArgumentError: a setting is out of range or of the wrong kind.

@@ -40,17 +40,9 @@ class CPULion(_Lion):
     All arithmetic is in float32, in one pass. Every instruction set gives the same bits, and so does plain
     torch without a compiler.
 
-    Args:
-        model_params: parameters on the host, parameter groups or named parameters; float32, bfloat16 or
-            float16, as their gradients.
-        lr: learning rate.
+    Args, besides those that it shares with :class:`CPUAdam`:
         betas: weight of the momentum in the direction, and its decay; each in [0, 1).
         weight_decay: decoupled.
-        fp32_optimizer_states: keeps state in float32; ``False``: in each parameter's dtype.
-        maximize: maximizes the objective.
-        state_dtype: the state's dtype, instead of ``fp32_optimizer_states``.
-        master_weights: keeps a float32 copy of each 16-bit parameter in the state, updates the copy, and
-            writes the parameter from it in the same pass.
 
     Raises:
         InvalidOptimizerArgumentError: a setting is out of range or of the wrong kind.
