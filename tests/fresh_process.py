@@ -1,12 +1,13 @@
-"""Runs code in fresh processes that have imported torch and nothing else, in 40 ms each instead of 2 s.
+"""Runs code in fresh processes that have imported torch, psutil and rich, in 40 ms each instead of 2 s.
 
-One server imports torch. Each run is a fork of it with folders, environment and output of its own, so what
+One server imports them. Each run is a fork of it with folders, environment and output of its own, so what
 a run imports, selects or breaks stays in it. Run as a script, this file is that server.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.metadata
 import json
 import os
@@ -19,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+_FOR_THE_RUNS = ("torch", "psutil", "rich.progress", "rich.table")
 
 # Each would change which accelerator is selected, or what the CPU says of itself.
 _UNWANTED = (
@@ -99,8 +102,8 @@ class FreshProcesses:
 
 
 def _serve() -> None:
-    import torch  # noqa: F401 - for the runs
-
+    for name in _FOR_THE_RUNS:
+        importlib.import_module(name)
     gc.freeze()  # else every run would copy the pages that its garbage collector marks
 
     for line in sys.stdin:
