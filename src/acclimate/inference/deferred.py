@@ -18,6 +18,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from acclimate.inference.view_regions import regroup
+from acclimate.ops import huge_pages
 
 logger = logging.getLogger("acclimate.inference")
 
@@ -169,6 +170,7 @@ def read(tensor: torch.Tensor, region: Region | None = None) -> torch.Tensor:
     """Returns a region of a tensor, on the host, and contiguous."""
     region = whole_region(tensor) if region is None else region
     out = torch.empty(_shape(region), dtype=tensor.dtype)
+    huge_pages.request(out)
     read_into(tensor, region, out)
     return out
 

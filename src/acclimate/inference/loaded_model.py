@@ -20,6 +20,7 @@ from acclimate.errors import (
     excerpt,
 )
 from acclimate.inference.converted import MANIFEST
+from acclimate.inference.freed_memory import return_freed_memory
 from acclimate.inference.inference_model import InferenceModel
 from acclimate.inference.quiet import first_line, quiet_transformers, why_unusable
 from acclimate.inference.ranks import ModelRanks
@@ -154,7 +155,7 @@ def require_transformers() -> None:
 def load_tokenizer_with(folder: Path, load: Callable[[Path], Tokenizer]) -> Tokenizer:
     """Loads a tokenizer by calling ``load``; errors as of :func:`load_tokenizer`."""
     try:
-        return load(folder)
+        tokenizer = load(folder)
     except ImportError as error:
         raise MissingExtraError(
             f"the tokenizer in {folder} needs one more package: {first_line(error)}"
@@ -164,6 +165,8 @@ def load_tokenizer_with(folder: Path, load: Callable[[Path], Tokenizer]) -> Toke
             raise
         reason = why_unusable(error)
         raise CorruptModelError(f"the tokenizer in {folder} cannot be loaded: {reason}") from error
+    return_freed_memory()
+    return tokenizer
 
 
 @contextlib.contextmanager

@@ -11,8 +11,6 @@ namespace acclimate::inference::decode {
 namespace {
 
 constexpr int64_t head_rows = 512;  // logits that a thread computes at once
-// Making the coarse copy takes about as long as it saves in so many steps.
-constexpr int64_t steps_before_screen = 16;
 // Of more sequences, some step is often one in which too few rows can be ruled out.
 constexpr int64_t most_sequences = 2;
 constexpr int64_t steps_after_failure = 8;  // until a screen that ruled out too little is tried again
@@ -62,7 +60,7 @@ bool Step::suits_screen() const {
 // Makes the coarse copy of the head, or makes it again if the head is another one than it was.
 void Step::update_screen(const Call& call, int threads) {
   screens_ = can_screen_ && call.best != nullptr && call.logits == nullptr && call.batch <= most_sequences &&
-             (screen_ != nullptr || ++steps_without_screen_ > steps_before_screen);
+             (screen_ != nullptr || call.length == 1);  // the first token does not wait for it
   if (!screens_) {
     return;
   }
@@ -96,12 +94,7 @@ void Step::finish(const Call& call, Own& own, int thread, int threads) {
   const int64_t hidden = decoder_.hidden, batch = call.batch;
   float* normed = at_least(own.normed, batch * hidden);
   for (int64_t i = 0; i < batch; ++i) {
-    const float* x = own.x.data() + i * hidden;
-    if (decoder_.norm.is_there) {
-      normalize(decoder_.norm, decoder_.dtype, x, hidden, 0, normed + i * hidden);
-    } else {
-      std::copy(x, x + hidden, normed + i * hidden);
-    }
+    normalize(decoder_.norm, decoder_.dtype, own.x.data() + i * hidden, hidden, 0, normed + i * hidden);
   }
   own.forget_input();
   own.best.assign(batch, nothing);

@@ -242,6 +242,10 @@ ACCLIMATE_CLONES void round_values(Dtype dtype, float* x, int64_t n) {
 
 ACCLIMATE_CLONES void normalize(const Norm& norm, Dtype dtype, const float* from, int64_t n, int64_t row,
                                 float* to) {
+  if (!norm.is_there) {
+    std::copy(from, from + n, to);
+    return;
+  }
   with_dtype(dtype,
              [&]<Dtype own>() __attribute__((always_inline)) { normalize_in<own>(norm, from, n, row, to); });
 }
@@ -348,59 +352,6 @@ ACCLIMATE_CLONES void largest_of_groups(const float* x, int64_t groups, float* l
     }
     largest[group] = found[0];
   }
-}
-
-ACCLIMATE_CLONES void round_to_5_bits(const float* x, int64_t blocks, uint8_t* scales, uint8_t* lows,
-                                      uint8_t* codes, float& error, float& square) {
-  constexpr int64_t columns = 32;
-  float errors[lanes] = {}, squares[lanes] = {};
-  for (int64_t block = 0; block < blocks; ++block, x += columns, codes += 320) {
-    // Whole numbers in the order of the values: loops over these become vectors.
-    const auto order = [](int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
-    int32_t bits[columns], least = INT32_MAX, most = INT32_MIN;
-    std::memcpy(bits, x, sizeof(bits));
-    for (int64_t i = 0; i < columns; ++i) {
-      const int32_t place = order(bits[i]);
-      least = place < least ? place : least;
-      most = place > most ? place : most;
-    }
-    const float lowest = float_of(static_cast<uint32_t>(order(least)));
-    const float highest = float_of(static_cast<uint32_t>(order(most)));
-    const float low = rounded<Dtype::f16>(lowest);
-    const float scale = rounded<Dtype::f16>((highest - lowest) / 31.0f);
-    const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    const uint16_t halves[2] = {bits_of_f16(scale), bits_of_f16(low)};
-    std::memcpy(scales + block * 2 * lanes, &halves[0], sizeof(uint16_t));
-    std::memcpy(lows + block * 2 * lanes, &halves[1], sizeof(uint16_t));
-    uint8_t bytes[columns];
-    for (int64_t from = 0; from < columns; from += lanes) {
-      int32_t whole[lanes];
-      for (int64_t i = 0; i < lanes; ++i) {
-        constexpr float shift = 12582912.0f;  // rounds to a whole number
-        const float value = x[from + i], nearest = ((value - low) * inverse + shift) - shift;
-        const float above = nearest > 0.0f ? nearest : 0.0f;  // also for NaN
-        const float code = above < 31.0f ? above : 31.0f;
-        const float lost = value - (code * scale + low);
-        whole[i] = static_cast<int32_t>(code);
-        errors[i] += lost * lost;
-        squares[i] += value * value;
-      }
-      for (int64_t i = 0; i < lanes; ++i) {
-        bytes[from + i] = static_cast<uint8_t>(whole[i]);
-      }
-    }
-    uint32_t quads[columns / 4], fifth = 0;
-    std::memcpy(quads, bytes, sizeof(quads));
-    for (int64_t quad = 0; quad < 4; ++quad) {
-      const uint32_t low = quads[quad], high = quads[quad + 4];
-      const uint32_t both = (low & 0x0f0f0f0fu) | (high & 0x0f0f0f0fu) << 4;
-      fifth |= (low >> 4 & 0x01010101u) << quad | (high >> 4 & 0x01010101u) << (quad + 4);
-      std::memcpy(codes + 64 * quad, &both, sizeof(both));
-    }
-    std::memcpy(codes + 256, &fifth, sizeof(fifth));
-  }
-  error += total(errors);
-  square += total(squares);
 }
 
 ACCLIMATE_CLONES void mix(const uint8_t* from, int64_t bytes, uint32_t (&lanes_of)[64]) {

@@ -21,7 +21,8 @@ struct Norm {
 // Rounds to the dtype and back.
 void round_values(Dtype dtype, float* x, int64_t n);
 
-// Normalizes n values; row: whose weights. from and to may be the same.
+// Normalizes n values, or copies them where there is no norm; row: whose weights. from and to may be the
+// same.
 void normalize(const Norm& norm, Dtype dtype, const float* from, int64_t n, int64_t row, float* to);
 
 // x = round(x + round(factor * branch))
@@ -53,12 +54,6 @@ float exponentials(float factor, float shift, float* x, int64_t n);
 
 // Of each group of 16 values; NaN counts as none.
 void largest_of_groups(const float* x, int64_t groups, float* largest);
-
-// Rounds the blocks of a row to 5 bits with a scale and a low in float16 each, as the scheme q5_1 lays them
-// out in a group of 16 rows; the three addresses are where the row's begin. Adds up the squares of the errors
-// and of the values.
-void round_to_5_bits(const float* x, int64_t blocks, uint8_t* scales, uint8_t* lows, uint8_t* codes,
-                     float& error, float& square);
 
 // Mixes bytes into a checksum: another value of one word always gives another one.
 void mix(const uint8_t* from, int64_t bytes, uint32_t (&lanes)[64]);

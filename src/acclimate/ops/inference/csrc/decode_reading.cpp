@@ -163,13 +163,8 @@ class Step::Reading {
       return;
     }
     const Layer& layer = decoder_.layers[index];
-    const float* x = x_.data() + row * hidden_;
     float* start = layer.mlp_shares_norm ? start_.data() + row * hidden_ : at_least(own.start, hidden_);
-    if (layer.attention_norm.is_there) {
-      normalize(layer.attention_norm, decoder_.dtype, x, hidden_, 0, start);
-    } else {
-      std::copy(x, x + hidden_, start);
-    }
+    normalize(layer.attention_norm, decoder_.dtype, x_.data() + row * hidden_, hidden_, 0, start);
     const int64_t stride = whole_blocks(hidden_);
     fill_bf16(start, hidden_, stride, normed_.data() + row * stride);
   }

@@ -62,20 +62,12 @@ void Step::prepare_head(const Attention& attention, const Norm& norm, const Cach
 void Step::join_attention(const Layer& layer, const float* attended, const float* start, float* x,
                           float* branch, float* normed) const {
   const int64_t hidden = decoder_.hidden;
-  if (layer.attention_post_norm.is_there) {
-    normalize(layer.attention_post_norm, decoder_.dtype, attended, hidden, 0, branch);
-  } else {
-    std::copy(attended, attended + hidden, branch);
-  }
+  normalize(layer.attention_post_norm, decoder_.dtype, attended, hidden, 0, branch);
   const float* given = layer.parallel && layer.mlp_shares_norm ? start : x;
   if (!layer.parallel) {
     add_branch(decoder_.dtype, x, branch, layer.attention_factor, hidden);
   }
-  if (layer.mlp_norm.is_there) {
-    normalize(layer.mlp_norm, decoder_.dtype, given, hidden, 0, normed);
-  } else {
-    std::copy(given, given + hidden, normed);
-  }
+  normalize(layer.mlp_norm, decoder_.dtype, given, hidden, 0, normed);
 }
 
 // Adds what the MLP gave to the residual stream, and in a parallel layer attention's branch.

@@ -7,6 +7,7 @@
 #include <limits>
 #include <new>
 
+#include "decode_coarse.h"
 #include "decode_math.h"
 #include "layout.h"
 
@@ -54,9 +55,9 @@ Screen::Screen(const Weight& head)
 
 void Screen::fill(int thread, int threads) {
   const auto [first, last] = rows_of(head_, thread, threads);
-  std::vector<float> values(whole_blocks(head_.k));
+  std::vector<uint32_t> memory(group_rows * whole_blocks(head_.k));
   for (int64_t row = first; row < last; row += group_rows) {
-    fill_group(row / group_rows, values);
+    fill_group(row / group_rows, memory);
   }
   const int64_t tiles = tiles_of(head_);
   for (int64_t tile = tiles * thread / threads; tile < tiles * (thread + 1) / threads; ++tile) {
@@ -64,19 +65,35 @@ void Screen::fill(int thread, int threads) {
   }
 }
 
-void Screen::fill_group(int64_t group, std::vector<float>& values) {
-  const int64_t blocks = static_cast<int64_t>(values.size()) / block_columns;
+void Screen::fill_group(int64_t group, std::vector<uint32_t>& memory) {
+  const bool is_bf16 = head_.dtype == Dtype::bf16;
+  const int64_t value_bytes = is_bf16 ? 2 : 4, columns = whole_blocks(head_.k);
+  const int64_t first = group * group_rows, rows = std::min(group_rows, head_.n - first);
+  const uint8_t* from = head_.data + first * head_.stride;
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(from);
+  int64_t stride = head_.stride / sizeof(uint32_t);
+  if (rows < group_rows || columns != head_.k || head_.dtype == Dtype::f16 || head_.stride % 4 != 0 ||
+      reinterpret_cast<uintptr_t>(from) % alignof(uint32_t) != 0) {
+    std::fill(memory.begin(), memory.end(), 0);
+    stride = columns * value_bytes / sizeof(uint32_t);
+    for (int64_t row = 0; row < rows; ++row) {
+      uint32_t* to = memory.data() + row * stride;
+      if (is_bf16) {
+        std::memcpy(to, from + row * head_.stride, head_.k * value_bytes);
+      } else {
+        dequantize(head_, first + row, first + row + 1, reinterpret_cast<float*>(to));
+      }
+    }
+    words = memory.data();
+  }
   uint8_t* to = memory_.get() + group * coarse_.stride;
-  const Offsets at = offsets_of(layout_of(coarse_scheme), blocks);
-  std::memset(to, 0, coarse_.stride);
+  const Offsets at = offsets_of(layout_of(coarse_scheme), columns / block_columns);
+  float errors[group_rows], squares[group_rows];
+  round_to_5_bits(is_bf16, words, stride, columns / block_columns, to, to + at.low_scale, to + at.codes,
+                  errors, squares);
   float most_error = 0, most_norm = 0;
-  for (int64_t lane = 0; lane < std::min(group_rows, head_.n - group * group_rows); ++lane) {
-    const int64_t row = group * group_rows + lane;
-    dequantize(head_, row, row + 1, values.data());
-    std::fill(values.begin() + head_.k, values.end(), 0.0f);
-    float error = 0, norm = 0;
-    round_to_5_bits(values.data(), blocks, to + 2 * lane, to + at.low_scale + 2 * lane,
-                    to + at.codes + 4 * lane, error, norm);
+  for (int64_t row = 0; row < rows; ++row) {
+    float error = errors[row], norm = squares[row];
     if (!std::isfinite(error) || !std::isfinite(norm)) {
       error = norm = std::numeric_limits<float>::infinity();  // such a row is never ruled out
     }

@@ -41,7 +41,7 @@ class Screen {
   }
 
  private:
-  void fill_group(int64_t group, std::vector<float>& values);
+  void fill_group(int64_t group, std::vector<uint32_t>& memory);
   uint64_t checksum(int64_t tile) const;
 
   struct Free {

@@ -186,12 +186,7 @@ void Step::project(const Layer& layer, const Call& call, Own& own, int thread, i
   const int64_t hidden = decoder_.hidden;
   float* start = at_least(own.start, call.batch * hidden);
   for (int64_t i = 0; i < call.batch; ++i) {
-    const float* x = own.x.data() + i * hidden;
-    if (layer.attention_norm.is_there) {
-      normalize(layer.attention_norm, decoder_.dtype, x, hidden, 0, start + i * hidden);
-    } else {
-      std::copy(x, x + hidden, start + i * hidden);
-    }
+    normalize(layer.attention_norm, decoder_.dtype, own.x.data() + i * hidden, hidden, 0, start + i * hidden);
   }
   own.forget_input();
   const Product& product = layer.attention.projections;

@@ -152,7 +152,6 @@ class Step {
   Meeting meeting_;
   std::unique_ptr<Screen> screen_;
   bool can_screen_ = false, screens_ = false, screen_is_checked_ = false;
-  int64_t steps_without_screen_ = 0;
   std::atomic<float> largest_[max_rows];  // of each sequence: the largest logit so far
   std::vector<std::unique_ptr<Own>> own_;
   // Written by one thread each, read by all after the next barrier.
