@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from acclimate.accelerator import Accelerator
+    from acclimate.inference.text import Tokenizer
     from acclimate.parallel import Plan
 
 logger = logging.getLogger("acclimate.inference")
@@ -149,11 +150,16 @@ def load_split_model(
         chosen = _dtype(accelerator, dtype, model)
     load = SliceLoader(accelerator, ranks, chosen, trust_remote_code=trust_remote_code, quantize=quantize)
     form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
-    module = load.from_files(model, form, with_tokenizer=True)
-    folder = module.whole.folder
-    with ranks.all_or_none():
-        tokenizer = load_tokenizer(folder, trust_remote_code)
-    return LoadedModel(module, tokenizer, folder, accelerator, chosen, time.perf_counter() - start)
+    tokenizers: list[Tokenizer] = []
+
+    def take_tokenizer(folder: Path) -> None:
+        tokenizers.append(load_tokenizer(folder, trust_remote_code))
+
+    # The tokenizer comes first: while it is loaded it takes much more memory than it keeps.
+    module = load.from_files(model, form, with_tokenizer=True, before=take_tokenizer)
+    return LoadedModel(
+        module, tokenizers[-1], module.whole.folder, accelerator, chosen, time.perf_counter() - start
+    )
 
 
 def _dtype(accelerator: Accelerator, dtype: Any, model: Any) -> torch.dtype:
@@ -234,6 +240,7 @@ class SliceLoader:
         form: Callable[[], str],
         *,
         with_tokenizer: bool = False,
+        before: Callable[[Path], None] = lambda folder: None,
     ) -> Any:
         """Finds a model's files, and loads them; a damaged folder in the cache is made once more.
 
@@ -241,6 +248,7 @@ class SliceLoader:
             model: as :func:`acclimate.inference.load_model` takes it.
             form: says what a GGUF file is converted to.
             with_tokenizer: whether the model has to have a tokenizer.
+            before: called with the model's folder before any weight is read.
         """
 
         def find() -> FoundModel:
@@ -249,9 +257,14 @@ class SliceLoader:
                     model, form, trust_remote_code=self.trust_remote_code, with_tokenizer=with_tokenizer
                 )
 
+        def load(found: FoundModel) -> Any:
+            with self.ranks.all_or_none():
+                before(found.folder)
+            return self.load(found)
+
         found = find()
         try:
-            return self.load(found)
+            return load(found)
         except (CorruptModelError, UnsupportedModelError) as error:
             if not found.folder.is_relative_to(cache_root()):
                 raise
@@ -262,7 +275,7 @@ class SliceLoader:
                 )
                 discard(found.folder)
             self.ranks.exchange(None)
-            return self.load(find())
+            return load(find())
 
     def load(self, found: FoundModel) -> Any:
         """Loads a model whose files have been found and checked."""

@@ -83,9 +83,9 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
         MissingExtraError: it needs a package that is not installed.
     """
     if (folder / MANIFEST).is_file():
-        return load_tokenizer_with(folder, ConvertedTokenizer)
+        return _load_with(folder, ConvertedTokenizer)
     with quiet_transformers():
-        return load_tokenizer_with(folder, partial(HubTokenizer, trust_remote_code=trust_remote_code))
+        return _load_with(folder, partial(HubTokenizer, trust_remote_code=trust_remote_code))
 
 
 def check_dtype_name(name: str) -> None:
@@ -152,7 +152,7 @@ def require_transformers() -> None:
         ) from error
 
 
-def load_tokenizer_with(folder: Path, load: Callable[[Path], Tokenizer]) -> Tokenizer:
+def _load_with(folder: Path, load: Callable[[Path], Tokenizer]) -> Tokenizer:
     """Loads a tokenizer by calling ``load``; errors as of :func:`load_tokenizer`."""
     try:
         tokenizer = load(folder)

@@ -7,7 +7,6 @@ import os
 import pickle
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from acclimate.errors import (
     UnsupportedModelError,
     some_of,
 )
-from acclimate.inference.converted import MANIFEST, discard
+from acclimate.inference.converted import discard
 from acclimate.inference.folder import weight_totals
 from acclimate.inference.host_ranges import build_with_host_ranges
 from acclimate.inference.initialize import SliceLoader
@@ -28,7 +27,6 @@ from acclimate.inference.loaded_model import (
     choose_dtype,
     explained_failures,
     load_tokenizer,
-    load_tokenizer_with,
     memory_errors,
     require_transformers,
 )
@@ -37,13 +35,13 @@ from acclimate.inference.model_limits import bounded_model, no_initial_values
 from acclimate.inference.packing import check_scheme, gguf_form, has_kernels
 from acclimate.inference.quiet import quiet_transformers
 from acclimate.inference.ranks import ModelRanks
-from acclimate.inference.text import ConvertedTokenizer, Tokenizer
 from acclimate.selection import get_accelerator
 
 if TYPE_CHECKING:
     import torch
 
     from acclimate.accelerator import Accelerator
+    from acclimate.inference.text import Tokenizer
 
 logger = logging.getLogger("acclimate.inference")
 
@@ -115,23 +113,21 @@ def _load_found(
     quantize: str | None,
     trust_remote_code: bool,
 ) -> tuple[Any, Tokenizer]:
-    folder = found.folder
-    converted = (folder / MANIFEST).is_file()
     from acclimate.inference.packed_modules import use_few_row_kernels
 
-    with ThreadPoolExecutor(1) as worker, memory_errors(accelerator, f"the model {folder.name}"):
-        # In parallel only without transformers, whose lazy imports are not thread-safe.
-        early = worker.submit(load_tokenizer_with, folder, ConvertedTokenizer) if converted else None
+    folder = found.folder
+    with memory_errors(accelerator, f"the model {folder.name}"):
+        # First, for while it is loaded it takes much more memory than it keeps.
+        tokenizer = load_tokenizer(folder, trust_remote_code)
         if found.gguf is not None or quantize is not None:
             loader = SliceLoader(
                 accelerator, ModelRanks(), dtype, trust_remote_code=trust_remote_code, quantize=quantize
             )
-            module = loader.load(found)
-        else:
-            module = _load_module(folder, dtype, trust_remote_code).to(accelerator.current_device_name())
-            if has_kernels(accelerator.current_device_name()):
-                use_few_row_kernels(module)
-        return module, load_tokenizer(folder, trust_remote_code) if early is None else early.result()
+            return loader.load(found), tokenizer
+        module = _load_module(folder, dtype, trust_remote_code).to(accelerator.current_device_name())
+        if has_kernels(accelerator.current_device_name()):
+            use_few_row_kernels(module)
+        return module, tokenizer
 
 
 def _load_module(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:

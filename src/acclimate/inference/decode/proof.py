@@ -17,6 +17,7 @@ from acclimate.inference.decode.matching import distance
 from acclimate.inference.decode.native import native_decoder
 from acclimate.inference.decode.recording import record
 from acclimate.inference.decode.share import share_of
+from acclimate.inference.freed_memory import return_freed_memory
 from acclimate.inference.ranks import ModelRanks, is_lost_rank
 
 logger = logging.getLogger("acclimate.inference")
@@ -54,6 +55,8 @@ def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
             lean.native.reads_prompts = reads
         with _together(ranks):
             prove(model, lean, tokens)
+        del recording, decoder
+        return_freed_memory()
     except NotRepresentedError as error:
         logger.info("%s generates with transformers' own step: %s", type(model).__name__, error)
         return None
