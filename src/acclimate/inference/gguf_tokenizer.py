@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 from pathlib import Path
@@ -83,6 +84,25 @@ def convert_tokenizer(header: GGUFHeader, target: Path) -> None:
             ) from error
     tokenizer.name_or_path = ""  # else the name of the temporary folder
     tokenizer.save_pretrained(target)
+    write_merges_as_lines(target / "tokenizer.json")
+
+
+def write_merges_as_lines(file: Path) -> None:
+    """Writes the merges of a tokenizer as the lines "left right", which are read in two thirds of the time.
+
+    They stay pairs where a line would be read as something else.
+    """
+    content = json.loads(file.read_bytes())
+    merges = content["model"].get("merges")
+    if isinstance(merges, list) and all(_fits_a_line(merge) for merge in merges):
+        content["model"]["merges"] = [" ".join(merge) for merge in merges]
+        text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+        file.write_text(text, encoding="utf-8")
+
+
+def _fits_a_line(merge: Any) -> bool:
+    # The tokenizers library splits a line at each space, and skips one that begins like a file's first line.
+    return isinstance(merge, list) and " " not in "".join(merge) and not merge[0].startswith("#version")
 
 
 def _split(header: GGUFHeader) -> Any | None:
