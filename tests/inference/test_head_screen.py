@@ -16,6 +16,7 @@ from architectures import tiny_model
 import acclimate
 from acclimate.inference.decode.loop import lean_decoder
 from acclimate.inference.decode.native import NativeStep
+from acclimate.inference.decode.share import likeliest_token
 
 WORDS = (4 << 20) // 32  # the fewest that are worth a coarse copy
 STEPS = 22
@@ -137,3 +138,32 @@ def test_a_factor_of_the_logits_keeps_the_token() -> None:
     torch.manual_seed(0)
     model = tiny_model("cohere", vocab_size=WORDS, hidden_size=32, logit_scale=0.0625)
     check(acclimate.init_inference(model.to(torch.bfloat16)))
+
+
+@pytest.mark.parametrize("factor", [1, 4, 100])
+def test_a_cap_of_the_logits_keeps_the_token_even_where_many_reach_it(factor: int) -> None:
+    torch.manual_seed(0)
+    model = tiny_model("gemma2", vocab_size=WORDS, hidden_size=32, final_logit_softcapping=5.0)
+    head = model.get_output_embeddings().weight.data
+    head[:: WORDS // 50].mul_(3)
+    model = acclimate.init_inference(model.to(torch.bfloat16))
+    lean = lean_decoder(model)
+    assert lean is not None
+    assert lean.decoder.logit_softcap == 5.0
+    model.get_output_embeddings().weight.data.mul_(factor)
+    check(model, steps=6)
+
+
+def test_ranks_that_share_the_vocabulary_agree_on_the_first_of_equal_tokens() -> None:
+    found = torch.tensor([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[2.0, 2.0, 1.0], [7.0, 8.0, 9.0]]]).double()
+
+    class SecondRank:
+        rank = 1
+
+        def all_gather(self, own: torch.Tensor) -> torch.Tensor:
+            assert torch.equal(own, found[1])
+            return found
+
+    largest, tokens = torch.tensor([2.0, 2.0, 1.0]), torch.tensor([1, 2, 3])
+    ranks: Any = SecondRank()
+    assert likeliest_token(ranks, (6, 4), largest, tokens).tolist() == [7, 5, 6]

@@ -92,16 +92,17 @@ class NativeStep:
 
     def _own_logits(self, tokens: Tensor) -> Tensor:
         logits = torch.empty((len(tokens), _head_width(self._native.decoder)), dtype=torch.float32)
-        self._run(tokens, logits, self._no_best)
+        self._run(tokens, logits, self._no_best, self._no_logits)
         return logits
 
     def likeliest(self, tokens: Tensor) -> Tensor:
         """Returns the token with the largest logit, for each sequence."""
+        best = torch.empty(len(tokens), dtype=torch.int64)
+        largest = torch.empty(len(tokens), dtype=torch.float32)
+        self._run(tokens, self._no_logits, best, largest)
         share = self._native.decoder.share
         if share is not None and share.head_widths is not None:
-            return likeliest_token(share.ranks, share.head_widths, self._own_logits(tokens))
-        best = torch.empty(len(tokens), dtype=torch.int64)
-        self._run(tokens, self._no_logits, best)
+            return likeliest_token(share.ranks, share.head_widths, largest, best)
         return best
 
     def read(self, prompt: Tensor, *, likeliest: bool) -> Tensor:
@@ -115,11 +116,11 @@ class NativeStep:
         # A part at a time: between them Python sees signals, and they need little memory.
         last = (length - 1) // together * together
         for first in range(0, last, together):
-            self._run(prompt[:, first : first + together], self._no_logits, self._no_best)
+            self._run(prompt[:, first : first + together], self._no_logits, self._no_best, self._no_logits)
         rest = prompt[:, last:]
         return self.likeliest(rest) if likeliest else self(rest)
 
-    def _run(self, tokens: Tensor, logits: Tensor, best: Tensor) -> None:
+    def _run(self, tokens: Tensor, logits: Tensor, best: Tensor, largest: Tensor) -> None:
         cache = self._cache
         length = cache.length + tokens.numel() // len(tokens)
         if self._end is not None and length > self._end:
@@ -128,7 +129,7 @@ class NativeStep:
             self._read_cache()
         torch.ops.acclimate.decode_step(
             self._native.number, self._addresses, tokens.long().contiguous(), self._starts, cache.length,
-            logits, best, self._threads,
+            logits, best, largest, self._threads,
         )  # fmt: skip
         if self._native.exchange is not None:
             self._native.exchange.check()

@@ -61,12 +61,18 @@ def whole_logits(share: Share | None, logits: Tensor) -> Tensor:
     return torch.cat([each[:, :width] for each, width in zip(found, share.head_widths, strict=True)], -1)
 
 
-def likeliest_token(ranks: Ranks, head_widths: Sequence[int], logits: Tensor) -> Tensor:
-    """Returns the token with the largest logit of all ranks, for each sequence; of equal ones the first."""
-    best, place = logits.max(-1)
+def likeliest_token(ranks: Ranks, head_widths: Sequence[int], largest: Tensor, tokens: Tensor) -> Tensor:
+    """Returns the token with the largest logit of all ranks, for each sequence; of equal ones the first.
+
+    Args:
+        ranks: that share the vocabulary.
+        head_widths: how many tokens each of them has.
+        largest: this rank's largest logit, for each sequence.
+        tokens: where that is among its own.
+    """
     first = sum(head_widths[: ranks.rank])
     # Tokens are whole numbers far below 2^53.
-    found = ranks.all_gather(torch.stack((best.double(), (place + first).double())))
+    found = ranks.all_gather(torch.stack((largest.double(), (tokens + first).double())))
     rank = found[:, 0].argmax(0)
     return found[:, 1].gather(0, rank[None])[0].long()
 

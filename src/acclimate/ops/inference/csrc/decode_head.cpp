@@ -17,10 +17,16 @@ constexpr int64_t steps_after_failure = 8;  // until a screen that ruled out too
 constexpr int64_t least_share = 4;  // of the groups, of which more than one part is too many
 constexpr float nothing = -std::numeric_limits<float>::infinity();
 
-// A product below this has a logit below `best`, as each of its two roundings changes it by a 128th at most.
-float limit_of(float best, float factor) {
-  const float product = best / factor;
-  return product - std::fabs(product) * 0x1p-6f - 1e-30f;
+float a_little_less(float value) { return value - std::fabs(value) * 0x1p-6f - 1e-30f; }
+
+// A product below this has a logit below `best`, as the roundings of each operation change it by less than a
+// 128th. A cap of 0: there is none.
+float limit_of(float best, float factor, float cap) {
+  if (cap > 0) {
+    const float share = a_little_less(best / cap);
+    best = share > -1 ? cap * std::atanh(share) : nothing;
+  }
+  return a_little_less(best / factor);
 }
 
 void raise(std::atomic<float>& value, float least) {
@@ -46,6 +52,7 @@ void Step::keep_best(const Call& call) const {
       }
     }
     call.best[i] = token;
+    call.largest[i] = best;
   }
 }
 
@@ -54,7 +61,7 @@ bool Step::suits_screen() const {
   // A logit must never fall when the product grows, nor may rounding make many alike, as in float16.
   return decoder_.dtype != Dtype::f16 && head.parts.size() == 1 && head.parts[0].first == 0 &&
          head.parts[0].count == head.parts[0].weight.n && head.parts[0].bias == nullptr &&
-         decoder_.logit_cap == 0 && decoder_.logit_factor > 1e-6f && Screen::suits(head.parts[0].weight);
+         decoder_.logit_factor > 1e-6f && Screen::suits(head.parts[0].weight);
 }
 
 // Makes the coarse copy of the head, or makes it again if the head is another one than it was.
@@ -148,7 +155,8 @@ bool Step::find_best(const Call& call, Own& own, const float* x, int64_t first, 
   }
   own.candidates.clear();
   for (int64_t i = 0; i < call.batch; ++i) {
-    const float limit = limit_of(largest_[i].load(std::memory_order_relaxed), decoder_.logit_factor);
+    const float limit =
+        limit_of(largest_[i].load(std::memory_order_relaxed), decoder_.logit_factor, decoder_.logit_cap);
     for (int64_t group = 0; group < groups; ++group) {
       const float most = own.most[i * groups + group];
       if (!(most < limit)) {
@@ -158,6 +166,7 @@ bool Step::find_best(const Call& call, Own& own, const float* x, int64_t first, 
   }
   if (static_cast<int64_t>(own.candidates.size()) > groups / least_share) {
     own.unscreened_steps = steps_after_failure;
+    own.best.assign(call.batch, nothing);  // of equal logits an earlier one may be found
     return false;
   }
   std::sort(own.candidates.begin(), own.candidates.end(),
@@ -208,7 +217,8 @@ void Step::try_group(const Call& call, Own& own, const float* x, int64_t first, 
                      int64_t sequence, int64_t group) {
   const int64_t row = first + group * group_rows, count = std::min(group_rows, last - row);
   const auto limit = [&] {
-    return limit_of(largest_[sequence].load(std::memory_order_relaxed), decoder_.logit_factor);
+    return limit_of(largest_[sequence].load(std::memory_order_relaxed), decoder_.logit_factor,
+                    decoder_.logit_cap);
   };
   if (own.most[sequence * ((last - first + group_rows - 1) / group_rows) + group] < limit()) {
     return;
@@ -230,6 +240,9 @@ void Step::try_group(const Call& call, Own& own, const float* x, int64_t first, 
     round_values(decoder_.dtype, &logit, 1);
     if (decoder_.logit_factor != 1.0f) {
       scale(decoder_.dtype, decoder_.logit_factor, &logit, 1);
+    }
+    if (decoder_.logit_cap > 0) {
+      soft_cap_rounded(decoder_.dtype, decoder_.logit_cap, &logit, 1);
     }
     if (logit > own.best[sequence] || (logit == own.best[sequence] && token < own.best_token[sequence])) {
       own.best[sequence] = logit;

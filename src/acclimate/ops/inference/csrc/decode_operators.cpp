@@ -38,7 +38,7 @@ std::shared_ptr<Step> found_step(int64_t number) {
 }
 
 void step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tensor& starts, int64_t place,
-          Tensor logits, Tensor best, int64_t threads) {
+          Tensor logits, Tensor best, Tensor largest, int64_t threads) {
   const std::shared_ptr<Step> step = found_step(number);
   Reader reader(numbers(cache), cache.numel());
   Call call{numbers(tokens), numbers(starts), starts.numel(), place, {}, nullptr, nullptr};
@@ -60,6 +60,7 @@ void step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tenso
   }
   if (best.numel() > 0) {
     call.best = static_cast<int64_t*>(best.mutable_data_ptr());
+    call.largest = static_cast<float*>(largest.mutable_data_ptr());
   }
   if (call.length == 1) {
     step->run(call, static_cast<int>(threads));

@@ -29,6 +29,7 @@ struct Call {
   Cache cache;
   float* logits;  // after the last place: [batch][vocabulary], or null
   int64_t* best;  // [batch], or null
+  float* largest = nullptr;  // the logits of `best`
   int64_t length = 1;  // the places from `place` on that are read together
 };
 
