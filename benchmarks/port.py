@@ -76,7 +76,7 @@ def main() -> None:
     random.Random(args.seed).shuffle(paths)
     surveys: dict[str, Survey] = defaultdict(Survey)
     for path in files:
-        surveys[repository(args.checkouts, path)] |= survey(path.read_bytes())
+        surveys[repository(args.checkouts, path)] |= survey(path.read_bytes(), path)
     for target in ("acclimate", "torch"):
         total = Counts()
         with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:

@@ -73,3 +73,22 @@ def test_modules_and_classes_with_a_method_to_are_moved_with_it() -> None:
     assert not survey(both).with_own_cuda
     assert survey(SCRIPTS.encode()).compiled == {"Net"}
     assert not survey(b"import torch\nfrom net import Net\n\nmodel = Net()\n").compiled
+
+
+@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@pytest.mark.parametrize(
+    "imports", ["import net", "from net import build", "from . import net", "from .net import build"]
+)
+def test_what_a_function_of_another_file_makes_for_torchscript_stays_compilable(
+    tmp_path: Path, target: str, imports: str
+) -> None:
+    call = "build" if imports.endswith("build") else "net.build"
+    scripts = f"import torch\n{imports}\n\nmodel, *_ = {call}()\nscripted = torch.jit.script(model)\n"
+    text = port(tmp_path, target, net=MODULE, scripts=scripts)["net"]
+    assert text.count('device="cuda"') == 1
+    assert 'torch.device("cuda")' in text
+
+
+def test_what_a_function_of_a_library_makes_for_torchscript_concerns_no_file(tmp_path: Path) -> None:
+    scripts = "import torch\nimport lib\n\nmodel = lib.build()\nscripted = torch.jit.script(model)\n"
+    assert '"cuda"' not in port(tmp_path, "acclimate", net=MODULE, scripts=scripts)["net"]

@@ -19,6 +19,7 @@ from acclimate.port.rules import BY_NAME, RULES
 from acclimate.port.rules.base import Finding, Outcome, Rule
 from acclimate.port.source import SourceFile
 from acclimate.port.survey import Survey
+from acclimate.port.tree import Span
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
 HINTS = re.compile(
@@ -31,6 +32,7 @@ HINTS = re.compile(
 """A file without any of these has nothing to port; a quick test that needs no syntax tree."""
 
 _TORCH = re.compile(rb"torch|nccl|cuda|deepspeed", re.I)
+_DEVICE_TEXT = re.compile(r"""\(?[rf]*['"]+cuda(:|['"])""", re.IGNORECASE)
 _IGNORE = re.compile(r"#\s*acclimate:\s*ignore(?:\[([^\]]*)\])?")
 
 
@@ -76,6 +78,7 @@ class Settings:
         select: codes or names of rules; empty for all.
         ignore: rules that are not applied and not reported.
         survey: what other files say about classes that a file uses.
+        compiles_all: whether another file may give any module of this one to TorchScript.
     """
 
     target: str = "acclimate"
@@ -83,6 +86,7 @@ class Settings:
     select: frozenset[str] = frozenset()
     ignore: frozenset[str] = frozenset()
     survey: Survey = field(default_factory=Survey)
+    compiles_all: bool = False
 
     def has(self, rule: Rule) -> bool:
         """Whether a rule is selected."""
@@ -115,7 +119,9 @@ def port_text(
     """
     if not may_concern(text.encode()):
         return Ported(text)
-    file = SourceFile(text, settings.target, is_build_script, is_package_init, settings.survey)
+    file = SourceFile(
+        text, settings.target, is_build_script, is_package_init, settings.survey, settings.compiles_all
+    )
     findings = _find(file, settings)
     decisions = _decide(file, findings, settings)
     applied = [each for each in decisions if each.status is Status.CONVERTED]
@@ -269,6 +275,9 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
                 needs.append(other)
                 if each.finding.rule.name == "pin-memory":
                     each.needs.append(index)
+        if decisions[index].status is Status.CONVERTED and _holds_unknown_device(file, body, decisions):
+            decisions[index].status = Status.LEFT
+            decisions[index].reason = "the branch names CUDA's device in a form that is not ported"
     for place in finding.needs_applied_at:
         holder = next(
             (
@@ -285,6 +294,23 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
         else:
             needs.append(holder)
     return [*decisions[index].needs, *needs]
+
+
+def _holds_unknown_device(file: SourceFile, body: Span, decisions: list[_Decision]) -> bool:
+    """Whether a branch has a text such as ``f"cuda:{a}{b}"`` of which no rule says what it is."""
+    for kind in (cst.FormattedString, cst.ConcatenatedString):
+        for node in file.tree.of_type(kind):
+            place = file.span(node)
+            if not (body.start <= place.start and place.end <= body.end):
+                continue
+            found = [each.finding.place for each in decisions]
+            known = any(
+                each.start <= place.start < each.end or place.start <= each.start < place.end
+                for each in found
+            )
+            if not known and _DEVICE_TEXT.match(file.tree.source(node)):
+                return True
+    return False
 
 
 def _is_test(file: SourceFile, finding: Finding) -> bool:

@@ -42,6 +42,7 @@ _TORCH_TAKES_DEVICE_FIRST = re.compile(
     r"|amp\.is_autocast_available|distributed\.get_default_backend_for_device|utils\.set_module_device)$"
 )
 _SAFE_KEYWORDS = DEVICE_KEYWORDS | {"device_type", "pin_memory_device"}
+_SEVERAL = re.compile(r"(^|_)dev(ice)?s?$", re.IGNORECASE)
 _OUTPUT_CALLS = {"print", "info", "debug", "warning", "error", "log", "write", "append_text", "format"}
 _MOCKS = {"patch", "setattr", "object", "dict", "delattr"}
 
@@ -142,6 +143,9 @@ def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Place:
     parameter = parameter_of(file, call, argument)
     if parameter is not None and gets_to_device(file, parameter):
         return DEVICE
+    receiver = _last_name(call.func.value) if isinstance(call.func, cst.Attribute) else None
+    if name in ("append", "add", "insert") and _SEVERAL.search(receiver or ""):
+        return Place(Role.LIKELY, "it is one of several devices to choose from")
     if index == 0 and name in ("init_device_mesh", "autocast", "device", "Generator", "GradScaler"):
         return Place(Role.LIKELY, f"`{name}` is not known to be torch's")
     if _starts_with_index(argument.value):
@@ -211,9 +215,12 @@ def _element(file: SourceFile, at: cst.Element) -> Place:
         first = string_value(call.args[0].value) if isinstance(call, cst.Call) and call.args else None
         if isinstance(call, cst.Call) and DEVICE_NAME.search((first or "").lstrip("-").replace("-", "_")):
             return Place(Role.LIKELY, "it is one of several devices to choose from")
-    if isinstance(around, cst.Assign):
-        name = _last_name(around.targets[0].target) or ""
-        if re.search(r"devices?$", name, re.IGNORECASE):
+    while isinstance(around, (cst.BinaryOperation, cst.IfExp)):
+        around = file.tree.parent(around)
+    if isinstance(around, (cst.Assign, cst.AugAssign)):
+        target = around.target if isinstance(around, cst.AugAssign) else around.targets[0].target
+        name = _last_name(target) or ""
+        if _SEVERAL.search(name):
             return Place(Role.LIKELY, "it is one of several devices to choose from")
     return Place(Role.DATA, "it is an element of data")
 

@@ -37,6 +37,7 @@ def must_be_false_on_a_host(file: SourceFile, question: cst.CSTNode) -> bool:
     return (
         _decides_on_the_host(file, question)
         or chooses_index_of_host(file, question)
+        or _adds_to_the_host(file, question)
         or _decides_on_a_skip(file, question, _DEPTH)
         or _decides_on_half(file, question)
         or _tells_people(file, question)
@@ -100,6 +101,42 @@ def _decides_on_the_host(file: SourceFile, question: cst.CSTNode) -> bool:
     sides = (file.tree.source(at.body), file.tree.source(at.orelse))
     texts = all(isinstance(each, _TEXTS) for each in (at.body, at.orelse))
     return ("None" in sides or texts) and any(_HOST_IN_TEXT.search(side) for side in sides)
+
+
+def _adds_to_the_host(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether a device is added to a list that may have the host, as by ``devices.append("cuda")``."""
+    return any(_adds_device(file, use) for use in [question, *_uses(file, question)])
+
+
+def _adds_device(file: SourceFile, question: cst.CSTNode) -> bool:
+    below = question
+    for around in file.tree.ancestors(question):
+        if isinstance(around, cst.IfExp) and below is around.test:
+            sides = [
+                each
+                for each in (around.body, around.orelse)
+                if isinstance(each, (cst.List, cst.Tuple, cst.Set))
+            ]
+            return len(sides) == 2 and any(_names_cuda(each) for each in sides)
+        if isinstance(around, cst.If) and below is around.test:
+            return any(_is_addition(each) for each in around.body.body)
+        if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
+            return False
+        below = around
+    return False
+
+
+def _is_addition(line: cst.CSTNode) -> bool:
+    only = line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else None
+    if isinstance(only, cst.AugAssign):
+        return isinstance(only.operator, cst.AddAssign) and _names_cuda(only.value)
+    call = only.value if isinstance(only, cst.Expr) else None
+    adds = isinstance(call, cst.Call) and called_name(call) in ("append", "add", "extend", "insert")
+    return adds and call is not None and _names_cuda(call)
+
+
+def _names_cuda(node: cst.CSTNode) -> bool:
+    return any((string_value(each) or "").partition(":")[0] == "cuda" for each in walk(node))
 
 
 def chooses_index_of_host(file: SourceFile, question: cst.CSTNode) -> bool:

@@ -36,6 +36,7 @@ class SourceFile:
         is_build_script: whether its name is that of a build script.
         is_package_init: whether it is an ``__init__.py``, whose names others import.
         survey: what other files say about classes that this one uses.
+        compiles_all: whether another file may give any module of this one to TorchScript.
     """
 
     def __init__(
@@ -45,12 +46,13 @@ class SourceFile:
         is_build_script: bool = False,
         is_package_init: bool = False,
         survey: Survey | None = None,
+        compiles_all: bool = False,
     ) -> None:
         self.tree = Tree(text)
         self.values = Values(self.tree)
         self.kernels = Kernels(self.tree)
         self.survey = survey or Survey()
-        self.torchscript = TorchScript(self.tree, self.survey.compiled)
+        self.torchscript = TorchScript(self.tree, self.survey.compiled, compiles_all)
         self.one_vendor = OneVendor(self.tree)
         self.is_build_script = is_build_script
         self.is_package_init = is_package_init

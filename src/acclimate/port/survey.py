@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 _CLASS = re.compile(
     rb"^(?P<margin>[ \t]*)class[ \t]+(?P<name>\w+)[ \t]*(?:\((?P<bases>[^)]*)\))?[ \t]*:", re.M
@@ -13,6 +14,9 @@ _METHOD = re.compile(rb"^(?P<margin>[ \t]+)def[ \t]+(?P<name>cuda|to)[ \t]*\(", 
 _COMPILES = re.compile(rb"\bjit\.script\(\s*[\w.]+\s*[,)]")
 _IMPORTS = re.compile(rb"^[ \t]*from[ \t]+[\w.]+[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.M)
 _NAME = re.compile(rb"\b[A-Z]\w*")
+_GIVEN = re.compile(rb"\bjit\.script\(\s*(?:[\w.]+\.)?(\w+)\s*[,)]")
+_FROM = re.compile(rb"^[ \t]*from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.M)
+_IMPORT = re.compile(rb"^[ \t]*import[ \t]+([\w.]+)(?:[ \t]+as[ \t]+(\w+))?", re.M)
 
 
 @dataclass(frozen=True)
@@ -23,15 +27,26 @@ class Survey:
     """Those that have a method ``cuda`` and none that is called ``to``, so they are no modules."""
     compiled: frozenset[str] = frozenset()
     """Those that a file imports, makes, and may give to TorchScript."""
+    makers: frozenset[Path] = frozenset()
+    """Folders, and files without their suffix, whose functions make what others give to TorchScript."""
 
     def __or__(self, other: Survey) -> Survey:
         """Both together."""
-        return Survey(self.with_own_cuda | other.with_own_cuda, self.compiled | other.compiled)
+        return Survey(
+            self.with_own_cuda | other.with_own_cuda,
+            self.compiled | other.compiled,
+            self.makers | other.makers,
+        )
+
+    def may_compile_all(self, path: Path) -> bool:
+        """Whether any module of a file may be given to TorchScript, as a function beside it made it."""
+        return bool(self.makers) and not self.makers.isdisjoint([path.with_suffix(""), *path.parents])
 
 
-def survey(source: bytes) -> Survey:
+def survey(source: bytes, path: Path | None = None) -> Survey:
     """What one file says."""
-    return Survey(frozenset(_own_cuda(source)), frozenset(_compiled(source)))
+    makers = frozenset(_makers(source, path)) if path is not None else frozenset()
+    return Survey(frozenset(_own_cuda(source)), frozenset(_compiled(source)), makers)
 
 
 def _own_cuda(source: bytes) -> Iterator[str]:
@@ -53,3 +68,31 @@ def _compiled(source: bytes) -> Iterator[str]:
         for name in _NAME.findall(statement[1]):
             if re.search(rb"\b" + name + rb"\(", source):
                 yield name.decode()
+
+
+def _makers(source: bytes, path: Path) -> Iterator[Path]:
+    """Where the functions are, beside the file, whose results it gives to TorchScript."""
+    given = {found[1] for found in _GIVEN.finditer(source)}
+    callers: set[bytes] = set()
+    for name in given:
+        made = rb"\b" + name + rb"(?:[ \t]*,[ \t]*\*?\w+)*[ \t]*=[ \t]*(\w+)[\w.]*\("
+        callers |= {found[1] for found in re.finditer(made, source)}
+    if not callers:
+        return
+    for statement in _FROM.finditer(source):
+        bound = set(re.findall(rb"\w+", statement[3]))
+        if bound & callers:
+            up = max(len(statement[1]) - 1, 0)
+            yield from _beside(path, up, statement[2])
+    for statement in _IMPORT.finditer(source):
+        if (statement[2] or statement[1].partition(b".")[0]) in callers:
+            yield from _beside(path, 0, statement[1])
+
+
+def _beside(path: Path, up: int, module: bytes) -> Iterator[Path]:
+    """The package, or the module, of an import, where it is beside the file."""
+    folder = path.parents[up] if up < len(path.parents) else path.parent
+    first = module.decode().partition(".")[0]
+    found = folder / first if first else folder
+    if found.is_dir() or found.with_suffix(".py").is_file():
+        yield found

@@ -21,6 +21,10 @@ class Spelling:
     positional_only: bool = False
     on_host: str | None = None
     """The expression that stands in for a call on a host, where it would raise."""
+    condition: str | None = None
+    """Where the call can be made; ``None``: wherever there is an accelerator."""
+    unsafe: str = ""
+    """Why an edit needs judgement."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +199,12 @@ _ON_HOST = {
     "is_bf16_supported": "True",
     "device": "{torch}.accelerator.device_index(None)",
 }
+# What torch.mps lacks of the names that the modules of CUDA and XPU share.
+_NOT_ON_APPLE = {
+    *("Stream", "stream", "set_stream", "get_device_name", "get_device_properties", "get_rng_state_all"),
+    *("init", "initial_seed", "is_bf16_supported", "is_initialized", "manual_seed_all", "mem_get_info"),
+    *("seed_all", "set_rng_state_all"),
+}
 
 
 class TorchTarget(Target):
@@ -246,8 +256,14 @@ class TorchTarget(Target):
             return Spelling(f"{self.torch}.OutOfMemoryError")
         if name not in _OTHER_MEANING and ("torch.accelerator", here) in torch_calls():
             return Spelling(f"{self.torch}.accelerator.{here}", positional_only=True, on_host=on_host)
+        if name == "get_device_capability":
+            # Intel's is a dictionary, and Apple has none.
+            return Spelling(f"{self.module}.{name}", on_host=on_host, condition=f'{self.helper} == "cuda"')
         if ("device module", name) in torch_calls():
-            return Spelling(f"{self.module}.{name}", on_host=on_host)
+            lacks = name in _NOT_ON_APPLE
+            condition = f'hasattr({self.module}, "{name}")' if lacks and on_host is not None else None
+            unsafe = f"torch has no {name} for Apple's devices" if lacks and on_host is None else ""
+            return Spelling(f"{self.module}.{name}", on_host=on_host, condition=condition, unsafe=unsafe)
         if name in _SAME:
             return Missing(f"torch has no {name} for every device; --to acclimate has")
         return Missing(f"torch.cuda.{name} is CUDA's own; no other accelerator has it")

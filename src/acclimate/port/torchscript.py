@@ -29,11 +29,15 @@ class TorchScript:
     Args:
         tree: the file.
         elsewhere: the names of classes that other files may give to the compiler.
+        all_modules: whether another file may give any of the modules to the compiler.
     """
 
-    def __init__(self, tree: Tree, elsewhere: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, tree: Tree, elsewhere: frozenset[str] = frozenset(), all_modules: bool = False
+    ) -> None:
         self._tree = tree
         self._elsewhere = elsewhere
+        self._all_modules = all_modules
 
     def holds(self, node: cst.CSTNode) -> bool:
         """Whether a node is part of a compiled function, in a branch that the compiler reads."""
@@ -48,7 +52,8 @@ class TorchScript:
 
     @cached_property
     def _compiled(self) -> set[cst.CSTNode]:
-        if not _MAY_CONCERN.search(self._tree.text) and not self._elsewhere & self._classes.keys():
+        is_named = self._all_modules or bool(self._elsewhere & self._classes.keys())
+        if not is_named and not _MAY_CONCERN.search(self._tree.text):
             return set()
         found = _Found()
         definitions: list[cst.FunctionDef | cst.ClassDef] = [*self._tree.of_type(cst.FunctionDef)]
@@ -142,6 +147,8 @@ class TorchScript:
     def _is_meant_for_it(self, node: cst.ClassDef) -> bool:
         """Whether a class's objects are compiled, by its base, a method's mark, or what other files say."""
         if node.name.value in self._elsewhere:
+            return True
+        if self._all_modules and any(method.name.value == "forward" for method in methods(node)):
             return True
         if any("torch.jit.ScriptModule" in self._tree.may_be(base.value) for base in node.bases):
             return True

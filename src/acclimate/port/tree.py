@@ -348,7 +348,11 @@ def has_unpacking(call: cst.Call) -> bool:
 
 
 def string_value(node: cst.CSTNode | None) -> str | None:
-    """The text of a plain string literal."""
+    """The text of a plain string literal, or of an f-string without a field."""
+    if isinstance(node, cst.FormattedString) and "r" not in node.start.lower():
+        texts = [each.value for each in node.parts if isinstance(each, cst.FormattedStringText)]
+        is_plain = len(texts) == len(node.parts) and not any(set(each) & set("\\{}") for each in texts)
+        return "".join(texts) if is_plain else None
     if not isinstance(node, cst.SimpleString) or node.prefix not in ("", "u", "r"):
         return None
     return cast(str, node.evaluated_value)

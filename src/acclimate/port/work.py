@@ -53,7 +53,7 @@ def port_files(
         try:
             data = path.read_bytes()
             concerned = may_concern(data)
-            known |= survey(data)
+            known |= survey(data, path)
         except OSError as error:
             results[path] = FileResult(path, failure=error.strerror or str(error))
             done()
@@ -165,6 +165,7 @@ def _ported(path: Path, text: str, settings: Settings) -> FileResult:
         return FileResult(path, text, text, sites)
     if path.suffix != ".ipynb":
         _refuse_deep(text)
+        settings = replace(settings, compiles_all=settings.survey.may_compile_all(path))
         ported = port_text(text, settings, path.name in _BUILD_SCRIPTS, path.name == "__init__.py")
         return FileResult(path, text, ported.text, ported.sites)
     try:

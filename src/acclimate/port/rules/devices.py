@@ -80,7 +80,7 @@ With `--to torch` a function of three lines is added to the file, since `torch.a
         Example('state = {"cuda": 1}\nprint(state["cuda"])\n', None, None),
         Example('model = build(impl="cuda")\n', None, None),
     )
-    nodes = (cst.SimpleString,)
+    nodes = (cst.SimpleString, cst.FormattedString)
 
     def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
         text = string_value(node)
@@ -254,8 +254,9 @@ class DeviceFormat(Rule):
         file: SourceFile, literal: cst.CSTNode, whole: Span, open_: str, close: str
     ) -> tuple[Part, ...]:
         place = file.span(literal)
-        prefix = literal.prefix if isinstance(literal, cst.SimpleString) else ""
-        quote = literal.quote if isinstance(literal, cst.SimpleString) else '"'
+        prefix, quote = "", '"'
+        if isinstance(literal, (cst.SimpleString, cst.FormattedString)):
+            prefix, quote = literal.prefix, literal.quote
         start = place.start + len(prefix) + len(quote) + len("cuda")
         text = f"{open_}{file.target.device_type} + {prefix}{quote}"
         return (Span(whole.start, place.start), text, Span(start, whole.end), close)

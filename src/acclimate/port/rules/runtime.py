@@ -27,9 +27,10 @@ def has_own_rule(name: str) -> bool:
 
 def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) -> tuple[Part, ...]:
     """A call with what keeps it from raising on a host, where the target's function raises there."""
-    if spelling.on_host is None or file.is_guarded(call):
+    if spelling.on_host is None or (spelling.condition is None and file.is_guarded(call)):
         return parts
-    condition = file.target.not_host
+    quote = file.quote(call)
+    condition = spelling.condition.replace('"', quote) if spelling.condition else file.target.not_host
     statement = file.tree.parent(call)
     line = file.tree.parent(statement) if isinstance(statement, cst.Expr) else None
     if isinstance(statement, cst.Expr):
@@ -40,8 +41,19 @@ def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) 
             margin = start[: len(start) - len(start.lstrip())]
             return (f"if {condition}:{file.tree.newline}{margin}{file.tree.indent}", *parts)
         return (*parts, f" if {condition} else None")
-    on_host = spelling.on_host.replace("'", file.quote(call))
+    on_host = spelling.on_host.replace("'", quote)
     return ("(", *parts, f" if {condition} else {on_host})")
+
+
+def _with_default(file: SourceFile, call: cst.Call, spelling: Spelling, rest: Span) -> tuple[Part, ...]:
+    """A call of what a device's module may lack; ``()`` where the call is a statement of its own."""
+    if isinstance(file.tree.parent(call), cst.Expr) or spelling.on_host is None:
+        return ()
+    quote = file.quote(call)
+    module, _, name = spelling.text.rpartition(".")
+    takes = "" if not call.args else " *_, **__" if any(each.keyword for each in call.args) else " *_"
+    on_host = spelling.on_host.replace("'", quote)
+    return (f"getattr({module}, {quote}{name}{quote}, lambda{takes}: {on_host})", rest)
 
 
 def _what_is_asked(file: SourceFile, call: cst.Call, name: str) -> tuple[cst.CSTNode, str] | None:
@@ -67,7 +79,7 @@ class RuntimeCall(Rule):
 Most functions of `torch.cuda` exist on every accelerator under the same name. `get_accelerator()` has them with the
 same arguments. torch alone has some in `torch.accelerator`, where a few have another name, and others in the module
 of the device. `torch.accelerator` raises on a machine without an accelerator, so with `--to torch` a call that is not
-yet inside a test of the device gets one. It counts no device there: a number of devices that decides how many processes
+yet inside a test of the device gets one; what Apple's devices lack in torch is asked for with a default. It counts no device there: a number of devices that decides how many processes
 start, or that divides, is at least 1. A test that ends the program where there is no device asks the device's module,
 which a host has too.
 
@@ -136,9 +148,13 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
                 rest = Span(function.end, file.span(holder).end)
                 parts = guarded(file, node, spelling, *kept, spelling.text, rest)
                 return self.convert(file, node, replace(file.span(holder), *parts), *edits, claims=claims)
+            if spelling.condition and "hasattr(" in spelling.condition:
+                parts = _with_default(file, node, spelling, rest)
+                if parts:
+                    return self.becomes(file, node, *kept, *parts, claims=claims)
         whole = replace(file.span(node), *guarded(file, node, spelling, *kept, spelling.text, rest))
         emulates = name == "is_bf16_supported" and file.target.name == "acclimate"
-        reason = "torch also counts GPUs that emulate bfloat16" if emulates else ""
+        reason = "torch also counts GPUs that emulate bfloat16" if emulates else spelling.unsafe
         return self.convert(file, node, whole, *edits, unsafe=reason, claims=claims)
 
     def _not_on_a_host(self, file: SourceFile, node: cst.Call) -> Finding:
@@ -298,7 +314,7 @@ accelerator has it, and so is a name that the program replaces."""
             return self.becomes(
                 file, node, f"({spelling.text} if {file.target.not_host} else lambda *_: None)"
             )
-        return self.becomes(file, node, spelling.text)
+        return self.becomes(file, node, spelling.text, unsafe=spelling.unsafe)
 
     def _annotation(self, file: SourceFile, node: cst.CSTNode, name: str) -> Finding | None:
         if name in self._SHARED:

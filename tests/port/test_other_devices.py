@@ -1,0 +1,103 @@
+"""What CUDA's branch opens for: a host that is listed already, Apple's and Intel's devices, forms that are not known."""
+
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+from porting import ported_once_for_all
+
+import acclimate
+from acclimate.port import targets
+from acclimate.port.engine import Settings, Status, port_text
+
+BOTH = pytest.mark.parametrize("target", ["acclimate", "torch"])
+
+
+def in_function(lines: str, target: str) -> str:
+    source = "import torch\n\n\ndef f(a=0):\n" + textwrap.indent(textwrap.dedent(lines), "    ")
+    return ported_once_for_all(source, target)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'return torch.device(f"cuda")\n',
+        "if torch.cuda.is_available():\n    return torch.device(f'cuda')\nreturn torch.device('cpu')\n",
+        'return torch.device(f"cuda" if torch.cuda.is_available() else "cpu")\n',
+        'return torch.zeros(1, device=f"cuda:0")\n',
+    ],
+)
+def test_a_format_string_without_a_field_is_a_device_too(lines: str, target: str) -> None:
+    assert "cuda" not in in_function(lines, target)
+
+
+@BOTH
+@pytest.mark.parametrize("text", ['f"cuda:{a}{a}"', '"cuda" ":0"', 'f"cuda:{a}" f"{a}"'])
+def test_a_branch_that_names_a_device_in_an_unknown_form_stays(text: str, target: str) -> None:
+    lines = f"if torch.cuda.is_available():\n    return torch.device({text})\nreturn torch.device('cpu')\n"
+    source = "import torch\n\n\ndef f(a=0):\n" + textwrap.indent(lines, "    ")
+    assert ported_once_for_all(source, target) == source
+
+
+LISTS = [
+    'devices = (torch.device("cpu"),) + ((torch.device("cuda"),) if torch.cuda.is_available() else ())',
+    'devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])',
+    'devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]',
+    'devices = ["cpu"]\nif torch.cuda.is_available():\n    devices.append("cuda")',
+    'devices = ["cpu"]\nif torch.cuda.is_available():\n    devices += ["cuda"]',
+    'has_gpu = torch.cuda.is_available()\ndevices = ["cpu"] + (["cuda"] if has_gpu else [])',
+]
+
+
+@BOTH
+@pytest.mark.parametrize("lines", LISTS)
+def test_a_list_of_devices_names_a_host_once(
+    lines: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
+    text = in_function(f"{lines}\nreturn devices\n", target)
+    assert "cuda" not in text
+    space: dict[str, Any] = {}
+    exec(text, space)
+    with acclimate.use_accelerator("cpu"):
+        assert [str(each) for each in space["f"]()] == ["cpu"]
+
+
+APPLE = """
+def ask():
+    torch.cuda.manual_seed_all(1)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(1)
+    kind = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    name = torch.cuda.get_device_name(0), torch.cuda.get_device_name(device=0)
+    memory = torch.cuda.get_device_properties(0).total_memory
+    return kind, name, memory, torch.cuda.get_device_capability()[0], f"{torch.cuda.get_device_name()}"
+"""
+
+
+def test_what_apples_devices_lack_in_torch_has_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ported_once_for_all("import torch\n" + APPLE, "torch")
+    space: dict[str, Any] = {}
+    exec(text, space)
+    space["accelerator_type"] = lambda: "mps"
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert space["ask"]() == (True, ("cpu", "cpu"), 0, 0, "cpu")
+
+
+def test_torch_has_on_apples_devices_what_is_not_said_to_be_missing() -> None:
+    names = {name for module, name in targets.torch_calls() if module == "device module"} & targets._SAME
+    alone = {name for name in names if ("torch.accelerator", name) not in targets.torch_calls()}
+    missing = {name for name in alone if not hasattr(torch.mps, name)} - set(targets._RENAMED)
+    assert missing <= targets._NOT_ON_APPLE | {"device", "get_device_capability"}
+
+
+def test_streams_of_the_devices_module_need_judgement() -> None:
+    source = (
+        "import torch\n\n\ndef f():\n    if torch.cuda.is_available():\n        return torch.cuda.Stream()\n"
+    )
+    sites = port_text(source, Settings("torch")).sites
+    assert {site.status for site in sites} == {Status.UNSAFE}
+    assert any("Apple" in site.reason for site in sites)
