@@ -101,3 +101,17 @@ def test_streams_of_the_devices_module_need_judgement() -> None:
     sites = port_text(source, Settings("torch")).sites
     assert {site.status for site in sites} == {Status.UNSAFE}
     assert any("Apple" in site.reason for site in sites)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "torch.cuda.empty_cache()\n",
+        "if torch.cuda.is_available():\n    torch.cuda.empty_cache()\n",
+        "return torch.cuda.max_memory_allocated()\n",
+        "return step(done=torch.cuda.reset_peak_memory_stats)\n",
+        "if torch.cuda.is_available():\n    return torch.cuda.mem_get_info()\n",
+    ],
+)
+def test_figures_of_memory_are_not_asked_for_where_torch_raises(lines: str) -> None:
+    assert 'if accelerator_type() not in ("cpu", "mps")' in in_function(lines, "torch")

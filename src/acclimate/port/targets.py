@@ -199,10 +199,15 @@ _ON_HOST = {
     "is_bf16_supported": "True",
     "device": "{torch}.accelerator.device_index(None)",
 }
+# Apple's devices have no such allocator in torch 2.10 to 2.12, and these raise there.
+_OF_ALLOCATOR = {
+    *("empty_cache", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+    *("reset_peak_memory_stats", "reset_accumulated_memory_stats", "mem_get_info"),
+}
 # What torch.mps lacks of the names that the modules of CUDA and XPU share.
 _NOT_ON_APPLE = {
     *("Stream", "stream", "set_stream", "get_device_name", "get_device_properties", "get_rng_state_all"),
-    *("init", "initial_seed", "is_bf16_supported", "is_initialized", "manual_seed_all", "mem_get_info"),
+    *("init", "initial_seed", "is_bf16_supported", "is_initialized", "manual_seed_all", "memory_stats"),
     *("seed_all", "set_rng_state_all"),
 }
 
@@ -255,7 +260,9 @@ class TorchTarget(Target):
         if name == "OutOfMemoryError":
             return Spelling(f"{self.torch}.OutOfMemoryError")
         if name not in _OTHER_MEANING and ("torch.accelerator", here) in torch_calls():
-            return Spelling(f"{self.torch}.accelerator.{here}", positional_only=True, on_host=on_host)
+            condition = f'{self.helper} not in ("cpu", "mps")' if name in _OF_ALLOCATOR else None
+            text = f"{self.torch}.accelerator.{here}"
+            return Spelling(text, positional_only=True, on_host=on_host, condition=condition)
         if name == "get_device_capability":
             # Intel's is a dictionary, and Apple has none.
             return Spelling(f"{self.module}.{name}", on_host=on_host, condition=f'{self.helper} == "cuda"')

@@ -28,9 +28,9 @@ in a `try` block, where others may rely on it."""
             "ok = torch.accelerator.is_available()\n",
         ),
         Example(
-            "import torch.cuda as C\n\nC.empty_cache()\n",
-            "from acclimate import get_accelerator\n\nget_accelerator().empty_cache()\n",
-            "import torch\n\nif torch.accelerator.is_available():\n    torch.accelerator.empty_cache()\n",
+            "import torch.cuda as C\n\nC.synchronize()\n",
+            "from acclimate import get_accelerator\n\nget_accelerator().synchronize()\n",
+            "import torch\n\nif torch.accelerator.is_available():\n    torch.accelerator.synchronize()\n",
         ),
         Example(
             "try:\n    from torch.cuda.amp import autocast\nexcept ImportError:\n    autocast = None\n",

@@ -8,6 +8,7 @@ import libcst as cst
 
 from acclimate.port.counts import decides_processes, ends_without
 from acclimate.port.edits import Edit, Part, replace
+from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.questions import chooses_package, must_be_false_on_a_host
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read
 from acclimate.port.sinks import Sink, sink_of
@@ -79,7 +80,8 @@ class RuntimeCall(Rule):
 Most functions of `torch.cuda` exist on every accelerator under the same name. `get_accelerator()` has them with the
 same arguments. torch alone has some in `torch.accelerator`, where a few have another name, and others in the module
 of the device. `torch.accelerator` raises on a machine without an accelerator, so with `--to torch` a call that is not
-yet inside a test of the device gets one; what Apple's devices lack in torch is asked for with a default. It counts no device there: a number of devices that decides how many processes
+yet inside a test of the device gets one; what Apple's devices lack in torch, such as
+figures of memory, is not asked for there. It counts no device there: a number of devices that decides how many processes
 start, or that divides, is at least 1. A test that ends the program where there is no device asks the device's module,
 which a host has too.
 
@@ -105,8 +107,10 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
             "import torch as th\n\npeak = th.cuda.max_memory_allocated(device=1)\n",
             "import torch as th\nfrom acclimate import get_accelerator\n\n"
             "peak = get_accelerator().max_memory_allocated(device_index=1)\n",
-            "import torch as th\n\n"
-            "peak = (th.accelerator.max_memory_allocated(1) if th.accelerator.is_available() else 0)\n",
+            "import torch as th\n\n\n"
+            + ACCELERATOR_TYPE.replace("torch.", "th.")
+            + "\n\npeak = (th.accelerator.max_memory_allocated(1) "
+            'if accelerator_type() not in ("cpu", "mps") else 0)\n',
         ),
         Example("import torch\n\ntorch.cuda.cudart().cudaProfilerStart()\n", None, None),
     )
@@ -275,8 +279,8 @@ accelerator has it, and so is a name that the program replaces."""
         Example(
             "import torch\n\nafter_step(fn=torch.cuda.empty_cache)\n",
             "import torch\nfrom acclimate import get_accelerator\n\nafter_step(fn=get_accelerator().empty_cache)\n",
-            "import torch\n\n"
-            "after_step(fn=(torch.accelerator.empty_cache if torch.accelerator.is_available() else lambda *_: None))\n",
+            f"import torch\n\n\n{ACCELERATOR_TYPE}\n\nafter_step(fn=(torch.accelerator.empty_cache "
+            'if accelerator_type() not in ("cpu", "mps") else lambda *_: None))\n',
         ),
         Example(
             "import torch\n\n\ndef wait(stream: torch.cuda.Stream) -> None:\n    stream.synchronize()\n",
@@ -310,10 +314,10 @@ accelerator has it, and so is a name that the program replaces."""
         spelling = file.target.runtime(name)
         if isinstance(spelling, Missing):
             return self.left(file, node, spelling.reason)
-        if spelling.on_host == "None" and not file.is_guarded(node):
-            return self.becomes(
-                file, node, f"({spelling.text} if {file.target.not_host} else lambda *_: None)"
-            )
+        if spelling.on_host == "None" and (spelling.condition or not file.is_guarded(node)):
+            quote = file.quote(node)
+            condition = (spelling.condition or file.target.not_host).replace('"', quote)
+            return self.becomes(file, node, f"({spelling.text} if {condition} else lambda *_: None)")
         return self.becomes(file, node, spelling.text, unsafe=spelling.unsafe)
 
     def _annotation(self, file: SourceFile, node: cst.CSTNode, name: str) -> Finding | None:
