@@ -100,7 +100,7 @@ def test_streams_of_the_devices_module_need_judgement() -> None:
     )
     sites = port_text(source, Settings("torch")).sites
     assert {site.status for site in sites} == {Status.UNSAFE}
-    assert any("Apple" in site.reason for site in sites)
+    assert any("torch's Stream of a host" in site.reason for site in sites)
 
 
 @pytest.mark.parametrize(
@@ -115,3 +115,19 @@ def test_streams_of_the_devices_module_need_judgement() -> None:
 )
 def test_figures_of_memory_are_not_asked_for_where_torch_raises(lines: str) -> None:
     assert 'if accelerator_type() not in ("cpu", "mps")' in in_function(lines, "torch")
+
+
+FALLBACKS = [
+    'd = args.device if torch.cuda.is_available() else "cpu"',
+    'd = "cpu" if not torch.cuda.is_available() else args.device',
+    'd = torch.device(args.device) if torch.cuda.is_available() else torch.device("cpu")',
+    'if not args.gpu or not torch.cuda.is_available():\n    d = "cpu"\nelif args.gpu:\n    d = args.gpu',
+    'if torch.cuda.is_available():\n    d = args.device\nelse:\n    d = "cpu"',
+]
+
+
+@pytest.mark.parametrize("lines", FALLBACKS)
+def test_a_device_that_a_user_names_still_falls_back_to_the_host(lines: str) -> None:
+    text = in_function(lines.replace("args", "a") + "\n", "acclimate")
+    assert "is_available" not in text
+    assert 'device_name() != "cpu"' in text or 'device_name() == "cpu"' in text

@@ -37,6 +37,7 @@ def must_be_false_on_a_host(file: SourceFile, question: cst.CSTNode) -> bool:
     return (
         _decides_on_the_host(file, question)
         or chooses_index_of_host(file, question)
+        or _falls_back_to_host(file, question)
         or _adds_to_the_host(file, question)
         or _decides_on_a_skip(file, question, _DEPTH)
         or _decides_on_half(file, question)
@@ -101,6 +102,34 @@ def _decides_on_the_host(file: SourceFile, question: cst.CSTNode) -> bool:
     sides = (file.tree.source(at.body), file.tree.source(at.orelse))
     texts = all(isinstance(each, _TEXTS) for each in (at.body, at.orelse))
     return ("None" in sides or texts) and any(_HOST_IN_TEXT.search(side) for side in sides)
+
+
+def _falls_back_to_host(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether a question decides between the host and what a user said: ``args.device if … else "cpu"``.
+
+    A choice between the host and ``"cuda"`` comes to the same on a host, however it is asked.
+    """
+    below = question
+    for around in file.tree.ancestors(question):
+        if isinstance(around, cst.IfExp) and below is around.test:
+            sides: list[cst.BaseExpression] = [around.body, around.orelse]
+            hosts = [each for each in sides if _is_host(each)]
+            return len(hosts) == 1 and not any(_names_cuda(each) for each in sides)
+        if isinstance(around, cst.If) and below is around.test:
+            blocks = [around.body, around.orelse.body if isinstance(around.orelse, cst.Else) else None]
+            set_to = [found for each in blocks if each is not None and (found := _only_assignment(each))]
+            return any(_is_host(each.value) for each in set_to) and not _names_cuda(around)
+        if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
+            return False
+        below = around
+    return False
+
+
+def _is_host(node: cst.BaseExpression) -> bool:
+    """Whether an expression is ``"cpu"`` or ``torch.device("cpu")``."""
+    if isinstance(node, cst.Call) and called_name(node) == "device" and len(node.args) == 1:
+        node = node.args[0].value
+    return string_value(node) == "cpu"
 
 
 def _adds_to_the_host(file: SourceFile, question: cst.CSTNode) -> bool:

@@ -204,6 +204,7 @@ _OF_ALLOCATOR = {
     *("empty_cache", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
     *("reset_peak_memory_stats", "reset_accumulated_memory_stats", "mem_get_info"),
 }
+_EMPTY_ON_HOST = {"Event", "Stream"}
 # What torch.mps lacks of the names that the modules of CUDA and XPU share.
 _NOT_ON_APPLE = {
     *("Stream", "stream", "set_stream", "get_device_name", "get_device_properties", "get_rng_state_all"),
@@ -270,6 +271,8 @@ class TorchTarget(Target):
             lacks = name in _NOT_ON_APPLE
             condition = f'hasattr({self.module}, "{name}")' if lacks and on_host is not None else None
             unsafe = f"torch has no {name} for Apple's devices" if lacks and on_host is None else ""
+            if name in _EMPTY_ON_HOST:
+                unsafe = f"torch's {name} of a host has no methods; --to acclimate has one that works"
             return Spelling(f"{self.module}.{name}", on_host=on_host, condition=condition, unsafe=unsafe)
         if name in _SAME:
             return Missing(f"torch has no {name} for every device; --to acclimate has")
