@@ -99,3 +99,33 @@ STAY = [
 def test_what_a_function_uses_as_data_stays(lines: str, target: str) -> None:
     source = "import torch\n" + textwrap.dedent(lines)
     assert ported_once_for_all(source, target) == source
+
+
+NONE = [
+    "if args.gpu is not None:\n    print(args.gpu)\nreturn x.cuda(args.gpu, non_blocking=True)",
+    "parser.add_argument('--gpu', type=int)\nargs = parser.parse_args()\nreturn x.cuda(args.gpu)",
+    "parser.add_argument('--gpu', default=None, type=int)\nreturn x.cuda(args.gpu)",
+    "return x.cuda(gpu)",
+]
+
+
+@pytest.mark.parametrize("lines", NONE)
+def test_a_number_that_may_be_none_still_means_the_current_device(lines: str) -> None:
+    source = f"import torch\n\n\ndef f(x, args, parser, gpu=None):\n{textwrap.indent(lines, '    ')}\n"
+    name = "args.gpu" if "args" in lines else "gpu"
+    text = ported_once_for_all(source, "torch")
+    assert f'x.to(accelerator_type() if {name} is None else f"{{accelerator_type()}}:{{{name}}}"' in text
+
+
+NOT_NONE = [
+    "if args.gpu is not None:\n    return x.cuda(args.gpu)",
+    "if args.gpu is None:\n    return x\nelse:\n    return x.cuda(args.gpu)",
+    "parser.add_argument('--gpu', default=0, type=int)\nreturn x.cuda(args.gpu)",
+    "return x.cuda(args.gpu)",
+]
+
+
+@pytest.mark.parametrize("lines", NOT_NONE)
+def test_a_number_that_is_there_becomes_a_device_as_it_is(lines: str) -> None:
+    source = f"import torch\n\n\ndef f(x, args, parser):\n{textwrap.indent(lines, '    ')}\n"
+    assert 'x.to(f"{accelerator_type()}:{args.gpu}")' in ported_once_for_all(source, "torch")

@@ -9,6 +9,7 @@ import libcst as cst
 from acclimate.port.branches import keeps_host_out
 from acclimate.port.edits import Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
+from acclimate.port.nothing import may_be_none
 from acclimate.port.rules.base import (
     Example,
     Finding,
@@ -182,7 +183,10 @@ A class that offers `cuda` to its users keeps it, and so do calls on its objects
         if file.target.name == "torch" and not known:
             # A name may hold None, which torch's form does not take.
             reason = "nothing shows that its argument is a number and not None"
-        edit = replace(place, *file.device_at(index))
+        parts = file.device_at(index)
+        if file.target.name == "torch" and may_be_none(file, value):
+            parts = (f"{file.target.device_type} if {file.tree.source(value)} is None else ", *parts)
+        edit = replace(place, *parts)
         return self.convert(file, node, method, edit, unsafe=unsafe or reason, claims=(function, value))
 
 
