@@ -207,6 +207,12 @@ def test_a_class_that_must_be_one_stays() -> None:
             return subprocess.check_output(["nvidia-smi", "-i", str(index)])
         """,
         """
+        def clusters():
+            import cuda.bindings.driver as driver
+
+            return driver.cuDeviceGet(torch.cuda.current_device())
+        """,
+        """
         def selector():
             return str(torch.cuda.current_device())
 

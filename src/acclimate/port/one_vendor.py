@@ -24,6 +24,7 @@ _RUNTIMES = {
     "pycuda": "PyCUDA",
     "cupy": "CuPy",
     "pynvml": "NVML",
+    "cuda": "NVIDIA's driver",
 }
 
 
