@@ -131,3 +131,11 @@ def test_a_device_that_a_user_names_still_falls_back_to_the_host(lines: str) -> 
     text = in_function(lines.replace("args", "a") + "\n", "acclimate")
     assert "is_available" not in text
     assert 'device_name() != "cpu"' in text or 'device_name() == "cpu"' in text
+
+
+@BOTH
+def test_a_device_with_an_index_is_told_by_its_name(target: str) -> None:
+    lines = "device = str(a)\nif device.startswith('cuda:'):\n    torch.cuda.set_device(device)\n"
+    text = in_function(lines, target)
+    assert "() + ':')" in text
+    assert "torch.cuda" not in text

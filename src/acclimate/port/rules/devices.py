@@ -457,7 +457,9 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         if not is_device_like(file, call.func.value):
             return self.exempt(file, literal, "nothing shows that a device is compared")
         if string_value(literal) == "cuda:":
-            return self.left(file, call, "a host's name has no index", (literal,))
+            quote = file.quote(literal)
+            edit = replace(file.span(literal), f"{file.target.device_type} + {quote}:{quote}")
+            return self.convert(file, call, edit, unsafe=OTHERS, claims=(literal,))
         if file.target.name == "acclimate":
             edit = replace(file.span(literal), file.target.device_type)
             return self.convert(file, call, edit, unsafe=HOST_CHANGES, claims=(literal,))
