@@ -29,7 +29,8 @@ class MixedPrecision(Rule):
     summary = "`torch.cuda.amp`: `autocast`, `GradScaler`, `custom_fwd`, `custom_bwd`"
     explanation = """\
 `get_accelerator().amp` has the same classes and decorators with the same arguments. torch alone takes the type of the
-device as the first argument of `torch.amp.autocast` and `torch.amp.GradScaler`.
+device as the first argument of `torch.amp.autocast` and `torch.amp.GradScaler`. Without `dtype` a device takes its own:
+float16 on CUDA, as before, and bfloat16 on a CPU, where a GradScaler then scales what needs no scaling.
 
 A decorator in a class runs when the module is imported, so the accelerator is chosen then: such an edit is unsafe."""
     examples = (
