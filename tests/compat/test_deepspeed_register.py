@@ -113,6 +113,20 @@ def test_register_after_the_import_is_an_error_that_says_what_to_do(folder: Path
     assert "acclimate run --deepspeed" in done.stderr
 
 
+@pytest.mark.usefixtures("warm_starts")
+def test_a_choice_of_ops_after_the_import_is_an_error_and_the_same_choice_is_not(folder: Path) -> None:
+    program = """
+import acclimate.compat.deepspeed as d
+d.register()
+import deepspeed
+d.register(ops=False)
+d.register(ops=True)
+"""
+    done = run(folder, "-c", program)
+    assert "line 6, in <module>" in done.stderr
+    assert "ImportOrderError: deepspeed was imported before" in done.stderr
+
+
 def test_with_the_variable_set_importing_acclimate_is_enough(folder: Path) -> None:
     program = """
 import os

@@ -45,6 +45,11 @@ def register(*, ops: bool | None = None) -> None:
         ImportOrderError: DeepSpeed was imported before, and has fixed its accelerator and its op builders.
     """
     if ops is not None:
+        if ACCELERATOR_MODULE in sys.modules and ops != (os.environ.get(OPS_VARIABLE) == "1"):
+            raise ImportOrderError(
+                "deepspeed was imported before acclimate.compat.deepspeed.register() was called with "
+                f"ops={ops}, so it keeps the op builders that it has. Call register(ops={ops}) first."
+            )
         os.environ[OPS_VARIABLE] = str(int(ops))
     if not any(isinstance(finder, AcceleratorFinder) for finder in sys.meta_path):
         if ACCELERATOR_MODULE in sys.modules:
