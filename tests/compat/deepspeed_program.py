@@ -113,7 +113,7 @@ def prepare(settings: list[str]) -> None:
 
     ops = ["ShareMemCommBuilder"]
     if not all(setting.startswith("infer") for setting in settings):
-        ops.append("CPUAdamBuilder")
+        ops += ["CPUAdamBuilder", "FusedAdamBuilder"]
     if any("nvme" in setting for setting in settings):
         ops.append("AsyncIOBuilder")
     for op in ops:
