@@ -154,6 +154,15 @@ def test_a_cap_of_the_logits_keeps_the_token_even_where_many_reach_it(factor: in
     check(model, steps=6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cap_is_found_where_the_logits_are_small_beside_it(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = tiny_model("gemma2", vocab_size=WORDS, hidden_size=32, final_logit_softcapping=30.0)
+    lean = lean_decoder(acclimate.init_inference(model.to(dtype)))
+    assert lean is not None
+    assert lean.decoder.logit_softcap == 30.0
+
+
 def test_ranks_that_share_the_vocabulary_agree_on_the_first_of_equal_tokens() -> None:
     found = torch.tensor([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[2.0, 2.0, 1.0], [7.0, 8.0, 9.0]]]).double()
 

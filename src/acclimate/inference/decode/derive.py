@@ -37,6 +37,7 @@ from acclimate.inference.decode.matching import (
     norm_of,
     numbers_of,
     product_of,
+    tolerance,
 )
 from acclimate.inference.decode.modules import is_linear
 from acclimate.inference.decode.recording import AttentionCall, Call, Recording
@@ -161,12 +162,19 @@ class _Deriver:
         if raw.shape != logits.shape:
             raise NotRepresentedError("the logits are not the output head's")
         factor = multiplier(raw, logits, self.numbers)
-        if factor is not None:
+        if factor is not None and torch.equal((raw.float() * factor).to(raw.dtype), logits):
             return norm, call.module, factor, None
+        # Logits that are small beside a cap differ little from logits without one: the closest counts.
+        gaps: dict[tuple[float, float | None], float] = {}
+        if factor is not None:
+            gaps[factor, None] = distance((raw.float() * factor).to(raw.dtype), logits)
         for cap in self.numbers:
-            for times in (1.0, *self.numbers):
-                if cap > 1 and is_close(torch.tanh(raw * times / cap) * cap, logits):
-                    return norm, call.module, times, cap
+            for times in (1.0, *self.numbers) if factor is None else dict.fromkeys((1.0, factor)):
+                if cap > 1:
+                    gaps[times, cap] = distance(torch.tanh(raw * times / cap) * cap, logits)
+        best = min(gaps, key=gaps.__getitem__, default=None)
+        if best is not None and gaps[best] <= tolerance(logits.dtype):
+            return norm, call.module, *best
         raise NotRepresentedError("the logits are changed in an unknown way")
 
     def _norm_between(self, x: Tensor, y: Tensor, calls: list[Call]) -> Norm | None:
