@@ -103,7 +103,8 @@ ACCLIMATE_INLINE float activated(float x) {
     case Activation::silu:
       return x / (1.0f + exp_of(-x));
     case Activation::gelu_tanh:
-      return 0.5f * x * (1.0f + tanh_of(0.797884561f * (x + 0.044715f * x * x * x)));
+      // 0.5 * x * (1 + tanh(u)) is x / (1 + exp(-2 u)).
+      return x / (1.0f + exp_of(-1.595769122f * (x + 0.044715f * x * x * x)));
     case Activation::gelu:
       return 0.5f * x * (1.0f + std::erf(x * 0.707106781f));
     case Activation::relu:
@@ -230,6 +231,51 @@ ACCLIMATE_INLINE void normalize_in(const Norm& norm, const float* from, int64_t 
   }
 }
 
+template <Dtype dtype, bool rounds_products>
+ACCLIMATE_INLINE void rotate_pair(float cos, float sin, float& a, float& b) {
+  float ac = a * cos, bs = b * sin, bc = b * cos, as = a * sin;
+  if constexpr (rounds_products) {
+    ac = rounded<dtype>(ac);
+    bs = rounded<dtype>(bs);
+    bc = rounded<dtype>(bc);
+    as = rounded<dtype>(as);
+  }
+  a = rounded<dtype>(ac - bs);
+  b = rounded<dtype>(bc + as);
+}
+
+// Of copies, which do not overlap, the compiler makes vectors.
+template <Dtype dtype, bool rounds_products>
+ACCLIMATE_INLINE void rotate_halves(const float* cos, const float* sin, int64_t pairs, float* x) {
+  int64_t i = 0;
+  for (; i + lanes <= pairs; i += lanes) {
+    float a[lanes], b[lanes], c[lanes], s[lanes];
+    std::memcpy(a, x + i, sizeof(a));
+    std::memcpy(b, x + pairs + i, sizeof(b));
+    std::memcpy(c, cos + i, sizeof(c));
+    std::memcpy(s, sin + i, sizeof(s));
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      rotate_pair<dtype, rounds_products>(c[lane], s[lane], a[lane], b[lane]);
+    }
+    std::memcpy(x + i, a, sizeof(a));
+    std::memcpy(x + pairs + i, b, sizeof(b));
+  }
+  for (; i < pairs; ++i) {
+    rotate_pair<dtype, rounds_products>(cos[i], sin[i], x[i], x[pairs + i]);
+  }
+}
+
+template <Dtype dtype, bool rounds_products>
+ACCLIMATE_INLINE void rotate_in(bool interleaved, const float* cos, const float* sin, int64_t pairs,
+                                float* x) {
+  if (!interleaved) {
+    return rotate_halves<dtype, rounds_products>(cos, sin, pairs, x);
+  }
+  for (int64_t i = 0; i < pairs; ++i) {
+    rotate_pair<dtype, rounds_products>(cos[i], sin[i], x[2 * i], x[2 * i + 1]);
+  }
+}
+
 }  // namespace
 
 ACCLIMATE_CLONES void round_values(Dtype dtype, float* x, int64_t n) {
@@ -285,19 +331,11 @@ ACCLIMATE_CLONES void add_bias(Dtype dtype, const float* bias, float* y, int64_t
 
 ACCLIMATE_CLONES void rotate(Dtype dtype, bool interleaved, bool rounds_products, const float* cos,
                              const float* sin, int64_t pairs, float* x) {
-  const int64_t step = interleaved ? 2 : 1, half = interleaved ? 1 : pairs;
   with_dtype(dtype, [=]<Dtype own>() __attribute__((always_inline)) {
-    for (int64_t i = 0; i < pairs; ++i) {
-      const float a = x[i * step], b = x[i * step + half];
-      float ac = a * cos[i], bs = b * sin[i], bc = b * cos[i], as = a * sin[i];
-      if (rounds_products) {
-        ac = rounded<own>(ac);
-        bs = rounded<own>(bs);
-        bc = rounded<own>(bc);
-        as = rounded<own>(as);
-      }
-      x[i * step] = rounded<own>(ac - bs);
-      x[i * step + half] = rounded<own>(bc + as);
+    if (rounds_products) {
+      rotate_in<own, true>(interleaved, cos, sin, pairs, x);
+    } else {
+      rotate_in<own, false>(interleaved, cos, sin, pairs, x);
     }
   });
 }

@@ -10,7 +10,8 @@ namespace acclimate::inference::decode {
 namespace {
 
 constexpr int64_t rows_together = 16;  // of the residual stream
-constexpr int64_t inputs_together = 264;  // of a product: it takes 12 at a time
+constexpr int64_t inputs_together = 528;  // of a product: it takes 12 at a time
+constexpr int64_t least_inputs = 264;  // fewer cost more arranging than other threads save
 constexpr int64_t columns_together = 64;  // of a product: an arranged tile stays in the second cache
 constexpr int64_t queries_together = 128;
 constexpr int64_t most_scores = 1 << 20;  // that a thread keeps
@@ -18,6 +19,9 @@ constexpr int64_t keys_together = 2048;  // of a product with values
 constexpr float nothing = -std::numeric_limits<float>::infinity();
 
 int64_t tiles_of(int64_t count, int64_t together) { return (count + together - 1) / together; }
+
+// Values from one input of a product to the next.
+int64_t stride_of(int64_t k) { return input_stride(Form::bf16, k); }
 
 bool is_arranged(const Product& product) {
   return std::all_of(product.parts.begin(), product.parts.end(), [](const Part& part) {
@@ -54,15 +58,15 @@ class Step::Reading {
         hidden_(decoder_.hidden),
         x_(rows_ * hidden_),
         attended_(rows_ * hidden_),
-        normed_(rows_ * whole_blocks(hidden_)) {
+        normed_(rows_ * stride_of(hidden_)) {
     int64_t queries = 0, values = 0, inner = 0, projections = 0;
     bool keeps_start = false;
     for (const Layer& layer : decoder_.layers) {
       const Attention& attention = layer.attention;
       queries = std::max(queries, attention.heads * whole_blocks(attention.head_size));
-      values = std::max(values, whole_blocks(attention.heads * attention.value_size));
+      values = std::max(values, stride_of(attention.heads * attention.value_size));
       projections = std::max(projections, attention.projections.width);
-      inner = std::max(inner, whole_blocks(layer.mlp.up.width));
+      inner = std::max(inner, stride_of(layer.mlp.up.width));
       keeps_start = keeps_start || layer.mlp_shares_norm;
     }
     projected_.resize(rows_ * std::max(projections, hidden_));
@@ -73,7 +77,7 @@ class Step::Reading {
   }
 
   void work(int thread, int threads) {
-    Place place{thread, threads, 0};
+    Place place{thread, threads, 0, rows_};
     Own& own = *step_.own_[thread];
     for_rows(place, [&](int64_t row) { step_.look_up(call_.tokens[row], x_.data() + row * hidden_); });
     if (decoder_.embedding_is_summed) {
@@ -87,9 +91,22 @@ class Step::Reading {
       const Layer& layer = decoder_.layers[index];
       const Attention& attention = layer.attention;
       multiply(place, attention.projections, own, normed_, projected_, attention.projections.width);
-      for_rows(place, [&](int64_t row) { prepare_queries(attention, row, own); });
+      const bool is_last = index + 1 == decoder_.layers.size();
+      // Of the last layer's results only those of each sequence's last token are asked for, or none.
+      const int64_t asked = !is_last ? call_.length : gives_logits() ? 1 : 0;
+      for_rows(place, [&](int64_t row) {
+        if (row % call_.length >= call_.length - asked) {
+          prepare_queries(attention, row, own);
+        }
+      });
       prepare_keys(place, attention, index, own);
-      attend(place, attention, index, own);
+      if (asked == 0) {
+        return;
+      }
+      attend(place, attention, index, call_.length - asked, own);
+      if (is_last) {
+        keep_last_rows(place, attention);
+      }
       multiply(place, attention.output, own, mixed_, attended_, hidden_);
       if (attention.output_is_summed) {
         sum_over_ranks(place, attended_);
@@ -108,19 +125,19 @@ class Step::Reading {
     }
     float* last = at_least(own.x, call_.batch * hidden_);
     for (int64_t i = 0; i < call_.batch; ++i) {
-      const float* from = x_.data() + ((i + 1) * call_.length - 1) * hidden_;
-      std::copy(from, from + hidden_, last + i * hidden_);
+      std::copy(x_.data() + i * hidden_, x_.data() + (i + 1) * hidden_, last + i * hidden_);
     }
-    if (call_.logits != nullptr || call_.best != nullptr) {
-      step_.finish(call_, own, thread, threads);
-    }
+    step_.finish(call_, own, thread, threads);
   }
 
  private:
   struct Place {
     int thread, threads;
     int64_t phase;
+    int64_t rows;  // of the residual stream that are computed
   };
+
+  bool gives_logits() const { return call_.logits != nullptr || call_.best != nullptr; }
 
   // Calls unit(0) to unit(units - 1), each by one thread, and waits for all.
   template <class Unit>
@@ -138,15 +155,15 @@ class Step::Reading {
 
   template <class Row>
   void for_rows(Place& place, const Row& row) {
-    share(place, tiles_of(rows_, rows_together), [&](int64_t unit) {
-      for (int64_t i = unit * rows_together; i < std::min((unit + 1) * rows_together, rows_); ++i) {
+    share(place, tiles_of(place.rows, rows_together), [&](int64_t unit) {
+      for (int64_t i = unit * rows_together; i < std::min((unit + 1) * rows_together, place.rows); ++i) {
         row(i);
       }
     });
   }
 
   void sum_over_ranks(const Place& place, std::vector<float>& values) {
-    step_.sum_over_ranks(values.data(), rows_ * hidden_, place.thread, place.threads);
+    step_.sum_over_ranks(values.data(), place.rows * hidden_, place.thread, place.threads);
   }
 
   int64_t sequence_of(int64_t row) const { return row / call_.length; }
@@ -154,6 +171,22 @@ class Step::Reading {
   // Padding has no position of its own.
   int64_t position_of(int64_t row) const {
     return std::max<int64_t>(place_of(row) - call_.starts[sequence_of(row)], 0);
+  }
+
+  // Puts the last row of each sequence at the front of what is read from now on.
+  void keep_last_rows(Place& place, const Attention& attention) {
+    share(place, 1, [&](int64_t) {
+      const auto keep = [&](auto& values, int64_t stride) {
+        for (int64_t i = 0; i < call_.batch && !values.empty(); ++i) {
+          const auto from = values.begin() + ((i + 1) * call_.length - 1) * stride;
+          std::copy(from, from + stride, values.begin() + i * stride);
+        }
+      };
+      keep(x_, hidden_);
+      keep(start_, hidden_);
+      keep(mixed_, stride_of(attention.heads * attention.value_size));
+    });
+    place.rows = call_.batch;
   }
 
   // -- rows -----------------------------------------------------------------------------------------
@@ -165,7 +198,7 @@ class Step::Reading {
     const Layer& layer = decoder_.layers[index];
     float* start = layer.mlp_shares_norm ? start_.data() + row * hidden_ : at_least(own.start, hidden_);
     normalize(layer.attention_norm, decoder_.dtype, x_.data() + row * hidden_, hidden_, 0, start);
-    const int64_t stride = whole_blocks(hidden_);
+    const int64_t stride = stride_of(hidden_);
     fill_bf16(start, hidden_, stride, normed_.data() + row * stride);
   }
 
@@ -176,7 +209,7 @@ class Step::Reading {
     const float* start = layer.mlp_shares_norm ? start_.data() + row * hidden_ : nullptr;
     step_.join_attention(layer, attended, start, x_.data() + row * hidden_, branch, normed);
     std::copy(branch, branch + hidden_, attended);
-    const int64_t stride = whole_blocks(hidden_);
+    const int64_t stride = stride_of(hidden_);
     fill_bf16(normed, hidden_, stride, normed_.data() + row * stride);
   }
 
@@ -195,13 +228,19 @@ class Step::Reading {
     int64_t width, rows, columns, inputs, column_parts, input_parts;
 
     Tiles(int64_t width, int64_t rows, int threads) : width(width), rows(rows), columns(columns_together) {
-      const int64_t even = tiles_of(rows, tiles_of(rows, inputs_together));
-      inputs = tiles_of(even, 12) * 12;
-      input_parts = tiles_of(rows, inputs);
+      take_inputs(inputs_together);
       while (columns > 2 * group_rows && tiles_of(width, columns) * input_parts < 3 * threads) {
         columns /= 2;
       }
       column_parts = tiles_of(width, columns);
+      if (units() < 3 * threads) {
+        take_inputs(least_inputs);
+      }
+    }
+    // As many inputs in each part, of at most so many.
+    void take_inputs(int64_t most) {
+      inputs = tiles_of(tiles_of(rows, tiles_of(rows, most)), 12) * 12;
+      input_parts = tiles_of(rows, inputs);
     }
     int64_t units() const { return column_parts * input_parts; }
 
@@ -223,7 +262,7 @@ class Step::Reading {
       const int64_t from = std::max(tile.first, begin), until = std::min(tile.last, begin + part.count);
       if (from < until) {
         const int64_t row = part.first + from - begin, count = until - from, k = part.weight.k;
-        const int64_t x_stride = whole_blocks(k);
+        const int64_t x_stride = stride_of(k);
         float* to = y + from - tile.first;
         uint16_t* arranged = arranged_memory(own.arranged, count, k);
         arrange(part.weight, row, row + count, arranged);
@@ -239,7 +278,7 @@ class Step::Reading {
 
   void multiply(Place& place, const Product& product, Own& own, const std::vector<uint16_t>& x,
                 std::vector<float>& y, int64_t stride) {
-    const Tiles tiles(product.width, rows_, place.threads);
+    const Tiles tiles(product.width, place.rows, place.threads);
     share(place, tiles.units(), [&](int64_t unit) {
       const Tile tile = tiles.at(unit);
       float* found = tiles.memory(own.wide);
@@ -252,8 +291,8 @@ class Step::Reading {
   }
 
   void feed_forward(Place& place, const Mlp& mlp, Own& own) {
-    const Tiles tiles(mlp.up.width, rows_, place.threads);
-    const int64_t stride = whole_blocks(mlp.up.width);
+    const Tiles tiles(mlp.up.width, place.rows, place.threads);
+    const int64_t stride = stride_of(mlp.up.width);
     share(place, tiles.units(), [&](int64_t unit) {
       const Tile tile = tiles.at(unit);
       float* up = tiles.memory(own.wide);
@@ -321,17 +360,18 @@ class Step::Reading {
     });
   }
 
-  void attend(Place& place, const Attention& attention, size_t index, Own& own) {
+  // For the places of each sequence from `begin` on.
+  void attend(Place& place, const Attention& attention, size_t index, int64_t begin, Own& own) {
     const int64_t group = attention.heads / attention.key_heads;
     const int64_t keys = call_.place + call_.length;
     const int64_t most =
         std::clamp(most_scores / whole_blocks(keys), group, std::max(group, queries_together));
-    const int64_t together = std::min(most / group, call_.length);
-    const int64_t parts = tiles_of(call_.length, together);
+    const int64_t together = std::min(most / group, call_.length - begin);
+    const int64_t parts = tiles_of(call_.length - begin, together);
     const int64_t heads = call_.batch * attention.key_heads;
     // The last queries have the most keys: they come first.
     share(place, heads * parts, [&](int64_t unit) {
-      const int64_t first = (parts - 1 - unit / heads) * together;
+      const int64_t first = begin + (parts - 1 - unit / heads) * together;
       attend_part(attention, index, unit % heads / attention.key_heads, unit % attention.key_heads, first,
                   std::min(together, call_.length - first), own);
     });
@@ -397,7 +437,7 @@ class Step::Reading {
                       mixed_stride);
       }
     }
-    const int64_t to_stride = whole_blocks(attention.heads * value_size);
+    const int64_t to_stride = stride_of(attention.heads * value_size);
     for (int64_t i = 0; i < queries; ++i) {
       const int64_t head = key_head * group + i % group;
       float peak = peaks[i], total = 0;
