@@ -140,6 +140,16 @@ def test_a_factor_of_the_logits_keeps_the_token() -> None:
     check(acclimate.init_inference(model.to(torch.bfloat16)))
 
 
+@pytest.mark.parametrize("scale", [0.3, 0.0031])
+def test_a_factor_that_rounds_is_not_taken_for_a_cap(scale: float) -> None:
+    torch.manual_seed(0)
+    model = tiny_model("cohere", vocab_size=WORDS, hidden_size=32, logit_scale=scale)
+    lean = lean_decoder(acclimate.init_inference(model.to(torch.bfloat16)))
+    assert lean is not None
+    assert lean.decoder.logit_softcap is None
+    assert lean.decoder.logit_multiplier == pytest.approx(scale, rel=1e-2)
+
+
 @pytest.mark.parametrize("factor", [1, 4, 100])
 def test_a_cap_of_the_logits_keeps_the_token_even_where_many_reach_it(factor: int) -> None:
     torch.manual_seed(0)

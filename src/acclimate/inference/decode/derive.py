@@ -37,7 +37,6 @@ from acclimate.inference.decode.matching import (
     norm_of,
     numbers_of,
     product_of,
-    tolerance,
 )
 from acclimate.inference.decode.modules import is_linear
 from acclimate.inference.decode.recording import AttentionCall, Call, Recording
@@ -162,20 +161,31 @@ class _Deriver:
         if raw.shape != logits.shape:
             raise NotRepresentedError("the logits are not the output head's")
         factor = multiplier(raw, logits, self.numbers)
-        if factor is not None and torch.equal((raw.float() * factor).to(raw.dtype), logits):
-            return norm, call.module, factor, None
-        # Logits that are small beside a cap differ little from logits without one: the closest counts.
-        gaps: dict[tuple[float, float | None], float] = {}
+        if factor is None or not torch.equal((raw.float() * factor).to(raw.dtype), logits):
+            capped = next(self._caps(raw, logits, factor), None)
+            if capped is not None:
+                return norm, call.module, *capped
         if factor is not None:
-            gaps[factor, None] = distance((raw.float() * factor).to(raw.dtype), logits)
-        for cap in self.numbers:
-            for times in (1.0, *self.numbers) if factor is None else dict.fromkeys((1.0, factor)):
-                if cap > 1:
-                    gaps[times, cap] = distance(torch.tanh(raw * times / cap) * cap, logits)
-        best = min(gaps, key=gaps.__getitem__, default=None)
-        if best is not None and gaps[best] <= tolerance(logits.dtype):
-            return norm, call.module, *best
+            return norm, call.module, factor, None
         raise NotRepresentedError("the logits are changed in an unknown way")
+
+    def _caps(self, raw: Tensor, logits: Tensor, factor: float | None) -> Iterator[tuple[float, float]]:
+        """Yields factors and caps that turn ``raw`` into ``logits``.
+
+        Where a factor alone is close, the logits may be small beside a cap, or only be rounded in another
+        order: then a cap has to give the same bits.
+        """
+        for cap in (each for each in self.numbers if each > 1):
+            if factor is None:
+                for times in (1.0, *self.numbers):
+                    if is_close(_capped(raw, times, cap), logits):
+                        yield times, cap
+                continue
+            for times in dict.fromkeys((1.0, factor)):
+                for x in (raw, raw.float()):
+                    last = _capped(x[:, -1], times, cap).to(logits.dtype)
+                    if torch.equal(last, logits[:, -1]) and is_close(_capped(raw, times, cap), logits):
+                        yield times, cap
 
     def _norm_between(self, x: Tensor, y: Tensor, calls: list[Call]) -> Norm | None:
         """Returns the normalization that turns ``x`` into ``y``; ``None``: they are equal."""
@@ -465,3 +475,7 @@ def _need(value: _T | None, message: str) -> _T:
     if value is None:
         raise NotRepresentedError(message)
     return value
+
+
+def _capped(logits: Tensor, factor: float, cap: float) -> Tensor:
+    return torch.tanh(logits * factor / cap) * cap
