@@ -251,3 +251,27 @@ def test_a_program_that_starts_a_process_for_each_device_starts_one_on_a_host(
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert "ranks: " in ran.stdout, ran.stderr
+
+
+LISTS = [
+    'devices = (torch.device("cpu"),) + (torch.device("cuda"),) * torch.cuda.is_available()',
+    'devices = ["cpu"] + torch.cuda.is_available() * ["cuda"]',
+    'devices = ["cpu"] + ["cuda"] * int(torch.cuda.is_available())',
+    'devices = ["cpu", *["cuda"] * bool(torch.cuda.is_available())]',
+    'found = torch.cuda.is_available()\ndevices = ["cpu"] + ["cuda"] * found',
+    'devices = ["cpu"] + (torch.cuda.is_available() and ["cuda"] or [])',
+    'devices = ["cpu"]\nif torch.cuda.is_available():\n    devices = ["cpu", "cuda"]',
+    'devices = ["cpu"]\nif torch.cuda.is_available():\n    devices = devices + ["cuda"]',
+]
+
+
+@pytest.mark.parametrize("lines", LISTS)
+@pytest.mark.parametrize("target", ["acclimate", "torch"])
+def test_a_list_of_devices_has_each_once(lines: str, target: str) -> None:
+    body = textwrap.indent(lines, "    ")
+    source = ported_once_for_all(f"import torch\n\n\ndef f():\n{body}\n    return devices\n", target)
+    space: dict[str, Any] = {}
+    exec(source, space)
+    names = [str(each) for each in space["f"]()]
+    assert names[0] == "cpu"
+    assert len(set(names)) == len(names)

@@ -1,6 +1,7 @@
 """What wraps a whole model trains on any device: DataParallel, DistributedDataParallel, SyncBatchNorm."""
 
 import copy
+import textwrap
 from collections import OrderedDict, namedtuple
 from typing import Any
 
@@ -145,6 +146,53 @@ def test_a_synchronised_norm_of_unknown_dimensions_is_left_with_a_reason(target:
     ported = port_text(source, Settings(target, unsafe=True))
     assert ported.text == source
     assert "raises on a host" in ported.sites[0].reason
+
+
+OWN_CONVERSIONS = [
+    """
+    class SyncWithAct(nn.SyncBatchNorm):
+        pass
+
+    def convert(m, group=None):
+        return SyncWithAct(8) if m.act else nn.SyncBatchNorm(8, eps=m.eps)
+    """,
+    """
+    def convert(m, group=None):
+        made = m
+        if isinstance(m, torch.nn.modules.batchnorm._BatchNorm):
+            made = nn.SyncBatchNorm(m.num_features, m.eps)
+        for name, child in m.named_children():
+            made.add_module(name, convert(child))
+        return made
+    """,
+    """
+    def convert(m, group=None):
+        made = torch.nn.SyncBatchNorm(m.num_features)
+        made.running_mean = m.running_mean
+        return made
+    """,
+    """
+    from mine import SyncBatchNormAct
+
+    def convert(m, group=None):
+        return SyncBatchNormAct(8) if m.act else nn.SyncBatchNorm(8)
+    """,
+    """
+    def make(group):
+        return nn.SyncBatchNorm(8, 1e-5, 0.1, True, True, group)
+    """,
+    """
+    def make(*given):
+        return nn.SyncBatchNorm(*given)
+    """,
+]
+
+
+@TARGETS
+@pytest.mark.parametrize("source", OWN_CONVERSIONS)
+def test_a_programs_own_conversion_to_synchronised_norms_is_left_as_a_whole(source: str, target: str) -> None:
+    text = "import torch\nfrom torch import nn\n\nfirst = nn.Conv2d(3, 8, 3)\n" + textwrap.dedent(source)
+    assert ported_once_for_all(text, target) == text
 
 
 INDEXES = [

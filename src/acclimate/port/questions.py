@@ -149,7 +149,20 @@ def _adds_device(file: SourceFile, question: cst.CSTNode) -> bool:
             return len(sides) == 2 and any(_names_cuda(each) for each in sides)
         if isinstance(around, cst.If) and below is around.test:
             return any(_is_addition(each) for each in around.body.body)
-        if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
+        if isinstance(around, cst.BinaryOperation):
+            # `["cuda"] * torch.cuda.is_available()` is a list of none or of one.
+            other = around.left if below is around.right else around.right
+            is_repeated = isinstance(around.operator, cst.Multiply) and isinstance(
+                other, (cst.List, cst.Tuple)
+            )
+            return is_repeated and _names_cuda(other)
+        if isinstance(around, cst.BooleanOperation) and below is around.left:
+            if isinstance(around.right, (cst.List, cst.Tuple, cst.Set)) and _names_cuda(around.right):
+                return True
+        elif isinstance(around, cst.Call):
+            if called_name(around) not in ("bool", "int"):
+                return False
+        elif not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation, cst.Arg)):
             return False
         below = around
     return False
@@ -159,9 +172,17 @@ def _is_addition(line: cst.CSTNode) -> bool:
     only = line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else None
     if isinstance(only, cst.AugAssign):
         return isinstance(only.operator, cst.AddAssign) and _names_cuda(only.value)
+    if isinstance(only, cst.Assign):
+        is_list = isinstance(only.value, (cst.List, cst.Tuple, cst.Set)) and _names_host(only.value)
+        is_sum = isinstance(only.value, cst.BinaryOperation) and isinstance(only.value.operator, cst.Add)
+        return (is_list or is_sum) and _names_cuda(only.value)
     call = only.value if isinstance(only, cst.Expr) else None
     adds = isinstance(call, cst.Call) and called_name(call) in ("append", "add", "extend", "insert")
     return adds and call is not None and _names_cuda(call)
+
+
+def _names_host(node: cst.CSTNode) -> bool:
+    return any(string_value(each) == "cpu" for each in walk(node))
 
 
 def _names_cuda(node: cst.CSTNode) -> bool:

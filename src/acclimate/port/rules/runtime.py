@@ -167,7 +167,7 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         negated = isinstance(above, cst.UnaryOperation) and isinstance(above.operator, cst.Not)
         text = f"{file.target.device_type} {'==' if negated else '!='} {quote}cpu{quote}"
         place = above if negated and above is not None else node
-        if isinstance(file.tree.parent(place), (cst.Comparison, cst.ComparisonTarget)):
+        if isinstance(file.tree.parent(place), (cst.Comparison, cst.ComparisonTarget, cst.BinaryOperation)):
             text = f"({text})"
         if isinstance(place, cst.UnaryOperation) and place.lpar:
             text = f"({text})"

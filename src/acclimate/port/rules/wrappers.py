@@ -12,7 +12,7 @@ from acclimate.port.rules.base import Example, Finding, Rule, is_read, without_a
 from acclimate.port.rules.devices import unsafe_at_import
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
-from acclimate.port.tree import called_name, dotted, keyword, positional, string_value
+from acclimate.port.tree import called_name, dotted, keyword, positional, string_value, walk
 from acclimate.port.values import Kind, methods
 
 _DATA_PARALLEL = {
@@ -34,6 +34,9 @@ _ASK_FOR_CLASS = {"isinstance", "issubclass"}
 _OF_DIMENSIONS = re.compile(
     r"^(?:Conv|ConvTranspose|BatchNorm|MaxPool|AvgPool|AdaptiveAvgPool|Dropout)([123])d$"
 )
+_BEFORE_GROUP = 5
+_STATE_OF_LAYER = {"running_mean", "running_var", "num_batches_tracked"}
+_NAME_OF_SYNC = re.compile(r"^Sync(?:BatchNorm|BN)", re.IGNORECASE)
 _STEPS_OF_A_CLASS = {"forward", "scatter", "gather", "replicate", "parallel_apply"}
 
 
@@ -242,7 +245,8 @@ part of the batch. Where the model is more than a name, the test goes around the
 once.
 
 Where a program makes the layer itself, `BatchNorm1d`, `2d` or `3d` stands in on a CPU, with the same parameters. Which of
-them is told by the other layers in the file, so that is unsafe; where they do not tell, the layer is left."""
+them is told by the other layers in the file, so that is unsafe; where they do not tell, the layer is left. So is a
+layer with a process group, and a program's own conversion or subclass, whose parts go together."""
     examples = (
         Example(
             "import torch\nfrom torch import nn\n\n\ndef f(m):\n    return nn.SyncBatchNorm.convert_sync_batchnorm(m)\n",
@@ -314,9 +318,12 @@ them is told by the other layers in the file, so that is unsafe; where they do n
         if file.target.name == "torch" and file.is_guarded(node):
             return None
         dimensions = {found[1] for name in file.names if (found := _OF_DIMENSIONS.search(name))}
-        takes_group = isinstance(call, cst.Call) and keyword(call, "process_group") is not None
+        takes_group = isinstance(call, cst.Call) and is_made and _takes_group(call)
         if len(dimensions) != 1 or takes_group:
             reason = "it raises on a host, and what stands in for it there depends on the shape of its input"
+            return self.left(file, node, reason)
+        if _has_own_conversion(file, node):
+            reason = "it is part of a conversion of the program's own, whose parts go together"
             return self.left(file, node, reason)
         quote = file.quote(node)
         host = f"{file.target.device_type} != {quote}cpu{quote}"
@@ -324,3 +331,37 @@ them is told by the other layers in the file, so that is unsafe; where they do n
         plain = f"{file.torch}.nn.BatchNorm{dimensions.pop()}d"
         unsafe = "only the file's other layers tell the shape of its input"
         return self.becomes(file, node, "(", file.span(node), f" if {condition} else {plain})", unsafe=unsafe)
+
+
+def _takes_group(call: cst.Call) -> bool:
+    """Whether a layer is made with a process group, the sixth argument, for which ``BatchNorm2d`` has no place."""
+    return (
+        keyword(call, "process_group") is not None
+        or len(positional(call)) > _BEFORE_GROUP
+        or any(argument.star == "*" for argument in call.args)
+    )
+
+
+def _has_own_conversion(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether the program has a subclass of the layer, or converts layers itself as torch's function does."""
+    classes = file.values.classes.values()
+    if any(file.tree.qualified(base.value) in _SYNC_BATCH_NORM for each in classes for base in each.bases):
+        return True
+    function = next((each for each in file.tree.ancestors(node) if isinstance(each, cst.FunctionDef)), None)
+    if function is None:
+        return False
+    names = [each for each in walk(function.body) if isinstance(each, cst.Name)]
+    words = {each.value for each in names}
+    asks_for_any = "_BatchNorm" in words and bool(words & _ASK_FOR_CLASS)
+    return asks_for_any or bool(words & _STATE_OF_LAYER) or any(_makes_own(file, each) for each in names)
+
+
+def _makes_own(file: SourceFile, name: cst.Name) -> bool:
+    """Whether a call makes a synchronised layer that is not torch's."""
+    call = file.tree.parent(name)
+    is_made = isinstance(call, cst.Call) and call.func is name and name.value[:1].isupper()
+    return (
+        is_made
+        and _NAME_OF_SYNC.search(name.value) is not None
+        and file.tree.qualified(name) not in _SYNC_BATCH_NORM
+    )
