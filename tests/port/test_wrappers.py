@@ -117,6 +117,57 @@ def test_device_ids_are_none_on_a_host_however_they_are_given(lines: str, target
     assert text.count(f"[rank] if {host} else None") == 1
 
 
+NOT_TORCHS = [
+    "from megatron.model import DistributedDataParallel as LocalDDP\n\nm = LocalDDP(m, args.in_fp32, args.contiguous)\n",
+    "from .model import DistributedDataParallel\n\nm = DistributedDataParallel(m, args.in_fp32)\n",
+    "from ..torch.nn.parallel import DDP\n\nm = DDP(m, args.in_fp32)\n",
+    "from apex.parallel import DistributedDataParallel as D\n\nm = D(m, args.message, args.delay)\n",
+    "import apex\n\nm = apex.parallel.DistributedDataParallel(m, 10000, True)\n",
+    "import mylib\n\nmylib.barrier(device_ids=[0])\nmylib.init_process_group(device_id=device)\n",
+    "import mylib\n\nm = mylib.DDP(m, device_ids=[0], output_device=0)\n",
+    "class DDP:\n    def __init__(self, *given):\n        pass\n\n\nm = DDP(m, 1, True)\n",
+    "class DDP(nn.Module):\n    pass\n\n\nm = DDP(m, device_ids=[0])\n",
+    "import mylib\n\nD = mylib.parallel\nm = D.DistributedDataParallel(m, a, b)\n",
+    "def barrier(device_ids):\n    pass\n\n\nbarrier(device_ids=[0])\n",
+    # No import tells whose it is, so what an argument means by its place is not known.
+    "from mylib import *\n\nm = DDP(m, [rank])\n",
+    "try:\n    from apex.parallel import DistributedDataParallel as DDP\nexcept ImportError:\n"
+    "    from torch.nn.parallel import DistributedDataParallel as DDP\n\nm = DDP(m, args.a)\n",
+    "from mylib import DataParallel\n\nm = DataParallel(m, device_ids=[0])\n",
+    "try:\n    from mylib import P\nexcept ImportError:\n    class P(nn.DataParallel):\n        pass\n\nm = P(m)\n",
+]
+
+
+@TARGETS
+@pytest.mark.parametrize("lines", NOT_TORCHS)
+def test_a_class_or_function_that_only_has_the_name_of_torchs_stays(lines: str, target: str) -> None:
+    source = f"import torch\nfrom torch import nn\n{lines}"
+    assert ported_once_for_all(source, target) == source
+
+
+@TARGETS
+@pytest.mark.parametrize(
+    ("lines", "is_safe"),
+    [
+        ("DDP = torch.nn.parallel.DistributedDataParallel\nm = DDP(m, {})\n", True),
+        ("class DDP(torch.nn.parallel.DistributedDataParallel):\n    pass\nm = DDP(m, {})\n", True),
+        (
+            "def f(m):\n    from torch.nn.parallel import DistributedDataParallel as D\n    m = D(m, {})\n",
+            True,
+        ),
+        ("from mylib import *\nm = DDP(m, device_ids={})\n", False),
+        ("def f(m, DDP):\n    m = DDP(m, device_ids={})\n", False),
+    ],
+)
+def test_device_ids_are_edited_where_the_class_is_torchs_and_unsafe_where_nothing_tells(
+    lines: str, is_safe: bool, target: str
+) -> None:
+    source = "import torch\n" + lines.format("[rank]")
+    sites = [each for each in port_text(source, Settings(target)).sites if each.code == "ACC502"]
+    assert [each.safe for each in sites] == [is_safe]
+    assert "[rank] if " in ported_once_for_all(source, target)
+
+
 SYNC = """
 import torch
 from torch import nn

@@ -8,6 +8,7 @@ import libcst as cst
 
 from acclimate.port.edits import insert
 from acclimate.port.helpers import ACCELERATOR_TYPE, ON_ANY_DEVICE
+from acclimate.port.origins import Origin, origin_of
 from acclimate.port.rules.base import Example, Finding, Rule, is_read, without_argument
 from acclimate.port.rules.devices import unsafe_at_import
 from acclimate.port.source import SourceFile
@@ -79,14 +80,14 @@ steps that it is made of: outside CUDA a program calls the module itself."""
         if name in _STEPS:
             reason = "torch shares a batch among CUDA's devices only; elsewhere call the module itself"
             return self.left(file, node, reason, (node.func,))
-        definition = file.values.classes.get(node.func.value) if isinstance(node.func, cst.Name) else None
-        if name not in _DATA_PARALLEL and not (definition and _is_data_parallel(file, definition)):
+        definitions = _own_data_parallel(file, node.func)
+        if name not in _DATA_PARALLEL and not definitions:
             return None
         holder = file.tree.parent(node)
         around = file.tree.parent(holder) if isinstance(holder, cst.Arg) else None
         if isinstance(around, cst.Call) and called_name(around) == file.on_any_device:
             return None
-        if definition is not None and methods(definition) & _STEPS_OF_A_CLASS:
+        if any(methods(each) & _STEPS_OF_A_CLASS for each in definitions):
             reason = "its class has its own way to share a batch, which torch does among CUDA's devices only"
             return self.left(file, node, reason)
         place = file.span(node)
@@ -94,6 +95,13 @@ steps that it is made of: outside CUDA a program calls the module itself."""
         finding = self.convert(file, node, *edits, unsafe=unsafe_at_import(file, node))
         finding.claims = ()
         return finding
+
+
+def _own_data_parallel(file: SourceFile, name: cst.BaseExpression) -> list[cst.ClassDef]:
+    """The classes of the file that a name stands for, where each is a ``DataParallel`` of torch's."""
+    bound = [each.node for each in file.tree.assignments(name)] if isinstance(name, cst.Name) else []
+    own = [each for each in bound if isinstance(each, cst.ClassDef) and _is_data_parallel(file, each)]
+    return own if len(own) == len(bound) else []
 
 
 def _is_data_parallel(file: SourceFile, definition: cst.ClassDef) -> bool:
@@ -109,7 +117,10 @@ class DeviceIds(Rule):
     explanation = """\
 On a CPU `device_ids`, `output_device`, and `device_id` of `init_process_group`, must be `None`. On CUDA they stay: they also make the wrapper move its inputs.
 They are found as arguments and in the dictionary that is given as `**options`. Only NCCL's `barrier` takes `device_ids`, so they go there. That is unsafe: NCCL then takes the current device, which
-`get_accelerator().set_device(…)` sets."""
+`get_accelerator().set_device(…)` sets.
+
+A class or function of that name that is not torch's, by the file's imports and definitions, is left: the repository's own,
+apex's. Where they do not tell, keywords are edited, which is unsafe, and positional arguments stay."""
     examples = (
         Example(
             "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n\n"
@@ -138,24 +149,45 @@ They are found as arguments and in the dictionary that is given as `**options`. 
             return None
         if file.is_guarded(node) and file.target.name == "torch":
             return None
+        origin = origin_of(file, function)
+        unknown = f"nothing here shows that `{name}` is torch's" if origin is Origin.UNKNOWN else ""
         if name == "barrier":
             given = keyword(node, "device_ids")
             if given is None or file.values.of(given.value).kind is Kind.NONE:
                 return None
+            if origin is Origin.OTHER:
+                return self._left_to_its_owner(file, given.value, name)
             edit = without_argument(file, node, given)
-            return self.convert(file, node, edit, unsafe="NCCL then takes the current device")
+            reason = "NCCL then takes the current device"
+            return self.convert(file, node, edit, unsafe=f"{reason}{unknown and f', and {unknown}'}")
         words = ("device_id",) if name == "init_process_group" else ("device_ids", "output_device")
         values = [value for word in words for value in _given(file, node, word)]
-        if len(words) == 2 and not is_partial:
-            values += [each.value for each in positional(node)[1:3]]
+        by_position = [each.value for each in positional(node)[1:3]] if len(words) == 2 else []
+        if not is_partial and origin is not Origin.OTHER:
+            values += by_position
         values = [each for each in values if _may_be_a_device(file, each)]
         if not values:
             return None
+        if origin is Origin.OTHER:
+            return self._left_to_its_owner(file, values[0], name)
+        if unknown and any(each in by_position for each in values):
+            return self._left(file, values[0], f"{unknown}, whose second argument is `device_ids`")
         quote = file.quote(node)
         host = f"{file.target.device_type} != {quote}cpu{quote}"
         condition = host if file.target.name == "acclimate" else file.target.not_host
         edits = [insert(file.span(each).end, f" if {condition} else None") for each in values]
-        finding = self.convert(file, values[0], *edits)
+        finding = self.convert(file, values[0], *edits, unsafe=unknown)
+        finding.claims = ()
+        return finding
+
+    def _left_to_its_owner(self, file: SourceFile, value: cst.BaseExpression, name: str) -> Finding:
+        return self._left(
+            file, value, f"this `{name}` is not torch's, so nothing says what it takes on a CPU"
+        )
+
+    def _left(self, file: SourceFile, value: cst.BaseExpression, reason: str) -> Finding:
+        """A finding that stays; what is in the value keeps its own."""
+        finding = self.left(file, value, reason)
         finding.claims = ()
         return finding
 
