@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from acclimate.port.engine import Settings
 from acclimate.port.survey import survey
@@ -92,3 +93,33 @@ def test_what_a_function_of_another_file_makes_for_torchscript_stays_compilable(
 def test_what_a_function_of_a_library_makes_for_torchscript_concerns_no_file(tmp_path: Path) -> None:
     scripts = "import torch\nimport lib\n\nmodel = lib.build()\nscripted = torch.jit.script(model)\n"
     assert '"cuda"' not in port(tmp_path, "acclimate", net=MODULE, scripts=scripts)["net"]
+
+
+DEFAULT = "import torch\nfrom net import Net\n\ntorch.set_default_tensor_type(torch.cuda.HalfTensor)\nmodel = Net()\n"
+WEIGHTS = "import torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n        {}\n"
+
+
+@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@pytest.mark.parametrize(
+    ("line", "stays"),
+    [
+        ("self.weight = torch.nn.Parameter(torch.Tensor(3, 3))", True),
+        ("from torch import Tensor; self.weight = Tensor(3, 3)", True),
+        ("from fairscale.nn.model_parallel.layers import ParallelEmbedding", True),
+        ("import apex", True),
+        ("self.weight: torch.Tensor = torch.empty(3, 3)", False),
+        ("self.weight = torch.FloatTensor(3, 3)", False),
+    ],
+)
+def test_a_default_tensor_type_stays_where_something_obeys_it_and_no_default_device(
+    line: str, stays: bool, target: str, tmp_path: Path
+) -> None:
+    text = port(tmp_path, target, main=DEFAULT, net=WEIGHTS.format(line))["main"]
+    assert (text == DEFAULT) is stays
+    assert ("set_default_device" in text) is not stays
+
+
+def test_torchs_old_constructor_does_not_obey_a_default_device() -> None:
+    with torch.device("meta"):
+        assert torch.Tensor(2, 3).device.type == "cpu"
+        assert torch.empty(2, 3).device.type == "meta"

@@ -17,11 +17,14 @@ _NAME = re.compile(rb"\b[A-Z]\w*")
 _GIVEN = re.compile(rb"\bjit\.script\(\s*(?:[\w.]+\.)?(\w+)\s*[,)]")
 _FROM = re.compile(rb"^[ \t]*from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.M)
 _IMPORT = re.compile(rb"^[ \t]*import[ \t]+([\w.]+)(?:[ \t]+as[ \t]+(\w+))?", re.M)
+_OLD_CONSTRUCTOR = re.compile(
+    rb"^[ \t]*(?:from|import)[ \t]+(?:fairscale|apex)\b|(?<!class )\bTensor\(", re.M
+)
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Names of classes."""
+    """Names of classes, and what concerns every file."""
 
     with_own_cuda: frozenset[str] = frozenset()
     """Those that have a method ``cuda`` and none that is called ``to``, so they are no modules."""
@@ -29,6 +32,8 @@ class Survey:
     """Those that a file imports, makes, and may give to TorchScript."""
     makers: frozenset[Path] = frozenset()
     """Folders, and files without their suffix, whose functions make what others give to TorchScript."""
+    old_constructor: bool = False
+    """Whether ``torch.Tensor(…)`` is called, in a file or in a library such as fairscale that one imports."""
 
     def __or__(self, other: Survey) -> Survey:
         """Both together."""
@@ -36,6 +41,7 @@ class Survey:
             self.with_own_cuda | other.with_own_cuda,
             self.compiled | other.compiled,
             self.makers | other.makers,
+            self.old_constructor or other.old_constructor,
         )
 
     def may_compile_all(self, path: Path) -> bool:
@@ -46,7 +52,8 @@ class Survey:
 def survey(source: bytes, path: Path | None = None) -> Survey:
     """What one file says."""
     makers = frozenset(_makers(source, path)) if path is not None else frozenset()
-    return Survey(frozenset(_own_cuda(source)), frozenset(_compiled(source)), makers)
+    own, compiled = frozenset(_own_cuda(source)), frozenset(_compiled(source))
+    return Survey(own, compiled, makers, bool(_OLD_CONSTRUCTOR.search(source)))
 
 
 def _own_cuda(source: bytes) -> Iterator[str]:

@@ -9,6 +9,7 @@ from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_read
 from acclimate.port.rules.devices import AT_IMPORT
 from acclimate.port.source import SourceFile
+from acclimate.port.survey import survey
 from acclimate.port.targets import AcclimateTarget, Missing
 from acclimate.port.tensor_classes import is_alias, tensor_classes, type_calls
 from acclimate.port.tree import called_name, has_unpacking, string_value
@@ -139,7 +140,12 @@ class DefaultTensorType(Rule):
     summary = "`torch.set_default_tensor_type(torch.cuda.FloatTensor)`"
     explanation = """\
 torch's own replacement is used: `torch.set_default_device` and `torch.set_default_dtype`. It is unsafe, since a default
-device also concerns functions that the old call did not, such as `torch.randperm` in a data loader."""
+device also concerns functions that the old call did not, such as `torch.randperm` in a data loader.
+
+It does not concern `torch.Tensor(n, m)`, which made its tensor on the device of the default tensor type. Where a file that is
+ported calls it, or imports fairscale or apex, whose layers may make their weights so, the call is left: a model that
+is never moved would have weights on the CPU, also on CUDA. Take the call out by hand, and move the model with `.to(…)`. Other
+libraries may call it too, which the reason printed says."""
     examples = (
         Example(
             "import torch\n\n\ndef f():\n    torch.set_default_tensor_type(torch.cuda.HalfTensor)\n",
@@ -147,6 +153,12 @@ device also concerns functions that the old call did not, such as `torch.randper
             "    torch.set_default_dtype(torch.float16)\n",
             f"{_WITH_HELPER}def f():\n    torch.set_default_device(accelerator_type())\n"
             "    torch.set_default_dtype(torch.float16)\n",
+        ),
+        Example(
+            "import torch\nfrom fairscale.nn.model_parallel.layers import ColumnParallelLinear\n\n"
+            "torch.set_default_tensor_type(torch.cuda.HalfTensor)\nlayer = ColumnParallelLinear(8, 8)\n",
+            None,
+            None,
         ),
     )
     nodes = (cst.Call,)
@@ -160,6 +172,9 @@ device also concerns functions that the old call did not, such as `torch.randper
         name = cuda_name(file, value) or (string_value(value) or "").removeprefix("torch.cuda.")
         if name not in _DTYPES:
             return None
+        if file.survey.old_constructor or survey(file.tree.bytes).old_constructor:
+            reason = "`torch.Tensor(…)` and layers that call it do not obey a default device; move the model instead"
+            return self.left(file, node, reason, (value,))
         statement = file.tree.parent(node)
         line = file.tree.parent(statement) if statement is not None else None
         alone = (
@@ -176,6 +191,6 @@ device also concerns functions that the old call did not, such as `torch.randper
             node,
             f"{file.torch}.set_default_device({file.target.device_type}){file.tree.newline}{margin}"
             f"{file.torch}.set_default_dtype({file.torch}.{_DTYPES[name]})",
-            unsafe="a default device also concerns functions that the old call did not",
+            unsafe="a default device concerns functions that the old call did not, and not `torch.Tensor(…)`",
             claims=(value,),
         )
