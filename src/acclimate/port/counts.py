@@ -13,7 +13,7 @@ import libcst as cst
 
 from acclimate.port.branches import leaves, refuses
 from acclimate.port.source import SourceFile
-from acclimate.port.tree import called_name, positional, string_value, walk
+from acclimate.port.tree import called_name, position, positional, string_value, walk
 
 _PROCESSES = re.compile(
     r"(^|_)(local_)?(world_?size|n_?procs?(_per_node)?|num_?proc(s|esses)?|max_workers|processes)$",
@@ -138,7 +138,7 @@ class _Flow:
 
     def _in_call(self, call: cst.Call, argument: cst.Arg, depth: int) -> bool:
         name = called_name(call) or ""
-        index = next((i for i, each in enumerate(positional(call)) if each is argument), None)
+        index = position(call, argument)
         if argument.keyword is not None:
             word = argument.keyword.value
             if word == "default" and name in ("add_argument", "option", "Option"):

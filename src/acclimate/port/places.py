@@ -11,7 +11,7 @@ import libcst as cst
 
 from acclimate.port.sinks import DEVICE_KEYWORDS, gets_to_device, parameter_of, takes_device
 from acclimate.port.source import SourceFile
-from acclimate.port.tree import called_name, positional, string_value
+from acclimate.port.tree import called_name, position, positional, string_value
 from acclimate.port.values import DEVICE_NAME, Kind
 
 
@@ -117,7 +117,7 @@ def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Place:
         return Place(Role.DATA, f"`{word}` is no device")
     if takes_device(file, call, argument):
         return DEVICE
-    index = next((i for i, each in enumerate(positional(call)) if each is argument), None)
+    index = position(call, argument)
     if index == 0 and _TORCH_TAKES_DEVICE_FIRST.match(qualified):
         return DEVICE
     if index == 1 and qualified == "functools.partial":

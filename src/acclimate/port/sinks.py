@@ -7,7 +7,7 @@ from enum import Enum
 import libcst as cst
 
 from acclimate.port.source import SourceFile
-from acclimate.port.tree import called_name, dotted, positional
+from acclimate.port.tree import called_name, dotted, position
 from acclimate.port.values import DEVICE_NAME
 
 DEVICE_KEYWORDS = {"device", "map_location", "torch_device"}
@@ -69,11 +69,10 @@ def takes_device(file: SourceFile, call: cst.Call, argument: cst.Arg) -> bool:
         return argument.keyword.value in DEVICE_KEYWORDS and not _is_property_question(file, call)
     if argument.star:
         return False
-    arguments = positional(call)
-    index = next((i for i, each in enumerate(arguments) if each is argument), None)
+    index = position(call, argument)
     name = file.tree.qualified(call.func)
     if name == "torch.device":
-        return index == 0 and len(arguments) == 1 and len(call.args) == 1
+        return index == 0 and len(call.args) == 1
     if name == "torch.load":
         return index == 1
     return (
@@ -94,8 +93,7 @@ def parameter_of(file: SourceFile, call: cst.Call, argument: cst.Arg) -> cst.Par
         word = argument.keyword.value
         named = [*listed, *function.params.kwonly_params]
         return next((each for each in named if each.name.value == word), None)
-    arguments = positional(call)
-    index = next((i for i, each in enumerate(arguments) if each is argument), None)
+    index = position(call, argument)
     if index is None:
         return None
     index += is_bound

@@ -337,6 +337,11 @@ def positional(call: cst.Call) -> list[cst.Arg]:
     return found
 
 
+def position(call: cst.Call, argument: cst.Arg) -> int | None:
+    """Where an argument stands among a call's positional ones; ``None``: it is none of them."""
+    return next((i for i, each in enumerate(positional(call)) if each is argument), None)
+
+
 def keyword(call: cst.Call, name: str) -> cst.Arg | None:
     """A keyword argument of a call."""
     return next((a for a in call.args if a.keyword is not None and a.keyword.value == name), None)
