@@ -298,12 +298,12 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
 
 def _holds_unknown_device(file: SourceFile, body: Span, decisions: list[_Decision]) -> bool:
     """Whether a branch has a text such as ``f"cuda:{a}{b}"`` of which no rule says what it is."""
+    found = [each.finding.place for each in decisions]
     for kind in (cst.FormattedString, cst.ConcatenatedString):
         for node in file.tree.of_type(kind):
             place = file.span(node)
             if not (body.start <= place.start and place.end <= body.end):
                 continue
-            found = [each.finding.place for each in decisions]
             known = any(
                 each.start <= place.start < each.end or place.start <= each.start < place.end
                 for each in found

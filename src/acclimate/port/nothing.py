@@ -33,13 +33,9 @@ def _is_ruled_out(file: SourceFile, value: cst.CSTNode, text: str) -> bool:
     for around in file.tree.ancestors(value):
         if isinstance(around, (cst.If, cst.IfExp)) and below is not around.test:
             test = file.tree.source(around.test)
-            is_set = re.search(rf"\b{re.escape(text)}\s+is\s+not\s+None\b", test) is not None
-            is_unset = re.search(rf"\b{re.escape(text)}\s+is\s+None\b", test) is not None
-            if (
-                (is_set and " or " not in test)
-                if below is around.body
-                else (is_unset and " and " not in test)
-            ):
+            is_body = below is around.body
+            comparison, weakens = (r"is\s+not", " or ") if is_body else ("is", " and ")
+            if weakens not in test and re.search(rf"\b{re.escape(text)}\s+{comparison}\s+None\b", test):
                 return True
         if isinstance(around, cst.FunctionDef):
             return False

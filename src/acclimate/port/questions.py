@@ -13,6 +13,7 @@ import libcst as cst
 from acclimate.port.source import SourceFile
 from acclimate.port.tree import called_name, string_value, walk
 
+_LISTS = (cst.List, cst.Tuple, cst.Set)
 _TEXTS = (cst.SimpleString, cst.FormattedString, cst.ConcatenatedString)
 _HOST_IN_TEXT = re.compile(r"""['"]cpu['"]|['"][^'"]*\bCPU\b""")
 _GPU_IN_TEXT = re.compile(r"\b(cuda|gpus?)\b", re.IGNORECASE)
@@ -141,23 +142,17 @@ def _adds_device(file: SourceFile, question: cst.CSTNode) -> bool:
     below = question
     for around in file.tree.ancestors(question):
         if isinstance(around, cst.IfExp) and below is around.test:
-            sides = [
-                each
-                for each in (around.body, around.orelse)
-                if isinstance(each, (cst.List, cst.Tuple, cst.Set))
-            ]
+            sides = [each for each in (around.body, around.orelse) if isinstance(each, _LISTS)]
             return len(sides) == 2 and any(_names_cuda(each) for each in sides)
         if isinstance(around, cst.If) and below is around.test:
             return any(_is_addition(each) for each in around.body.body)
         if isinstance(around, cst.BinaryOperation):
             # `["cuda"] * torch.cuda.is_available()` is a list of none or of one.
             other = around.left if below is around.right else around.right
-            is_repeated = isinstance(around.operator, cst.Multiply) and isinstance(
-                other, (cst.List, cst.Tuple)
-            )
+            is_repeated = isinstance(around.operator, cst.Multiply) and isinstance(other, _LISTS)
             return is_repeated and _names_cuda(other)
         if isinstance(around, cst.BooleanOperation) and below is around.left:
-            if isinstance(around.right, (cst.List, cst.Tuple, cst.Set)) and _names_cuda(around.right):
+            if isinstance(around.right, _LISTS) and _names_cuda(around.right):
                 return True
         elif isinstance(around, cst.Call):
             if called_name(around) not in ("bool", "int"):
@@ -169,11 +164,11 @@ def _adds_device(file: SourceFile, question: cst.CSTNode) -> bool:
 
 
 def _is_addition(line: cst.CSTNode) -> bool:
-    only = line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else None
+    only = _only_statement(line)
     if isinstance(only, cst.AugAssign):
         return isinstance(only.operator, cst.AddAssign) and _names_cuda(only.value)
     if isinstance(only, cst.Assign):
-        is_list = isinstance(only.value, (cst.List, cst.Tuple, cst.Set)) and _names_host(only.value)
+        is_list = isinstance(only.value, _LISTS) and _names_host(only.value)
         is_sum = isinstance(only.value, cst.BinaryOperation) and isinstance(only.value.operator, cst.Add)
         return (is_list or is_sum) and _names_cuda(only.value)
     call = only.value if isinstance(only, cst.Expr) else None
@@ -225,8 +220,12 @@ def _only_assignment(block: cst.BaseSuite) -> cst.Assign | None:
     return _assignment(block.body[0]) if len(block.body) == 1 else None
 
 
+def _only_statement(line: cst.CSTNode) -> cst.BaseSmallStatement | None:
+    return line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else None
+
+
 def _assignment(line: cst.CSTNode) -> cst.Assign | None:
-    only = line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else None
+    only = _only_statement(line)
     return only if isinstance(only, cst.Assign) and len(only.targets) == 1 else None
 
 

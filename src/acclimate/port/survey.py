@@ -11,8 +11,6 @@ _CLASS = re.compile(
     rb"^(?P<margin>[ \t]*)class[ \t]+(?P<name>\w+)[ \t]*(?:\((?P<bases>[^)]*)\))?[ \t]*:", re.M
 )
 _METHOD = re.compile(rb"^(?P<margin>[ \t]+)def[ \t]+(?P<name>cuda|to)[ \t]*\(", re.M)
-_COMPILES = re.compile(rb"\bjit\.script\(\s*[\w.]+\s*[,)]")
-_IMPORTS = re.compile(rb"^[ \t]*from[ \t]+[\w.]+[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.M)
 _NAME = re.compile(rb"\b[A-Z]\w*")
 _GIVEN = re.compile(rb"\bjit\.script\(\s*(?:[\w.]+\.)?(\w+)\s*[,)]")
 _FROM = re.compile(rb"^[ \t]*from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.M)
@@ -69,10 +67,10 @@ def _own_cuda(source: bytes) -> Iterator[str]:
 
 
 def _compiled(source: bytes) -> Iterator[str]:
-    if not _COMPILES.search(source):
+    if not _GIVEN.search(source):
         return
-    for statement in _IMPORTS.finditer(source):
-        for name in _NAME.findall(statement[1]):
+    for statement in _FROM.finditer(source):
+        for name in _NAME.findall(statement[3]):
             if re.search(rb"\b" + name + rb"\(", source):
                 yield name.decode()
 
