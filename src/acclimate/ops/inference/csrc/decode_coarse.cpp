@@ -2,14 +2,8 @@
 
 #include <cstring>
 
+#include "clones.h"
 #include "layout.h"
-
-#if defined(__x86_64__) && defined(__GLIBC__)
-#define ACCLIMATE_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define ACCLIMATE_CLONES
-#endif
-#define ACCLIMATE_INLINE inline __attribute__((always_inline))
 
 namespace acclimate::inference::decode {
 namespace {

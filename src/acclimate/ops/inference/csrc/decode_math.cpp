@@ -6,14 +6,7 @@
 #include <cstring>
 #include <limits>
 
-// The compiler makes a function for each of these and the loader chooses one; every processor rounds alike,
-// since nothing is contracted.
-#if defined(__x86_64__) && defined(__GLIBC__)
-#define ACCLIMATE_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define ACCLIMATE_CLONES
-#endif
-#define ACCLIMATE_INLINE inline __attribute__((always_inline))
+#include "clones.h"
 
 namespace acclimate::inference::decode {
 namespace {
