@@ -1,6 +1,7 @@
 """What CUDA's branch opens for: a host that is listed already, Apple's and Intel's devices, forms that are not known."""
 
 import textwrap
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,6 +104,44 @@ def test_streams_of_the_devices_module_need_judgement() -> None:
     assert any("torch's Stream of a host" in site.reason for site in sites)
 
 
+STREAMS = [
+    "if torch.cuda.is_available():\n    return torch.cuda.Stream()\n",
+    "if a.device.type == 'cuda':\n    return torch.cuda.Stream()\n",
+    "if a.device.type != 'cuda':\n    return None\nreturn torch.cuda.Stream()\n",
+    "if a.is_cuda:\n    return torch.cuda.Stream()\n",
+    "a.on_gpu = a.device.type == 'cuda' and torch.cuda.is_available()\n"
+    "if a.on_gpu:\n    return partial(torch.cuda.stream, stream=torch.cuda.Stream())\n",
+]
+
+
+@pytest.mark.parametrize("lines", STREAMS)
+def test_a_branch_that_makes_streams_is_not_taken_on_apples_devices(
+    lines: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space: dict[str, Any] = {}
+    exec(in_function(lines, "torch"), space)
+    space["accelerator_type"] = lambda: "mps"
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert space["f"](SimpleNamespace(device=torch.device("mps"))) is None
+
+
+@pytest.mark.parametrize("type_", ["cpu", "xpu", "mps"])
+def test_properties_that_only_cudas_devices_have_are_answered_elsewhere(
+    type_: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (
+        "held = torch.cuda.get_device_properties(torch.device('cuda'))\n"
+        "a.held = torch.cuda.get_device_properties(0)\n"
+        "n = torch.cuda.get_device_properties(0).multi_processor_count\n"
+        "return held.major, held.total_memory, f'{a.held.minor}', n\n"
+    )
+    space: dict[str, Any] = {}
+    exec(in_function(lines, "torch"), space)
+    space["accelerator_type"] = lambda: type_
+    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda _: SimpleNamespace(total_memory=5))
+    assert space["f"](SimpleNamespace()) == (0, 5 if type_ == "xpu" else 0, "0", 1)
+
+
 @pytest.mark.parametrize(
     "lines",
     [
@@ -123,6 +162,8 @@ FALLBACKS = [
     'd = torch.device(args.device) if torch.cuda.is_available() else torch.device("cpu")',
     'if not args.gpu or not torch.cuda.is_available():\n    d = "cpu"\nelif args.gpu:\n    d = args.gpu',
     'if torch.cuda.is_available():\n    d = args.device\nelse:\n    d = "cpu"',
+    'if not args.gpu or not torch.cuda.is_available():\n    d = "cpu"\n'
+    'elif isinstance(args.gpu, str):\n    d = args.gpu\nelse:\n    d = "cuda"',
 ]
 
 

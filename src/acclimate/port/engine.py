@@ -25,7 +25,7 @@ _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
 HINTS = re.compile(
     rb"cuda|nccl|SyncBatchNorm|sync_batchnorm|DataParallel|\bdata_parallel\(|pin_memory|device_ids?\b|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
     + _INDEX
-    + rb"|device\s*=\s*"
+    + rb"|device\s*[=(]\s*"
     + _INDEX,
     re.I,
 )

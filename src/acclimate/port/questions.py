@@ -119,11 +119,27 @@ def _falls_back_to_host(file: SourceFile, question: cst.CSTNode) -> bool:
         if isinstance(around, cst.If) and below is around.test:
             blocks = [around.body, around.orelse.body if isinstance(around.orelse, cst.Else) else None]
             set_to = [found for each in blocks if each is not None and (found := _only_assignment(each))]
-            return any(_is_host(each.value) for each in set_to) and not _names_cuda(around)
+            if any(_is_host(each.value) for each in set_to) and not _names_cuda(around):
+                return True
+            return _is_one_of_users(around)
         if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
             return False
         below = around
     return False
+
+
+def _is_one_of_users(statement: cst.If) -> bool:
+    """Whether branches choose between the host, CUDA and what a user said: ``elif isinstance(x, str):``."""
+    values: list[cst.BaseExpression] = []
+    at: cst.If | cst.Else | None = statement
+    while at is not None:
+        only = _only_assignment(at.body)
+        if only is None:
+            return False
+        values.append(only.value)
+        at = at.orelse if isinstance(at, cst.If) else None
+    kinds = {"host" if _is_host(each) else "cuda" if _names_cuda(each) else "user" for each in values}
+    return len(values) > len({"host", "cuda"}) and {"host", "user"} <= kinds
 
 
 def _is_host(node: cst.BaseExpression) -> bool:

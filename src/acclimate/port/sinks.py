@@ -7,8 +7,8 @@ from enum import Enum
 import libcst as cst
 
 from acclimate.port.source import SourceFile
-from acclimate.port.tree import called_name, dotted, position
-from acclimate.port.values import DEVICE_NAME
+from acclimate.port.tree import called_name, dotted, position, string_value, walk
+from acclimate.port.values import DEVICE_NAME, Kind, by_name
 
 DEVICE_KEYWORDS = {"device", "map_location", "torch_device"}
 DEVICE_METHODS = {"to", "cuda", "to_empty"}
@@ -22,45 +22,165 @@ class Sink(Enum):
 
 
 def sink_of(file: SourceFile, node: cst.CSTNode) -> Sink:
-    """Where an expression's value goes; a name that it is assigned to is followed in its own scope."""
-    return _sink(file, node, depth=4)
+    """Where an expression's value goes; a name, an attribute or a dictionary that holds it is followed.
+
+    It is a device only where every place that says something takes one.
+    """
+    if node not in file.goes_to_device:
+        file.goes_to_device[node] = _Places(file).of(node) == {Sink.DEVICE}
+    return Sink.DEVICE if file.goes_to_device[node] else Sink.NUMBER
 
 
-def _sink(file: SourceFile, node: cst.CSTNode, depth: int) -> Sink:
-    below, at = node, file.tree.parent(node)
-    while isinstance(at, cst.IfExp) and below is not at.test:
-        below, at = at, file.tree.parent(at)
-    if isinstance(at, cst.Arg):
-        call = file.tree.parent(at)
-        return Sink.DEVICE if isinstance(call, cst.Call) and takes_device(file, call, at) else Sink.NUMBER
-    if isinstance(at, cst.AssignTarget):
-        at = file.tree.parent(at)
-    if isinstance(at, cst.Assign) and depth and len(at.targets) == 1:
-        return _sink_of_target(file, at.targets[0].target, depth)
-    if isinstance(at, cst.AnnAssign) and depth:
-        return _sink_of_target(file, at.target, depth)
-    return Sink.NUMBER
+def holds_device_name(file: SourceFile, name: cst.Name) -> bool:
+    """Whether a name holds ``torch.cuda.current_device()`` that becomes a device's name."""
+    for assignment in file.tree.assignments(name):
+        holder = file.tree.parent(assignment.node)
+        holder = file.tree.parent(holder) if isinstance(holder, cst.AssignTarget) else holder
+        made = getattr(holder, "value", None)
+        if isinstance(holder, cst.CSTNode) and isinstance(made, cst.CSTNode):
+            for each in walk(made):
+                if _asks_device(file, each):
+                    return sink_of(file, each) is Sink.DEVICE
+    return False
 
 
-def _sink_of_target(file: SourceFile, target: cst.CSTNode, depth: int) -> Sink:
-    if isinstance(target, cst.Name):
-        uses = file.tree.accesses(target)
-    elif isinstance(target, cst.Attribute):
-        uses = [
-            node
-            for node in file.tree.nodes
-            if isinstance(node, cst.Attribute)
-            and node.attr.value == target.attr.value
-            and not isinstance(file.tree.parent(node), cst.AssignTarget)
+class _Places:
+    """Where one value goes.
+
+    Args:
+        file: the file.
+    """
+
+    def __init__(self, file: SourceFile) -> None:
+        self._file = file
+        self._seen: set[cst.CSTNode] = set()
+
+    def of(self, node: cst.CSTNode) -> set[Sink]:
+        """What the places take that an expression's value gets to; none where no place says it."""
+        if node in self._seen:
+            return set()
+        self._seen.add(node)
+        below, at = node, self._file.tree.parent(node)
+        if isinstance(at, cst.IfExp) and below is not at.test:
+            return self._beside(at, at.orelse if below is at.body else at.body)
+        if isinstance(at, cst.BooleanOperation):
+            return self._beside(at, at.right if below is at.left else at.left)
+        if isinstance(at, cst.NamedExpr) and below is at.value:
+            return self.of(at) | self._of_target(at.target)
+        if isinstance(at, cst.Arg):
+            return self._of_argument(at)
+        if isinstance(at, cst.Param):
+            is_number = self._file.values.of(at.name).kind is Kind.NUMBER
+            return {Sink.NUMBER} if is_number else self._of_target(at.name)
+        if isinstance(at, cst.DictElement) and below is at.value:
+            holder = self._file.tree.parent(at)
+            key = string_value(at.key)
+            return {Sink.NUMBER} if holder is None or key is None else self._of_entry(holder, key)
+        if isinstance(at, cst.AssignTarget):
+            at = self._file.tree.parent(at)
+        if isinstance(at, cst.Assign) and len(at.targets) == 1:
+            return self._of_target(at.targets[0].target)
+        if isinstance(at, cst.AnnAssign):
+            return self._of_target(at.target)
+        return set() if _is_none(at) else {Sink.NUMBER}
+
+    def _beside(self, choice: cst.BaseExpression, other: cst.BaseExpression) -> set[Sink]:
+        """What a choice between a value and another goes to; a number is chosen beside a number."""
+        is_number = self._file.values.of(other).kind is Kind.NUMBER and not _asks_device(self._file, other)
+        return {Sink.NUMBER} if is_number else self.of(choice)
+
+    def _of_argument(self, argument: cst.Arg) -> set[Sink]:
+        call = self._file.tree.parent(argument)
+        if not isinstance(call, cst.Call):
+            return {Sink.NUMBER}
+        if takes_device(self._file, call, argument):
+            is_dictionary = self._file.tree.qualified(call.func) is None and called_name(call) == "dict"
+            if is_dictionary and argument.keyword is not None:
+                return self._of_entry(call, argument.keyword.value)
+            return {Sink.DEVICE}
+        return {Sink.NUMBER}
+
+    def _of_target(self, target: cst.CSTNode) -> set[Sink]:
+        if isinstance(target, cst.Subscript):
+            key = _key(target)
+            if key is None or not isinstance(target.value, (cst.Name, cst.Attribute)):
+                return {Sink.NUMBER}
+            return self._of_entries(target.value, key, at=target)
+        if not isinstance(target, (cst.Name, cst.Attribute)):
+            return {Sink.NUMBER}
+        name = target.value if isinstance(target, cst.Name) else target.attr.value
+        if by_name(name).kind is Kind.NUMBER:
+            return {Sink.NUMBER}
+        if isinstance(target, cst.Name):
+            uses = self._file.tree.reads(target)
+        else:
+            uses = self._reads_of(target)
+            if not uses and by_name(name).kind is Kind.DEVICE:
+                return {Sink.DEVICE}
+        return set().union(*(self.of(use) for use in uses))
+
+    def _reads_of(self, target: cst.Attribute) -> list[cst.CSTNode]:
+        """Reads of an attribute by the same text, or else of any object's attribute of that name."""
+        tree, text = self._file.tree, dotted(target)
+        alike = [
+            use
+            for use in self._file.attributes.get(target.attr.value, [])
+            if not isinstance(tree.parent(use), cst.AssignTarget) and tree.qualified(use) is None
         ]
-        if not uses and DEVICE_NAME.search(target.attr.value):
-            return Sink.DEVICE
-    else:
-        return Sink.NUMBER
-    reads = [use for use in uses if use is not target]
-    if reads and all(_sink(file, use, depth - 1) is Sink.DEVICE for use in reads):
-        return Sink.DEVICE
-    return Sink.NUMBER
+        return [use for use in alike if dotted(use) == text] or [*alike]
+
+    def _of_entry(self, holder: cst.CSTNode, key: str) -> set[Sink]:
+        """Where an entry of a dictionary goes: into calls, or to where its key is read."""
+        at = self._file.tree.parent(holder)
+        if isinstance(at, cst.Arg):
+            call = self._file.tree.parent(at)
+            is_unpacked = at.star == "**" and isinstance(call, cst.Call)
+            return {Sink.DEVICE if is_unpacked and key in DEVICE_KEYWORDS else Sink.NUMBER}
+        if isinstance(at, cst.StarredDictElement):
+            outer = self._file.tree.parent(at)
+            return {Sink.NUMBER} if outer is None else self._of_entry(outer, key)
+        if isinstance(at, cst.Assign) and len(at.targets) == 1:
+            target: cst.CSTNode = at.targets[0].target
+        elif isinstance(at, cst.AnnAssign):
+            target = at.target
+        else:
+            return {Sink.NUMBER}
+        if not isinstance(target, (cst.Name, cst.Attribute)):
+            return {Sink.NUMBER}
+        return self._of_entries(target, key, at=target)
+
+    def _of_entries(self, holder: cst.Name | cst.Attribute, key: str, at: cst.CSTNode) -> set[Sink]:
+        """Where the entries of that key go, of the dictionary that a name or an attribute holds."""
+        found: set[Sink] = set()
+        for use in self._file.tree.reads(holder):
+            if use in self._seen:
+                continue
+            self._seen.add(use)
+            around = self._file.tree.parent(use)
+            if isinstance(around, cst.Subscript) and around.value is use:
+                is_set = around is at or isinstance(self._file.tree.parent(around), cst.AssignTarget)
+                found |= self.of(around) if _key(around) == key and not is_set else set()
+            elif isinstance(around, (cst.AssignTarget, cst.AnnAssign)):
+                continue
+            else:
+                found |= self._of_entry(use, key)
+        return found
+
+
+def _asks_device(file: SourceFile, node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.Call) and file.tree.qualified(node.func) == "torch.cuda.current_device"
+
+
+def _key(node: cst.Subscript) -> str | None:
+    element = node.slice[0].slice if len(node.slice) == 1 else None
+    return string_value(element.value) if isinstance(element, cst.Index) else None
+
+
+def _is_none(at: cst.CSTNode | None) -> bool:
+    """Whether a value is only compared with ``None``."""
+    if not isinstance(at, cst.Comparison) or len(at.comparisons) != 1:
+        return False
+    return isinstance(at.comparisons[0].operator, (cst.Is, cst.IsNot))
 
 
 def takes_device(file: SourceFile, call: cst.Call, argument: cst.Arg) -> bool:

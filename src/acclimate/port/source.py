@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from functools import cached_property
 
 import libcst as cst
@@ -54,6 +55,8 @@ class SourceFile:
         self.survey = survey or Survey()
         self.torchscript = TorchScript(self.tree, self.survey.compiled, compiles_all)
         self.one_vendor = OneVendor(self.tree)
+        self.goes_to_device: dict[cst.CSTNode, bool] = {}
+        """What ``sinks.py`` has found of values that it followed."""
         self.is_build_script = is_build_script
         self.is_package_init = is_package_init
         self.torch = self._module_name("torch") or "torch"
@@ -126,6 +129,14 @@ class SourceFile:
     def names(self) -> set[str]:
         """Every identifier in the file."""
         return self.tree.all_names()
+
+    @cached_property
+    def attributes(self) -> dict[str, list[cst.Attribute]]:
+        """The chains of attributes that end in each name."""
+        found: dict[str, list[cst.Attribute]] = defaultdict(list)
+        for node in self.tree.of_type(cst.Attribute):
+            found[node.attr.value].append(node)
+        return found
 
     @cached_property
     def exported(self) -> set[str]:

@@ -9,6 +9,8 @@ import libcst as cst
 from acclimate.port.branches import guards_fallback, keeps_host_out
 from acclimate.port.edits import Edit, Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
+from acclimate.port.loading import loadable
+from acclimate.port.on_apple import needs_streams
 from acclimate.port.places import TEXT_STAYS, Place, Role, is_device_like, place_of
 from acclimate.port.rules.base import Example, Finding, Rule
 from acclimate.port.rules.compared import HOST_CHANGES, OTHERS, as_compared
@@ -96,7 +98,8 @@ With `--to torch` a function of three lines is added to the file, since `torch.a
         if place.role is Role.COMPARED:
             return None
         index = _index(text)
-        parts = (file.target.device_type,) if index is None else file.device_at(index)
+        named = (file.target.device_type,) if index is None else file.device_at(index)
+        parts = named if index is None else loadable(file, node, *named)
         if index is not None and file.target.name == "torch" and file.in_fstring(node):
             return self.left(file, node, "a string within an f-string cannot be written anew on every Python")
         return _report(self, file, node, place, *parts)
@@ -156,7 +159,11 @@ class DeviceFormat(Rule):
     code = "ACC203"
     name = "device-format"
     summary = 'a device\'s name made from a number: `f"cuda:{i}"`, `%`, `.format`, `+`'
-    explanation = '`get_accelerator().device_name(i)` is the name of device `i`; on a CPU it is `"cpu"`.'
+    explanation = """\
+`get_accelerator().device_name(i)` is the name of device `i`; on a CPU it is `"cpu"`.
+
+`--to torch` keeps the number, and torch takes `"cpu:0"` for a host nearly everywhere. `torch.load` and safetensors do
+not, so a device that gets to a `map_location`, also through a name, is `"cpu"` where there is no accelerator."""
     examples = (
         Example(
             'import torch\n\n\ndef f(x, rank):\n    return x.to(f"cuda:{rank}")\n',
@@ -186,7 +193,7 @@ class DeviceFormat(Rule):
         if place.role is Role.DATA and "message" not in place.reason and "key" not in place.reason:
             place = Place(Role.LIKELY, "only its form says that it is a device")
         parts = file.device_at(index) if isinstance(file.target, AcclimateTarget) else torch_parts
-        finding = _report(self, file, node, place, *parts)
+        finding = _report(self, file, node, place, *loadable(file, node, *parts))
         if finding is not None:
             finding.claims = (*finding.claims, *literal)
         return finding
@@ -380,6 +387,9 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         quote = file.quote(literal)
         left, right = file.span(node.left), file.span(target.comparator)
         host = f"{quote}cpu{quote}"
+        if needs_streams(file, node) and flipped in ("!=", "=="):
+            host = f"({host}, {quote}mps{quote})"
+            flipped = "not in" if flipped == "!=" else "in"
         edits = [
             replace(file.span(literal), host),
             replace(Span(left.end, right.start), f" {flipped} "),

@@ -6,10 +6,11 @@ import libcst as cst
 
 from acclimate.port.edits import replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
-from acclimate.port.rules.base import Example, Finding, Rule, cuda_name
+from acclimate.port.loading import loadable
+from acclimate.port.rules.base import Example, Finding, Rule
 from acclimate.port.rules.compared import as_compared
 from acclimate.port.rules.devices import unsafe_at_import
-from acclimate.port.sinks import DEVICE_METHODS, Sink, sink_of
+from acclimate.port.sinks import DEVICE_METHODS, holds_device_name
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
 from acclimate.port.tree import Span, called_name, keyword, positional, string_value
@@ -46,7 +47,15 @@ class DeviceObject(Rule):
             return None
         unsafe = unsafe_at_import(file, node)
         if not isinstance(file.target, AcclimateTarget):
+            # The literal inside keeps an edit of its own, so the call's text stays in its place.
             edit = replace(file.span(first), file.target.device_type)
+            host = f"{file.torch}.device({{quote}}cpu{{quote}})"
+            parts = loadable(file, node, file.span(node), host=host)
+            if len(parts) > 1:
+                whole = replace(file.span(node), *parts)
+                return as_compared(
+                    file, self.convert(file, node, whole, edit, unsafe=unsafe, claims=(first,))
+                )
             return as_compared(file, self.convert(file, node, edit, unsafe=unsafe, claims=(first,)))
         inside = Span(file.span(node.args[0]).start, file.span(node.args[-1]).end)
         edit = replace(inside, *file.device_at(file.span(number.value)))
@@ -100,7 +109,7 @@ says so."""
         ):
             return None
         value = file.values.of(device.value)
-        if isinstance(device.value, cst.Name) and self._becomes_device(file, device.value):
+        if isinstance(device.value, cst.Name) and holds_device_name(file, device.value):
             return None
         if value.kind is not Kind.NUMBER or (file.target.name == "torch" and file.in_fstring(node)):
             return None
@@ -113,16 +122,7 @@ says so."""
             return None
         place = file.span(device.value)
         parts = file.device_at(device.value.value if isinstance(device.value, cst.Integer) else place)
+        parts = loadable(file, device.value, *parts)
         unsafe = "" if value.certain else "only its name says that this is a number"
         edit = replace(place, *parts)
         return self.convert(file, device.value, edit, unsafe=unsafe or unsafe_at_import(file, node))
-
-    @staticmethod
-    def _becomes_device(file: SourceFile, name: cst.Name) -> bool:
-        """Whether a name holds ``torch.cuda.current_device()`` that becomes a device's name."""
-        for assignment in file.tree.assignments(name):
-            holder = file.tree.parent(file.tree.parent(assignment.node) or assignment.node)
-            made = holder.value if isinstance(holder, cst.Assign) else None
-            if isinstance(made, cst.Call) and cuda_name(file, made.func) == "current_device":
-                return sink_of(file, made) is Sink.DEVICE
-        return False

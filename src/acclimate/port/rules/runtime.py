@@ -9,6 +9,7 @@ import libcst as cst
 from acclimate.port.counts import decides_processes, ends_without
 from acclimate.port.edits import Edit, Part, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
+from acclimate.port.on_apple import needs_streams
 from acclimate.port.questions import chooses_package, must_be_false_on_a_host
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read
 from acclimate.port.sinks import Sink, sink_of
@@ -19,6 +20,9 @@ from acclimate.port.tree import Span, called_name, has_unpacking
 _OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
 _HANDLES = ("cuda_stream", "cuda_event", "_as_parameter_")
 _TENSOR_SUFFIX = "Tensor"
+_ON_EVERY_DEVICE = ("name", "total_memory")
+_PROPERTIES_OF_HOST = {"name": "'cpu'", "gcnArchName": "''", "multi_processor_count": "1"}
+"""What stands in for a property of CUDA's devices elsewhere, where it is not ``0``."""
 
 
 def has_own_rule(name: str) -> bool:
@@ -57,6 +61,29 @@ def _with_default(file: SourceFile, call: cst.Call, spelling: Spelling, rest: Sp
     return (f"getattr({module}, {quote}{name}{quote}, lambda{takes}: {on_host})", rest)
 
 
+def _asked_of_held(file: SourceFile, call: cst.Call) -> list[Edit]:
+    """Edits of what is asked of a device's properties that a name holds, which only CUDA's have: ``held.major``."""
+    assigned = file.tree.parent(call)
+    target = assigned.targets[0].target if isinstance(assigned, cst.Assign) else None
+    if not isinstance(target, (cst.Name, cst.Attribute)):
+        return []
+    bound = (
+        [each.node for each in file.tree.assignments(target)] if isinstance(target, cst.Name) else [target]
+    )
+    if min(file.span(each).start for each in bound) < file.span(target).start:
+        return []  # what is bound first asks for all
+    edits: list[Edit] = []
+    for use in file.tree.reads(target):
+        asked = file.tree.parent(use)
+        if isinstance(asked, cst.Attribute) and asked.value is use and not is_assigned(file, asked):
+            quote, name = file.quote(asked), asked.attr.value
+            on_host = _PROPERTIES_OF_HOST.get(name, "0").replace("'", quote)
+            edits.append(
+                replace(file.span(asked), "getattr(", file.span(use), f", {quote}{name}{quote}, {on_host})")
+            )
+    return edits
+
+
 def _what_is_asked(file: SourceFile, call: cst.Call, name: str) -> tuple[cst.CSTNode, str] | None:
     """What is asked of a call's answer, and the expression that stands in for it on a host.
 
@@ -64,7 +91,7 @@ def _what_is_asked(file: SourceFile, call: cst.Call, name: str) -> tuple[cst.CST
     """
     holder = file.tree.parent(call)
     if name == "get_device_properties" and isinstance(holder, cst.Attribute):
-        return holder, "'cpu'" if holder.attr.value == "name" else "0"
+        return holder, _PROPERTIES_OF_HOST.get(holder.attr.value, "0")
     if name == "memory_stats" and isinstance(holder, cst.Subscript) and holder.value is call:
         return holder, "0"
     return None
@@ -127,6 +154,8 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
             return self.left(file, node, "it decides about a package for NVIDIA's hardware", claims)
         if name == "is_available" and file.target.name == "acclimate" and must_be_false_on_a_host(file, node):
             return self._not_on_a_host(file, node)
+        if name == "is_available" and needs_streams(file, node):
+            return self._not_on_a_host(file, node, besides="mps")
         spelling = file.target.runtime(name)
         if isinstance(spelling, Missing):
             return self.left(file, node, spelling.reason, claims)
@@ -148,24 +177,44 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
             asked = _what_is_asked(file, node, name)
             if asked is not None:
                 holder, on_host = asked
+                if isinstance(holder, cst.Attribute) and holder.attr.value not in _ON_EVERY_DEVICE:
+                    return self._property(file, node, holder, on_host, spelling, edits)
                 spelling = dataclasses.replace(spelling, on_host=on_host)
                 rest = Span(function.end, file.span(holder).end)
                 parts = guarded(file, node, spelling, *kept, spelling.text, rest)
                 return self.convert(file, node, replace(file.span(holder), *parts), *edits, claims=claims)
+            if name == "get_device_properties":
+                edits += _asked_of_held(file, node)
             if spelling.condition and "hasattr(" in spelling.condition:
                 parts = _with_default(file, node, spelling, rest)
                 if parts:
-                    return self.becomes(file, node, *kept, *parts, claims=claims)
+                    whole = replace(file.span(node), *kept, *parts)
+                    return self.convert(file, node, whole, *edits, claims=claims)
         whole = replace(file.span(node), *guarded(file, node, spelling, *kept, spelling.text, rest))
         emulates = name == "is_bf16_supported" and file.target.name == "acclimate"
         reason = "torch also counts GPUs that emulate bfloat16" if emulates else spelling.unsafe
         return self.convert(file, node, whole, *edits, unsafe=reason, claims=claims)
 
-    def _not_on_a_host(self, file: SourceFile, node: cst.Call) -> Finding:
-        """A question that is answered with no where the host is all there is."""
+    def _property(
+        self, file: SourceFile, call: cst.Call, asked: cst.Attribute, on_host: str, spelling: Spelling,
+        edits: list[Edit],
+    ) -> Finding:  # fmt: skip
+        """A property that only CUDA's devices have: ``torch.cuda.get_device_properties(0).major``."""
+        rest = Span(file.span(call.func).end, file.span(call).end)
+        quote = file.quote(call)
+        properties = _with_default(file, call, spelling, rest) or (spelling.text, rest)
+        name = f"{quote}{asked.attr.value}{quote}"
+        parts = ("getattr(", *properties, f", {name}, {on_host.replace(chr(39), quote)})")
+        return self.convert(file, call, replace(file.span(asked), *parts), *edits, claims=(call.func,))
+
+    def _not_on_a_host(self, file: SourceFile, node: cst.Call, besides: str = "") -> Finding:
+        """A question that is answered with no where the host is all there is, or another type of device."""
         quote, above = file.quote(node), file.tree.parent(node)
         negated = isinstance(above, cst.UnaryOperation) and isinstance(above.operator, cst.Not)
         text = f"{file.target.device_type} {'==' if negated else '!='} {quote}cpu{quote}"
+        if besides:
+            hosts = f"({quote}cpu{quote}, {quote}{besides}{quote})"
+            text = f"{file.target.device_type} {'in' if negated else 'not in'} {hosts}"
         place = above if negated and above is not None else node
         if isinstance(file.tree.parent(place), (cst.Comparison, cst.ComparisonTarget, cst.BinaryOperation)):
             text = f"({text})"
@@ -214,8 +263,9 @@ class CurrentDevice(Rule):
     summary = "`torch.cuda.current_device()`, as a device or as a number"
     explanation = """\
 `torch.cuda.current_device()` returns a number. Given to `device=`, `.to(…)` or `.cuda(…)`, torch takes the number for
-a CUDA device, so a ported program needs the device's name there. The rule follows the value inside its function: where
-each use is a device it becomes `current_device_name()`, and `current_device()` otherwise."""
+a CUDA device, so a ported program needs the device's name there. The rule follows the value inside its function, through choices (`device or …`), dictionaries
+that are unpacked (`**options`) and attributes: where each use is a device it becomes `current_device_name()`, and
+`current_device()` otherwise. What is called a number, such as `gpu` or `device_index`, stays one."""
     examples = (
         Example(
             "import torch\n\n\ndef f(n):\n    return torch.empty(n, device=torch.cuda.current_device())\n",

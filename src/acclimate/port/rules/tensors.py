@@ -10,6 +10,7 @@ from acclimate.port.branches import keeps_host_out
 from acclimate.port.edits import Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.nothing import may_be_none
+from acclimate.port.on_apple import needs_streams
 from acclimate.port.rules.base import (
     Example,
     Finding,
@@ -19,6 +20,7 @@ from acclimate.port.rules.base import (
     without_argument,
 )
 from acclimate.port.rules.devices import AT_IMPORT
+from acclimate.port.sinks import holds_device_name
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
 from acclimate.port.tree import Span, called_name, has_unpacking, keyword, positional, string_value
@@ -165,6 +167,8 @@ A class that offers `cuda` to its users keeps it, and so do calls on its objects
         place = file.span(value)
         if cuda_name(file, getattr(value, "func", value)) == "current_device" and isinstance(value, cst.Call):
             return self.convert(file, node, method, unsafe=unsafe, claims=(function,))
+        if isinstance(value, cst.Name) and holds_device_name(file, value):
+            return self.convert(file, node, method, unsafe=unsafe, claims=(function,))
         kind = file.values.of(value)
         if kind.kind is Kind.NONE:
             edit = replace(place, file.target.device_type)
@@ -228,7 +232,10 @@ what TorchScript compiles, both targets compare the device's type."""
         else:
             quote = file.quote(node)
             unsafe = unsafe or "a tensor may also be on a device without memory, such as meta"
-            parts = ("(", value, f".device.type != {quote}cpu{quote})")
+            host = f"!= {quote}cpu{quote}"
+            if needs_streams(file, node):
+                host = f"not in ({quote}cpu{quote}, {quote}mps{quote})"
+            parts = ("(", value, f".device.type {host})")
         if node.lpar:
             parts = ("(", *parts, ")")
         return self.becomes(file, node, *parts, unsafe=unsafe)
