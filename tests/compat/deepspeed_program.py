@@ -6,11 +6,12 @@ A setting is "stage,offload,dtype", such as "3,nvme,bf16". "3,none,fp32,save,NAM
 FOLDER/NAME and goes on, and "3,none,fp32,load,NAME" goes on from there; both print the losses after the
 checkpoint.
 "infer,none,fp32" computes with a language model that is split over the ranks. Started with a launcher,
-rank 0 prints.
+rank 0 prints, and ranks meet at files in the folder that ``MEETING`` names, which must be empty.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -105,12 +106,15 @@ def infer(dtype: Any) -> dict[str, Any]:
 
 
 def prepare(settings: list[str]) -> None:
-    """Imports and builds before the forks what each of them would import and build anew."""
-    import deepspeed  # noqa: F401
+    """Imports, builds and asks before the forks what each of them would anew."""
+    import cpuinfo
+    import deepspeed
     import torch._dynamo
     import torch._inductor.compile_fx  # noqa: F401
     from deepspeed.accelerator import get_accelerator
 
+    # Each builder and each optimizer of DeepSpeed asks twice; an answer takes a Python that runs for a second.
+    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
     ops = ["ShareMemCommBuilder"]
     if not all(setting.startswith("infer") for setting in settings):
         ops += ["CPUAdamBuilder", "FusedAdamBuilder"]
@@ -120,6 +124,13 @@ def prepare(settings: list[str]) -> None:
         get_accelerator().create_op_builder(op).load()
 
 
+def meet(file: Path) -> None:
+    import deepspeed
+
+    rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    deepspeed.init_distributed(init_method=f"file://{file}", rank=rank, world_size=world_size)
+
+
 def main() -> None:
     folder, *settings = sys.argv[1:]
     # No process of these asks a launcher; DeepSpeed wants the variables of one.
@@ -127,13 +138,17 @@ def main() -> None:
         os.environ.setdefault(name, value)
     os.environ["LOCAL_SIZE"] = os.environ.get("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
     prepare(settings)
+    # Ranks meet at a file for each setting: the launcher found one free port, not one for each. DeepSpeed
+    # names its shared memory by the port.
     port = int(os.environ.setdefault("MASTER_PORT", "29533"))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    meeting = Path(os.environ["MEETING"])
     failed = 0
     for number, setting in enumerate(settings):
         process = os.fork()
         if process == 0:
             os.environ["MASTER_PORT"] = str(port + number)
+            meet(meeting / str(number))
             result = train(setting, Path(folder))
             if os.environ["RANK"] == "0":
                 sys.stdout.write(f"RESULT {json.dumps({'setting': setting, **result})}\n")

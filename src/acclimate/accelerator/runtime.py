@@ -6,6 +6,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -59,6 +60,18 @@ class Record(Protocol):
         """Prefixes of names."""
 
 
+@dataclass(frozen=True)
+class Declared:
+    """The values of those fields. A record has functions; an accelerator with these alone can be pickled."""
+
+    variable: str | None
+    exported_variable_prefixes: tuple[str, ...]
+
+    def visible_devices_variable(self) -> str | None:
+        """Returns the name of the variable, or ``None``."""
+        return self.variable
+
+
 class Runtime(Devices):
     """Profiler marks, communication, compilation and launching."""
 
@@ -74,7 +87,7 @@ class Runtime(Devices):
         """
 
     _record: Record | None = None
-    """The record, which the launcher reads, too. Set by the loader of the record, or by the class."""
+    """The record, which the launcher reads, too. Set by the class; the loader of a record sets its values."""
 
     @property
     def visible_devices_variable(self) -> str | None:

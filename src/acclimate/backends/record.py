@@ -62,6 +62,7 @@ class Backend:
             InvalidBackendError: the target is not an ``Accelerator``.
         """
         from acclimate.accelerator import Accelerator  # imports torch
+        from acclimate.accelerator.runtime import Declared
 
         accelerator = pkgutil.resolve_name(self.target)()
         if not isinstance(accelerator, Accelerator):
@@ -70,6 +71,6 @@ class Backend:
                 f"{type(accelerator).__name__}; it must be a subclass of acclimate.Accelerator."
             )
         # Called here, so that a plug-in whose function fails is skipped now and does not fail later.
-        self.visible_devices_variable()
-        accelerator._record = self
+        variable = self.visible_devices_variable()
+        accelerator._record = Declared(variable, self.exported_variable_prefixes)
         return accelerator

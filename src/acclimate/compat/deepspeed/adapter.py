@@ -36,6 +36,9 @@ class _Differences:
             raise AttributeError(name)
         return getattr(self.accelerator, name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return adapt, (self.accelerator,), vars(self)  # the class is made anew in each process
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.accelerator.name}>"
 

@@ -36,7 +36,13 @@ def _on_the_host(cls: type[Any]) -> type[Any]:
         return cls
     names = ("__module__", "__qualname__", "__doc__")
     members = {name: getattr(cls, name) for name in names}
+    # The class that can be found by its name is the other.
+    members["__reduce__"] = lambda self: (_host_object, (cls,), vars(self))
     return new_class(cls.__name__, (cls, CPUAccelerator), exec_body=lambda body: body.update(members))
+
+
+def _host_object(cls: type[Any]) -> Any:
+    return object.__new__(_on_the_host(cls))
 
 
 class DeepSpeedAccelerator(Accelerator, metaclass=_Constructed):

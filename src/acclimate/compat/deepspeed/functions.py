@@ -94,23 +94,27 @@ _WITHOUT_EFFECT = frozenset(
 """Settings of DeepSpeed's kernels and of how it finds what to split, which have no counterpart here."""
 
 
-def init_inference(model: Any, config: Mapping[str, Any] | None = None, **settings: Any) -> Any:
+def init_inference(model: Any, config: str | Mapping[str, Any] | None = None, **settings: Any) -> Any:
     """As :func:`acclimate.init_inference`, with DeepSpeed's settings, in ``config`` or as arguments.
 
     Args:
         model: as there.
-        config: settings; arguments of the same name take precedence.
+        config: settings, or the path of a JSON file of them; arguments of the same name take precedence.
         settings: ``tensor_parallel={"tp_size": n}`` or ``mp_size=n``: the number of ranks; else 1.
             ``dtype``: torch's. Those of DeepSpeed's kernels have no effect.
 
     Raises:
+        ValueError: ``config`` is neither; DeepSpeed raises this, too.
         UnsupportedError: a setting that changes results, and that is not here.
         AcclimateError: as :func:`acclimate.init_inference`.
     """
-    wanted = {**(config or {}), **settings}
+    found = json.loads(Path(config).read_text()) if isinstance(config, str) else config or {}
+    if not isinstance(found, Mapping):
+        raise ValueError(f"'config' must be a mapping or the path of a JSON file of one, not {found!r}.")
+    wanted = {**found, **settings}
+    mp_size = wanted.pop("mp_size", None)
     tensor_parallel = wanted.pop("tensor_parallel", wanted.pop("tp", None)) or {}
-    ranks = tensor_parallel.get("tp_size", wanted.pop("mp_size", None))
-    wanted.pop("mp_size", None)
+    ranks = tensor_parallel.get("tp_size", mp_size)
     dtype = wanted.pop("dtype", "auto")
     unknown = sorted(name for name, value in wanted.items() if value and name not in _WITHOUT_EFFECT)
     if unknown:

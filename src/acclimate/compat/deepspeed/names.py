@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
@@ -131,19 +131,20 @@ class NamesFinder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns the spec of a module in the table; ``None`` for what is not of DeepSpeed.
+        """Returns the spec of a module in the table; ``None`` for what is not of DeepSpeed, or if it is here.
 
         Raises:
             ModuleNotFoundError: DeepSpeed may have such a module; the table has not.
         """
+        top, _, rest = fullname.partition(".")
+        if top != "deepspeed" or (is_installed() if not rest else not _is_ours(sys.modules.get(top))):
+            return None
         if fullname in NAMES:
             # All are packages, so that "from module import name" asks here too, and says what is missing.
             return ModuleSpec(fullname, self, origin=_HERE, is_package=True)
         parent, _, name = fullname.rpartition(".")
-        if parent.partition(".")[0] == "deepspeed":
-            # With the name of the missing module itself, Python would write a message of its own.
-            raise ModuleNotFoundError(_missing(parent, name), name="deepspeed")
-        return None
+        # With the name of the missing module itself, Python would write a message of its own.
+        raise ModuleNotFoundError(_missing(parent, name), name=top)
 
     def exec_module(self, module: ModuleType) -> None:
         """Gives the module its names."""
@@ -151,6 +152,8 @@ class NamesFinder(MetaPathFinder, Loader):
         names, others = NAMES[name], _OTHERS.get(name)
 
         def get(wanted: str) -> Any:
+            if wanted == "__all__":
+                return sorted({*names, *listed(name)})
             if wanted in names:
                 value = resolve_name(names[wanted])
                 setattr(module, wanted, value)  # the next use does not call this function
@@ -170,15 +173,29 @@ class NamesFinder(MetaPathFinder, Loader):
             module.__file__ = str(Path(__file__).parent / "op_builder" / "__init__.py")
 
 
+def is_installed() -> bool:
+    """Whether another finder has DeepSpeed: a package with a file."""
+    for finder in sys.meta_path:
+        if not isinstance(finder, NamesFinder):
+            spec = finder.find_spec("deepspeed", None)
+            if spec is not None and spec.origin is not None:
+                return True
+    return False
+
+
+def _is_ours(module: ModuleType | None) -> bool:
+    return isinstance(getattr(module, "__loader__", None), NamesFinder)
+
+
 def offer() -> bool:
     """Makes ``import deepspeed`` find these names, unless DeepSpeed is installed.
 
     Returns:
         Whether these names are what ``import deepspeed`` gives.
     """
-    if any(isinstance(finder, NamesFinder) for finder in sys.meta_path):
-        return True
-    if "deepspeed" in sys.modules or PathFinder.find_spec("deepspeed") is not None:
-        return False
-    sys.meta_path.append(NamesFinder())
-    return True
+    if "deepspeed" in sys.modules:
+        return _is_ours(sys.modules["deepspeed"])
+    if not any(isinstance(finder, NamesFinder) for finder in sys.meta_path):
+        # First, since Python would take any folder of that name on its path, such as one of configurations.
+        sys.meta_path.insert(0, NamesFinder())
+    return not is_installed()

@@ -93,6 +93,6 @@ def _missing(module: str, name: str) -> type[object]:
 
 @functools.cache
 def _placeholder(name: str) -> type[object]:
-    return (
-        NotImplementedBuilder if name == "NotImplementedBuilder" else type(name, (NotImplementedBuilder,), {})
-    )
+    if name == NotImplementedBuilder.__name__:
+        return NotImplementedBuilder
+    return type(name, (NotImplementedBuilder,), {"__module__": PACKAGE})  # where pickle finds it
