@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -88,6 +90,22 @@ def test_a_target_is_an_accelerator_of_the_records_name(record: Backend) -> None
     assert isinstance(accelerator, Accelerator)
     assert accelerator.name == record.name
     assert accelerator.device_type == record.torch_type == DEVICE_TYPES[record.name]
+
+
+def test_an_accelerator_whose_record_has_functions_can_be_pickled_and_copied() -> None:
+    record = Backend(
+        name="acme",
+        target="acclimate.backends.cpu:CPUAccelerator",
+        probe=lambda: None,
+        rank=1,
+        visible_devices_variable=lambda: "ACME_VISIBLE_DEVICES",
+        exported_variable_prefixes=("ACME_",),
+    )
+    accelerator = record.load()
+    for copied in (pickle.loads(pickle.dumps(accelerator)), copy.deepcopy(accelerator)):
+        assert type(copied) is type(accelerator)
+        assert copied.visible_devices_envs() == ["ACME_VISIBLE_DEVICES"]
+        assert copied.exported_variable_prefixes == ("ACME_",)
 
 
 def test_a_record_cannot_be_changed() -> None:

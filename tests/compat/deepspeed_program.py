@@ -108,12 +108,12 @@ def infer(dtype: Any) -> dict[str, Any]:
 def prepare(settings: list[str]) -> None:
     """Imports, builds and asks before the forks what each of them would anew."""
     import cpuinfo
-    import deepspeed
+    import deepspeed  # noqa: F401
     import torch._dynamo
     import torch._inductor.compile_fx  # noqa: F401
     from deepspeed.accelerator import get_accelerator
 
-    # Each builder and each optimizer of DeepSpeed asks twice; an answer takes a Python that runs for a second.
+    # DeepSpeed's builders ask twice each, its optimizer too; each time a Python is started, for a second.
     cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
     ops = ["ShareMemCommBuilder"]
     if not all(setting.startswith("infer") for setting in settings):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import logging
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
 from ctypes.util import find_library
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -141,6 +146,39 @@ def test_the_accelerator_has_the_attribute_that_programs_read_of_deepspeeds() ->
         assert accelerator._name == "cpu"
 
 
+def test_modules_can_be_imported_with_a_star() -> None:
+    found: dict[str, Any] = {}
+    with use_accelerator("cpu"):
+        exec("from deepspeed.accelerator import *\nfrom deepspeed.ops.op_builder.cpu import *", found)
+        assert found["get_accelerator"] is acclimate.get_accelerator
+        assert found["CPUAdamBuilder"].NAME == "cpu_adam"
+
+
+def test_collectives_have_deepspeeds_names_and_what_is_missing_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import deepspeed.comm as dist
+    from deepspeed.comm import comm
+
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert dist.get_local_rank() == comm.get_local_rank() == 3
+    assert dist.all_reduce is comm.all_reduce is torch.distributed.all_reduce
+    with pytest.raises(AttributeError, match=r"comm has no configure here.*acclimate run --deepspeed"):
+        dist.configure()
+
+
+def test_settings_of_inference_may_be_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import deepspeed
+
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("acclimate.inference.init_inference", lambda *args: calls.append(args))
+    (tmp_path / "settings.json").write_text('{"tensor_parallel": {"tp_size": 2}, "dtype": "fp32"}')
+    deepspeed.init_inference("m", config=str(tmp_path / "settings.json"), dtype="bf16")
+    assert calls == [("m", 2, "bfloat16")]
+    with pytest.raises(ValueError, match=r"must be a mapping or the path of a JSON file of one, not \[1\]"):
+        deepspeed.init_inference("m", [1])  # type: ignore[arg-type]
+
+
 def test_settings_of_inference_are_translated(monkeypatch: pytest.MonkeyPatch) -> None:
     import deepspeed
 
@@ -267,6 +305,29 @@ def test_an_extension_of_the_host_that_only_sets_its_names_has_the_hosts_methods
     assert host.get_device_name(0) == ours.get_device_name(0)
 
 
+class HostExtension:
+    """Stands here while the extension below is pickled, which looks for its class by its name."""
+
+
+def test_an_extension_and_placeholders_of_builders_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed.accelerator import DeepSpeedAccelerator
+    from deepspeed.ops.op_builder import QuantizerBuilder
+
+    def init(self: Any) -> None:
+        self._name, self._communication_backend_name = "cpu", "gloo"
+
+    members = {"__init__": init, "__module__": __name__}
+    extension_class: Any = type(DeepSpeedAccelerator)("HostExtension", (DeepSpeedAccelerator,), members)
+    monkeypatch.setattr(sys.modules[__name__], "HostExtension", extension_class)
+    extension = extension_class()
+    extension.setting = 7
+    for copied in (pickle.loads(pickle.dumps(extension)), copy.deepcopy(extension)):
+        assert type(copied) is type(extension)
+        assert (copied.setting, copied.device_count()) == (7, CPUAccelerator().device_count())
+    with use_accelerator("cpu"):
+        assert pickle.loads(pickle.dumps(QuantizerBuilder)) is QuantizerBuilder
+
+
 def test_an_extension_can_be_set_as_the_accelerator() -> None:
     extension = extension_of_2023()
     with use_accelerator(extension):
@@ -364,6 +425,10 @@ def test_a_builder_has_the_helpers_that_deepspeeds_builders_call(caplog: pytest.
     assert builder.simd_width() in ("-D__AVX512__", "-D__AVX256__", "-D__SCALAR__")
     assert builder.cpu_arch().startswith("-m")
     assert builder.nvcc_args() == []
+    assert builder.is_rocm_pytorch() is (torch.version.hip is not None)
+    assert builder.command_exists("no_such_command|sh")
+    assert not builder.command_exists("no_such_command")
+    assert "helped needs the command no_such_command" in caplog.text
     assert not builder.has_function("no_such_function", ("m", "no_such_library"))
     if find_library("m") is not None:
         assert builder.has_function("cos", ("no_such_library", "m"))
@@ -382,6 +447,41 @@ def test_an_installed_deepspeed_is_left_alone(tmp_path: Path) -> None:
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.stdout == "True\n", done.stderr
+
+
+def test_a_folder_called_deepspeed_does_not_hide_the_names(tmp_path: Path) -> None:
+    (tmp_path / "deepspeed").mkdir()
+    (tmp_path / "deepspeed" / "zero3.json").write_text("{}")
+    program = (
+        "import acclimate.compat.deepspeed\n"
+        "from deepspeed.accelerator import get_accelerator; print(get_accelerator.__module__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "acclimate.selection\n", done.stderr
+
+
+def test_a_deepspeed_that_another_finder_has_is_left_alone_and_so_are_its_missing_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Editable(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+        def find_spec(
+            self, name: str, path: Any, target: Any = None
+        ) -> importlib.machinery.ModuleSpec | None:
+            of = importlib.machinery.ModuleSpec
+            return of(name, self, origin="here", is_package=True) if name == "deepspeed" else None
+
+        def exec_module(self, module: ModuleType) -> None:
+            module.__dict__["real"] = True
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Editable()])
+    assert not offer()
+    import deepspeed
+
+    assert deepspeed.real
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'deepspeed\.zero'"):
+        importlib.import_module("deepspeed.zero")
 
 
 def test_acclimate_run_offers_the_names_to_a_script_that_knows_nothing_of_it(tmp_path: Path) -> None:

@@ -101,6 +101,20 @@ def test_the_accelerator_is_set_while_deepspeed_is_imported(folder: Path) -> Non
 
 
 @pytest.mark.usefixtures("warm_starts")
+def test_the_accelerator_that_deepspeed_has_can_be_pickled_and_copied(folder: Path) -> None:
+    program = """
+import acclimate.compat.deepspeed as d; d.register()
+import copy, deepspeed, pickle
+accelerator = deepspeed.builders.fixed
+accelerator.set_compile_backend("eager")
+accelerator.setting = 7
+for copied in (pickle.loads(pickle.dumps(accelerator)), copy.deepcopy(accelerator)):
+    print(copied, copied.setting, copied.get_compile_backend(), copied.device_count() > 0)
+"""
+    assert printed(folder, program) == ["<AcclimateAccelerator cpu> 7 eager True"] * 2
+
+
+@pytest.mark.usefixtures("warm_starts")
 def test_without_register_nothing_of_deepspeed_changes(folder: Path) -> None:
     program = "import acclimate.compat.deepspeed, deepspeed; print(deepspeed.builders.fixed)"
     assert printed(folder, program) == ["its own"]

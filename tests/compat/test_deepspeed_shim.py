@@ -88,3 +88,11 @@ from transformers.integrations import is_deepspeed_available
 print(is_deepspeed_available())
 """
     assert printed(python, program, tmp_path) == "[]\nFalse\nFalse\n"
+
+
+@pytest.mark.slow
+def test_a_folder_called_deepspeed_does_not_hide_the_names(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "deepspeed").mkdir()
+    program = "import deepspeed, sys; print(deepspeed.__spec__.origin, len(sys.meta_path))"
+    before = int(printed(python, "import sys; print(len(sys.meta_path))", tmp_path))
+    assert printed(python, program, tmp_path) == f"acclimate.compat.deepspeed {before}\n"

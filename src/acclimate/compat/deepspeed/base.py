@@ -41,7 +41,7 @@ def _on_the_host(cls: type[Any]) -> type[Any]:
     return new_class(cls.__name__, (cls, CPUAccelerator), exec_body=lambda body: body.update(members))
 
 
-def _host_object(cls: type[Any]) -> Any:
+def _host_object(cls: Any) -> Any:
     return object.__new__(_on_the_host(cls))
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from acclimate import comm, inference, topology
+from acclimate.compat.deepspeed.names import missing
 from acclimate.errors import UnsupportedError
 from acclimate.selection import get_accelerator
 
@@ -141,7 +145,25 @@ def collective(module: str, name: str) -> Any:
     Raises:
         AttributeError: it has no such name.
     """
-    return getattr(dist, name)
+    try:
+        return getattr(dist, name)
+    except AttributeError:
+        raise AttributeError(missing(module, name)) from None
+
+
+def get_local_rank() -> int:
+    """Returns this process's number among those of its host, from the launcher's ``LOCAL_RANK``."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def get_world_group() -> Any:
+    """Returns the group of all ranks."""
+    return dist.group.WORLD
+
+
+def inference_all_reduce(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> None:
+    """As ``torch.distributed.all_reduce``, which uses shared memory where acclimate's backend is chosen."""
+    dist.all_reduce(tensor, op, group)
 
 
 def get_numa_cores() -> list[list[int]]:

@@ -35,10 +35,18 @@ _LION = {"DeepSpeedCPULion": "acclimate.ops:CPULion", "FusedLion": "acclimate.op
 _ADAGRAD = {"DeepSpeedCPUAdagrad": "acclimate.ops:CPUAdagrad"}
 _LAMB = {"FusedLamb": "acclimate.ops:FusedLamb"}
 _LOGGING = {"logger": f"{_HERE}.functions:logger", "log_dist": f"{_HERE}.functions:log_dist"}
+_OP_BUILDER = f"{_HERE}.op_builder.builder:OpBuilder"
 _BUILDER = {
-    "OpBuilder": f"{_HERE}.op_builder.builder:OpBuilder",
+    "OpBuilder": _OP_BUILDER,
+    "CUDAOpBuilder": _OP_BUILDER,  # the accelerator's compiler knows what is CUDA
+    "TorchCPUOpBuilder": _OP_BUILDER,
     "TORCH_MAJOR": f"{_HERE}.op_builder.builder:TORCH_MAJOR",
     "TORCH_MINOR": f"{_HERE}.op_builder.builder:TORCH_MINOR",
+}
+
+_COMM = {
+    name: f"{_HERE}.functions:{name}"
+    for name in ("get_local_rank", "get_world_group", "inference_all_reduce", "init_distributed")
 }
 
 _BY_NAME = f"{_HERE}.op_builder.by_name"
@@ -46,9 +54,10 @@ _BUILDERS = "deepspeed.ops.op_builder"
 DEVICES = ("cpu", "hpu", "klxpu", "mlu", "mps", "npu", "sdaa", "supa", "xpu")
 """The subpackages of DeepSpeed's builders: a device each."""
 _FILES = """
-    async_io by_name cpu_adagrad cpu_adam cpu_lion evoformer_attn fp_quantizer fused_adam fused_lamb
-    fused_lion gds inference_core_ops inference_cutlass_builder pin_memory quantizer ragged_ops ragged_utils
-    random_ltd sparse_attn spatial_inference stochastic_transformer transformer transformer_inference utils
+    async_io builder_names by_name cpu_adagrad cpu_adam cpu_lion dc evoformer_attn fp_quantizer fused_adam
+    fused_lamb fused_lion gds inference_core_ops inference_cutlass_builder pin_memory quantizer ragged_ops
+    ragged_utils random_ltd sparse_attn spatial_inference stochastic_transformer transformer
+    transformer_inference utils
 """
 _OF_DEVICE = (
     *(f"{_BUILDERS}.{module}" for module in (*_FILES.split(), *DEVICES)),
@@ -62,7 +71,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "init_distributed": f"{_HERE}.functions:init_distributed",
         "init_inference": f"{_HERE}.functions:init_inference",
         "initialize": f"{_HERE}.functions:initialize",
-        "logger": f"{_HERE}.functions:logger",
+        **_LOGGING,
     },
     "deepspeed.accelerator": {
         **_CHOICE,
@@ -76,19 +85,18 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "SUPPORTED_ACCELERATOR_LIST": "acclimate.backends:SPECIFIED",
     },
     **{f"deepspeed.accelerator.{name}_accelerator": dict([pair]) for name, pair in _CLASSES.items()},
-    "deepspeed.comm": {"init_distributed": f"{_HERE}.functions:init_distributed"},
+    "deepspeed.comm": _COMM,
+    "deepspeed.comm.comm": _COMM,
     "deepspeed.git_version_info": {
         "installed_ops": f"{_HERE}.functions:installed_ops",
         "torch_info": f"{_HERE}.functions:torch_info",
         "version": "acclimate:__version__",
     },
     "deepspeed.ops": {},
-    "deepspeed.ops.adagrad": _ADAGRAD,
-    "deepspeed.ops.adam": _ADAM,
-    "deepspeed.ops.adam.cpu_adam": _ADAM,
-    "deepspeed.ops.adam.fused_adam": _ADAM,
-    "deepspeed.ops.lamb": _LAMB,
-    "deepspeed.ops.lion": _LION,
+    **dict.fromkeys(("deepspeed.ops.adagrad", "deepspeed.ops.adagrad.cpu_adagrad"), _ADAGRAD),
+    **{f"deepspeed.ops.adam{module}": _ADAM for module in ("", ".cpu_adam", ".fused_adam")},
+    **dict.fromkeys(("deepspeed.ops.lamb", "deepspeed.ops.lamb.fused_lamb"), _LAMB),
+    **{f"deepspeed.ops.lion{module}": _LION for module in ("", ".cpu_lion", ".fused_lion")},
     _BUILDERS: {"OpBuilder": _BUILDER["OpBuilder"]},
     f"{_BUILDERS}.builder": _BUILDER,
     **{module: {} for module in _OF_DEVICE},
@@ -104,7 +112,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
 """What each module has: names, and ``"module:name"`` of what they stand for."""
 
 _OTHERS: Mapping[str, str] = {
-    "deepspeed.comm": f"{_HERE}.functions:collective",
+    **dict.fromkeys(("deepspeed.comm", "deepspeed.comm.comm"), f"{_HERE}.functions:collective"),
     _BUILDERS: f"{_BY_NAME}:of_this_accelerator",
     **dict.fromkeys(_OF_DEVICE, f"{_BY_NAME}:of_device"),
 }
@@ -117,7 +125,8 @@ def listed(module: str) -> set[str]:
     return names
 
 
-def _missing(module: str, name: str) -> str:
+def missing(module: str, name: str) -> str:
+    """Returns the message for a name of DeepSpeed that is not here."""
     return (
         f"{module} has no {name} here: DeepSpeed is not installed, and acclimate offers only some of its "
         "names (docs/deepspeed.md lists them). Install DeepSpeed and start the program with "
@@ -144,7 +153,7 @@ class NamesFinder(MetaPathFinder, Loader):
             return ModuleSpec(fullname, self, origin=_HERE, is_package=True)
         parent, _, name = fullname.rpartition(".")
         # With the name of the missing module itself, Python would write a message of its own.
-        raise ModuleNotFoundError(_missing(parent, name), name=top)
+        raise ModuleNotFoundError(missing(parent, name), name=top)
 
     def exec_module(self, module: ModuleType) -> None:
         """Gives the module its names."""
@@ -162,7 +171,7 @@ class NamesFinder(MetaPathFinder, Loader):
                 return import_module(f"{name}.{wanted}")
             if others is not None and not wanted.startswith("_"):
                 return resolve_name(others)(name, wanted)
-            raise AttributeError(_missing(name, wanted))
+            raise AttributeError(missing(name, wanted))
 
         module.__doc__ = "Names of DeepSpeed, for code and extensions that were written for it."
         module.__dict__.update(

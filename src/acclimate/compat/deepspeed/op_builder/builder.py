@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import shlex
+import shutil
 from collections.abc import Iterable
 from ctypes.util import find_library
 from pathlib import Path
@@ -54,6 +55,18 @@ class OpBuilder(builder.OpBuilder):
     def jit_load(self, verbose: bool = True) -> ModuleType:
         """Builds and loads the op: subclasses call this in a ``load`` of their own."""
         return super().load(verbose)
+
+    @staticmethod
+    def is_rocm_pytorch() -> bool:
+        """Whether torch was built for AMD's GPUs."""
+        return torch.version.hip is not None
+
+    def command_exists(self, cmd: str) -> bool:
+        """Whether one of the commands, separated by ``|``, is installed; warns if none is."""
+        found = any(shutil.which(each.strip()) for each in cmd.split("|"))
+        if not found:
+            self.warning(f"{self.name} needs the command {cmd}, which is not installed")
+        return found
 
     def nvcc_args(self) -> list[str]:
         """Returns flags for CUDA sources, which the accelerator's compiler has already."""
