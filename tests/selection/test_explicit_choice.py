@@ -23,7 +23,7 @@ except Exception as error:
 SPECIFIED = "['cuda', 'cpu', 'xpu', 'xpu.external', 'npu', 'mps', 'hpu', 'mlu', 'sdaa']"
 NAMED = [vendor for vendor in IN_ORDER if vendor.way != "generic"]
 REMEDIES = {
-    "xpu.external": "Install intel_extension_for_deepspeed",
+    "xpu.external": "Install intel_extension_for_deepspeed with intel_extension_for_pytorch",
     "xpu": "Install intel_extension_for_pytorch with XPU support, or install a build of torch for Intel GPUs",
     "npu": "Install it (pip install torch-npu) with the CANN toolkit",
     "sdaa": "Install torch_sdaa with Tecorigin's drivers",
