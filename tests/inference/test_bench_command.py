@@ -76,7 +76,7 @@ from pathlib import Path
 from acclimate.inference.deferred_model import deferred_model
 from acclimate.inference.locate import FoundModel
 with deferred_model(FoundModel(Path(sys.argv[1])), torch.float32):
-    print("torch._dynamo" in sys.modules)
+    print(sorted(heavy & set(sys.modules)))
 print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
 """
 
@@ -87,4 +87,4 @@ def test_a_command_loads_a_model_without_the_compiler_which_still_works_when_it_
 ) -> None:
     command = [sys.executable, "-c", LEAN, tiny_folder]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ended.stdout.split("\n")[:3] == ["[]", "False", "2.0"]
+    assert ended.stdout.split("\n")[:3] == ["[]", "[]", "2.0"]

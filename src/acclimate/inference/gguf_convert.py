@@ -32,6 +32,7 @@ from acclimate.inference.model_limits import WeightTotals, bounded_model
 from acclimate.inference.packing import BLOCKS
 from acclimate.inference.progress import progress_bar
 from acclimate.inference.quiet import quiet_transformers, why_unusable
+from acclimate.inference.vocabulary import write_vocabulary
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("acclimate.inference")
 
-CONVERTER_VERSION = 2
+CONVERTER_VERSION = 3
 """Increased whenever the same file would give a different folder."""
 
 _HASHED_WHOLE = 32 << 20
@@ -135,6 +136,7 @@ def _convert(source: Path, target: Path, form: str) -> None:
         tensors = gguf_tensors.gguf_tensors(file, header, architecture, model, dtype)
         # Before the weights: it is small, and its faults show sooner.
         gguf_tokenizer.convert_tokenizer(header, target)
+        write_vocabulary(target)
         if form == BLOCKS:
             gguf_index.write_index(header, tensors, target)
         else:

@@ -31,6 +31,7 @@ from acclimate.inference.gguf_weights import (
     stored_bytes,
 )
 from acclimate.inference.open_file import OpenFile
+from acclimate.ops import huge_pages
 
 Array = npt.NDArray[Any]
 
@@ -51,7 +52,9 @@ class GGUFFile(OpenFile):
         size, _ = stored_bytes(self.path, tensor)
         row_bytes = size // prod(tensor.shape[:-1])
         first, last = int(numbers.min()), int(numbers.max())
-        content = np.empty((last - first + 1, row_bytes), np.uint8)
+        memory = torch.empty((last - first + 1, row_bytes), dtype=torch.uint8)
+        huge_pages.request(memory)  # it is used once, so most of the time would go to mapping its pages
+        content: Array = memory.numpy()
         position = self.data_start + tensor.offset + first * row_bytes
         self.pread(tensor.name, content.reshape(-1).data, position)
         if len(numbers) == len(content) and bool(np.all(np.diff(numbers) == 1)):

@@ -5,12 +5,17 @@ generates text does not use: 2.1 of 5.5 s of processor time for importing torch 
 transformers runs without sharded tensors where torch was built without ``torch.distributed``; it is told
 here that this is such a torch.
 
+torch imports its sharded tensors, too, when a tensor subclass is used for the first time, to learn which
+class theirs is. It gets another class here. torch keeps that, so this process cannot use sharded tensors
+later.
+
 This is for the process of a command alone: a library's user may go on to train, or to compile.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import types
 from collections.abc import Iterator
@@ -18,20 +23,35 @@ from importlib import import_module
 from typing import Any
 
 from acclimate.imports import import_torch
+from acclimate.inference.model_index import kept_model_index
 
 _COMPILER = "torch._dynamo"
 _COMPILED_MASKS = "torch._dynamo._trace_wrapped_higher_order_op"
+_SHARDED = "torch.distributed.tensor"
 
 
 def import_transformers() -> None:
     """Imports what loading a language model needs of transformers; for the process of a command alone."""
+    # What is imported stays, so looking for garbage in it is in vain: 0.3 s here, and 0.1 s later each time.
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        _import()
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()
+
+
+def _import() -> None:
     import_torch()  # first, and with it the vendors' packages, which may need what is left out below
     import torch
 
     if _COMPILER in sys.modules or any(name.partition(".")[0] == "transformers" for name in sys.modules):
         return
     try:
-        import transformers.utils as utils
+        with kept_model_index():
+            import transformers.utils as utils
         from transformers.utils import import_utils
 
         import_utils.is_torch_distributed_available = utils.is_torch_distributed_available = _never
@@ -42,6 +62,8 @@ def import_transformers() -> None:
     except Exception:  # noqa: BLE001 - another transformers: it is imported as usual, by what needs it
         for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
             del sys.modules[name]
+        return
+    _leave_out_sharded_tensors(torch)
 
 
 def _never() -> bool:
@@ -60,6 +82,29 @@ def _late_compiler(torch: Any) -> Iterator[None]:
         yield
     finally:
         del sys.modules[_COMPILER], sys.modules[_COMPILED_MASKS], torch._dynamo
+
+
+def _leave_out_sharded_tensors(torch: Any) -> None:
+    """Lets torch learn a class that no tensor has as that of sharded tensors."""
+    if _SHARDED in sys.modules or not torch.distributed.is_available():
+        return
+
+    class Unused(torch.Tensor):  # type: ignore[misc]
+        @staticmethod
+        def __new__(cls: Any) -> Any:
+            return torch.Tensor._make_wrapper_subclass(cls, (1,), dtype=torch.float32, device="cpu")
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return torch.empty(1)
+
+    package: Any = types.ModuleType(_SHARDED)
+    package.DTensor = type("DTensor", (torch.Tensor,), {})
+    sys.modules[_SHARDED] = torch.distributed.tensor = package
+    try:
+        Unused()[...]
+    finally:
+        del sys.modules[_SHARDED], torch.distributed.tensor
 
 
 def _undecorated(function: Any = None, *_given: Any, **_options: Any) -> Any:

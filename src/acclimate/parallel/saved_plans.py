@@ -23,19 +23,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acclimate.cache import cache_root, publish_once
-from acclimate.cache.folder import check_folder, read_file
-from acclimate.errors import AcclimateError
+from acclimate.cache.texts import KeptTexts
 from acclimate.parallel.split import Change, Plan, Split
 
 logger = logging.getLogger("acclimate.parallel")
 
-_FILE = "plan.json"
+_PLANS = KeptTexts("plans", "plan.json", "the plan", "planning anew", logger)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _OF_CLASSES = (types.FunctionType, staticmethod, classmethod, property, *_PLAIN)
 _OF_MODULES = ("_parameters", "_buffers", "_modules")  # named_modules() has them
-# transformers' names of where a model came from, and of an object of this process
-_ELSEWHERE = ("_name_or_path", "name_or_path", "_original_object_hash")
+# transformers' names of where a model came from, and of an object of this process; and where a weight is
+_ELSEWHERE = ("_name_or_path", "name_or_path", "_original_object_hash", "_view", "_view_of")
 # What transformers adds to nn.Module and to a table of its own with a process's first model of a kind, and
 # what the recording of a model (acclimate.inference.decode.recording) adds to transformers' tables
 _LEFT_BY_OTHER_MODELS = ("smart_apply", "_CAN_RECORD_REGISTRY", "acclimate_recorded")
@@ -43,48 +41,12 @@ _LEFT_BY_OTHER_MODELS = ("smart_apply", "_CAN_RECORD_REGISTRY", "acclimate_recor
 
 def load_plan(key: str) -> Plan | None:
     """Returns the plan that was saved under a key; ``None`` where there is none that is whole."""
-    folder = _folder(key)
-    try:
-        if not folder.is_dir():
-            return None
-        check_folder(folder)
-        written = json.loads(read_file(folder / _FILE))
-        if written["digest"] != _digest(written["plan"]):
-            raise ValueError("its content does not match its digest")
-        return _decoded(json.loads(written["plan"]))
-    except (AcclimateError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        logger.warning("the plan in %s cannot be used (%s); planning anew", folder, error)
-        return None
+    return _PLANS.load(key, lambda text: _decoded(json.loads(text)))
 
 
 def save_plan(key: str, plan: Plan) -> None:
     """Saves a plan; a cache that takes no files costs the next start some time, and nothing else."""
-    text = json.dumps(_encoded(plan))
-    content = json.dumps({"digest": _digest(text), "plan": text})
-
-    def write(folder: Path) -> None:
-        (folder / _FILE).write_text(content)
-
-    try:
-        folder = _folder(key)
-        publish_once(folder, write, is_whole=lambda: _is_file(folder / _FILE, content))
-    except (AcclimateError, OSError) as error:
-        logger.info("the plan is not kept for the next start: %s", error)
-
-
-def _folder(key: str) -> Path:
-    return cache_root() / "plans" / key
-
-
-def _is_file(path: Path, content: str) -> bool:
-    try:
-        return path.read_text() == content
-    except (OSError, ValueError):
-        return False
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    _PLANS.save(key, json.dumps(_encoded(plan)))
 
 
 # -- the file ----------------------------------------------------------------------------------------
@@ -188,7 +150,7 @@ class _Digest:
                 continue
             if isinstance(value, type):
                 self._say(f"{each} {value.__module__}.{value.__qualname__}")
-            elif isinstance(value, (types.FunctionType, Mapping)) and not each.startswith("__"):
+            elif (isinstance(value, types.FunctionType) or _is(value, Mapping)) and not each.startswith("__"):
                 self._say(each)
                 self.add(value)
 
@@ -220,11 +182,11 @@ class _Digest:
             self.add(value)
 
     def _add_object(self, value: Any) -> None:
-        if isinstance(value, Mapping):
+        if _is(value, Mapping):
             self._add_named(value)
-        elif isinstance(value, Set):
+        elif _is(value, Set):
             self._say(str(sorted(map(repr, value))))
-        elif isinstance(value, Sequence):
+        elif _is(value, Sequence):
             self._say(str(len(value)))
             for each in value:
                 self.add(each)
@@ -253,6 +215,14 @@ class _Digest:
     def _say(self, text: str) -> None:
         self.content.update(text.encode("utf-8", "surrogatepass"))
         self.content.update(b"\0")
+
+
+def _is(value: Any, kind: type) -> bool:
+    """Whether a value is a mapping, set or sequence.
+
+    Python asks all classes derived from such a one before it says no; what has no length is none of them.
+    """
+    return hasattr(type(value), "__len__") and isinstance(value, kind)
 
 
 def _order(name: Any) -> tuple[str, str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from acclimate.inference.decode.description import RotaryTable
+from acclimate.inference.decode.description import POSITIONS, AnglesCall, RotaryTable
 from acclimate.inference.decode.recording import Call
 
 
@@ -34,9 +34,7 @@ def find_tables(calls: Sequence[Call], length: int) -> Iterator[RotaryTable]:
             yield table
 
 
-def _with_positions(
-    call: Call, length: int
-) -> Callable[[Tensor], tuple[tuple[Any, ...], dict[str, Any]]] | None:
+def _with_positions(call: Call, length: int) -> AnglesCall | None:
     """Returns how to call a module of angles with other positions."""
 
     def is_positions(value: Any) -> bool:
@@ -49,12 +47,10 @@ def _with_positions(
 
     if sum(is_positions(value) for value in (*call.args, *call.kwargs.values())) != 1:
         return None
-
-    def arguments(positions: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args = tuple(positions if is_positions(value) else value for value in call.args)
-        return args, {n: positions if is_positions(value) else value for n, value in call.kwargs.items()}
-
-    return arguments
+    return AnglesCall(
+        tuple(POSITIONS if is_positions(value) else value for value in call.args),
+        {name: POSITIONS if is_positions(value) else value for name, value in call.kwargs.items()},
+    )
 
 
 def _is_fixed(table: RotaryTable, cos: Tensor, sin: Tensor) -> bool:

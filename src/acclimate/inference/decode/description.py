@@ -80,13 +80,33 @@ class Product:
         return found[0] if len(found) == 1 else torch.cat(found, -1)
 
 
+class _Positions:
+    """Stands for position ids."""
+
+
+POSITIONS = _Positions()
+"""Where a call has position ids."""
+
+
+@dataclass(frozen=True)
+class AnglesCall:
+    """The arguments of a call, with :data:`POSITIONS` in place of its position ids."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self, positions: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the arguments with other position ids (1 x their number)."""
+        args = tuple(positions if value is POSITIONS else value for value in self.args)
+        return args, {n: positions if value is POSITIONS else value for n, value in self.kwargs.items()}
+
+
 @dataclass(frozen=True)
 class RotaryTable:
     """The model's own module for angles, and how it was called."""
 
     module: nn.Module
-    arguments: Callable[[Tensor], tuple[tuple[Any, ...], dict[str, Any]]]
-    """Returns the call's arguments for other position ids."""
+    arguments: AnglesCall
     width: int
     """The number of elements that are rotated."""
 

@@ -16,6 +16,7 @@ from acclimate.inference.decode.lean import LeanDecoder, Step
 from acclimate.inference.decode.matching import distance
 from acclimate.inference.decode.native import native_decoder
 from acclimate.inference.decode.recording import record
+from acclimate.inference.decode.saved import decoder_key, load_decoder, save_decoder
 from acclimate.inference.decode.share import share_of
 from acclimate.inference.freed_memory import return_freed_memory
 from acclimate.inference.ranks import ModelRanks, is_lost_rank
@@ -41,6 +42,11 @@ def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
     The ranks of a split model make this call together, and all of them get a description or none does.
     """
     ranks = ModelRanks() if ranks is None else ranks
+    key = decoder_key(model) if ranks.size == 1 else None
+    if key is not None:
+        lean = _saved(key, model)
+        if lean is not None:
+            return lean
     try:
         with _together(ranks):
             tokens, share = _tokens(model), share_of(model)
@@ -55,12 +61,27 @@ def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
             lean.native.reads_prompts = reads
         with _together(ranks):
             prove(model, lean, tokens)
+        if key is not None and lean.native is not None:
+            save_decoder(key, decoder, model)
         del recording, decoder
         return_freed_memory()
     except NotRepresentedError as error:
         logger.info("%s generates with transformers' own step: %s", type(model).__name__, error)
         return None
     return lean
+
+
+def _saved(key: str, model: Any) -> LeanDecoder | None:
+    """Returns the description that an earlier start has proved; ``None``: there is none."""
+    decoder = load_decoder(key, model)
+    if decoder is None:
+        return None
+    try:
+        native = native_decoder(decoder, torch.device("cpu"))
+    except (RuntimeError, NotRepresentedError) as error:  # reported where it is made anew
+        logger.debug("the saved description cannot run: %s", error)
+        return None
+    return None if native is None else LeanDecoder(decoder, native)  # it is the native step that was proved
 
 
 @contextlib.contextmanager

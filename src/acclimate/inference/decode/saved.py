@@ -1,0 +1,233 @@
+"""Proved descriptions in the user's cache: the next start with the same model and code need not prove again.
+
+A description follows from the model's code, configuration and weights, and its proof from the kernels and
+the processor too. So its name in the cache is a digest of all of that: what a plan's key has
+(``parallel/saved_plans.py``), sums of all weights, this package's files of steps and kernels, and the
+settings that choose kernels. A model with hooks, or one that was not loaded from files, is recorded and
+proved each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import acclimate.ops.inference
+from acclimate.cache.texts import KeptTexts
+from acclimate.inference.decode import description
+from acclimate.inference.decode.description import POSITIONS, AnglesCall, Decoder, RotaryTable
+from acclimate.inference.decode.modules import packed_weight
+from acclimate.ops.inference.native import kernels_chosen
+from acclimate.parallel.saved_plans import plan_key
+
+_DECODERS = KeptTexts(
+    "decoders",
+    "decoder.json",
+    "the description of a decoder",
+    "it is made and proved anew",
+    logging.getLogger("acclimate.inference"),
+)
+_CLASSES = {
+    name: each
+    for name, each in vars(description).items()
+    if is_dataclass(each) and isinstance(each, type) and each not in (RotaryTable, AnglesCall)
+}
+# Angles at the first places and some far ones must be those that were saved.
+_PLACES = (*range(16), 1000, 5000, 40000)
+
+
+class _NotSavableError(Exception):
+    """A description refers to something that has no name in the model."""
+
+
+def load_decoder(key: str, model: nn.Module) -> Decoder | None:
+    """Returns the description saved under a key, of this model's modules; ``None``: there is none."""
+
+    def read(text: str) -> Decoder:
+        made = _Reader(model).value(json.loads(text))
+        if not isinstance(made, Decoder):
+            raise TypeError("it is not a description")
+        return made
+
+    return _DECODERS.load(key, read)
+
+
+def save_decoder(key: str, decoder: Decoder, model: nn.Module) -> None:
+    """Saves a description that was proved; one that refers to values of no name is not saved."""
+    try:
+        text = json.dumps(_Writer(model).value(decoder))
+    except _NotSavableError:
+        return
+    _DECODERS.save(key, text)
+
+
+def decoder_key(model: Any) -> str | None:
+    """Returns a digest of all that a model's description and its proof follow from; ``None``: it has none."""
+    whole = getattr(model, "whole", None)
+    if whole is None or whole.folder is None:
+        return None
+    for module in model.modules():
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+            return None
+    tensors = _tensors(model)
+    if any(tensor.device.type != "cpu" for tensor in tensors.values()):
+        return None
+    content = hashlib.sha256(plan_key(model, 1, None).encode())
+    kernels = Path(acclimate.ops.inference.__file__).parent
+    for folder in (Path(__file__).parent, kernels, kernels / "csrc"):
+        for path in sorted(folder.glob("*.*")):
+            content.update(f"{path.name}\0".encode() + path.read_bytes())
+    settings = torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision()
+    content.update(f"{kernels_chosen()} {settings} {torch.__config__.show()}".encode())
+    for name, tensor in tensors.items():
+        content.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {_sum(tensor)}\0".encode())
+    return content.hexdigest()[:32]
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    found = _named_tensors(model)
+    for name, module in model.named_modules():
+        packed = packed_weight(module)
+        if packed is not None:
+            found[f"{name} {packed.scheme}"] = packed.data
+    return found
+
+
+def _sum(tensor: Tensor) -> int:
+    """The sum of a tensor's memory as whole numbers, which takes as long as to read it."""
+    if tensor.numel() == 0:
+        return 0
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    whole = flat.numel() // 8 * 8
+    if flat.data_ptr() % 8:
+        return int(flat.sum())
+    return int(flat[:whole].view(torch.int64).sum()) + int(flat[whole:].sum())
+
+
+# -- the file ----------------------------------------------------------------------------------------
+
+
+class _Writer:
+    """Turns a description into what JSON has; modules and tensors become their names."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = {id(module): name for name, module in model.named_modules()}
+        self._tensors = {_place(tensor): name for name, tensor in _named_tensors(model).items()}
+
+    def value(self, value: Any) -> Any:
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, tuple):
+            return [self.value(each) for each in value]
+        if isinstance(value, nn.Module):
+            return {"module": self._name(self._modules, id(value))}
+        if isinstance(value, Tensor):
+            return {"tensor": self._name(self._tensors, _place(value))}
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value).removeprefix("torch.")}
+        if isinstance(value, RotaryTable):
+            return self._table(value)
+        if type(value).__name__ in _CLASSES:
+            given = {each.name: self.value(getattr(value, each.name)) for each in fields(value)}
+            return {"class": type(value).__name__, "fields": given}
+        raise _NotSavableError(type(value).__name__)
+
+    def _name(self, names: Mapping[Any, str], key: Any) -> str:
+        if key not in names:
+            raise _NotSavableError("it has no name")
+        return names[key]
+
+    def _table(self, table: RotaryTable) -> dict[str, Any]:
+        call = table.arguments
+        # Of other tensors only shape and dtype are kept; if their values mattered, the angles differ.
+        return {
+            "table": self._name(self._modules, id(table.module)),
+            "args": [self._argument(each) for each in call.args],
+            "kwargs": {name: self._argument(each) for name, each in call.kwargs.items()},
+            "width": table.width,
+            "angles": _angles(table),
+        }
+
+    def _argument(self, value: Any) -> Any:
+        if value is POSITIONS:
+            return {"positions": True}
+        if isinstance(value, Tensor):
+            return {"like": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        if isinstance(value, tuple):
+            raise _NotSavableError("a tuple")
+        return self.value(value)
+
+
+class _Reader:
+    """The reverse of :class:`_Writer`.
+
+    Raises a ValueError, LookupError, AttributeError or TypeError for what that never wrote.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = dict(model.named_modules())
+        self._tensors = _named_tensors(model)
+
+    def value(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple(self.value(each) for each in value)
+        if not isinstance(value, dict):
+            return value
+        if "module" in value:
+            return self._modules[value["module"]]
+        if "tensor" in value:
+            return self._tensors[value["tensor"]]
+        if "dtype" in value:
+            return _dtype(value["dtype"])
+        if "table" in value:
+            return self._table(value)
+        return _CLASSES[value["class"]](**{name: self.value(each) for name, each in value["fields"].items()})
+
+    def _table(self, value: dict[str, Any]) -> RotaryTable:
+        call = AnglesCall(
+            tuple(self._argument(each) for each in value["args"]),
+            {name: self._argument(each) for name, each in value["kwargs"].items()},
+        )
+        table = RotaryTable(self._modules[value["table"]], call, value["width"])
+        if _angles(table) != value["angles"]:
+            raise ValueError("its angles are others")
+        return table
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, dict) and "positions" in value:
+            return POSITIONS
+        if isinstance(value, dict) and "like" in value:
+            return torch.zeros(value["like"], dtype=_dtype(value["dtype"]))
+        return self.value(value)
+
+
+def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"{name} is no dtype")
+    return found
+
+
+def _angles(table: RotaryTable) -> str:
+    with torch.no_grad():
+        cos, sin = table(torch.tensor(_PLACES))
+    content = hashlib.sha256()
+    for values in (cos, sin):
+        content.update(values.detach().float().contiguous().numpy().tobytes())
+    return content.hexdigest()
