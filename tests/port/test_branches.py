@@ -87,6 +87,7 @@ def test_a_name_that_is_no_backend_is_not_compared_with_one() -> None:
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
+        ("import helion\n\nok = x.is_cuda\n", 'ok = (x.device.type != "cpu")'),
         ("import triton\n\nok = x.is_cuda and y.is_cuda\n", 'ok = (x.device.type != "cpu") and (y.device'),
         ('from flash_attn import f\n\nok = x.device.type == "cuda"\n', f'x.device.type == {TYPE} != "cpu"'),
         ('from .ops import scan_kernel\n\nok = device == "cuda"\n', f'device == {TYPE} != "cpu"'),

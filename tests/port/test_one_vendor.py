@@ -242,3 +242,41 @@ def test_a_program_that_prints_what_nvidia_smi_says_is_ported() -> None:
             return torch.ones(1, device="cuda"), torch.cuda.current_device()
         """
     assert "torch.cuda" not in ported(source)
+
+
+CHECKED = [
+    """
+    def check(*tensors):
+        for each in tensors:
+            if not each.is_cuda:
+                raise TypeError("needs CUDA")
+
+
+    def attend(q, k):
+        from flash_attn import flash_attn_func
+
+        check(q, k)
+        return flash_attn_func(q, k)
+    """,
+    """
+    class Attend:
+        def check(self, x):
+            assert x.is_cuda
+
+        def forward(self, q):
+            import flash_attn
+
+            self.check(q)
+            return flash_attn.flash_attn_func(q, q)
+    """,
+]
+
+
+@pytest.mark.parametrize("source", CHECKED)
+def test_a_check_that_a_function_makes_before_a_kernel_stays(source: str) -> None:
+    stays(source)
+
+
+def test_a_check_that_a_function_makes_before_other_code_is_ported() -> None:
+    source = CHECKED[0].replace("from flash_attn import flash_attn_func", "flash_attn_func = torch.add")
+    assert "if not get_accelerator().on_accelerator(each):" in ported(source)

@@ -104,7 +104,27 @@ def test_streams_of_the_devices_module_need_judgement() -> None:
     assert any("torch's Stream of a host" in site.reason for site in sites)
 
 
+STATEMENTS = """
+def prefetch(stream, x):
+    stream.wait_stream(torch.cuda.current_stream())
+    torch.cuda.current_stream(0).wait_stream(
+        torch.cuda.current_stream()
+    )
+    x.record_stream(torch.cuda.current_stream())
+    return x
+"""
+
+
+@pytest.mark.parametrize("type_", ["cpu", "mps"])
+def test_statements_about_the_current_stream_are_left_out_where_there_is_none(type_: str) -> None:
+    space: dict[str, Any] = {}
+    exec(ported_once_for_all("import torch\n" + STATEMENTS, "torch"), space)
+    space["accelerator_type"] = lambda: type_
+    assert space["prefetch"](None, 3) == 3
+
+
 STREAMS = [
+    "if torch.cuda.is_available():\n    torch.cuda.current_stream().wait_stream(a)\n",
     "if torch.cuda.is_available():\n    return torch.cuda.Stream()\n",
     "if a.device.type == 'cuda':\n    return torch.cuda.Stream()\n",
     "if a.device.type != 'cuda':\n    return None\nreturn torch.cuda.Stream()\n",

@@ -23,6 +23,22 @@ def stays(lines: str) -> None:
         assert textwrap.indent(lines, "    ") in body(lines, target)
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'print(f"CUDA: {torch.cuda.is_available()}")',
+        'print("CUDA:", torch.cuda.is_available())',
+        'print("CUDA: " , str(not torch.cuda.is_available()))',
+        'args.about = "CUDA: {}".format(torch.cuda.is_available())',
+        'if not torch.cuda.is_available():\n    args.about += "<p>This demo does not work on CPU.</p>"',
+    ],
+)
+def test_what_people_are_told_of_cuda_is_not_said_of_a_host(lines: str) -> None:
+    text = body(lines)
+    assert "is_available" not in text
+    assert "device_name() != " in text or "device_name() == " in text
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("device", "lines"),

@@ -13,7 +13,8 @@ from acclimate.port.tree import Span, called_name, dotted, string_value, walk
 
 _KERNEL_MODULES = {
     *("triton", "tilelang", "cutlass", "unsloth", "flash_attn", "flash_attn_interface", "xformers", "apex"),
-    *("transformer_engine", "causal_conv1d", "mamba_ssm"),
+    *("transformer_engine", "causal_conv1d", "mamba_ssm", "helion", "quack", "flashinfer"),
+    *("deep_gemm", "deep_ep"),
 }
 _KERNELS = re.compile(r"^kernels?$|_kernels?$|^triton_|_triton$")
 _NAME_OF_CUDA = re.compile(r"cuda|gpu", re.IGNORECASE)
@@ -43,7 +44,7 @@ def where_true(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
         at = waiting.pop()
         seen.add(at)
         reach = _Reach(file, at)
-        found += [*reach.inside, *reach.after]
+        found += [*reach.inside, *reach.after, *reach.after_calls()]
         waiting += [use for use in reach.answers() if use not in seen]
     return found
 
@@ -63,6 +64,7 @@ class _Reach:
         """What comes after that statement, where its other branch leaves."""
         self._file = file
         self._holders: list[cst.CSTNode] = []
+        self._refusals: list[cst.CSTNode] = []
         negated = isinstance(test, cst.Comparison) and isinstance(
             test.comparisons[0].operator, (cst.NotEqual, cst.NotIn)
         )
@@ -87,6 +89,7 @@ class _Reach:
                 if isinstance(around, cst.While):
                     self.inside.append(self._file.span(around.body))
                 else:
+                    self._refusals.append(around)
                     self._add_rest(around)
                 return
             elif isinstance(around, cst.MatchCase):
@@ -125,6 +128,7 @@ class _Reach:
         other = other if positive else around.body
         if other is not None and leaves(other):
             self._add_rest(around)
+            self._refusals += [around] if refuses(other) else []
         answer = "True" if positive else "False"
         last = around.body.body[-1] if around.body.body else None
         returned = last.body[-1] if isinstance(last, cst.SimpleStatementLine) else None
@@ -141,6 +145,18 @@ class _Reach:
         if block is not None:
             start = self._file.span(at).end
             self.after.append(Span(start, max(start, self._file.span(block.body[-1]).end)))
+
+    def after_calls(self) -> list[Span]:
+        """What follows the calls of a function that refuses what is tested: ``check(x)``, then a kernel."""
+        before = len(self.after)
+        for refusal in self._refusals:
+            function = self._file.tree.function(refusal)
+            if isinstance(function, cst.FunctionDef):
+                uses = [*self._file.tree.reads(function.name), *self._calls_of_method(function.name)]
+                for call in (self._called(use) for use in uses):
+                    if isinstance(self._file.tree.parent(call), cst.Expr):
+                        self._add_rest(call)
+        return self.after[before:]
 
     def answers(self) -> list[cst.CSTNode]:
         """Where the answer is read: uses of a name or an attribute that holds it, calls of a function."""

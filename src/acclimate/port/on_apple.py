@@ -8,7 +8,7 @@ from acclimate.port.branches import where_true
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import TorchTarget
 
-_STREAMS = ("Stream", "stream", "set_stream")
+_STREAMS = ("Stream", "stream", "set_stream", "current_stream", "default_stream")
 
 
 def needs_streams(file: SourceFile, test: cst.CSTNode) -> bool:

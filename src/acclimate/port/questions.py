@@ -18,6 +18,7 @@ _TEXTS = (cst.SimpleString, cst.FormattedString, cst.ConcatenatedString)
 _HOST_IN_TEXT = re.compile(r"""['"]cpu['"]|['"][^'"]*\bCPU\b""")
 _GPU_IN_TEXT = re.compile(r"\b(cuda|gpus?)\b", re.IGNORECASE)
 _HALF = re.compile(r"(^|_)(half|fp16|use_amp|amp)$", re.IGNORECASE)
+_DEVICE_IN_TEXT = re.compile(r"\b(cuda|gpus?|cpu)\b", re.IGNORECASE)
 _TELLS = {"warn", "warning", "print", "info", "debug", "error", "log", "print0", "rprint", "warn_once"}
 _KINDS = {"cpu", "xla", "mps", "xpu", "npu", "hpu"}
 _PACKAGE = re.compile(r"[-_](gpu|cuda|cpu)\b|CUDA\w*Provider")
@@ -43,6 +44,7 @@ def must_be_false_on_a_host(file: SourceFile, question: cst.CSTNode) -> bool:
         or _decides_on_a_skip(file, question, _DEPTH)
         or _decides_on_half(file, question)
         or _tells_people(file, question)
+        or _is_told(file, question)
         or _is_first_of_kinds(file, question)
         or _one_use_chooses_package(file, question)
     )
@@ -293,13 +295,31 @@ def _tells_people(file: SourceFile, question: cst.CSTNode) -> bool:
     for around in file.tree.ancestors(question):
         if isinstance(around, cst.If):
             only = around.body.body[0] if below is around.test and len(around.body.body) == 1 else None
-            line = only.body[0] if isinstance(only, cst.SimpleStatementLine) and len(only.body) == 1 else None
+            line = _only_statement(only) if only is not None else None
+            if isinstance(line, cst.AugAssign) and isinstance(line.value, _TEXTS):
+                return _DEVICE_IN_TEXT.search(file.tree.source(line.value)) is not None
             call = line.value if isinstance(line, cst.Expr) else None
             tells = isinstance(call, cst.Call) and called_name(call) in _TELLS and around.orelse is None
             return tells and _GPU_IN_TEXT.search(file.tree.source(around.body)) is not None
         if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
             return False
         below = around
+    return False
+
+
+def _is_told(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether the answer is part of a message: ``print(f"CUDA: {torch.cuda.is_available()}")``."""
+    for around in file.tree.ancestors(question):
+        if isinstance(around, cst.FormattedStringExpression):
+            return True
+        if isinstance(around, cst.Call):
+            name = called_name(around)
+            if name in _TELLS | {"format"}:
+                return True
+            if name not in ("str", "bool"):
+                return False
+        elif not isinstance(around, (cst.UnaryOperation, cst.Arg)):
+            return False
     return False
 
 

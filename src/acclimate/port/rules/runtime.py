@@ -7,7 +7,7 @@ import dataclasses
 import libcst as cst
 
 from acclimate.port.counts import decides_processes, ends_without
-from acclimate.port.edits import Edit, Part, replace
+from acclimate.port.edits import Edit, Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.on_apple import needs_streams
 from acclimate.port.questions import chooses_package, must_be_false_on_a_host
@@ -15,7 +15,7 @@ from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assi
 from acclimate.port.sinks import Sink, sink_of
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget, Missing, Spelling, TorchTarget
-from acclimate.port.tree import Span, called_name, has_unpacking
+from acclimate.port.tree import Span, called_name, has_unpacking, walk
 
 _OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
 _HANDLES = ("cuda_stream", "cuda_event", "_as_parameter_")
@@ -37,17 +37,28 @@ def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) 
     quote = file.quote(call)
     condition = spelling.condition.replace('"', quote) if spelling.condition else file.target.not_host
     statement = file.tree.parent(call)
-    line = file.tree.parent(statement) if isinstance(statement, cst.Expr) else None
     if isinstance(statement, cst.Expr):
-        block = file.tree.parent(line) if line is not None else None
-        alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
-        if alone and isinstance(block, (cst.IndentedBlock, cst.Module)):
-            start = file.tree.line_text(file.tree.line(file.span(call).start))
-            margin = start[: len(start) - len(start.lstrip())]
-            return (f"if {condition}:{file.tree.newline}{margin}{file.tree.indent}", *parts)
+        margin = margin_of(file, statement)
+        if margin is not None:
+            return (f"if {condition}:{file.tree.newline}{margin}", *parts)
         return (*parts, f" if {condition} else None")
     on_host = spelling.on_host.replace("'", quote)
     return ("(", *parts, f" if {condition} else {on_host})")
+
+
+def margin_of(file: SourceFile, statement: cst.Expr) -> str | None:
+    """How far a statement is indented under an ``if`` in its place; ``None`` where it has no line of its own."""
+    line = file.tree.parent(statement)
+    block = file.tree.parent(line) if line is not None else None
+    alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
+    if not alone or not isinstance(block, (cst.IndentedBlock, cst.Module)):
+        return None
+    start = file.tree.line_text(file.tree.line(file.span(statement).start))
+    return start[: len(start) - len(start.lstrip())] + file.tree.indent
+
+
+def _asks_stream(file: SourceFile, call: cst.Call) -> bool:
+    return cuda_name(file, call.func) in ("current_stream", "default_stream")
 
 
 def _with_default(file: SourceFile, call: cst.Call, spelling: Spelling, rest: Span) -> tuple[Part, ...]:
@@ -161,6 +172,8 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
             return self.left(file, node, spelling.reason, claims)
         if name in ("current_stream", "default_stream", "Stream", "Event") and _gives_handle(file, node):
             return self.left(file, node, "what takes a CUDA stream's handle is CUDA's own", claims)
+        if name in ("current_stream", "default_stream") and isinstance(file.target, TorchTarget):
+            return self._stream(file, node, spelling)
         edits = self._keywords(file, node, spelling)
         if edits is None:
             return self.left(file, node, f"these arguments of torch.cuda.{name} are CUDA's own", claims)
@@ -194,6 +207,25 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         emulates = name == "is_bf16_supported" and file.target.name == "acclimate"
         reason = "torch also counts GPUs that emulate bfloat16" if emulates else spelling.unsafe
         return self.convert(file, node, whole, *edits, unsafe=reason, claims=claims)
+
+    def _stream(self, file: SourceFile, node: cst.Call, spelling: Spelling) -> Finding:
+        """A call of ``torch.cuda.current_stream``; a statement about it is left out on a host."""
+        edits = [replace(file.span(node.func), spelling.text)]
+        statement = file.tree.statement(node)
+        margin = margin_of(file, statement) if isinstance(statement, cst.Expr) else None
+        asks = [each for each in walk(statement) if isinstance(each, cst.Call) and _asks_stream(file, each)]
+        if file.is_guarded(node) or margin is None:
+            unsafe = (
+                ""
+                if file.is_guarded(node)
+                else "torch's stream of a host has no methods; --to acclimate has one"
+            )
+            return self.convert(file, node, *edits, unsafe=unsafe, claims=(node.func,))
+        if file.span(node).start == min(file.span(each).start for each in asks):
+            quote = file.quote(node)
+            condition = f"if {file.target.device_type} not in ({quote}cpu{quote}, {quote}mps{quote}):"
+            edits.append(insert(file.span(statement).start, f"{condition}{file.tree.newline}{margin}"))
+        return self.convert(file, node, *edits, claims=(node.func,))
 
     def _property(
         self, file: SourceFile, call: cst.Call, asked: cst.Attribute, on_host: str, spelling: Spelling,
