@@ -30,6 +30,7 @@ def stays(lines: str) -> None:
         'print("CUDA:", torch.cuda.is_available())',
         'print("CUDA: " , str(not torch.cuda.is_available()))',
         'args.about = "CUDA: {}".format(torch.cuda.is_available())',
+        "if torch.cuda.is_available():\n    args.max_memory.update({i: '1GIB' for i in args.devices})",
         'if not torch.cuda.is_available():\n    args.about += "<p>This demo does not work on CPU.</p>"',
     ],
 )
@@ -37,6 +38,24 @@ def test_what_people_are_told_of_cuda_is_not_said_of_a_host(lines: str) -> None:
     text = body(lines)
     assert "is_available" not in text
     assert "device_name() != " in text or "device_name() == " in text
+
+
+@pytest.mark.parametrize(
+    "test",
+    ["{} < 1", "{} == 0", "not {}", "{} < 1 or args.slow", "not ({} > 0)", "not ({} >= 1)", "not ({} != 0)"],
+)
+def test_a_test_that_needs_a_device_is_skipped_on_a_host(test: str) -> None:
+    source = (
+        f"import pytest\n\n\n@pytest.mark.skipif({test.format('torch.cuda.device_count()')}, reason='x')\n"
+    )
+    text = ported(source + "def test_fp16():\n    pass\n")
+    assert "device_count" not in text
+    assert ("==" in text) is ("not (" not in test)
+
+
+def test_a_test_that_needs_two_devices_counts_them() -> None:
+    text = body("if torch.cuda.device_count() < 2:\n    pytest.skip('needs two')")
+    assert "if get_accelerator().device_count() < 2:" in text
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -26,6 +26,10 @@ _NAMED_PACKAGE = re.compile(
     r"\b(apex|bitsandbytes|triton|tilelang|flash.?attn|flash.?attention|xformers|transformer.?engine|tensorrt)\b",
     re.IGNORECASE,
 )
+_SAYS_NONE: dict[tuple[type[cst.CSTNode], str], bool] = {
+    **dict.fromkeys([(cst.LessThan, "1"), (cst.Equal, "0"), (cst.LessThanEqual, "0")], True),
+    **dict.fromkeys([(cst.GreaterThan, "0"), (cst.GreaterThanEqual, "1"), (cst.NotEqual, "0")], False),
+}
 _LINES_OF_A_SKIP = 2
 _DEPTH = 3
 
@@ -45,9 +49,25 @@ def must_be_false_on_a_host(file: SourceFile, question: cst.CSTNode) -> bool:
         or _decides_on_half(file, question)
         or _tells_people(file, question)
         or _is_told(file, question)
+        or _limits_memory(file, question)
         or _is_first_of_kinds(file, question)
         or _one_use_chooses_package(file, question)
     )
+
+
+def counts_for_a_skip(file: SourceFile, count: cst.CSTNode) -> tuple[cst.CSTNode, bool] | None:
+    """The comparison of a number of devices with none that skips a test, and whether it is true for none."""
+    around = file.tree.parent(count)
+    if isinstance(around, cst.UnaryOperation) and isinstance(around.operator, cst.Not):
+        is_none: bool | None = True
+    elif isinstance(around, cst.Comparison) and len(around.comparisons) == 1 and around.left is count:
+        target = around.comparisons[0]
+        is_none = _SAYS_NONE.get((type(target.operator), file.tree.source(target.comparator)))
+    else:
+        return None
+    if is_none is None or not _decides_on_a_skip(file, around, _DEPTH):
+        return None
+    return around, is_none
 
 
 def chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
@@ -301,6 +321,18 @@ def _tells_people(file: SourceFile, question: cst.CSTNode) -> bool:
             call = line.value if isinstance(line, cst.Expr) else None
             tells = isinstance(call, cst.Call) and called_name(call) in _TELLS and around.orelse is None
             return tells and _GPU_IN_TEXT.search(file.tree.source(around.body)) is not None
+        if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
+            return False
+        below = around
+    return False
+
+
+def _limits_memory(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether the branch limits the memory of numbered devices, as Accelerate's ``max_memory`` does."""
+    below = question
+    for around in file.tree.ancestors(question):
+        if isinstance(around, (cst.If, cst.IfExp)):
+            return below is around.test and "max_memory" in file.tree.source(around.body)
         if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
             return False
         below = around

@@ -10,7 +10,7 @@ from acclimate.port.counts import decides_processes, ends_without
 from acclimate.port.edits import Edit, Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.on_apple import needs_streams
-from acclimate.port.questions import chooses_package, must_be_false_on_a_host
+from acclimate.port.questions import chooses_package, counts_for_a_skip, must_be_false_on_a_host
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read
 from acclimate.port.sinks import Sink, sink_of
 from acclimate.port.source import SourceFile
@@ -165,6 +165,12 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
             return self.left(file, node, "it decides about a package for NVIDIA's hardware", claims)
         if name == "is_available" and file.target.name == "acclimate" and must_be_false_on_a_host(file, node):
             return self._not_on_a_host(file, node)
+        counted = counts_for_a_skip(file, node) if name == "device_count" else None
+        if counted is not None and file.target.name == "acclimate":
+            around, is_none = counted
+            quote = file.quote(node)
+            text = f"{file.target.device_type} {'==' if is_none else '!='} {quote}cpu{quote}"
+            return self.convert(file, node, replace(file.span(around), text), claims=claims)
         if name == "is_available" and needs_streams(file, node):
             return self._not_on_a_host(file, node, besides="mps")
         spelling = file.target.runtime(name)
