@@ -53,6 +53,11 @@ def test_a_test_that_needs_a_device_is_skipped_on_a_host(test: str) -> None:
     assert ("==" in text) is ("not (" not in test)
 
 
+def test_a_figure_of_memory_is_asked_of_a_host_too() -> None:
+    text = body("if torch.cuda.is_available():\n    args.peak = torch.cuda.max_memory_allocated()")
+    assert "if get_accelerator().is_available():" in text
+
+
 def test_a_test_that_needs_two_devices_counts_them() -> None:
     text = body("if torch.cuda.device_count() < 2:\n    pytest.skip('needs two')")
     assert "if get_accelerator().device_count() < 2:" in text

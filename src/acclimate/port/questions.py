@@ -332,7 +332,8 @@ def _limits_memory(file: SourceFile, question: cst.CSTNode) -> bool:
     below = question
     for around in file.tree.ancestors(question):
         if isinstance(around, (cst.If, cst.IfExp)):
-            return below is around.test and "max_memory" in file.tree.source(around.body)
+            names = {each.value for each in walk(around.body) if isinstance(each, cst.Name)}
+            return below is around.test and "max_memory" in names
         if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
             return False
         below = around
