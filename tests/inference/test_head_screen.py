@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -186,3 +188,49 @@ def test_ranks_that_share_the_vocabulary_agree_on_the_first_of_equal_tokens() ->
     largest, tokens = torch.tensor([2.0, 2.0, 1.0]), torch.tensor([1, 2, 3])
     ranks: Any = SecondRank()
     assert likeliest_token(ranks, (6, 4), largest, tokens).tolist() == [7, 5, 6]
+
+
+def mapped_head(model: Any, folder: Path) -> torch.Tensor:
+    """Puts the head's values into a file, and a private mapping of it in their place."""
+    head = model.lm_head.weight
+    file = folder / "head"
+    file.write_bytes(head.data.view(torch.uint8).numpy().tobytes())
+    mapped = torch.from_file(str(file), shared=False, size=head.numel(), dtype=head.dtype)
+    head.data = mapped.view(head.shape)
+    read: torch.Tensor = head.data
+    return read
+
+
+def resident_share(tensor: torch.Tensor) -> float:
+    """How much of a tensor's memory is in this process now."""
+    page = os.sysconf("SC_PAGESIZE")
+    first, count = tensor.data_ptr() // page, tensor.nbytes // page
+    with open("/proc/self/pagemap", "rb") as file:
+        file.seek(first * 8)
+        entries = struct.unpack(f"{count}Q", file.read(count * 8))
+    return sum(entry >> 63 for entry in entries) / count
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep the pages")
+def test_a_head_in_a_mapped_file_leaves_memory_once_its_coarse_copy_is_made(tmp_path: Path) -> None:
+    model = model_of(words=1 << 17, hidden=128)
+    head = mapped_head(model, tmp_path)
+    whole, screened = step_of(model), step_of(model)
+    token = torch.tensor([3])
+    expected = first_largest(whole(token))
+    assert resident_share(head) == 1
+    assert torch.equal(screened.likeliest(token), expected)
+    assert resident_share(head) < 0.5
+    check(model)
+
+
+def test_changes_in_a_private_mapping_are_not_lost_with_the_pages_of_its_file(tmp_path: Path) -> None:
+    model = model_of(words=1 << 17, hidden=128)
+    head = mapped_head(model, tmp_path)
+    lean_decoder(model)
+    for row in range(5, 1 << 17, 9_000):
+        head[row] = head[7] * 30
+    changed = head.clone()
+    for _ in range(2):  # the second text compares the head with what it was
+        check(model, steps=6)
+    assert torch.equal(head, changed)

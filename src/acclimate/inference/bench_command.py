@@ -89,6 +89,10 @@ def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
 
 
 def _measure(args: argparse.Namespace, sequences: int, prompt_tokens: int, new_tokens: int) -> int:
+    if not args.as_rank:
+        from acclimate.inference.lean_import import import_transformers
+
+        import_transformers()
     from acclimate.inference.benchmark import describe_weights, measure_read_bandwidth, measure_speed
     from acclimate.inference.decode.loop import step_kind
     from acclimate.inference.initialize import load_split_model

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import json
+import mmap
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,17 +44,21 @@ class Vocabulary:
     """The tokens of a tokenizer, sorted by their text, each with the merges that make it."""
 
     def __init__(self, path: Path) -> None:
-        first, _, written = path.read_bytes().partition(b"\n")
-        header = json.loads(first)
-        if hashlib.sha256(written).hexdigest() != header["sha256"]:
+        with path.open("rb") as file:
+            first = file.readline()
+            header = json.loads(first)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        content, start = memoryview(mapped), len(first)
+        if hashlib.sha256(content[start:]).hexdigest() != header["sha256"]:
             raise ValueError(f"{path.name} does not match its digest")
-        content, start = memoryview(written), 0
+        if hasattr(mapped, "madvise"):
+            mapped.madvise(mmap.MADV_DONTNEED)  # the few pages that a text needs are mapped again
         held: dict[str, memoryview[int]] = {}
         for name, kind in _ARRAYS.items():
             end = start + header["bytes"][name]
             held[name] = content[start:end].cast(kind)
             start = end
-        self._texts = bytes(held["texts"])
+        self._texts = held["texts"]
         self._ends, self._ids, self._places = held["ends"], held["ids"], held["places"]
         self._merge_ends, self._ranks, self._lefts = held["merge_ends"], held["ranks"], held["lefts"]
         self._rest = json.loads(bytes(held["rest"]))
@@ -178,7 +183,7 @@ class Vocabulary:
     def _text(self, place: int) -> bytes:
         if place >= len(self._ends):
             return b""
-        return self._texts[self._ends[place - 1] if place else 0 : self._ends[place]]
+        return bytes(self._texts[self._ends[place - 1] if place else 0 : self._ends[place]])
 
     def _search(self, text: bytes, low: int = 0) -> int:
         return bisect.bisect_left(range(len(self._ends)), text, low, key=self._text)

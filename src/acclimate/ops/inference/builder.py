@@ -57,7 +57,7 @@ class CPUInferenceBuilder(InferenceBuilder):
         """Returns one file for each instruction set of this kind of processor, and what chooses one."""
         kernels = {**PLAIN_KERNELS, **_KERNELS_OF_MACHINE.get(platform.machine(), {})}
         return [
-            *(f"csrc/{name}.cpp" for name in ("operators", "linear", "pool", "gguf_pack")),
+            *(f"csrc/{name}.cpp" for name in ("operators", "linear", "pool", "gguf_pack", "file_pages")),
             *(f"csrc/decode_{name}.cpp" for name in ("operators", "step", "rows", "reading")),
             *(f"csrc/decode_{name}.cpp" for name in ("head", "screen", "coarse", "math")),
             *(Source(f"csrc/kernels_{name}.cpp", flags) for name, flags in kernels.items()),

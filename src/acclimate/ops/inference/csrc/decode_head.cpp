@@ -66,6 +66,9 @@ bool Step::suits_screen() const {
 
 // Makes the coarse copy of the head, or makes it again if the head is another one than it was.
 void Step::update_screen(const Call& call, int threads) {
+  if (call.batch > most_sequences) {
+    screen_.reset();  // all of the head is read, so there is no memory to be saved beside it
+  }
   screens_ = can_screen_ && call.best != nullptr && call.logits == nullptr && call.batch <= most_sequences &&
              (screen_ != nullptr || call.length == 1);  // the first token does not wait for it
   if (!screens_) {

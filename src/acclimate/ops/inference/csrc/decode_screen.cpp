@@ -56,12 +56,15 @@ Screen::Screen(const Weight& head)
 void Screen::fill(int thread, int threads) {
   const auto [first, last] = rows_of(head_, thread, threads);
   std::vector<uint32_t> memory(group_rows * whole_blocks(head_.k));
+  FilePages pages;
   for (int64_t row = first; row < last; row += group_rows) {
     fill_group(row / group_rows, memory);
+    was_read(pages, row, std::min(row + group_rows, last));
   }
   const int64_t tiles = tiles_of(head_);
   for (int64_t tile = tiles * thread / threads; tile < tiles * (thread + 1) / threads; ++tile) {
     checksums_[tile] = checksum(tile);
+    was_read(pages, tile * tile_rows, std::min((tile + 1) * tile_rows, head_.n));
   }
 }
 
@@ -121,10 +124,17 @@ uint64_t Screen::checksum(int64_t tile) const {
 bool Screen::is_current(int thread, int threads) const {
   const int64_t tiles = tiles_of(head_);
   bool same = true;
+  FilePages pages;
   for (int64_t tile = tiles * thread / threads; tile < tiles * (thread + 1) / threads; ++tile) {
     same = same && checksums_[tile] == checksum(tile);
+    was_read(pages, tile * tile_rows, std::min((tile + 1) * tile_rows, head_.n));
   }
   return same;
+}
+
+// Few rows are read again.
+void Screen::was_read(FilePages& pages, int64_t first, int64_t last) const {
+  pages.was_read(head_.data + first * head_.stride, (last - first) * head_.stride);
 }
 
 Screen::Lengths Screen::lengths_of(const float* x, const Input& rounded, int64_t row) {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "file_pages.h"
 #include "linear.h"
 
 namespace acclimate::inference::decode {
@@ -43,6 +44,7 @@ class Screen {
  private:
   void fill_group(int64_t group, std::vector<uint32_t>& memory);
   uint64_t checksum(int64_t tile) const;
+  void was_read(FilePages& pages, int64_t first, int64_t last) const;
 
   struct Free {
     void operator()(uint8_t* memory) const;
