@@ -31,7 +31,7 @@ size_t part_bytes(const Group& group, size_t parts) {
 // Every rank reads all contributions and does the whole reduction.
 void all_reduce_alone(Group& group, const void* from, void* to, Elements elements, Reduce reduce) {
   const void* sources[kMostRanks];
-  in_parts(group, elements.bytes(), part_bytes(group, 1), [&](size_t offset, size_t bytes) {
+  in_parts(group, Flow::kReduce, elements.bytes(), part_bytes(group, 1), [&](size_t offset, size_t bytes) {
     contribute(group, group.contribution(bytes), at(from, offset), bytes);
     group.exchange();
     for (int rank = 0; rank < group.size(); rank++) sources[rank] = group.contributed(rank, bytes);
@@ -50,7 +50,7 @@ class SharedReduction {
   void run() {
     const size_t bytes = elements_.bytes(), most = part_bytes(group_, 1);
     const size_t parts = (bytes + most - 1) / most;
-    group_.route().start(parts);
+    group_.route().start(Flow::kReduce, bytes, parts);
     for (size_t part = 0; part <= parts; part++) {
       const size_t offset = part * most;
       const size_t now = part < parts ? std::min(most, bytes - offset) : 0;
@@ -59,6 +59,7 @@ class SharedReduction {
       if (part > 0) collect(offset - most, std::min(most, bytes - (offset - most)), (part - 1) & 1);
       if (part < parts) reduce_own(offset, now, part & 1);
     }
+    group_.route().finish();
   }
 
  private:
@@ -82,9 +83,27 @@ class SharedReduction {
       sources_[rank] = group_.layout().slot(rank, parity_) + begin;
     }
     sources_[group_.rank()] = at(from_, offset + begin);
-    char* const target = at(to_, offset + begin);
-    reduce_(target, sources_, group_.size(), (end - begin) / elements_.bytes_each, group_.size());
-    contribute(group_, group_.layout().result(group_.rank(), parity), target, end - begin);
+    reduce_and_contribute(at(to_, offset + begin), end - begin,
+                          group_.layout().result(group_.rank(), parity));
+  }
+
+  void reduce_and_contribute(char* target, size_t bytes, unsigned char* result) {
+    // Reductions of half precision compute for so long that they hide the stores around the caches that are
+    // under way. Those of wider numbers wait for memory, and take turns with it best in long pieces.
+    const size_t piece = elements_.bytes_each == 2 ? kLeastStreamedBytes : bytes;
+    const bool is_around = group_.route().is_around_caches();
+    bool has_streams = false;
+    for (size_t done = 0; done < bytes; done += piece) {
+      const size_t now = std::min(piece, bytes - done);
+      reduce_(target + done, sources_, group_.size(), now / elements_.bytes_each, group_.size());
+      if (is_around) {
+        has_streams |= begin_stream(result + done, target + done, now);
+      } else {
+        copy(result + done, target + done, now);
+      }
+      for (int rank = 0; rank < group_.size(); rank++) sources_[rank] = at(sources_[rank], now);
+    }
+    if (has_streams) await_streams();
   }
 
   void collect(size_t offset, size_t bytes, int parity) {
@@ -117,7 +136,7 @@ void all_reduce(Group& group, const void* from, void* to, Elements elements, Red
 void reduce_to_root(Group& group, const void* from, void* to, Elements elements, Reduce reduce, int root,
                     int divisor) {
   const void* sources[kMostRanks];
-  in_parts(group, elements.bytes(), part_bytes(group, 1), [&](size_t offset, size_t bytes) {
+  in_parts(group, Flow::kUneven, elements.bytes(), part_bytes(group, 1), [&](size_t offset, size_t bytes) {
     if (group.rank() != root) contribute(group, group.contribution(bytes), at(from, offset), bytes);
     group.exchange();
     if (group.rank() != root) return;
@@ -128,7 +147,7 @@ void reduce_to_root(Group& group, const void* from, void* to, Elements elements,
 }
 
 void broadcast(Group& group, void* data, size_t bytes, int root) {
-  in_parts(group, bytes, part_bytes(group, 1), [&](size_t offset, size_t now) {
+  in_parts(group, Flow::kUneven, bytes, part_bytes(group, 1), [&](size_t offset, size_t now) {
     if (group.rank() == root) contribute(group, group.contribution(now), at(data, offset), now);
     group.exchange();
     if (group.rank() != root) copy(at(data, offset), group.contributed(root, now), now);
@@ -136,7 +155,7 @@ void broadcast(Group& group, void* data, size_t bytes, int root) {
 }
 
 void all_gather(Group& group, const void* from, const Targets& to, size_t bytes) {
-  in_parts(group, bytes, part_bytes(group, 1), [&](size_t offset, size_t now) {
+  in_parts(group, Flow::kGather, bytes, part_bytes(group, 1), [&](size_t offset, size_t now) {
     contribute(group, group.contribution(now), at(from, offset), now);
     copy(at(to[group.rank()], offset), at(from, offset), now);
     group.exchange();
@@ -149,7 +168,7 @@ void all_gather(Group& group, const void* from, const Targets& to, size_t bytes)
 void reduce_scatter(Group& group, const Sources& from, void* to, Elements elements, Reduce reduce) {
   const size_t part = part_bytes(group, group.size());
   const void* sources[kMostRanks];
-  in_parts(group, elements.bytes(), part, [&](size_t offset, size_t now) {
+  in_parts(group, Flow::kScatter, elements.bytes(), part, [&](size_t offset, size_t now) {
     unsigned char* const slot = group.layout().slot(group.rank(), group.parity());
     for (int rank = 0; rank < group.size(); rank++) {
       if (rank != group.rank()) contribute(group, slot + rank * part, at(from[rank], offset), now);
@@ -165,7 +184,7 @@ void reduce_scatter(Group& group, const Sources& from, void* to, Elements elemen
 }
 
 void gather(Group& group, const void* from, const Targets& to, size_t bytes, int root) {
-  in_parts(group, bytes, part_bytes(group, 1), [&](size_t offset, size_t now) {
+  in_parts(group, Flow::kUneven, bytes, part_bytes(group, 1), [&](size_t offset, size_t now) {
     if (group.rank() == root) {
       copy(at(to[root], offset), at(from, offset), now);
     } else {
@@ -180,7 +199,7 @@ void gather(Group& group, const void* from, const Targets& to, size_t bytes, int
 
 void scatter(Group& group, const Sources& from, void* to, size_t bytes, int root) {
   const size_t part = part_bytes(group, group.size());
-  in_parts(group, bytes, part, [&](size_t offset, size_t now) {
+  in_parts(group, Flow::kUneven, bytes, part, [&](size_t offset, size_t now) {
     const int parity = group.parity();
     if (group.rank() == root) {
       unsigned char* const slot = group.layout().slot(root, parity);
@@ -235,7 +254,7 @@ void all_to_all(Group& group, const Sources& from, const std::vector<size_t>& se
     }
   }
   copy(to[group.rank()], from[group.rank()], sent[group.rank()]);
-  group.route().start(1);
+  group.route().start(Flow::kUneven, longest, 1);
   const size_t part = part_bytes(group, size);
   for (size_t offset = 0; offset < longest; offset += part) {
     const auto now = [&](size_t bytes) { return offset < bytes ? std::min(part, bytes - offset) : 0; };

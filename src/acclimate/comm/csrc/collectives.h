@@ -51,9 +51,10 @@ void in_parts(size_t bytes, size_t most, const Round& round) {
 }
 // The same, where each part is one round of a group.
 template <class Round>
-void in_parts(Group& group, size_t bytes, size_t most, const Round& round) {
-  group.route().start((bytes + most - 1) / most);
+void in_parts(Group& group, Flow flow, size_t bytes, size_t most, const Round& round) {
+  group.route().start(flow, bytes, (bytes + most - 1) / most);
   in_parts(bytes, most, round);
+  group.route().finish();
 }
 
 }  // namespace acclimate_comm

@@ -18,8 +18,16 @@ inline void copy(void* to, const void* from, size_t bytes) {
 // Fewer bytes arrive sooner through the caches.
 constexpr size_t kLeastStreamedBytes = 4096;
 
-// Copies around the caches what another core reads next.
-inline void stream(void* to, const void* from, size_t bytes) {
+// A later store that publishes what went around the caches does not wait for it by itself.
+inline void await_streams() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+// Copies around the caches what another core reads next. False where it went through them; else
+// await_streams() has to follow.
+inline bool begin_stream(void* to, const void* from, size_t bytes) {
 #if defined(__SSE2__) && !defined(__SANITIZE_THREAD__)  // which does not see these stores
   constexpr size_t kLine = 64;
   if (bytes >= kLeastStreamedBytes && reinterpret_cast<uintptr_t>(to) % kLine == 0) {
@@ -36,11 +44,15 @@ inline void stream(void* to, const void* from, size_t bytes) {
       }
     }
     copy(target + whole, source + whole, bytes - whole);
-    _mm_sfence();  // a later store that publishes the content does not wait for these by itself
-    return;
+    return true;
   }
 #endif
   copy(to, from, bytes);
+  return false;
+}
+
+inline void stream(void* to, const void* from, size_t bytes) {
+  if (begin_stream(to, from, bytes)) await_streams();
 }
 
 }  // namespace acclimate_comm

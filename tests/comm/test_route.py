@@ -1,0 +1,53 @@
+"""Transfers take the way through the processor's caches or around them that is faster on the machine."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from acclimate.comm import native
+
+SHORT, LONG = (65536, 1), (1 << 23, 16)
+"""Bytes and parts."""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    built = tmp_path_factory.mktemp("route") / "route_choices"
+    source = Path(__file__).with_name("route_choices.cpp")
+    headers = Path(native.__file__).parent / "csrc"
+    subprocess.run([compiler, "-std=c++20", f"-I{headers}", str(source), "-o", str(built)], check=True)
+    return built
+
+
+def way(program: Path, transfer: tuple[int, int], around_us: int, through_us: int, transfers: int) -> str:
+    command = [str(program), *map(str, (*transfer, around_us, through_us, transfers))]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+@pytest.mark.parametrize("transfer", [SHORT, LONG])
+def test_transfers_go_through_the_caches_where_that_is_faster(
+    program: Path, transfer: tuple[int, int]
+) -> None:
+    assert way(program, transfer, around_us=400, through_us=50, transfers=20) == "through"
+
+
+@pytest.mark.parametrize("transfer", [SHORT, LONG])
+def test_transfers_stay_around_the_caches_where_that_is_faster(
+    program: Path, transfer: tuple[int, int]
+) -> None:
+    assert way(program, transfer, around_us=50, through_us=400, transfers=20) == "around"
+
+
+def test_transfers_stay_around_the_caches_until_both_ways_were_tried(program: Path) -> None:
+    assert way(program, SHORT, around_us=400, through_us=50, transfers=1) == "around"
+
+
+def test_a_transfer_smaller_than_what_is_streamed_is_not_tried(program: Path) -> None:
+    assert way(program, (1024, 1), around_us=400, through_us=50, transfers=20) == "around"
