@@ -75,6 +75,9 @@ def measure(part: str, python: Path, vllm: Path) -> list[dict[str, Any]]:
                 "LOCAL_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
         environ = {**os.environ, **{name: str(value) for name, value in told.items()}}
         environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE), "PYTHONWARNINGS": "ignore"}
+        # Else glibc returns freed gradients to the kernel or not, as they happen to lie: in each run, page
+        # faults took 60 of 200 ms of the DDP step of another contender.
+        environ |= {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
         # DeepSpeed builds with the ninja beside its Python.
         environ["PATH"] = f"{python.parent}{os.pathsep}{environ['PATH']}"
         command = [python, Path(__file__).with_name("comm_ranks.py"), part, str(rank), str(size), vllm]

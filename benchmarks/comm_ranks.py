@@ -19,7 +19,7 @@ BURST_S = 0.0003
 ONLY_A_BARRIER = "DDP, only a barrier"
 SILENT = ("DDP, no communication", ONLY_A_BARRIER)
 LOOP = 100
-MOST_BURSTS, FEWEST_BURSTS, LONGEST_S = 300, 9, 3.0
+MOST_BURSTS, FEWEST_BURSTS, LONGEST_S = 300, 25, 3.0
 
 
 def main() -> None:

@@ -78,7 +78,7 @@ class Route {
   // The first two of each way find the caches as the other way left them.
   static constexpr size_t kTried = 4;
   static constexpr size_t kNotTried = std::numeric_limits<size_t>::max();
-  static constexpr uint64_t kTransfersBetweenTrials = 64, kShortTransfersBetweenTrials = 256;
+  static constexpr uint64_t kTransfersBetweenTrials = 64, kShortTransfersBetweenTrials = 1024;
   static constexpr uint64_t kFirstTrial = 1;  // the first transfer touches new memory
   static constexpr size_t kSizes = 24, kFlows = static_cast<size_t>(Flow::kUneven);
 
