@@ -76,14 +76,14 @@ def test_results_are_those_of_gloo(ranks: RankProcesses, case: Case) -> None:
     assert ranks.values(run_both, as_gloo_takes_it(case)) == [""] * RANKS
 
 
-def long_transfers(rank: int) -> list[str]:
-    """Transfers of many slots, so often that both routes are tried and one is chosen."""
+def repeated_transfers(rank: int, size: int, turns: int) -> list[str]:
+    """Transfers of so many bytes, so often that both routes are tried and one is chosen."""
     wrong = []
     for dtype in (torch.float32, torch.bfloat16):
-        elements = (5 << 20) // dtype.itemsize + 13
+        elements = size // dtype.itemsize + 13
         own = (torch.arange(elements) % 31).to(dtype)
         outputs = torch.empty(RANKS, elements, dtype=dtype)
-        for turn in range(4):
+        for turn in range(turns):
             total = own + rank
             dist.all_reduce(total)
             if not torch.equal(total, RANKS * own + 6):
@@ -94,8 +94,9 @@ def long_transfers(rank: int) -> list[str]:
     return wrong
 
 
-def test_long_transfers_are_right_by_either_route(ranks: RankProcesses) -> None:
-    assert ranks.values(long_transfers) == [[]] * RANKS
+@pytest.mark.parametrize(("size", "turns"), [(8 << 10, 12), (100 << 10, 12), (5 << 20, 4)])
+def test_transfers_are_right_by_either_route(ranks: RankProcesses, size: int, turns: int) -> None:
+    assert ranks.values(repeated_transfers, size, turns) == [[]] * RANKS
 
 
 # -- work in the background --------------------------------------------------------------------------
