@@ -9,7 +9,7 @@ import pytest
 import torch
 from porting import ported_once_for_all
 
-from acclimate.port.engine import Settings, port_text
+from acclimate.port.engine import Settings, Status, port_text
 
 TARGETS = pytest.mark.parametrize("target", ["acclimate", "torch"])
 Pair = namedtuple("Pair", "left right")
@@ -262,3 +262,11 @@ def test_an_index_of_minus_one_still_stands_for_the_host(lines: str) -> None:
     text = ported_once_for_all(source, "acclimate")
     assert "is_available" not in text
     assert 'device_name() != "cpu"' in text or 'device_name() == "cpu"' in text
+
+
+@TARGETS
+def test_what_goes_with_an_argument_that_is_taken_out_is_not_called_left(target: str) -> None:
+    source = "import torch\n\ntorch.distributed.barrier(device_ids=[torch.cuda.current_device()])\n"
+    found = port_text(source, Settings(target, unsafe=True))
+    assert "torch.distributed.barrier()" in found.text
+    assert {site.status for site in found.sites} == {Status.CONVERTED}

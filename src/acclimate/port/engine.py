@@ -350,10 +350,19 @@ def _drop_clashes(decisions: list[_Decision]) -> None:
             for e in kept
             if any(e.start <= new.end and new.start <= e.end for new in decision.finding.edits)
         ]
-        if clash([*near, *decision.finding.edits]):
+        if any(_takes_out(each, decision.finding.place) for each in near):
+            decision.status, decision.hidden = Status.EXEMPT, True
+        elif clash([*near, *decision.finding.edits]):
             decision.status, decision.reason = Status.LEFT, "another edit is at the same place; run it again"
         else:
             kept += decision.finding.edits
+
+
+def _takes_out(edit: Edit, place: Span) -> bool:
+    """Whether an edit removes a place, and leaves none of it."""
+    kept = [part for part in edit.parts if isinstance(part, Span)]
+    is_inside = edit.start <= place.start and place.end <= edit.end
+    return is_inside and not any(part.start < place.end and place.start < part.end for part in kept)
 
 
 # -- applying ----------------------------------------------------------------------------------------
