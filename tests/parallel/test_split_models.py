@@ -36,8 +36,9 @@ NAMED = [
 QUICK = ("gpt2",)
 
 
-def names(quick: Sequence[str]) -> list[Any]:
-    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in ARCHITECTURES]
+def names(quick: Sequence[str], without: Sequence[str] = ()) -> list[Any]:
+    chosen = [n for n in ARCHITECTURES if n not in without]
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in chosen]
 
 
 @pytest.mark.parametrize("name", names(NAMED))
@@ -65,7 +66,7 @@ def test_a_model_on_more_ranks_gives_the_same(name: str, size: int) -> None:
     assert found.largest_share <= 0.60
 
 
-@pytest.mark.parametrize("name", [n for n in names(("qwen3",)) if n not in MULTI_HEAD])
+@pytest.mark.parametrize("name", names(("qwen3",), without=MULTI_HEAD))
 def test_a_model_with_one_key_value_head_gives_the_same(name: str) -> None:
     found = compare(name, 2, num_key_value_heads=1)
     assert found.error < 1e-4
