@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-
-from acclimate.comm import native
-
-SOURCE = Path(native.__file__).parent / "csrc"
+from cpp_programs import SOURCE, compiled
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    built = tmp_path_factory.mktemp("average") / "average"
-    sources = [Path(__file__).with_name("average_of_many.cpp"), SOURCE / "reduce_plain.cpp"]
-    subprocess.run(
-        [compiler, "-std=c++20", "-O0", f"-I{SOURCE}", *map(str, sources), "-o", str(built)], check=True
-    )
-    return built
+    average = Path(__file__).with_name("average_of_many.cpp")
+    folder = tmp_path_factory.mktemp("average")
+    return compiled(folder, average, SOURCE / "reduce_plain.cpp", flags=("-O0",))
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-
-from acclimate.comm import native
+from cpp_programs import compiled
 
 SHORT, LONG = (65536, 1), (1 << 23, 16)
 """Bytes and parts."""
@@ -16,14 +14,7 @@ SHORT, LONG = (65536, 1), (1 << 23, 16)
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    built = tmp_path_factory.mktemp("route") / "route_choices"
-    source = Path(__file__).with_name("route_choices.cpp")
-    headers = Path(native.__file__).parent / "csrc"
-    subprocess.run([compiler, "-std=c++20", f"-I{headers}", str(source), "-o", str(built)], check=True)
-    return built
+    return compiled(tmp_path_factory.mktemp("route"), Path(__file__).with_name("route_choices.cpp"))
 
 
 def way(program: Path, transfer: tuple[int, int], around_us: int, through_us: int, transfers: int) -> str:

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-
-from acclimate.comm import native
+from cpp_programs import compiled
 
 ROUNDS = 2000
 
 
 def stale_words(folder: Path, *flags: str) -> int:
     """How many words of earlier rounds a process read that another one had overwritten."""
-    compiler = shutil.which("g++") or shutil.which("c++")
     cores = sorted(os.sched_getaffinity(0))
-    if compiler is None or len(cores) < 2 or platform.machine() != "x86_64":
-        pytest.skip("needs a C++ compiler and two cores of x86_64")
-    headers = Path(native.__file__).parent / "csrc"
-    program = folder / "streamed_stores"
-    source = Path(__file__).with_name("streamed_stores.cpp")
-    command = [compiler, "-std=c++20", "-O2", f"-I{headers}", *flags, str(source), "-o", str(program)]
-    subprocess.run(command, check=True)
+    if len(cores) < 2 or platform.machine() != "x86_64":
+        pytest.skip("needs two cores of x86_64")
+    program = compiled(folder, Path(__file__).with_name("streamed_stores.cpp"), flags=("-O2", *flags))
     command = [str(program), str(ROUNDS), str(cores[0]), str(cores[-1])]
     return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout)
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from cpp_programs import SOURCE, cpp_compiler
 
 from acclimate.comm import native
 
-SOURCE = Path(native.__file__).parent / "csrc"
 HERE = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O1", "-g", "-fsanitize=thread", "-pthread", f"-I{SOURCE}")
 
 
 def build(folder: Path, replaced: dict[str, Path]) -> Path:
     """The program of threads, with some of the transport's files replaced."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
+    compiler = cpp_compiler()
     objects = []
     sources = [HERE / "thread_ranks.cpp", SOURCE / "messages.cpp"]
     flags: dict[Path, tuple[str, ...]] = {}

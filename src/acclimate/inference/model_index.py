@@ -71,7 +71,7 @@ def _kept(make: Callable[[Any], Any], module: ModuleType) -> Callable[[Any], Any
         if folder != models:
             return make(path)
         key = _key(folder, str(module.__file__))
-        found = _decoded(json.loads(texts[key])) if key in texts else _INDEXES.load(key, _read)
+        found = _read(texts[key]) if key in texts else _INDEXES.load(key, _read)
         if found is None:
             found = make(path)
             texts[key] = json.dumps(_encoded(found))

@@ -158,3 +158,12 @@ def is_assigned(file: SourceFile, node: cst.CSTNode) -> bool:
         isinstance(parent, (cst.AssignTarget, cst.AugAssign, cst.Del))
         and getattr(parent, "target", node) is node
     )
+
+
+def margin_of(file: SourceFile, statement: cst.Expr) -> str | None:
+    """How far a statement is indented; ``None`` where it has no line of its own."""
+    line = file.tree.parent(statement)
+    if not isinstance(line, cst.SimpleStatementLine) or len(line.body) != 1:
+        return None
+    text = file.tree.line_text(file.tree.line(file.span(statement).start))
+    return text[: len(text) - len(text.lstrip())]

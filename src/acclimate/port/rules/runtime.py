@@ -11,7 +11,7 @@ from acclimate.port.edits import Edit, Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.on_apple import needs_streams
 from acclimate.port.questions import chooses_package, counts_for_a_skip, must_be_false_on_a_host
-from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read
+from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read, margin_of
 from acclimate.port.sinks import Sink, sink_of
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget, Missing, Spelling, TorchTarget
@@ -40,21 +40,10 @@ def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) 
     if isinstance(statement, cst.Expr):
         margin = margin_of(file, statement)
         if margin is not None:
-            return (f"if {condition}:{file.tree.newline}{margin}", *parts)
+            return (f"if {condition}:{file.tree.newline}{margin}{file.tree.indent}", *parts)
         return (*parts, f" if {condition} else None")
     on_host = spelling.on_host.replace("'", quote)
     return ("(", *parts, f" if {condition} else {on_host})")
-
-
-def margin_of(file: SourceFile, statement: cst.Expr) -> str | None:
-    """How far a statement is indented under an ``if`` in its place; ``None`` where it has no line of its own."""
-    line = file.tree.parent(statement)
-    block = file.tree.parent(line) if line is not None else None
-    alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
-    if not alone or not isinstance(block, (cst.IndentedBlock, cst.Module)):
-        return None
-    start = file.tree.line_text(file.tree.line(file.span(statement).start))
-    return start[: len(start) - len(start.lstrip())] + file.tree.indent
 
 
 def _asks_stream(file: SourceFile, call: cst.Call) -> bool:
@@ -230,7 +219,8 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         if file.span(node).start == min(file.span(each).start for each in asks):
             quote = file.quote(node)
             condition = f"if {file.target.device_type} not in ({quote}cpu{quote}, {quote}mps{quote}):"
-            edits.append(insert(file.span(statement).start, f"{condition}{file.tree.newline}{margin}"))
+            before = f"{condition}{file.tree.newline}{margin}{file.tree.indent}"
+            edits.append(insert(file.span(statement).start, before))
         return self.convert(file, node, *edits, claims=(node.func,))
 
     def _property(

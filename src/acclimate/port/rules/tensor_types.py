@@ -6,7 +6,7 @@ import libcst as cst
 
 from acclimate.port.edits import insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
-from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_read
+from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_read, margin_of
 from acclimate.port.rules.devices import AT_IMPORT
 from acclimate.port.source import SourceFile
 from acclimate.port.survey import survey
@@ -176,16 +176,9 @@ libraries may call it too, which the reason printed says."""
             reason = "`torch.Tensor(…)` and layers that call it do not obey a default device; move the model instead"
             return self.left(file, node, reason, (value,))
         statement = file.tree.parent(node)
-        line = file.tree.parent(statement) if statement is not None else None
-        alone = (
-            isinstance(statement, cst.Expr)
-            and isinstance(line, cst.SimpleStatementLine)
-            and len(line.body) == 1
-        )
-        if not alone:
+        margin = margin_of(file, statement) if isinstance(statement, cst.Expr) else None
+        if margin is None:
             return self.left(file, node, "it needs two statements", (value,))
-        text = file.tree.line_text(file.tree.line(file.span(node).start))
-        margin = text[: len(text) - len(text.lstrip())]
         return self.becomes(
             file,
             node,
