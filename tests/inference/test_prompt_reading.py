@@ -36,7 +36,7 @@ def reader(model: Any, starts: torch.Tensor, room: int = LENGTH) -> NativeStep:
     assert lean is not None
     step = lean.begin(starts, room)
     if step is None:
-        pytest.skip("this processor has no vectors of bf16 products, or has tiles")
+        pytest.skip("this processor has no vectors that the kernels know, or has tiles")
     return step
 
 
@@ -78,7 +78,8 @@ def test_the_cache_goes_on_where_the_prompt_ended() -> None:
     assert (last - whole).norm() <= 0.03 * whole.norm()
 
 
-@pytest.mark.parametrize("together", [2, 24])
+# No part is of one token: that would be a step, which adds up in another order.
+@pytest.mark.parametrize("together", [3, 24])
 def test_a_prompt_in_parts_gives_the_bits_of_the_whole(
     together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,7 +73,8 @@ def test_every_instruction_set_multiplies_within_the_bound(scheme: str, isa: str
 
 @each_scheme
 @pytest.mark.parametrize("rows", [17, 300])
-def test_many_rows_in_bf16_are_within_the_bound(scheme: str, rows: int) -> None:
+@pytest.mark.parametrize("isa", simd.usable_isas(), indirect=True)
+def test_many_rows_in_bf16_are_within_the_bound(scheme: str, rows: int, isa: str) -> None:
     weight, values = make(scheme, 77, whole_columns(scheme, 523))
     bias = torch.randn(77).bfloat16()
     check_product(weight, values, torch.randn(rows, weight.shape[1]).bfloat16(), bias=bias)

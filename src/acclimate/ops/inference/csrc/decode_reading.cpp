@@ -29,8 +29,8 @@ bool is_arranged(const Product& product) {
   });
 }
 
-uint16_t* arranged_memory(std::vector<Line>& memory, int64_t rows, int64_t k) {
-  return reinterpret_cast<uint16_t*>(at_least(memory, tiles_of(arranged_values(rows, k) * 2, 64)));
+void* arranged_memory(std::vector<Line>& memory, int64_t rows, int64_t k) {
+  return at_least(memory, tiles_of(arranged_bytes(rows, k), 64));
 }
 
 }  // namespace
@@ -264,7 +264,7 @@ class Step::Reading {
         const int64_t row = part.first + from - begin, count = until - from, k = part.weight.k;
         const int64_t x_stride = stride_of(k);
         float* to = y + from - tile.first;
-        uint16_t* arranged = arranged_memory(own.arranged, count, k);
+        void* arranged = arranged_memory(own.arranged, count, k);
         arrange(part.weight, row, row + count, arranged);
         multiply_many(arranged, count, k, x.data() + tile.begin * x_stride, x_stride, tile.inputs, false, to,
                       stride);
@@ -401,7 +401,7 @@ class Step::Reading {
     const uint16_t* query = queries_.data() + (key_head * rows_ + row) * group * whole_blocks(size);
     for (int64_t key = 0; key < count; key += columns_together) {
       const int64_t some = std::min(columns_together, count - key);
-      uint16_t* arranged = arranged_memory(own.arranged, some, size);
+      void* arranged = arranged_memory(own.arranged, some, size);
       arrange({Scheme::dense, Dtype::bf16, some, size, keys + key * size * 2, size * 2}, 0, some, arranged);
       multiply_many(arranged, some, size, query, whole_blocks(size), queries, false, scores + key, stride);
     }
@@ -429,7 +429,7 @@ class Step::Reading {
       const int64_t some = std::min(columns_together, value_size - column);
       for (int64_t key = 0; key < count; key += keys_together) {
         const int64_t length = std::min(keys_together, count - key);
-        uint16_t* arranged = arranged_memory(own.arranged, some, length);
+        void* arranged = arranged_memory(own.arranged, some, length);
         arrange(
             {Scheme::dense, Dtype::bf16, some, length, values + (column * capacity + key) * 2, capacity * 2},
             0, some, arranged);

@@ -85,7 +85,7 @@ class Step {
   // One token of each sequence. One caller at a time; a second one waits.
   void run(const Call& call, int threads);
 
-  // Whether `read` can: weights are bf16 or quantised, and the processor has vectors of bf16 products.
+  // Whether `read` can: weights are bf16 or quantised, and the processor has vectors for it.
   bool can_read() const;
 
   // Several tokens of each sequence, which are multiplied by a weight together.

@@ -5,6 +5,7 @@
 #include "block_kernel.h"
 #include "dense_kernel.h"
 #include "values_kernel.h"
+#include "wide_kernel.h"
 
 namespace acclimate::inference {
 
@@ -15,7 +16,10 @@ const Kernels avx2_kernels = {{avx2::multiply_dense<avx2::FloatStep<avx2::F32Wei
                               avx2::multiply_blocks,
                               avx2::quantize,
                               avx2::values_of_group,
-                              avx2::widen};
+                              avx2::widen,
+                              avx2::widen_rows,
+                              avx2::multiply_wide,
+                              sizeof(float)};
 
 }  // namespace acclimate::inference
 #endif

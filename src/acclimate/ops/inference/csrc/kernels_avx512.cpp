@@ -3,6 +3,7 @@
 #include "simd/avx512.h"
 
 #include "dense_kernel.h"
+#include "wide_kernel.h"
 
 namespace acclimate::inference {
 
@@ -13,7 +14,10 @@ const Kernels avx512_kernels = {{avx512::multiply_dense<avx512::FloatStep<avx512
                                 nullptr,
                                 nullptr,
                                 nullptr,
-                                nullptr};
+                                nullptr,
+                                avx512::widen_rows,
+                                avx512::multiply_wide,
+                                sizeof(float)};
 
 }  // namespace acclimate::inference
 #endif

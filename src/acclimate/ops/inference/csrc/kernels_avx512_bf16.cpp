@@ -14,7 +14,8 @@ const Kernels avx512_bf16_kernels = {{},
                                      nullptr,
                                      nullptr,
                                      avx512_bf16::arrange_rows,
-                                     avx512_bf16::multiply_arranged};
+                                     avx512_bf16::multiply_arranged,
+                                     sizeof(uint16_t)};
 
 }  // namespace acclimate::inference
 #endif

@@ -30,6 +30,7 @@ void add(Kernels& chosen, const Kernels& better) {
   if (better.multiply_arranged != nullptr) {
     chosen.arrange_rows = better.arrange_rows;
     chosen.multiply_arranged = better.multiply_arranged;
+    chosen.arranged_value_bytes = better.arranged_value_bytes;
   }
 }
 
@@ -236,15 +237,16 @@ int64_t whole_blocks(int64_t columns) {
   return (columns + block_columns - 1) / block_columns * block_columns;
 }
 
-int64_t arranged_values(int64_t rows, int64_t k) {
-  return (rows + group_rows - 1) / group_rows * group_rows * whole_blocks(k);
+int64_t arranged_bytes(int64_t rows, int64_t k) {
+  const int64_t whole_groups = (rows + group_rows - 1) / group_rows * group_rows;
+  return whole_groups * whole_blocks(k) * kernels().arranged_value_bytes;
 }
 
-void arrange(const Weight& weight, int64_t first, int64_t last, uint16_t* to) {
+void arrange(const Weight& weight, int64_t first, int64_t last, void* to) {
   kernels().arrange_rows(weight, first, last, to);
 }
 
-void multiply_many(const uint16_t* arranged, int64_t rows, int64_t k, const uint16_t* x, int64_t x_stride,
+void multiply_many(const void* arranged, int64_t rows, int64_t k, const uint16_t* x, int64_t x_stride,
                    int64_t m, bool adds, float* y, int64_t y_stride) {
   kernels().multiply_arranged(arranged, (rows + group_rows - 1) / group_rows, k, x, x_stride, m, adds, y,
                               y_stride);

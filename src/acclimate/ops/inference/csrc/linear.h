@@ -86,9 +86,9 @@ std::pair<int64_t, int64_t> rows_of(const Weight& weight, int64_t thread, int64_
 void compute(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
              int64_t y_stride);
 
-// -- Many inputs in bf16, for processors with vectors of bf16 products -----------------------------
+// -- Many inputs in bf16, for processors with vectors ----------------------------------------------
 //
-//   std::vector<uint16_t> arranged(arranged_values(last - first, k));
+//   std::vector<uint8_t> arranged(arranged_bytes(last - first, k));
 //   arrange(weight, first, last, arranged.data());
 //   multiply_many(arranged.data(), last - first, k, x, whole_blocks(k), m, false, y, y_stride);
 
@@ -97,15 +97,15 @@ bool multiplies_many();
 // A number of columns filled up to whole blocks, with zeros: of each input.
 int64_t whole_blocks(int64_t columns);
 
-// The bf16 values that some arranged rows take.
-int64_t arranged_values(int64_t rows, int64_t k);
+// The memory that some arranged rows take.
+int64_t arranged_bytes(int64_t rows, int64_t k);
 
-// Puts rows of a weight in the order of the product, rounded to bf16; the first row of a quantised weight is
-// a multiple of group_rows.
-void arrange(const Weight& weight, int64_t first, int64_t last, uint16_t* to);
+// Puts rows of a weight in the order of the product, rounded to bf16 where the processor has vectors of its
+// products; the first row of a quantised weight is a multiple of group_rows.
+void arrange(const Weight& weight, int64_t first, int64_t last, void* to);
 
 // y[i * y_stride + row] = or += the product of input i with an arranged row. It writes whole groups of rows.
-void multiply_many(const uint16_t* arranged, int64_t rows, int64_t k, const uint16_t* x, int64_t x_stride,
+void multiply_many(const void* arranged, int64_t rows, int64_t k, const uint16_t* x, int64_t x_stride,
                    int64_t m, bool adds, float* y, int64_t y_stride);
 
 // The values of rows first to last in float32, [last - first][k], rounded as GGUF defines them.

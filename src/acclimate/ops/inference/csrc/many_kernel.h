@@ -7,6 +7,7 @@
 #include "codes.h"
 #include "kernels.h"
 #include "layout.h"
+#include "scales.h"
 
 namespace acclimate::inference::ACCLIMATE_ISA {
 
@@ -94,28 +95,7 @@ inline void arrange_group(const uint8_t* group, int64_t k, uint16_t* to) {
   const Offsets at = offsets_of(layout, padded_columns(scheme, k) / block_columns);
   const int64_t blocks = (k + block_columns - 1) / block_columns;
   for (int64_t b = 0; b < blocks; ++b, to += block_columns * 16) {
-    Floats first, second, low = zero();
-    if constexpr (layout.scales == Scales::row) {
-      first = load_f32(group);
-    } else if constexpr (layout.scales == Scales::row_and_block) {
-      first = mul(load_u8(group + at.block_scale + b * 16), load_f32(group));
-      low = mul(mul(load_u8(group + at.block_low + b * 16), load_f32(group + at.low_scale)), -1.0f);
-    } else if constexpr (layout.scales == Scales::super_block) {
-      first = mul(load_u8(group + at.block_scale + b * 16), load_f16(group + b / 8 * 32));
-      low = mul(mul(load_u8(group + at.block_low + b * 16), load_f16(group + at.low_scale + b / 8 * 32)),
-                -1.0f);
-    } else if constexpr (layout.scales == Scales::super_half_block) {
-      first = mul(load_i8(group + at.block_scale + b * 32), load_f16(group + b / 8 * 32));
-    } else {
-      first = load_f16(group + b * 32);
-      if constexpr (layout.scales == Scales::block_and_low) {
-        low = load_f16(group + at.low_scale + b * 32);
-      }
-    }
-    second = first;
-    if constexpr (layout.scales == Scales::super_half_block) {
-      second = mul(load_i8(group + at.block_scale + b * 32 + 16), load_f16(group + b / 8 * 32));
-    }
+    const auto [first, second, low] = scales_of_block<scheme>(group, at, b);
     const uint8_t* block = group + at.codes + b * layout.code_bytes;
     arrange_quad<scheme, 0>(block, first, low, to);
     arrange_quad<scheme, 1>(block, first, low, to);
@@ -128,7 +108,8 @@ inline void arrange_group(const uint8_t* group, int64_t k, uint16_t* to) {
   }
 }
 
-void arrange_rows(const Weight& weight, int64_t first, int64_t last, uint16_t* to) {
+void arrange_rows(const Weight& weight, int64_t first, int64_t last, void* arranged) {
+  uint16_t* to = static_cast<uint16_t*>(arranged);
   const int64_t size = (weight.k + block_columns - 1) / block_columns * block_columns * group_rows;
   for (int64_t row = first; row < last; row += group_rows, to += size) {
     if (weight.scheme == Scheme::dense) {
@@ -204,8 +185,9 @@ inline void multiply_arranged_groups(const uint16_t* arranged, int64_t size, con
   }
 }
 
-void multiply_arranged(const uint16_t* arranged, int64_t groups, int64_t k, const uint16_t* x, int64_t stride,
+void multiply_arranged(const void* from, int64_t groups, int64_t k, const uint16_t* x, int64_t stride,
                        int64_t m, bool adds, float* y, int64_t y_stride) {
+  const uint16_t* arranged = static_cast<const uint16_t*>(from);
   constexpr int64_t together = 12;  // inputs that stay in the first cache for all rows
   const int64_t size = (k + block_columns - 1) / block_columns * block_columns * group_rows;
   for (int64_t i = 0; i < m; i += together) {

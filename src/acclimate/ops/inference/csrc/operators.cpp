@@ -170,11 +170,11 @@ struct Rows {
 
 // Memory for arranged rows and their results, kept by each thread for its next call.
 struct ManyMemory {
-  std::vector<uint16_t> arranged;
+  std::vector<uint8_t> arranged;
   std::vector<float> results;
 };
 
-// As multiply, for many inputs in bf16: rows are arranged in bf16 once for up to 264 inputs.
+// As multiply, for many inputs in bf16: rows are arranged once for up to 264 inputs.
 template <class Finish>
 void multiply_arranged(const Weight& weight, const Rows& rows, const Finish& finish) {
   constexpr int64_t most_inputs = 264, some_rows = 64;
@@ -195,7 +195,7 @@ void multiply_arranged(const Weight& weight, const Rows& rows, const Finish& fin
   std::atomic<int64_t> next{0};
   auto work = [&](int thread, int) {
     thread_local ManyMemory memory;
-    memory.arranged.resize(std::max<size_t>(memory.arranged.size(), arranged_values(some_rows, k)));
+    memory.arranged.resize(std::max<size_t>(memory.arranged.size(), arranged_bytes(some_rows, k)));
     memory.results.resize(std::max<size_t>(memory.results.size(), most_inputs * result_stride));
     for (int64_t unit = next.fetch_add(1); unit < units; unit = next.fetch_add(1)) {
       const int64_t row = unit / input_parts * some_rows, begin = unit % input_parts * inputs;

@@ -6,6 +6,7 @@
 namespace acclimate::inference::ACCLIMATE_ISA {
 
 constexpr int most_inputs = 2;
+constexpr int wide_groups = 1, wide_inputs = 6;  // of a product in float32 whose sums stay in registers
 
 struct Floats {
   __m256 a, b;
@@ -71,6 +72,13 @@ inline Ints set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}
 inline Bytes load_bytes(const uint8_t* from) {
   const __m256i* x = reinterpret_cast<const __m256i*>(from);
   return {_mm256_loadu_si256(x), _mm256_loadu_si256(x + 1)};
+}
+// Of each four bytes one.
+template <int place>
+inline Ints byte_of(Bytes x) {
+  const __m256i mask = _mm256_set1_epi32(255);
+  return {_mm256_and_si256(_mm256_srli_epi32(x.a, 8 * place), mask),
+          _mm256_and_si256(_mm256_srli_epi32(x.b, 8 * place), mask)};
 }
 inline Bytes low_bits(Bytes x) {
   const __m256i mask = _mm256_set1_epi8(15);

@@ -6,12 +6,14 @@
 namespace acclimate::inference::ACCLIMATE_ISA {
 
 constexpr int most_inputs = 8;
+constexpr int wide_groups = 2, wide_inputs = 12;  // of a product in float32 whose sums stay in registers
 
 using Floats = __m512;
 using Ints = __m512i;
 using Bytes = __m512i;
 
 inline Floats zero() { return _mm512_setzero_ps(); }
+inline Floats set_floats(float a) { return _mm512_set1_ps(a); }
 inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats mul(Floats a, float b) { return _mm512_mul_ps(a, _mm512_set1_ps(b)); }
@@ -56,6 +58,11 @@ inline void sum_8(const Floats* a, float* to) {
 inline Ints set(int32_t a) { return _mm512_set1_epi32(a); }
 
 inline Bytes load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
+// Of each four bytes one.
+template <int place>
+inline Ints byte_of(Bytes a) {
+  return _mm512_and_si512(_mm512_srli_epi32(a, 8 * place), set(255));
+}
 inline Bytes low_bits(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline Bytes high_bits(Bytes a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
 template <int from>
