@@ -106,7 +106,7 @@ def test_rows_that_end_within_a_block_give_the_same_token(dtype: torch.dtype) ->
 def test_a_last_group_of_fewer_rows_counts_no_row_that_there_is_not() -> None:
     model = model_of(words=WORDS + 5)
     head = model.lm_head.weight.data
-    head[-1] *= 40
+    head[-1] *= 10  # the largest, but not so large that rounding decides whether the step is proved
     check(model, sequences=2)
 
 

@@ -1,4 +1,6 @@
 // Dense weights times inputs, for the vectors of one instruction set; included after simd/*.h.
+#include <type_traits>
+
 #include "kernels.h"
 
 namespace acclimate::inference::ACCLIMATE_ISA {
@@ -23,12 +25,37 @@ struct FloatStep {
   using Value = typename WeightType::Value;
   using InputValue = float;
   using Vector = Floats;
+  using Sums = Floats;
+  static Sums none() { return zero(); }
   static Vector weights(const Value* from) { return WeightType::load(from); }
   static Vector inputs(const float* from) { return load_f32(from); }
-  static Floats multiply(Vector weights, Vector inputs, Floats sums) {
-    return mul_add(weights, inputs, sums);
+  static Sums multiply(Vector weights, Vector inputs, Sums sums) { return mul_add(weights, inputs, sums); }
+};
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// The same for 8 weights, in half the registers: sums of more rows and inputs stay in them.
+template <Dtype dtype>
+struct HalfStep {
+  static constexpr int64_t values = 8;
+  using Value = std::conditional_t<dtype == Dtype::f32, float, uint16_t>;
+  using InputValue = float;
+  using Vector = __m256;
+  using Sums = __m256;
+  static Sums none() { return _mm256_setzero_ps(); }
+  static Vector weights(const Value* from) {
+    if constexpr (dtype == Dtype::f32) {
+      return _mm256_loadu_ps(from);
+    } else {
+      const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+      return dtype == Dtype::f16 ? _mm256_cvtph_ps(halves) : bf16_to_floats(halves);
+    }
+  }
+  static Vector inputs(const float* from) { return _mm256_loadu_ps(from); }
+  static Sums multiply(Vector weights, Vector inputs, Sums sums) {
+    return _mm256_fmadd_ps(weights, inputs, sums);
   }
 };
+#endif
 
 #if defined(__AVX512BF16__)
 // 32 products of bf16; sums of two round to nearest, and denormals count as zero.
@@ -37,6 +64,8 @@ struct Bf16Step {
   using Value = uint16_t;
   using InputValue = uint16_t;
   using Vector = __m512i;
+  using Sums = Floats;
+  static Sums none() { return zero(); }
   static Vector weights(const uint16_t* from) { return _mm512_loadu_si512(from); }
   static Vector inputs(const uint16_t* from) { return _mm512_loadu_si512(from); }
   static Floats multiply(Vector weights, Vector inputs, Floats sums) {
@@ -52,10 +81,10 @@ inline void multiply_tile(const uint8_t* weight, int64_t weight_stride, int64_t 
   using Value = typename Step::Value;
   using InputValue = typename Step::InputValue;
   const InputValue* x = static_cast<const InputValue*>(input.values) + first_input * input.stride;
-  Floats sums[rows][inputs];
+  typename Step::Sums sums[rows][inputs];
   for (int row = 0; row < rows; ++row) {
     for (int i = 0; i < inputs; ++i) {
-      sums[row][i] = zero();
+      sums[row][i] = Step::none();
     }
   }
   int64_t column = 0;
@@ -88,7 +117,7 @@ inline void multiply_tile(const uint8_t* weight, int64_t weight_stride, int64_t 
   }
   for (int row = 0; row < rows; ++row) {
     float found[inputs];
-    if constexpr (inputs == 8) {
+    if constexpr (inputs == 8) {  // of AVX-512
       sum_8(sums[row], found);
     } else {
       for (int i = 0; i < inputs; ++i) {
@@ -127,22 +156,32 @@ inline Floats multiply_row(const uint8_t* weight, int64_t k, const Input& input)
   return add(add(sums[0], sums[1]), add(sums[2], sums[3]));
 }
 
+// The rows and inputs whose sums stay in registers: 12 registers of half vectors, or fewer of whole ones.
+template <class Step>
+constexpr int tile_rows_of = Step::values == 8  ? 3
+                             : most_inputs >= 2 ? 2
+                                                : 1;
+template <class Step>
+constexpr int tile_inputs_of = Step::values == 8 ? 4 : most_inputs;
+
 // next: rows to ask memory for.
 template <class Step, int rows>
 inline void multiply_rows(const uint8_t* weight, int64_t weight_stride, int64_t k, const Input& input,
                           const uint8_t* next, float* y, int64_t y_stride) {
   int64_t i = 0;
-  if constexpr (most_inputs >= 8) {
+  if constexpr (tile_inputs_of<Step> >= 8) {
     for (; i + 8 <= input.m; i += 8) {
       multiply_tile<Step, rows, 8>(weight, weight_stride, k, input, i, next, y, y_stride);
       next = weight;
     }
+  }
+  if constexpr (tile_inputs_of<Step> >= 4) {
     for (; i + 4 <= input.m; i += 4) {
       multiply_tile<Step, rows, 4>(weight, weight_stride, k, input, i, next, y, y_stride);
       next = weight;
     }
   }
-  if constexpr (most_inputs >= 2) {
+  if constexpr (tile_inputs_of<Step> >= 2) {
     for (; i + 2 <= input.m; i += 2) {
       multiply_tile<Step, rows, 2>(weight, weight_stride, k, input, i, next, y, y_stride);
       next = weight;
@@ -154,7 +193,8 @@ inline void multiply_rows(const uint8_t* weight, int64_t weight_stride, int64_t 
   }
 }
 
-template <class Step>
+// TileStep: for more than one input.
+template <class Step, class TileStep = Step>
 void multiply_dense(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
                     int64_t y_stride) {
   if (input.m == 1) {
@@ -163,19 +203,19 @@ void multiply_dense(const Weight& weight, const Input& input, int64_t first, int
     }
     return;
   }
-  constexpr int together = most_inputs >= 2 ? 2 : 1;
+  constexpr int together = tile_rows_of<TileStep>;
   const int64_t far = weight.stride > 0 ? bytes_ahead / weight.stride : 0;
   const int64_t ahead = far > together ? far : together;
   const auto row_at = [&](int64_t row) { return weight.data + row * weight.stride; };
   int64_t row = first;
   for (; row + together <= last; row += together) {
     const int64_t next = row + ahead < last - together ? row + ahead : last - together;
-    multiply_rows<Step, together>(row_at(row), weight.stride, weight.k, input, row_at(next), y + row - first,
-                                  y_stride);
+    multiply_rows<TileStep, together>(row_at(row), weight.stride, weight.k, input, row_at(next),
+                                      y + row - first, y_stride);
   }
   for (; row < last; ++row) {
-    multiply_rows<Step, 1>(row_at(row), weight.stride, weight.k, input, row_at(row), y + row - first,
-                           y_stride);
+    multiply_rows<TileStep, 1>(row_at(row), weight.stride, weight.k, input, row_at(row), y + row - first,
+                               y_stride);
   }
 }
 

@@ -61,12 +61,12 @@ inline void store(float* to, Floats x) {
   _mm256_storeu_ps(to, x.a);
   _mm256_storeu_ps(to + 8, x.b);
 }
-inline float sum(Floats x) {
-  const __m256 both = _mm256_add_ps(x.a, x.b);
+inline float sum(__m256 both) {
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
   four = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(four, _mm_shuffle_ps(four, four, 1)));
 }
+inline float sum(Floats x) { return sum(_mm256_add_ps(x.a, x.b)); }
 inline Ints set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 
 inline Bytes load_bytes(const uint8_t* from) {
