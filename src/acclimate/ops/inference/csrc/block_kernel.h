@@ -154,17 +154,17 @@ void multiply_blocks(const Weight& weight, const Input& input, int64_t first, in
     const int64_t rows = last - row < group_rows ? last - row : group_rows;
     float* to = y + row - first;
     int64_t i = 0;
-    if constexpr (most_inputs >= 8) {
+    if constexpr (most_block_inputs >= 8) {
       for (; i + 8 <= input.m; i += 8) {
         multiply_inputs<scheme, 8>(group, blocks, input, i, rows, to, y_stride);
       }
     }
-    if constexpr (most_inputs >= 4) {
+    if constexpr (most_block_inputs >= 4) {
       for (; i + 4 <= input.m; i += 4) {
         multiply_inputs<scheme, 4>(group, blocks, input, i, rows, to, y_stride);
       }
     }
-    if constexpr (most_inputs >= 2) {
+    if constexpr (most_block_inputs >= 2) {
       for (; i + 2 <= input.m; i += 2) {
         multiply_inputs<scheme, 2>(group, blocks, input, i, rows, to, y_stride);
       }

@@ -6,6 +6,7 @@
 namespace acclimate::inference::ACCLIMATE_ISA {
 
 constexpr int most_inputs = 2;
+constexpr int most_block_inputs = most_inputs;
 
 struct Floats {
   float32x4_t x[4];
