@@ -207,6 +207,73 @@ def keeps_host_out(file: SourceFile, node: cst.CSTNode) -> bool:
     return any(has_host_branch(file, each) for each in uses) or imports_kernels(file) or _pins(file, node)
 
 
+def has_other_way(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a program says what to do where a test is false: an ``else``, an ``elif`` or another value."""
+    below = test
+    for around in file.tree.ancestors(test):
+        if isinstance(around, cst.If):
+            return below is around.test and around.orelse is not None
+        if isinstance(around, cst.IfExp):
+            return below is around.test
+        if not isinstance(around, (cst.BooleanOperation, cst.UnaryOperation)):
+            return False
+        below = around
+    return False
+
+
+def why_it_stays(file: SourceFile, test: cst.CSTNode) -> str:
+    """Why a comparison with CUDA, or a question for it, means CUDA alone; ``""`` where it need not."""
+    if _asks_for_missing_cuda(file, test):
+        return "it finds a program that is told to use CUDA where there is none"
+    if any(_imports_kernels_within(file, place) for place in branches(file, test)):
+        return "what it decides about imports a package for NVIDIA's hardware"
+    return ""
+
+
+def _asks_for_missing_cuda(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a test is part of ``"cuda" in device and not torch.cuda.is_available()``."""
+    whole: cst.CSTNode = test
+    above = file.tree.parent(whole)
+    while isinstance(above, (cst.UnaryOperation, cst.BooleanOperation)):
+        whole, above = above, file.tree.parent(above)
+    parts = [each for each in walk(whole) if isinstance(each, (cst.Comparison, cst.Call, cst.UnaryOperation))]
+    missing = any(isinstance(each, cst.UnaryOperation) and _says_missing(file, each) for each in parts)
+    is_only_and = all(
+        isinstance(each.operator, cst.And) for each in walk(whole) if isinstance(each, cst.BooleanOperation)
+    )
+    return missing and is_only_and and any(_asks_for_cuda(each) for each in parts)
+
+
+def _says_missing(file: SourceFile, negation: cst.UnaryOperation) -> bool:
+    call = negation.expression
+    asks = isinstance(call, cst.Call) and file.tree.qualified(call.func) == "torch.cuda.is_available"
+    return isinstance(negation.operator, cst.Not) and asks
+
+
+def _asks_for_cuda(node: cst.CSTNode) -> bool:
+    """Whether an expression is true for a device of CUDA: ``device == "cuda"``, ``"cuda" in device``."""
+    if isinstance(node, cst.Call):
+        first = string_value(node.args[0].value) if node.args else None
+        return called_name(node) == "startswith" and (first or "").startswith("cuda")
+    if not isinstance(node, cst.Comparison):
+        return False
+    asks = all(isinstance(each.operator, (cst.Equal, cst.In)) for each in node.comparisons)
+    return asks and any((string_value(each) or "").startswith("cuda") for each in walk(node))
+
+
+def _imports_kernels_within(file: SourceFile, place: Span) -> bool:
+    """Whether a package for NVIDIA's hardware is imported in a place."""
+    imports: list[cst.Import | cst.ImportFrom] = [
+        *file.tree.of_type(cst.Import),
+        *file.tree.of_type(cst.ImportFrom),
+    ]
+    return any(
+        _KERNEL_MODULES & set(_parts_of_names(each))
+        for each in imports
+        if place.start <= file.span(each).start and file.span(each).end <= place.end
+    )
+
+
 def _needs_device(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a branch needs a device's index or stream, tells people of a GPU, or chooses 16 bits."""
     is_choice = any(isinstance(each, cst.IfExp) for each in file.tree.ancestors(node))
@@ -246,15 +313,20 @@ def refuses(block: cst.CSTNode) -> bool:
 def imports_kernels(file: SourceFile) -> bool:
     """Whether a file imports kernels, which accelerators may have and a host has not."""
     for statement in file.module_imports:
-        if isinstance(statement, cst.Import):
-            names = [dotted(alias.name) for alias in statement.names]
-        else:
-            held = [] if isinstance(statement.names, cst.ImportStar) else statement.names
-            names = [dotted(statement.module), *(dotted(alias.name) for alias in held)]
-        parts = {part for name in names for part in name.split(".")}
+        parts = set(_parts_of_names(statement))
         if parts & _KERNEL_MODULES or any(_KERNELS.search(part) for part in parts):
             return True
     return False
+
+
+def _parts_of_names(statement: cst.Import | cst.ImportFrom) -> list[str]:
+    """The words between the dots of what a statement imports."""
+    if isinstance(statement, cst.Import):
+        names = [dotted(alias.name) for alias in statement.names]
+    else:
+        held = [] if isinstance(statement.names, cst.ImportStar) else statement.names
+        names = [dotted(statement.module), *(dotted(alias.name) for alias in held)]
+    return [part for name in names for part in name.split(".")]
 
 
 def _pins(file: SourceFile, node: cst.CSTNode) -> bool:

@@ -14,7 +14,7 @@ _CUDA_FUNCTION = re.compile(
     r"_cuda(_(kernel|fwd|bwd|forward|backward|impl|ext|op))?$|^cuda_|^Cuda[A-Z]|Cuda$"
 )
 _MOVES_OR_ASKS = re.compile(r"(^|_)(to|move|use|uses|is|has|on|no|set|seed|init|load)_cuda$")
-_NATIVE_MODULE = re.compile(r"^_C$|_C$|^_ext$|_cuda(_ext|_lib)?$|^cuda_ext$|_cuda_kernels?$")
+_NATIVE_MODULE = re.compile(r"^_C$|_C$|_ext$|_cuda(_lib)?$|_cuda_kernels?$")
 _CUDA_PACKAGES = {
     *("apex", "flash_attn", "flash_attn_interface", "transformer_engine", "xformers", "flashinfer"),
     *("causal_conv1d", "mamba_ssm", "cupy", "cutlass", "deep_gemm", "deep_ep", "fast_hadamard_transform"),
@@ -133,6 +133,8 @@ class Kernels:
         if qualified in _LOADERS and value.args:
             said = (string_value(value.args[0].value) or "").split(".")
             return any(_NATIVE_MODULE.search(each) for each in said) or said[0] in _CUDA_PACKAGES
+        if called_name(value) == "load_ext":  # mmcv's loader of its own extension
+            return True
         if qualified.startswith("torch.utils.cpp_extension.load") or called_name(value) == "load_inline":
             return any(".cu" in text or "cuda" in text for text in _texts(value))
         return False

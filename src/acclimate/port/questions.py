@@ -21,6 +21,7 @@ _HALF = re.compile(r"(^|_)(half|fp16|use_amp|amp)$", re.IGNORECASE)
 _DEVICE_IN_TEXT = re.compile(r"\b(cuda|gpus?|cpu)\b", re.IGNORECASE)
 _TELLS = {"warn", "warning", "print", "info", "debug", "error", "log", "print0", "rprint", "warn_once"}
 _KINDS = {"cpu", "xla", "mps", "xpu", "npu", "hpu"}
+_OTHER_FLAGS = ("npu", "xpu", "mps", "hpu", "mlu", "musa", "xla", "tpu", "torch_npu", "torch_xpu")
 _PACKAGE = re.compile(r"[-_](gpu|cuda|cpu)\b|CUDA\w*Provider")
 _NAMED_PACKAGE = re.compile(
     r"\b(apex|bitsandbytes|triton|tilelang|flash.?attn|flash.?attention|xformers|transformer.?engine|tensorrt)\b",
@@ -68,6 +69,24 @@ def counts_for_a_skip(file: SourceFile, count: cst.CSTNode) -> tuple[cst.CSTNode
     if is_none is None or not _decides_on_a_skip(file, around, _DEPTH):
         return None
     return around, is_none
+
+
+def is_flag_beside_others(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether the answer is one of several flags: ``is_cuda_available`` beside ``is_npu_available``.
+
+    Whoever reads the flags takes the first true one, so that for CUDA must mean CUDA.
+    """
+    assigned = file.tree.parent(question)
+    if isinstance(assigned, cst.Return):
+        function = file.tree.function(assigned)
+        name = function.name if isinstance(function, cst.FunctionDef) else None
+    else:
+        targets = assigned.targets if isinstance(assigned, cst.Assign) else []
+        name = next((each.target for each in targets if isinstance(each.target, cst.Name)), None)
+    flag = name.value if name is not None else ""
+    before, cuda, after = flag.lower().partition("cuda")
+    others = {f"{before}{kind}{after}" for kind in _OTHER_FLAGS}
+    return bool(cuda) and not others.isdisjoint(each.lower() for each in file.tree.all_names())
 
 
 def chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:

@@ -69,3 +69,14 @@ def _object(file: SourceFile, node: cst.CSTNode | None) -> cst.CSTNode | None:
         return None
     parent = file.tree.parent(at)
     return parent if isinstance(parent, cst.Attribute) and parent.attr.value == "type" else at
+
+
+def is_type(node: cst.CSTNode) -> bool:
+    """Whether something is the type of a device, which has no index: ``device.type``, ``device_type``."""
+    name = node.attr.value if isinstance(node, cst.Attribute) else getattr(node, "value", "")
+    return isinstance(name, str) and name.lower().endswith("type")
+
+
+def is_tensors_device(node: cst.CSTNode) -> bool:
+    """Whether something is the type of a device, ``x.device.type``, and no text that a program reads."""
+    return isinstance(node, cst.Attribute) and node.attr.value == "type"

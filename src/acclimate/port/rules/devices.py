@@ -6,14 +6,14 @@ import re
 
 import libcst as cst
 
-from acclimate.port.branches import guards_fallback, keeps_host_out
+from acclimate.port.branches import guards_fallback, keeps_host_out, why_it_stays
 from acclimate.port.edits import Edit, Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.loading import loadable
 from acclimate.port.on_apple import needs_streams
 from acclimate.port.places import TEXT_STAYS, Place, Role, is_device_like, place_of
 from acclimate.port.rules.base import Example, Finding, Rule
-from acclimate.port.rules.compared import HOST_CHANGES, OTHERS, as_compared
+from acclimate.port.rules.compared import HOST_CHANGES, OTHERS, as_compared, is_tensors_device, is_type
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
 from acclimate.port.tree import Span, called_name, string_value
@@ -288,6 +288,8 @@ answer decides about pinned memory, the test stays false on a CPU. `if device.ty
 A test that leads to a compiled CUDA extension (`_C`, `*_cuda`), to a package for NVIDIA's hardware such as apex or
 flash_attn, or to a function of the file that calls one, stays: through a name that holds the answer, a function that
 returns it, an `assert`, or a fallback before it that returns. In a file with CUTLASS kernels every such test stays.
+So does a test whose branch imports such a package, and `"cuda" in device and not torch.cuda.is_available()`, which
+finds a program that is told to use CUDA where there is none.
 
 The edit is unsafe, since the program may do on other devices what only made sense on CUDA. Better is to ask for the
 property that the branch is about, such as `get_accelerator().is_fp16_supported()`."""
@@ -353,15 +355,17 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             return self.exempt(file, literal, "the program asks the accelerator which one it is")
         if not is_device_like(file, other):
             return self.exempt(file, literal, "nothing shows that a device is compared")
-        if file.text_names_device(node) and not _is_tensors_device(other):
+        if file.text_names_device(node) and not is_tensors_device(other):
             return self.exempt(file, literal, TEXT_STAYS)
+        if stays := why_it_stays(file, node):
+            return self.exempt(file, literal, stays)
         is_fallback = (
             isinstance(operator, (cst.NotEqual, cst.NotIn)) and index is None and guards_fallback(file, node)
         )
         is_compiled = index is None and file.torchscript.holds(node)
         if is_compiled and any(isinstance(each, cst.Assert) for each in file.tree.ancestors(node)):
             return self.left(file, node, "TorchScript compiles what this assertion guards", (literal,))
-        may_have_index = index is None and not is_compiled and not _is_type(other)
+        may_have_index = index is None and not is_compiled and not is_type(other)
         flips = isinstance(operator, (cst.Equal, cst.NotEqual)) and (
             file.target.name == "torch" or is_fallback
         )
@@ -466,6 +470,8 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             return None
         if not is_device_like(file, call.func.value):
             return self.exempt(file, literal, "nothing shows that a device is compared")
+        if stays := why_it_stays(file, call):
+            return self.exempt(file, literal, stays)
         if string_value(literal) == "cuda:":
             quote = file.quote(literal)
             edit = replace(file.span(literal), f"{file.target.device_type} + {quote}:{quote}")
@@ -487,14 +493,3 @@ def _and_not_host(file: SourceFile, literal: cst.CSTNode, end: int) -> Edit:
     """An edit that makes ``a == b`` false on the host: ``a == b != "cpu"``."""
     quote = file.quote(literal)
     return insert(end, f" != {quote}cpu{quote}")
-
-
-def _is_type(node: cst.CSTNode) -> bool:
-    """Whether something is the type of a device, which has no index: ``device.type``, ``device_type``."""
-    name = node.attr.value if isinstance(node, cst.Attribute) else getattr(node, "value", "")
-    return isinstance(name, str) and name.lower().endswith("type")
-
-
-def _is_tensors_device(node: cst.CSTNode) -> bool:
-    """Whether something is the type of a device, ``x.device.type``, and no text that a program reads."""
-    return isinstance(node, cst.Attribute) and node.attr.value == "type"

@@ -37,7 +37,8 @@ class CommunicationBackend(Rule):
 `"nccl"` becomes `get_accelerator().communication_backend_name()`: `"nccl"` on CUDA, `"gloo"` on a CPU. torch alone has
 `torch.distributed.get_default_backend_for_device`. `torch.distributed.Backend.NCCL` is the same string, and
 `is_nccl_available()` asks for that backend. `"cpu:gloo,cuda:nccl"` names the host once where there is no other
-device, since torch refuses a device that is named twice."""
+device, since torch refuses a device that is named twice. A file that only binds names to literals, as the settings of
+mmcv's programs do, stays: who reads it may not import what the edit needs."""
     examples = (
         Example(
             "import torch\n\n\ndef f():\n    torch.distributed.init_process_group(backend='nccl')\n",
@@ -74,6 +75,8 @@ device, since torch refuses a device that is named twice."""
             return self._both(file, node)
         if text.lower() != "nccl":
             return None
+        if _is_settings_alone(file):
+            return self.left(file, node, "this file holds settings alone, and who reads them may not import")
         found = self._role(file, node)
         if found is None:
             return self.left(file, node, "nothing shows that it is a backend of torch.distributed")
@@ -168,6 +171,13 @@ device, since torch refuses a device that is named twice."""
         ):
             return ""
         return None
+
+
+def _is_settings_alone(file: SourceFile) -> bool:
+    """Whether a file only binds names to literals, as the settings of mmcv's programs do."""
+    code = (cst.Import, cst.ImportFrom, cst.FunctionDef, cst.ClassDef)
+    calls = {called_name(each) for each in file.tree.of_type(cst.Call)}
+    return not any(file.tree.of_type(each) for each in code) and calls <= {"dict"}
 
 
 def _compares_backend(file: SourceFile, at: cst.CSTNode) -> bool:

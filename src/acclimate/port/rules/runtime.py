@@ -6,11 +6,17 @@ import dataclasses
 
 import libcst as cst
 
+from acclimate.port.branches import why_it_stays
 from acclimate.port.counts import decides_processes, ends_without
 from acclimate.port.edits import Edit, Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.on_apple import needs_streams
-from acclimate.port.questions import chooses_package, counts_for_a_skip, must_be_false_on_a_host
+from acclimate.port.questions import (
+    chooses_package,
+    counts_for_a_skip,
+    is_flag_beside_others,
+    must_be_false_on_a_host,
+)
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read, margin_of
 from acclimate.port.sinks import Sink, sink_of
 from acclimate.port.source import SourceFile
@@ -114,7 +120,8 @@ which a host has too.
 
 `get_accelerator().is_available()` is also true where the host is all there is. A question that decides between `None`
 and `"cpu"`, as for a `map_location`, between two words for people, whether a test is skipped, or about 16-bit numbers,
-therefore asks for the name. A question that decides about a package for NVIDIA's hardware is left. `is_bf16_supported` is unsafe: torch counts GPUs that emulate the type, acclimate does not.
+therefore asks for the name. A question that decides about a package for NVIDIA's hardware is left, and so is a flag for
+CUDA beside others, such as `is_cuda_available` beside `is_npu_available`. `is_bf16_supported` is unsafe: torch counts GPUs that emulate the type, acclimate does not.
 
 Functions that only NVIDIA's hardware has are left. So is a stream whose handle is asked for (`.cuda_stream`), as what
 takes the handle is a CUDA kernel, and a call in a function that TorchScript compiles, which knows `torch.cuda`'s only."""
@@ -152,6 +159,11 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         claims = (node.func,)
         if name == "is_available" and chooses_package(file, node):
             return self.left(file, node, "it decides about a package for NVIDIA's hardware", claims)
+        stays = why_it_stays(file, node) if name == "is_available" else ""
+        if not stays and name in ("is_available", "device_count") and is_flag_beside_others(file, node):
+            stays = "the program has a flag of its own for other devices beside it"
+        if stays:
+            return self.exempt(file, node, stays, claims)
         if name == "is_available" and file.target.name == "acclimate" and must_be_false_on_a_host(file, node):
             return self._not_on_a_host(file, node)
         counted = counts_for_a_skip(file, node) if name == "device_count" else None

@@ -6,7 +6,7 @@ import re
 
 import libcst as cst
 
-from acclimate.port.branches import keeps_host_out
+from acclimate.port.branches import has_other_way, keeps_host_out
 from acclimate.port.edits import Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.nothing import may_be_none
@@ -203,7 +203,8 @@ class IsCuda(Rule):
     explanation = """\
 `x.is_cuda` becomes `get_accelerator().on_accelerator(x)`; with `--to torch` it becomes a comparison of the device's
 type with `"cpu"`. It is safe where the code shows that `x` is a tensor. An attribute of `self` or of a program's
-options is the program's own, and stays. So does a test that leads to CUDA's own kernels, as in [ACC204](ACC204.md). In
+options is the program's own, and stays. Where a program says what to do otherwise (an `else`), the type is compared with
+`"cpu"`, so that a host takes the `else` as before. So does a test that leads to CUDA's own kernels, as in [ACC204](ACC204.md). In
 what TorchScript compiles, both targets compare the device's type."""
     examples = (
         Example(
@@ -224,9 +225,12 @@ what TorchScript compiles, both targets compare the device's type."""
         own = isinstance(node.value, cst.Name) and _OWN_OBJECTS.match(node.value.value)
         if is_assigned(file, node) or own or (isinstance(parent, cst.Call) and parent.func is node):
             return self.exempt(file, node, "an attribute that the program defines")
+        if isinstance(parent, cst.FormattedStringExpression):
+            return self.exempt(file, node, "it is part of a message")
         unsafe = "" if _is_torch_object(file, node.value) else "it may not be a tensor"
         value = file.span(node.value)
-        may_ask = not keeps_host_out(file, node) and not file.torchscript.holds(node)
+        host_has_own = keeps_host_out(file, node) or has_other_way(file, node)
+        may_ask = not host_has_own and not file.torchscript.holds(node)
         if isinstance(file.target, AcclimateTarget) and may_ask:
             parts: tuple[Part, ...] = (f"{file.target.accelerator}.on_accelerator(", value, ")")
         else:

@@ -1,0 +1,133 @@
+"""A program's own way for a host, for other devices or for missing CUDA stays what it was."""
+
+import textwrap
+
+import pytest
+from porting import ported_once_for_all
+
+BOTH = ("acclimate", "torch")
+
+
+def ported(source: str, target: str = "acclimate") -> str:
+    return ported_once_for_all(textwrap.dedent(source).lstrip(), target)
+
+
+def assert_stays(source: str, target: str = "acclimate") -> None:
+    text = textwrap.dedent(source).lstrip()
+    assert ported_once_for_all(text, target) == text
+
+
+@pytest.mark.parametrize(
+    "loaded",
+    [
+        "from .ops import upfirdn2d_ext as ext",
+        "from mmcv.utils import ext_loader\n\next = ext_loader.load_ext('_ext', ['forward'])",
+    ],
+)
+def test_a_test_that_leads_to_a_compiled_extension_stays_whatever_loads_it(loaded):
+    body = "def f(x):\n    if x.is_cuda:\n        return ext.forward(x)\n    return slow(x)\n"
+    assert_stays(f"{loaded}\n\n\n{body}")
+
+
+@pytest.mark.parametrize("target", BOTH)
+def test_a_host_takes_the_else_of_a_question_for_a_tensors_device(target):
+    after = ported(
+        """
+        import torch
+
+
+        def f(model, data, device):
+            if next(model.parameters()).is_cuda:
+                data = scatter(data, [device])[0]
+            else:
+                data = data.data[0]
+            return data
+        """,
+        target,
+    )
+    assert 'if (next(model.parameters()).device.type != "cpu"):' in after
+
+
+def test_a_question_without_another_way_is_true_on_a_host_too():
+    after = ported("import torch\n\n\ndef f(x: torch.Tensor):\n    assert x.is_cuda\n    return x + 1\n")
+    assert "assert get_accelerator().on_accelerator(x)" in after
+
+
+@pytest.mark.parametrize("target", BOTH)
+def test_a_device_of_the_program_that_imports_a_package_for_cuda_stays(target):
+    assert_stays(
+        """
+        import torch
+
+        device = get_device_name()
+        if device == "cuda":
+            from flash_attn.bert_padding import pad_input
+        elif device == "npu":
+            from own.npu import pad_input
+        """,
+        target,
+    )
+
+
+@pytest.mark.parametrize("target", BOTH)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "is_cuda_available = torch.cuda.is_available()\nis_npu_available = is_torch_npu_available()\n",
+        "HAS_CUDA = torch.cuda.device_count() > 0\n",
+        "def is_cuda_available():\n    return torch.cuda.is_available()\n\n\n"
+        "def is_xpu_available():\n    return torch.xpu.is_available()\n",
+    ],
+)
+def test_a_flag_for_cuda_stays_where_another_device_has_its_own(target, flags):
+    text = f"import torch\n\n{flags}"
+    stays = ported_once_for_all(text, target) == text
+    assert stays == ("available" in flags)
+
+
+@pytest.mark.parametrize("target", BOTH)
+@pytest.mark.parametrize("asks", ['"cuda" in device', 'device == "cuda"', 'device.startswith("cuda")'])
+def test_what_finds_that_cuda_is_asked_for_and_missing_stays(asks, target):
+    assert_stays(
+        f"""
+        import torch
+
+
+        def f(device: str):
+            if {asks} and not torch.cuda.is_available():
+                device = "cpu"
+            return device
+        """,
+        target,
+    )
+
+
+def test_missing_cuda_beside_an_option_is_asked_of_the_accelerator():
+    after = ported(
+        "import torch\n\nif not torch.cuda.is_available() and not args.no_gpu:\n    raise SystemExit(1)\n"
+    )
+    assert "not get_accelerator().is_available()" in after
+
+
+@pytest.mark.parametrize("target", BOTH)
+def test_a_question_in_a_message_stays(target):
+    assert_stays(
+        """
+        import torch
+
+
+        def f(x):
+            raise ValueError(f"wants a tensor of CUDA: {x.is_cuda}")
+        """,
+        target,
+    )
+
+
+@pytest.mark.parametrize("target", BOTH)
+def test_a_file_of_settings_alone_gets_no_import(target):
+    assert_stays("dist_params = dict(backend='nccl')\nlog_level = 'INFO'\n", target)
+
+
+def test_settings_beside_code_are_ported():
+    after = ported("import torch\n\ndist_params = dict(backend='nccl')\n")
+    assert "backend=get_accelerator().communication_backend_name()" in after
