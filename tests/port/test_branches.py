@@ -25,7 +25,7 @@ def ported(source: str, target: str = "acclimate") -> str:
         ),
         (
             'if "cuda" in device:\n    a()\nelif device == "mps":\n    c()\nelif device in ("cpu", "meta"):\n    b()\n',
-            f'{TYPE} in device != "cpu"',
+            f'{TYPE} in device not in ("cpu", "mps")',
         ),
         (
             'y = 1 if device == "cuda" else 2 if device == "cpu" else 3\n',
@@ -50,14 +50,54 @@ def test_a_branch_for_the_host_is_still_the_one_that_a_host_takes(source: str, e
     "source",
     [
         'if device == "cuda":\n    a()\nelse:\n    b()\n',
-        'if device == "cpu":\n    b()\nelif device == "cuda":\n    a()\n',
+        'if device == "cuda":\n    model.half()\n',
         'if device == "cuda":\n    a()\nif device == "cpu":\n    b()\n',
         'if device == "cuda":\n    a()\nelif device != "cpu":\n    b()\n',
+        'fused = device == "cuda"\n',
     ],
 )
-def test_a_test_without_a_later_branch_for_the_host_is_true_on_a_host(source: str) -> None:
+def test_a_test_is_false_on_a_host_though_no_branch_names_it(source: str) -> None:
+    assert f'device == {TYPE} != "cpu"' in ported(f"import torch\n\n{source}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if device == "cuda":\n    torch.cuda.manual_seed(1)\n',
+        'if device == "cuda":\n    model.cuda()\n',
+        'if device == "cuda":\n    x = x.pin_memory()\n',
+        'assert device == "cuda"\n',
+        'if device == "cuda":\n    model.half()\nelse:\n    raise ValueError(device)\n',
+    ],
+)
+def test_a_test_may_be_true_on_a_host_where_it_does_the_same_or_would_refuse_it(source: str) -> None:
     text = ported(f"import torch\n\n{source}")
-    assert f"device == {TYPE}:" in text
+    assert f"device == {TYPE}" in text
+    assert '"cpu"' not in text
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            'if device.type == "cuda":\n    half()\nelif device.type == "mps":\n    warn()\n',
+            f'device.type == {TYPE} not in ("cpu", "mps")',
+        ),
+        (
+            "if torch.cuda.is_available():\n    half()\nelif torch.backends.mps.is_available():\n    warn()\n",
+            f'if {TYPE} not in ("cpu", "mps"):',
+        ),
+        ('half = device.type in ("cuda", "xpu")\n', f'half = "cpu" != device.type in ({TYPE}, "xpu")'),
+        (
+            'half = device.type not in ("cuda", "xpu")\n',
+            f'half = (not ("cpu" != device.type in ({TYPE}, "xpu")))',
+        ),
+        ('half = device.startswith("cuda")\n', f'half = (device.startswith({TYPE}) and {TYPE} != "cpu")'),
+        ('if device != "cuda":\n    skip()\n', f'if not (device == {TYPE} != "cpu"):'),
+    ],
+)
+def test_a_test_stays_false_on_devices_that_have_a_way_of_their_own(source: str, expected: str) -> None:
+    assert expected in ported(f"import torch\n\n{source}")
 
 
 @pytest.mark.parametrize("target", ["acclimate", "torch"])

@@ -53,9 +53,32 @@ def test_a_test_that_needs_a_device_is_skipped_on_a_host(test: str) -> None:
     assert ("==" in text) is ("not (" not in test)
 
 
-def test_a_figure_of_memory_is_asked_of_a_host_too() -> None:
+def test_a_figure_of_memory_is_asked_where_it_was_before() -> None:
     text = body("if torch.cuda.is_available():\n    args.peak = torch.cuda.max_memory_allocated()")
-    assert "if get_accelerator().is_available():" in text
+    assert 'if get_accelerator().device_name() != "cpu":' in text
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "args.n_gpu = torch.cuda.device_count()\nargs.is_gpu = args.n_gpu > 0",
+        "n = torch.cuda.device_count()\nx = x if n else args",
+        "n = torch.cuda.device_count()\nif n == 0:\n    return args",
+    ],
+)
+def test_a_number_of_devices_that_a_program_compares_with_none_is_none_on_a_host(lines: str) -> None:
+    number = '(get_accelerator().device_count() if get_accelerator().device_name() != "cpu" else 0)'
+    assert f"n = {number}" in body(lines) or f"n_gpu = {number}" in body(lines)
+
+
+def test_a_number_of_devices_that_ends_the_program_where_it_is_none_is_plain() -> None:
+    text = body("n = torch.cuda.device_count()\nif n == 0:\n    raise ValueError(x)")
+    assert "n = get_accelerator().device_count()" in text
+
+
+def test_a_number_of_devices_that_is_asked_for_none_at_once_becomes_the_question_itself() -> None:
+    text = body("if torch.cuda.device_count() > 0:\n    args.a()")
+    assert 'if get_accelerator().device_name() != "cpu":' in text
 
 
 def test_a_test_that_needs_two_devices_counts_them() -> None:
@@ -126,7 +149,7 @@ def test_where_a_checkpoint_was_saved_stays_and_where_it_goes_is_ported(before: 
         "train(fp16=torch.cuda.is_available())",
         "if torch.cuda.is_available():\n    warnings.warn('CUDA is available and not used')",
         "if not args and torch.cuda.is_available():\n    print('a GPU is available')",
-        "if torch.cuda.is_available():\n    args.a()\nelif x.device.type == 'xla':\n    args.b()\nelse:\n    args.c()",
+        "if torch.cuda.is_available():\n    args.a()\nelse:\n    args.c()",
     ],
 )
 def test_what_means_other_hardware_is_false_on_a_host(lines: str) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from acclimate.port.questions import chooses_index_of_host
 from acclimate.port.source import SourceFile
 from acclimate.port.tree import Span, called_name, dotted, string_value, walk
 
@@ -201,7 +200,7 @@ def keeps_host_out(file: SourceFile, node: cst.CSTNode) -> bool:
     negated = file.tree.parent(node)
     if isinstance(negated, cst.UnaryOperation) and guards_fallback(file, negated):
         return True
-    if _needs_device(file, node) or chooses_index_of_host(file, node):
+    if _needs_device(file, node):
         return True
     uses = [node, *_Reach(file, node).answers()]
     return any(has_host_branch(file, each) for each in uses) or imports_kernels(file) or _pins(file, node)
@@ -361,7 +360,7 @@ def has_host_branch(file: SourceFile, node: cst.CSTNode) -> bool:
     below = node
     for around in file.tree.ancestors(node):
         if isinstance(around, cst.If) and below is around.test:
-            tests = list(_later_tests(file, around))
+            tests = list(later_tests(file, around))
             return (
                 any(_is_true_on_host(each.test) for each in tests)
                 or _names_host(_last_branch(around))
@@ -405,7 +404,7 @@ def _names_host(branch: cst.CSTNode | None) -> bool:
     return any(_NAME_OF_HOST.search(name) for name in names)
 
 
-def _later_tests(file: SourceFile, statement: cst.If) -> Iterator[cst.If]:
+def later_tests(file: SourceFile, statement: cst.If) -> Iterator[cst.If]:
     """The ``elif`` branches of a statement, and the ``if`` statements below one whose branches all leave."""
     last: cst.CSTNode = statement
     at: cst.If | cst.Else | None = statement.orelse

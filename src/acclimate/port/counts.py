@@ -264,7 +264,7 @@ def ends_without(file: SourceFile, asked: cst.CSTNode) -> bool:
         elif isinstance(around, cst.ComparisonTarget):
             pass
         elif isinstance(around, cst.Comparison):
-            expected = _expects_devices(around, asked)
+            expected = expects_devices(around, asked)
             if expected is None:
                 return False
             positive = expected
@@ -282,7 +282,7 @@ def ends_without(file: SourceFile, asked: cst.CSTNode) -> bool:
     return False
 
 
-def _expects_devices(comparison: cst.Comparison, count: cst.CSTNode) -> bool | None:
+def expects_devices(comparison: cst.Comparison, count: cst.CSTNode) -> bool | None:
     """Whether a comparison is true where there is a device; ``None`` where one device makes no difference."""
     if len(comparison.comparisons) != 1:
         return None

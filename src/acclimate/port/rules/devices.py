@@ -6,10 +6,11 @@ import re
 
 import libcst as cst
 
-from acclimate.port.branches import guards_fallback, keeps_host_out, why_it_stays
+from acclimate.port.branches import has_other_way, why_it_stays
 from acclimate.port.edits import Edit, Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.loading import loadable
+from acclimate.port.on_a_host import may_be_yes, no_ends_program, other_kinds
 from acclimate.port.on_apple import needs_streams
 from acclimate.port.places import TEXT_STAYS, Place, Role, is_device_like, place_of
 from acclimate.port.rules.base import Example, Finding, Rule
@@ -276,14 +277,14 @@ class DeviceComparison(Rule):
     name = "device-comparison"
     summary = '`device.type == "cuda"`, `"cuda" in device`, `device.startswith("cuda")`'
     explanation = """\
-With acclimate the name of the accelerator takes the place of `"cuda"`. On a CPU such a branch is then taken, and what
-is in it works there too. torch alone cannot pin memory or wait for a device on a host, so `--to torch` asks whether the
-device is something other than `"cpu"`.
+With acclimate the name of the accelerator takes the place of `"cuda"`, and the test stays false on a CPU
+(`!= "cpu"`), so that a program's own way for a host is taken as before: `--to torch` asks for nothing else than whether
+the device is something other than `"cpu"`. Where a later branch is for another type of device (`elif device.type ==
+"mps":`), the test stays false for that too. It is true on a CPU only where the program would end otherwise
+(`assert device.type == "cuda"`), or where it decides about nothing but seeds, waiting, the device, and what moves there.
 
-Where another branch beside it is the host's (`elif device.type == "cpu":`), the file imports kernels (Triton), or the
-answer decides about pinned memory, the test stays false on a CPU. `if device.type != "cuda":` becomes
-`if device.type == "cpu":` where code for other devices follows, and no refusal to go on. A text such as `device` may be
-`"cuda:1"`, which is not `"cuda"`, so it is compared with the whole name.
+`if device.type != "cuda":` becomes `if device.type == "cpu":`, unless it ends the program. A text such as `device` may
+be `"cuda:1"`, which is not `"cuda"`, so it is compared with the whole name.
 
 A test that leads to a compiled CUDA extension (`_C`, `*_cuda`), to a package for NVIDIA's hardware such as apex or
 flash_attn, or to a function of the file that calls one, stays: through a name that holds the answer, a function that
@@ -296,19 +297,19 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
     examples = (
         Example(
             'import torch\n\n\ndef f(device):\n    return device.type == "cuda"\n',
-            f"{_IMPORT}\ndef f(device):\n    return device.type == get_accelerator().device_name()\n",
+            f'{_IMPORT}\ndef f(device):\n    return device.type == get_accelerator().device_name() != "cpu"\n',
             'import torch\n\n\ndef f(device):\n    return device.type != "cpu"\n',
         ),
         Example(
             "import torch\n\n\ndef f(device):\n    return 'cuda' in device\n",
-            f"{_IMPORT}\ndef f(device):\n    return get_accelerator().device_name() in device\n",
+            f"{_IMPORT}\ndef f(device):\n    return get_accelerator().device_name() in device != 'cpu'\n",
             "import torch\n\n\ndef f(device):\n    return 'cpu' not in device\n",
         ),
         Example(
             'import torch\n\n\ndef f(device):\n    match device.type:\n        case "cuda":\n            return 1\n'
             "        case _:\n            return 2\n",
             f"{_IMPORT}\ndef f(device):\n    match device.type:\n"
-            "        case _ if device.type == get_accelerator().device_name():\n            return 1\n"
+            '        case _ if device.type == get_accelerator().device_name() != "cpu":\n            return 1\n'
             "        case _:\n            return 2\n",
             "import torch\n\n\ndef f(device):\n    match device.type:\n"
             '        case _ if device.type != "cpu":\n            return 1\n        case _:\n            return 2\n',
@@ -359,9 +360,8 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             return self.exempt(file, literal, TEXT_STAYS)
         if stays := why_it_stays(file, node):
             return self.exempt(file, literal, stays)
-        is_fallback = (
-            isinstance(operator, (cst.NotEqual, cst.NotIn)) and index is None and guards_fallback(file, node)
-        )
+        negated = isinstance(operator, (cst.NotEqual, cst.NotIn))
+        is_fallback = negated and index is None and not no_ends_program(file, node)
         is_compiled = index is None and file.torchscript.holds(node)
         if is_compiled and any(isinstance(each, cst.Assert) for each in file.tree.ancestors(node)):
             return self.left(file, node, "TorchScript compiles what this assertion guards", (literal,))
@@ -374,11 +374,9 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         if file.target.name == "acclimate" and not is_fallback and not is_compiled:
             parts = (file.target.device_type,) if index is None else file.device_at(index)
             edits, unsafe = [replace(file.span(literal), *parts)], HOST_CHANGES
-            if isinstance(operator, (cst.Equal, cst.In)) and keeps_host_out(file, node):
-                edits, unsafe = (
-                    [*edits, _and_not_host(file, literal, file.span(target.comparator).end)],
-                    OTHERS,
-                )
+            if not negated and not (may_be_yes(file, node) and _has_no_other_way(file, node)):
+                end = file.span(target.comparator).end
+                edits, unsafe = [*edits, _and_not_host(file, literal, end, other_kinds(file, node))], OTHERS
             return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
         flipped = {cst.Equal: "!=", cst.NotEqual: "==", cst.In: "not in", cst.NotIn: "in"}.get(type(operator))
         if flipped is None:
@@ -436,8 +434,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         quote, subject = file.quote(literal), file.tree.source(match.subject)
         if file.target.name == "acclimate":
             test = f"{subject} == {file.target.device_type}"
-            if keeps_host_out(file, node):
-                test += f" != {quote}cpu{quote}"
+            test += f" != {quote}cpu{quote}"
         else:
             test = f"{subject} != {quote}cpu{quote}"
         edits = [replace(file.span(node.pattern), f"_ if {test}")]
@@ -455,8 +452,19 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             return None
         if not is_device_like(file, node.left):
             return self.exempt(file, found[0], "nothing shows that a device is compared", tuple(found))
-        edits = tuple(replace(file.span(each), file.target.device_type) for each in found)
-        return self.convert(file, node, *edits, unsafe=HOST_CHANGES, claims=tuple(found))
+        edits = [replace(file.span(each), file.target.device_type) for each in found]
+        has_host = any(string_value(each.value) == "cpu" for each in holder.elements)
+        if has_host or may_be_yes(file, node) or no_ends_program(file, node):
+            return self.convert(file, node, *edits, unsafe=HOST_CHANGES, claims=tuple(found))
+        left, asked = file.span(node.left), node.comparisons[0]
+        host = f"{file.quote(found[0])}cpu{file.quote(found[0])}"
+        if isinstance(asked.operator, cst.NotIn):
+            edits.append(insert(left.start, f"(not ({host} != "))
+            edits.append(replace(file.span(asked.operator), "in"))
+            edits.append(insert(file.span(asked).end, "))"))
+        else:
+            edits.append(insert(left.start, f"{host} != "))
+        return self.convert(file, node, *edits, unsafe=OTHERS, claims=tuple(found))
 
     def _start(self, file: SourceFile, call: cst.Call) -> Finding | None:
         if (
@@ -477,8 +485,12 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             edit = replace(file.span(literal), f"{file.target.device_type} + {quote}:{quote}")
             return self.convert(file, call, edit, unsafe=OTHERS, claims=(literal,))
         if file.target.name == "acclimate":
-            edit = replace(file.span(literal), file.target.device_type)
-            return self.convert(file, call, edit, unsafe=HOST_CHANGES, claims=(literal,))
+            edit, place = replace(file.span(literal), file.target.device_type), file.span(call)
+            if may_be_yes(file, call):
+                return self.convert(file, call, edit, unsafe=HOST_CHANGES, claims=(literal,))
+            end = f" and {file.target.device_type} != {file.quote(literal)}cpu{file.quote(literal)})"
+            around = (insert(place.start, "("), edit, insert(place.end, end))
+            return self.convert(file, call, *around, unsafe=OTHERS, claims=(literal,))
         quote = file.quote(literal)
         place = file.span(call)
         edits = (
@@ -489,7 +501,12 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         return self.convert(file, call, *edits, unsafe=HOST_CHANGES, claims=(literal,))
 
 
-def _and_not_host(file: SourceFile, literal: cst.CSTNode, end: int) -> Edit:
-    """An edit that makes ``a == b`` false on the host: ``a == b != "cpu"``."""
+def _and_not_host(file: SourceFile, literal: cst.CSTNode, end: int, kinds: tuple[str, ...] = ()) -> Edit:
+    """An edit that makes ``a == b`` false on the host, and on devices that have a branch: ``a == b != "cpu"``."""
     quote = file.quote(literal)
-    return insert(end, f" != {quote}cpu{quote}")
+    names = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *kinds))
+    return insert(end, f" not in ({names})" if kinds else f" != {names}")
+
+
+def _has_no_other_way(file: SourceFile, test: cst.CSTNode) -> bool:
+    return no_ends_program(file, test) or not has_other_way(file, test)

@@ -21,11 +21,10 @@ A name imported from `torch.cuda` goes when each of its uses is ported. It stays
 in a `try` block, where others may rely on it."""
     examples = (
         Example(
-            "import torch\nfrom torch.cuda import synchronize, is_available as has_gpu\n\nsynchronize()\nok = has_gpu()\n",
+            "import torch\nfrom torch.cuda import synchronize, is_available as has_gpu\n\nif has_gpu():\n    synchronize()\n",
             "import torch\nfrom acclimate import get_accelerator\n\n"
-            "get_accelerator().synchronize()\nok = get_accelerator().is_available()\n",
-            "import torch\n\nif torch.accelerator.is_available():\n    torch.accelerator.synchronize()\n"
-            "ok = torch.accelerator.is_available()\n",
+            "if get_accelerator().is_available():\n    get_accelerator().synchronize()\n",
+            "import torch\n\nif torch.accelerator.is_available():\n    torch.accelerator.synchronize()\n",
         ),
         Example(
             "import torch.cuda as C\n\nC.synchronize()\n",

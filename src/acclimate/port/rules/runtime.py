@@ -10,13 +10,9 @@ from acclimate.port.branches import why_it_stays
 from acclimate.port.counts import decides_processes, ends_without
 from acclimate.port.edits import Edit, Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
+from acclimate.port.on_a_host import asks_for_none, may_be_yes, needs_zero, other_kinds
 from acclimate.port.on_apple import needs_streams
-from acclimate.port.questions import (
-    chooses_package,
-    counts_for_a_skip,
-    is_flag_beside_others,
-    must_be_false_on_a_host,
-)
+from acclimate.port.questions import chooses_package, is_flag_beside_others
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read, margin_of
 from acclimate.port.sinks import Sink, sink_of
 from acclimate.port.source import SourceFile
@@ -118,9 +114,10 @@ figures of memory, is not asked for there. It counts no device there: a number o
 start, or that divides, is at least 1. A test that ends the program where there is no device asks the device's module,
 which a host has too.
 
-`get_accelerator().is_available()` is also true where the host is all there is. A question that decides between `None`
-and `"cpu"`, as for a `map_location`, between two words for people, whether a test is skipped, or about 16-bit numbers,
-therefore asks for the name. A question that decides about a package for NVIDIA's hardware is left, and so is a flag for
+`get_accelerator().is_available()` is also true where the host is all there is. It is written where a program without
+CUDA would end, or where the question decides about nothing but seeds, waiting, the device, and what moves there. Any
+other question becomes `get_accelerator().device_name() != "cpu"`: a program that has a way of its own for a host goes on
+taking it, with its own precision, options and kernels. So does one that asks whether `device_count()` is 0. A question that decides about a package for NVIDIA's hardware is left, and so is a flag for
 CUDA beside others, such as `is_cuda_available` beside `is_npu_available`. `is_bf16_supported` is unsafe: torch counts GPUs that emulate the type, acclimate does not.
 
 Functions that only NVIDIA's hardware has are left. So is a stream whose handle is asked for (`.cuda_stream`), as what
@@ -164,16 +161,14 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
             stays = "the program has a flag of its own for other devices beside it"
         if stays:
             return self.exempt(file, node, stays, claims)
-        if name == "is_available" and file.target.name == "acclimate" and must_be_false_on_a_host(file, node):
-            return self._not_on_a_host(file, node)
-        counted = counts_for_a_skip(file, node) if name == "device_count" else None
-        if counted is not None and file.target.name == "acclimate":
-            around, is_none = counted
-            quote = file.quote(node)
-            text = f"{file.target.device_type} {'==' if is_none else '!='} {quote}cpu{quote}"
-            return self.convert(file, node, replace(file.span(around), text), claims=claims)
+        if name == "is_available" and file.target.name == "acclimate" and not may_be_yes(file, node):
+            return self._not_on_a_host(file, node, other_kinds(file, node))
+        if name == "device_count" and isinstance(file.target, AcclimateTarget) and not node.args:
+            finding = self._count(file, node, file.target)
+            if finding is not None:
+                return finding
         if name == "is_available" and needs_streams(file, node):
-            return self._not_on_a_host(file, node, besides="mps")
+            return self._not_on_a_host(file, node, ("mps",))
         spelling = file.target.runtime(name)
         if isinstance(spelling, Missing):
             return self.left(file, node, spelling.reason, claims)
@@ -247,14 +242,27 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         parts = ("getattr(", *properties, f", {name}, {on_host.replace(chr(39), quote)})")
         return self.convert(file, call, replace(file.span(asked), *parts), *edits, claims=(call.func,))
 
-    def _not_on_a_host(self, file: SourceFile, node: cst.Call, besides: str = "") -> Finding:
+    def _count(self, file: SourceFile, node: cst.Call, target: AcclimateTarget) -> Finding | None:
+        """A number of devices that the program compares with 0, which a host has; ``None``: any other."""
+        quote, kind = file.quote(node), target.device_type
+        asked = asks_for_none(file, node)
+        if asked is not None and not may_be_yes(file, asked[0]):
+            around, is_none = asked
+            text = f"{kind} {'==' if is_none else '!='} {quote}cpu{quote}"
+            return self.convert(file, node, replace(file.span(around), text), claims=(node.func,))
+        if not needs_zero(file, node):
+            return None
+        text = f"({target.accelerator}.device_count() if {kind} != {quote}cpu{quote} else 0)"
+        return self.becomes(file, node, text, claims=(node.func,))
+
+    def _not_on_a_host(self, file: SourceFile, node: cst.Call, kinds: tuple[str, ...]) -> Finding:
         """A question that is answered with no where the host is all there is, or another type of device."""
         quote, above = file.quote(node), file.tree.parent(node)
         negated = isinstance(above, cst.UnaryOperation) and isinstance(above.operator, cst.Not)
         text = f"{file.target.device_type} {'==' if negated else '!='} {quote}cpu{quote}"
-        if besides:
-            hosts = f"({quote}cpu{quote}, {quote}{besides}{quote})"
-            text = f"{file.target.device_type} {'in' if negated else 'not in'} {hosts}"
+        if kinds:
+            hosts = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *kinds))
+            text = f"{file.target.device_type} {'in' if negated else 'not in'} ({hosts})"
         place = above if negated and above is not None else node
         if isinstance(file.tree.parent(place), (cst.Comparison, cst.ComparisonTarget, cst.BinaryOperation)):
             text = f"({text})"

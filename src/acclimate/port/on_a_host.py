@@ -1,0 +1,216 @@
+"""Whether a question for CUDA may be answered with yes on a host.
+
+For acclimate a host is an accelerator too, for torch it is none. A program that asks has a way of its own for
+a host, which it must go on taking: with 32-bit numbers, without CUDA's kernels or a device's limits.
+The answer may be yes where all that it decides about is the same there, or where no would end the program.
+"""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from acclimate.port.branches import later_tests, refuses
+from acclimate.port.counts import ends_without, expects_devices
+from acclimate.port.questions import one_use_chooses_package, uses_of_answer
+from acclimate.port.source import SourceFile
+from acclimate.port.tree import called_name, string_value, walk
+
+_DEVICE = re.compile(r"(cuda|cpu|mps)(:\d+)?$")
+_HALF = re.compile(r"half|float16", re.IGNORECASE)
+_KINDS = re.compile(r"(?<![a-z])(mps|xpu|npu|hpu|mlu|musa|xla|tpu)(?![a-z])", re.IGNORECASE)
+_ALIKE = {
+    *("manual_seed", "manual_seed_all", "seed", "seed_all", "synchronize", "empty_cache", "set_device"),
+    *("reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect", "init", "current_device"),
+}
+_NEUTRAL = {
+    *("int", "str", "len", "range", "isinstance", "items", "values", "parameters", "is_tensor"),
+    "manual_seed",
+}
+_MOVES = re.compile(r"(^|_)(to|move|move_to|put_on)_(cuda|gpu|device)$")
+
+
+def may_be_yes(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether a question for CUDA may be answered with yes where the host is all there is.
+
+    Args:
+        file: the file.
+        question: what is true where there is CUDA: a call, a comparison.
+    """
+    if one_use_chooses_package(file, question):
+        return False
+    uses = uses_of_answer(file, question)
+    return bool(uses) and all(ends_without(file, use) or _decides_alike(file, use) for use in uses)
+
+
+def no_ends_program(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether the program ends where there is no CUDA; it may be a negation, ``device != "cuda"``."""
+    if isinstance(question, cst.Comparison) and isinstance(
+        question.comparisons[0].operator, (cst.NotEqual, cst.NotIn)
+    ):
+        below: cst.CSTNode = question
+        for around in file.tree.ancestors(question):
+            if isinstance(around, cst.If):
+                ends = below is around.test and refuses(around.body)
+                return ends and "skip" not in file.tree.source(around.body).lower()
+            if not isinstance(around, cst.BooleanOperation):
+                return False
+            below = around
+        return False
+    return ends_without(file, question)
+
+
+def other_kinds(file: SourceFile, question: cst.CSTNode) -> tuple[str, ...]:
+    """The types of other devices that later branches ask for: ``elif torch.backends.mps.is_available():``."""
+    found: list[str] = []
+    below = question
+    for around in file.tree.ancestors(question):
+        if isinstance(around, cst.If) and below is around.test:
+            found = [file.tree.source(each.test) for each in later_tests(file, around)]
+            break
+        if isinstance(around, cst.IfExp) and below is around.test:
+            at: cst.BaseExpression = around.orelse
+            while isinstance(at, cst.IfExp):
+                found.append(file.tree.source(at.test))
+                at = at.orelse
+            break
+        if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
+            break
+        below = around
+    kinds = [each.lower().replace("tpu", "xla") for text in found for each in _KINDS.findall(text)]
+    return tuple(dict.fromkeys(kinds))
+
+
+def asks_for_none(file: SourceFile, count: cst.CSTNode) -> tuple[cst.CSTNode, bool] | None:
+    """The test whether a number of devices is 0, and whether it is true for none; ``None``: there is no test.
+
+    ``device_count() > 0``, ``not device_count()``, ``if device_count():``.
+    """
+    around = file.tree.parent(count)
+    if isinstance(around, cst.UnaryOperation) and isinstance(around.operator, cst.Not):
+        return around, True
+    if isinstance(around, cst.Comparison) and len(around.comparisons) == 1 and around.left is count:
+        target = around.comparisons[0]
+        expected = expects_devices(around, count)
+        limit = file.tree.source(target.comparator)
+        tells_none = limit == "0" or (limit == "1" and isinstance(target.operator, _FROM_ONE))
+        return (around, not expected) if expected is not None and tells_none else None
+    if isinstance(around, (cst.If, cst.IfExp)) and around.test is count:
+        return count, False
+    return None
+
+
+_FROM_ONE = (cst.LessThan, cst.GreaterThanEqual)
+
+
+def needs_zero(file: SourceFile, count: cst.CSTNode) -> bool:
+    """Whether the program asks elsewhere whether a number of devices, which something holds, is 0."""
+    holder = file.tree.parent(count)
+    names: list[cst.Name | cst.Attribute] = []
+    if isinstance(holder, cst.Assign):
+        names = [each.target for each in holder.targets if isinstance(each.target, (cst.Name, cst.Attribute))]
+    uses = [use for name in names for use in file.tree.reads(name)]
+    if isinstance(holder, cst.Return):
+        function = file.tree.function(holder)
+        name = function.name.value if isinstance(function, cst.FunctionDef) else ""
+        uses = [each for each in file.tree.of_type(cst.Attribute) if each.attr.value == name]
+        calls = [each for each in file.tree.of_type(cst.Call) if called_name(each) == name]
+        uses = [each for each in uses if not isinstance(file.tree.parent(each), cst.Call)]
+        return any(_own_answer(file, each) for each in (*uses, *calls))
+    return any(_own_answer(file, each) for each in uses)
+
+
+def _own_answer(file: SourceFile, count: cst.CSTNode) -> bool:
+    """Whether a program tests a number of devices for 0, and does not end there."""
+    asked = asks_for_none(file, count)
+    return asked is not None and not ends_without(file, count)
+
+
+# -- what a question decides about --------------------------------------------------------------------------
+
+
+def _decides_alike(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether what a test decides about does the same on a host, and sets no more than the device."""
+    below = question
+    for around in file.tree.ancestors(question):
+        if isinstance(around, cst.If):
+            return below is around.test and _is_alike(file, around)
+        if isinstance(around, cst.IfExp):
+            sides: tuple[cst.BaseExpression, ...] = (around.body, around.orelse)
+            return below is around.test and all(_is_value_alike(file, each) for each in sides)
+        if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
+            return False
+        below = around
+    return False
+
+
+def _is_alike(file: SourceFile, statement: cst.If) -> bool:
+    at: cst.If | cst.Else | None = statement
+    while at is not None:
+        if not _is_block_alike(file, at.body):
+            return False
+        at = at.orelse if isinstance(at, cst.If) else None
+    return True
+
+
+def _is_block_alike(file: SourceFile, block: cst.BaseSuite) -> bool:
+    nodes = list(walk(block))
+    return all(
+        _is_small_statement_alike(file, each) for each in nodes if isinstance(each, cst.BaseSmallStatement)
+    ) and all(_is_call_alike(file, each) for each in nodes if isinstance(each, cst.Call))
+
+
+def _is_small_statement_alike(file: SourceFile, statement: cst.BaseSmallStatement) -> bool:
+    if isinstance(statement, (cst.Expr, cst.Pass)):
+        return True  # its calls are looked at one by one
+    if isinstance(statement, cst.Assign):
+        names = [file.tree.qualified(each.target) or "" for each in statement.targets]
+        is_cudnn = all(name.startswith("torch.backends.cudnn.") for name in names)
+        return is_cudnn or _is_value_alike(file, statement.value)
+    if isinstance(statement, (cst.AnnAssign, cst.Return)):
+        return statement.value is not None and _is_value_alike(file, statement.value)
+    return False
+
+
+def _is_value_alike(file: SourceFile, value: cst.BaseExpression) -> bool:
+    """Whether a value is a device, or a tensor or module that is moved or not."""
+    if isinstance(value, cst.IfExp):
+        return _is_value_alike(file, value.body) and _is_value_alike(file, value.orelse)
+    if isinstance(value, cst.Tuple):
+        return bool(value.elements) and all(_is_value_alike(file, each.value) for each in value.elements)
+    if isinstance(value, cst.FormattedString):
+        first = value.parts[0] if value.parts else None
+        return isinstance(first, cst.FormattedStringText) and first.value.startswith("cuda")
+    if isinstance(value, cst.Call):
+        if called_name(value) == "device":
+            return bool(value.args) and _is_value_alike(file, value.args[0].value)
+        return called_name(value) not in _NEUTRAL and _is_call_alike(file, value)
+    if isinstance(value, cst.Name):
+        return _is_moved_beside(file, value)
+    return _DEVICE.match(string_value(value) or "") is not None
+
+
+def _is_moved_beside(file: SourceFile, name: cst.Name) -> bool:
+    """Whether a name is one side of a choice whose other side moves it: ``x.cuda() if … else x``."""
+    choice = file.tree.parent(name)
+    if not isinstance(choice, cst.IfExp):
+        return False
+    return any(
+        isinstance(side, cst.Call)
+        and called_name(side) in ("cuda", "to")
+        and isinstance(side.func, cst.Attribute)
+        and file.tree.source(side.func.value) == name.value
+        for side in (choice.body, choice.orelse)
+    )
+
+
+def _is_call_alike(file: SourceFile, call: cst.Call) -> bool:
+    """Whether a call does on a host what it does on an accelerator."""
+    full, name = file.tree.qualified(call.func) or "", called_name(call) or ""
+    if full.startswith("torch.cuda."):
+        return full.rpartition(".")[2] in _ALIKE
+    if full == "torch.device" or name in _NEUTRAL or _MOVES.search(name):
+        return True
+    moves = isinstance(call.func, cst.Attribute) and name in ("cuda", "to", "pin_memory")
+    return moves and _HALF.search(" ".join(file.tree.source(each) for each in call.args)) is None
