@@ -5,6 +5,9 @@ import textwrap
 import pytest
 from porting import ported_once_for_all
 
+from acclimate.port.engine import Settings
+from acclimate.port.work import port_files
+
 BOTH = ("acclimate", "torch")
 
 
@@ -131,3 +134,58 @@ def test_a_file_of_settings_alone_gets_no_import(target):
 def test_settings_beside_code_are_ported():
     after = ported("import torch\n\ndist_params = dict(backend='nccl')\n")
     assert "backend=get_accelerator().communication_backend_name()" in after
+
+
+@pytest.mark.parametrize("target", BOTH)
+def test_a_tensor_of_another_library_stays(target):
+    assert_stays("import paddle\n\n\ndef f(x):\n    return paddle.to_tensor(x).cuda()\n", target)
+
+
+@pytest.mark.parametrize("target", BOTH)
+def test_a_choice_of_a_package_for_cuda_stays(target):
+    assert_stays(
+        """
+        import torch
+
+
+        def f(device):
+            if device.type == "cpu":
+                providers = ["CPUExecutionProvider"]
+            elif device.type == "cuda":
+                providers = ["CUDAExecutionProvider"]
+            return providers
+        """,
+        target,
+    )
+
+
+@pytest.mark.parametrize("target", BOTH)
+def test_a_helper_is_defined_where_torch_is_imported_in_a_branch_or_not_at_all(target):
+    after = ported(
+        """
+        if has_torch:
+            import torch
+
+
+        def f(model):
+            return torch.nn.DataParallel(model)
+        """,
+        target,
+    )
+    assert "on_any_device(torch.nn.DataParallel(model))" in after
+    names = {"has_torch": False}
+    exec(after.replace("from acclimate import get_accelerator\n", ""), names)
+    assert callable(names["on_any_device"])
+
+
+def test_what_a_project_gives_a_devices_name_is_no_number(tmp_path):
+    model, worker = tmp_path / "model.py", tmp_path / "worker.py"
+    model.write_text(
+        "import torch\n\n\ndef f(x, master_rank, local_rank):\n"
+        "    return x.to(master_rank), x.to(local_rank), torch.ones(1)\n"
+    )
+    worker.write_text(
+        'import torch\nfrom model import f\n\nf(torch.ones(1), master_rank="cuda", local_rank=0)\n'
+    )
+    port_files([model, worker], Settings("acclimate", unsafe=True), True, 1, lambda: None)
+    assert "x.to(master_rank), x.to(get_accelerator().device_name(local_rank))" in model.read_text()

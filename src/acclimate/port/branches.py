@@ -19,6 +19,7 @@ _KERNELS = re.compile(r"^kernels?$|_kernels?$|^triton_|_triton$")
 _NAME_OF_CUDA = re.compile(r"cuda|gpu", re.IGNORECASE)
 _INDEX = re.compile(r"\bget_device\(\)|\.device\.index\b|\.record_stream\(")
 _HALF = re.compile(r"\bb?float16\b|\.half\b")
+_PROVIDER = re.compile(r"(CUDA|Tensorrt)\w*Provider")
 _GPU_IN_TEXT = re.compile(r"['\"][^'\"]*\b(GPU|CUDA)\b", re.IGNORECASE)
 _NAME_OF_HOST = re.compile(r"^cpu_|_cpu$|_cpu_")
 
@@ -224,8 +225,11 @@ def why_it_stays(file: SourceFile, test: cst.CSTNode) -> str:
     """Why a comparison with CUDA, or a question for it, means CUDA alone; ``""`` where it need not."""
     if _asks_for_missing_cuda(file, test):
         return "it finds a program that is told to use CUDA where there is none"
-    if any(_imports_kernels_within(file, place) for place in branches(file, test)):
+    places = branches(file, test)
+    if any(_imports_kernels_within(file, place) for place in places):
         return "what it decides about imports a package for NVIDIA's hardware"
+    if any(_PROVIDER.search(file.tree.source(place)) for place in places):
+        return "it decides about a package for NVIDIA's hardware"
     return ""
 
 

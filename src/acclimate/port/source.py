@@ -120,10 +120,23 @@ class SourceFile:
         text = ON_ANY_DEVICE.replace("on_any_device", self.on_any_device)
         hook = "_move_inputs"
         text = text.replace(hook, f"{hook}_to_device" if hook in self.names else hook)
+        if not self._has_plain_import_of_torch:  # an annotation is evaluated when the module is imported
+            text = re.sub(r"((?:parallel: |-> )(?!tuple))(torch\.[\w.]+)", r'\1"\2"', text)
         return self._spelled(text).replace("{device_type}", self.target.device_type)
 
     def _spelled(self, text: str) -> str:
         return text.replace("torch.", f"{self.torch}.").replace("accelerator_type()", f"{self.helper}()")
+
+    @cached_property
+    def _has_plain_import_of_torch(self) -> bool:
+        """Whether torch is imported at the head of the file, and in no ``if`` or ``try`` there."""
+        if self.needs_torch_import:
+            return True  # the import that is added is plain
+        lines = [each for each in self.tree.module.body if isinstance(each, cst.SimpleStatementLine)]
+        imports = [each for line in lines for each in line.body if isinstance(each, cst.Import)]
+        return any(
+            dotted(alias.name).partition(".")[0] == "torch" for each in imports for alias in each.names
+        )
 
     @cached_property
     def names(self) -> set[str]:

@@ -20,6 +20,9 @@ _OLD_CONSTRUCTOR = re.compile(
 )
 
 
+_NAMES_DEVICE = re.compile(rb"\b(\w+)[ \t]*(?::[ \t]*\w+[ \t]*)?=[ \t]*[\"']cuda(?::\d+)?[\"']")
+
+
 @dataclass(frozen=True)
 class Survey:
     """Names of classes, and what concerns every file."""
@@ -30,6 +33,8 @@ class Survey:
     """Those that a file imports, makes, and may give to TorchScript."""
     makers: frozenset[Path] = frozenset()
     """Folders, and files without their suffix, whose functions make what others give to TorchScript."""
+    device_names: frozenset[str] = frozenset()
+    """What is bound to a device's name, or given one as an argument: ``master_rank="cuda"``."""
     old_constructor: bool = False
     """Whether ``torch.Tensor(…)`` is called, in a file or in a library such as fairscale that one imports."""
 
@@ -39,6 +44,7 @@ class Survey:
             self.with_own_cuda | other.with_own_cuda,
             self.compiled | other.compiled,
             self.makers | other.makers,
+            self.device_names | other.device_names,
             self.old_constructor or other.old_constructor,
         )
 
@@ -51,7 +57,8 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
     """What one file says."""
     makers = frozenset(_makers(source, path)) if path is not None else frozenset()
     own, compiled = frozenset(_own_cuda(source)), frozenset(_compiled(source))
-    return Survey(own, compiled, makers, bool(_OLD_CONSTRUCTOR.search(source)))
+    named = frozenset(found[1].decode() for found in _NAMES_DEVICE.finditer(source))
+    return Survey(own, compiled, makers, named, bool(_OLD_CONSTRUCTOR.search(source)))
 
 
 def _own_cuda(source: bytes) -> Iterator[str]:

@@ -101,8 +101,15 @@ class Tree:
         self.indent = self.module.default_indent
         self._qualified: dict[cst.CSTNode, str | None] = {}
         self._imported = {"torch", "os"}
+        self.imported_packages: set[str] = set()
+        """The first names of the modules that the file imports."""
         for node in self.of_type(cst.ImportAlias):
             self._imported.add((node.evaluated_alias or node.evaluated_name).partition(".")[0])
+            if isinstance(self.parent(node), cst.Import):
+                self.imported_packages.add(node.evaluated_name.partition(".")[0])
+        for statement in self.of_type(cst.ImportFrom):
+            if not statement.relative:
+                self.imported_packages.add(dotted(statement.module).partition(".")[0])
 
     # -- places --------------------------------------------------------------------------------------
 

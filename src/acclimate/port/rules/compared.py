@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import libcst as cst
 
-from acclimate.port.edits import insert
+from acclimate.port.branches import has_other_way
+from acclimate.port.edits import Edit, insert
+from acclimate.port.on_a_host import no_ends_program
 from acclimate.port.rules.base import Finding
 from acclimate.port.source import SourceFile
 from acclimate.port.tree import string_value, walk
@@ -80,3 +82,15 @@ def is_type(node: cst.CSTNode) -> bool:
 def is_tensors_device(node: cst.CSTNode) -> bool:
     """Whether something is the type of a device, ``x.device.type``, and no text that a program reads."""
     return isinstance(node, cst.Attribute) and node.attr.value == "type"
+
+
+def and_not_host(file: SourceFile, literal: cst.CSTNode, end: int, kinds: tuple[str, ...] = ()) -> Edit:
+    """An edit that makes ``a == b`` false on the host, and on devices that have a branch: ``a == b != "cpu"``."""
+    quote = file.quote(literal)
+    names = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *kinds))
+    return insert(end, f" not in ({names})" if kinds else f" != {names}")
+
+
+def has_no_other_way(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a program only ends where a test is false, or does nothing there."""
+    return no_ends_program(file, test) or not has_other_way(file, test)

@@ -6,15 +6,23 @@ import re
 
 import libcst as cst
 
-from acclimate.port.branches import has_other_way, why_it_stays
-from acclimate.port.edits import Edit, Part, insert, replace
+from acclimate.port.branches import why_it_stays
+from acclimate.port.edits import Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.loading import loadable
 from acclimate.port.on_a_host import may_be_yes, no_ends_program, other_kinds
 from acclimate.port.on_apple import needs_streams
 from acclimate.port.places import TEXT_STAYS, Place, Role, is_device_like, place_of
 from acclimate.port.rules.base import Example, Finding, Rule
-from acclimate.port.rules.compared import HOST_CHANGES, OTHERS, as_compared, is_tensors_device, is_type
+from acclimate.port.rules.compared import (
+    HOST_CHANGES,
+    OTHERS,
+    and_not_host,
+    as_compared,
+    has_no_other_way,
+    is_tensors_device,
+    is_type,
+)
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
 from acclimate.port.tree import Span, called_name, string_value
@@ -374,9 +382,9 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         if file.target.name == "acclimate" and not is_fallback and not is_compiled:
             parts = (file.target.device_type,) if index is None else file.device_at(index)
             edits, unsafe = [replace(file.span(literal), *parts)], HOST_CHANGES
-            if not negated and not (may_be_yes(file, node) and _has_no_other_way(file, node)):
+            if not negated and not (may_be_yes(file, node) and has_no_other_way(file, node)):
                 end = file.span(target.comparator).end
-                edits, unsafe = [*edits, _and_not_host(file, literal, end, other_kinds(file, node))], OTHERS
+                edits, unsafe = [*edits, and_not_host(file, literal, end, other_kinds(file, node))], OTHERS
             return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
         flipped = {cst.Equal: "!=", cst.NotEqual: "==", cst.In: "not in", cst.NotIn: "in"}.get(type(operator))
         if flipped is None:
@@ -406,7 +414,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         left, right = file.span(node.left), file.span(target.comparator)
         edits = [
             replace(file.span(literal), file.target.device_type),
-            _and_not_host(file, literal, right.end),
+            and_not_host(file, literal, right.end),
         ]
         if isinstance(target.operator, cst.NotEqual):
             plain = (cst.If, cst.While, cst.Assert, cst.BooleanOperation, cst.Assign, cst.Return)
@@ -499,14 +507,3 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             insert(place.end, ")"),
         )
         return self.convert(file, call, *edits, unsafe=HOST_CHANGES, claims=(literal,))
-
-
-def _and_not_host(file: SourceFile, literal: cst.CSTNode, end: int, kinds: tuple[str, ...] = ()) -> Edit:
-    """An edit that makes ``a == b`` false on the host, and on devices that have a branch: ``a == b != "cpu"``."""
-    quote = file.quote(literal)
-    names = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *kinds))
-    return insert(end, f" not in ({names})" if kinds else f" != {names}")
-
-
-def _has_no_other_way(file: SourceFile, test: cst.CSTNode) -> bool:
-    return no_ends_program(file, test) or not has_other_way(file, test)

@@ -120,6 +120,9 @@ says so."""
             and "torch" not in file.names
         ):
             return None
+        said = device.value.attr if isinstance(device.value, cst.Attribute) else device.value
+        if not value.certain and isinstance(said, cst.Name) and said.value in file.survey.device_names:
+            return self.left(file, device.value, f"`{said.value}` is a device's name elsewhere")
         place = file.span(device.value)
         parts = file.device_at(device.value.value if isinstance(device.value, cst.Integer) else place)
         parts = loadable(file, device.value, *parts)

@@ -31,6 +31,8 @@ _WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
 _OWN_OBJECTS = re.compile(
     r"^(self|cls|args|opt|opts|options|cfg|config|conf|hparams|hps|FLAGS|params|flags)$"
 )
+_OTHER_LIBRARIES = {"paddle", "jittor", "mindspore", "cupy", "mxnet", "oneflow"}
+"""Libraries whose arrays have a method ``cuda``, or one of that use."""
 _PINNED_FACTORIES = {
     *("torch.empty", "torch.zeros", "torch.ones", "torch.full", "torch.rand", "torch.randn", "torch.randint"),
     *("torch.arange", "torch.tensor", "torch.empty_like", "torch.zeros_like", "torch.ones_like"),
@@ -106,6 +108,8 @@ A class that offers `cuda` to its users keeps it, and so do calls on its objects
         if file.tree.qualified(receiver) is not None:  # a function `cuda` of some module
             return self.exempt(file, node, "it is a function of a module")
         own = self._own_method(file, node, receiver)
+        if file.needs_torch_import and (library := _OTHER_LIBRARIES & file.tree.imported_packages):
+            own = f"the file's tensors are those of {min(library)}"
         if own:
             return self.exempt(file, node, own)
         if has_unpacking(node) or (node.args and any(each.comma is None for each in node.args)):
