@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <new>
+#include <optional>
 
 #include "decode_step.h"
 
@@ -69,18 +70,23 @@ void Step::update_screen(const Call& call, int threads) {
   if (call.batch > most_sequences) {
     screen_.reset();  // all of the head is read, so there is no memory to be saved beside it
   }
+  // The first token does not wait for the copy, and then reads the head that the copy is compared with.
   screens_ = can_screen_ && call.best != nullptr && call.logits == nullptr && call.batch <= most_sequences &&
-             (screen_ != nullptr || call.length == 1);  // the first token does not wait for it
+             call.length == 1;
+  checks_screen_ = screen_ != nullptr && !screen_is_checked_ && call.length > 1 &&
+                   (call.best != nullptr || call.logits != nullptr);
+  screen_is_current_.store(true, std::memory_order_relaxed);
   if (!screens_) {
     return;
   }
   for (std::atomic<float>& largest : largest_) {
     largest.store(nothing, std::memory_order_relaxed);
   }
-  std::atomic<bool> is_current{screen_ != nullptr};
+  bool is_new = false;
   if (screen_ == nullptr) {
     try {
       screen_ = std::make_unique<Screen>(decoder_.head->parts[0].weight);
+      is_new = true;
     } catch (const std::bad_alloc&) {
       can_screen_ = screens_ = false;
       return;
@@ -88,12 +94,12 @@ void Step::update_screen(const Call& call, int threads) {
   } else if (!screen_is_checked_) {
     auto check = [&](int thread, int count) {
       if (!screen_->is_current(thread, count)) {
-        is_current.store(false, std::memory_order_relaxed);
+        screen_is_current_.store(false, std::memory_order_relaxed);
       }
     };
     run_threads(threads, check);
   }
-  if (!is_current.load(std::memory_order_relaxed)) {
+  if (is_new || !screen_is_current_.load(std::memory_order_relaxed)) {
     auto fill = [&](int thread, int count) { screen_->fill(thread, count); };
     run_threads(threads, fill);
   }
@@ -114,11 +120,18 @@ void Step::finish(const Call& call, Own& own, int thread, int threads) {
   if (screens_ && find_best(call, own, normed, first, last, threads)) {
     return;
   }
+  std::optional<FilePages> pages;
+  if (checks_screen_) {
+    pages.emplace();
+  }
   // Without logits to keep, those of a few rows at a time.
   float* memory = at_least(own.logits, batch * head_rows);
   for (int64_t row = first; row < last; row += head_rows) {
     const int64_t count = std::min(head_rows, last - row);
     multiply(head, own, normed, row, row + count, batch, memory - row, head_rows);
+    if (checks_screen_ && !screen_->is_current(*pages, row, row + count)) {
+      screen_is_current_.store(false, std::memory_order_relaxed);
+    }
     for (int64_t i = 0; i < batch; ++i) {
       float* logits = memory + i * head_rows;
       if (decoder_.logit_factor != 1.0f) {

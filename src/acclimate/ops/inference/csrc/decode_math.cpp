@@ -309,15 +309,16 @@ ACCLIMATE_CLONES void activate(Activation activation, Dtype dtype, const float* 
                         __attribute__((always_inline)) { activate_in<own>(activation, gate, inner, n); });
 }
 
-ACCLIMATE_CLONES void add_bias(Dtype dtype, const float* bias, float* y, int64_t n) {
+ACCLIMATE_CLONES void add_bias(Dtype dtype, const float* bias, const float* from, int64_t n, float* to) {
   with_dtype(dtype, [=]<Dtype own>() __attribute__((always_inline)) {
-    if (bias != nullptr) {
+    if (bias == nullptr) {
       for (int64_t i = 0; i < n; ++i) {
-        y[i] += bias[i];
+        to[i] = rounded<own>(from[i]);
       }
-    }
-    for (int64_t i = 0; i < n; ++i) {
-      y[i] = rounded<own>(y[i]);
+    } else {
+      for (int64_t i = 0; i < n; ++i) {
+        to[i] = rounded<own>(from[i] + bias[i]);
+      }
     }
   });
 }

@@ -31,8 +31,8 @@ void add_branch(Dtype dtype, float* x, const float* branch, float factor, int64_
 // inner = round(round(activation(gate)) * up); a null gate: round(activation(inner))
 void activate(Activation activation, Dtype dtype, const float* gate, float* inner, int64_t n);
 
-// y = round(y + bias); bias may be null
-void add_bias(Dtype dtype, const float* bias, float* y, int64_t n);
+// to = round(from + bias); bias may be null, and `from` and `to` may be the same.
+void add_bias(Dtype dtype, const float* bias, const float* from, int64_t n, float* to);
 
 // Rotates the first 2 * pairs values.
 void rotate(Dtype dtype, bool interleaved, bool rounds_products, const float* cos, const float* sin,

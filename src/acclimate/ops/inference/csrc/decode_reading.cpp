@@ -254,22 +254,23 @@ class Step::Reading {
     float* memory(std::vector<float>& held) const { return at_least(held, inputs * stride()); }
   };
 
-  // Rounded: y[i * stride + column - first].
+  // Rounded: y[i * stride + column - first], which may be `found`, where the products are first.
   void multiply_tile(const Product& product, Own& own, const std::vector<uint16_t>& x, const Tile& tile,
-                     float* y, int64_t stride) const {
+                     float* found, int64_t found_stride, float* y, int64_t stride) const {
     int64_t begin = 0;
     for (const Part& part : product.parts) {
       const int64_t from = std::max(tile.first, begin), until = std::min(tile.last, begin + part.count);
       if (from < until) {
         const int64_t row = part.first + from - begin, count = until - from, k = part.weight.k;
         const int64_t x_stride = stride_of(k);
-        float* to = y + from - tile.first;
+        const int64_t column = from - tile.first;
         void* arranged = arranged_memory(own.arranged, count, k);
         arrange(part.weight, row, row + count, arranged);
-        multiply_many(arranged, count, k, x.data() + tile.begin * x_stride, x_stride, tile.inputs, false, to,
-                      stride);
+        multiply_many(arranged, count, k, x.data() + tile.begin * x_stride, x_stride, tile.inputs, false,
+                      found + column, found_stride);
+        const float* bias = part.bias == nullptr ? nullptr : part.bias + row;
         for (int64_t i = 0; i < tile.inputs; ++i) {
-          add_bias(decoder_.dtype, part.bias == nullptr ? nullptr : part.bias + row, to + i * stride, count);
+          add_bias(decoder_.dtype, bias, found + i * found_stride + column, count, y + i * stride + column);
         }
       }
       begin += part.count;
@@ -281,12 +282,8 @@ class Step::Reading {
     const Tiles tiles(product.width, place.rows, place.threads);
     share(place, tiles.units(), [&](int64_t unit) {
       const Tile tile = tiles.at(unit);
-      float* found = tiles.memory(own.wide);
-      multiply_tile(product, own, x, tile, found, tiles.stride());
-      for (int64_t i = 0; i < tile.inputs; ++i) {
-        const float* from = found + i * tiles.stride();
-        std::copy(from, from + tile.columns(), y.data() + (tile.begin + i) * stride + tile.first);
-      }
+      multiply_tile(product, own, x, tile, tiles.memory(own.wide), tiles.stride(),
+                    y.data() + tile.begin * stride + tile.first, stride);
     });
   }
 
@@ -297,9 +294,9 @@ class Step::Reading {
       const Tile tile = tiles.at(unit);
       float* up = tiles.memory(own.wide);
       float* gate = mlp.is_gated ? tiles.memory(own.gate) : nullptr;
-      multiply_tile(mlp.up, own, normed_, tile, up, tiles.stride());
+      multiply_tile(mlp.up, own, normed_, tile, up, tiles.stride(), up, tiles.stride());
       if (gate != nullptr) {
-        multiply_tile(mlp.gate, own, normed_, tile, gate, tiles.stride());
+        multiply_tile(mlp.gate, own, normed_, tile, gate, tiles.stride(), gate, tiles.stride());
       }
       for (int64_t i = 0; i < tile.inputs; ++i) {
         float* own_up = up + i * tiles.stride();
@@ -473,6 +470,10 @@ void Step::read(const Call& call, int threads) {
   Reading reading(*this, call);
   auto work = [&](int thread, int count) { reading.work(thread, count); };
   run_threads(threads, work);
+  if (checks_screen_) {
+    screen_is_checked_ = screen_is_current_.load(std::memory_order_relaxed);
+    checks_screen_ = false;
+  }
   keep_best(call);
 }
 

@@ -123,11 +123,16 @@ uint64_t Screen::checksum(int64_t tile) const {
 
 bool Screen::is_current(int thread, int threads) const {
   const int64_t tiles = tiles_of(head_);
-  bool same = true;
   FilePages pages;
-  for (int64_t tile = tiles * thread / threads; tile < tiles * (thread + 1) / threads; ++tile) {
-    same = same && checksums_[tile] == checksum(tile);
-    was_read(pages, tile * tile_rows, std::min((tile + 1) * tile_rows, head_.n));
+  return is_current(pages, tiles * thread / threads * tile_rows, tiles * (thread + 1) / threads * tile_rows);
+}
+
+bool Screen::is_current(FilePages& pages, int64_t first_row, int64_t last_row) const {
+  bool same = true;
+  for (int64_t row = (first_row + tile_rows - 1) / tile_rows * tile_rows; row < std::min(last_row, head_.n);
+       row += tile_rows) {
+    same = same && checksums_[row / tile_rows] == checksum(row / tile_rows);
+    was_read(pages, row, std::min(row + tile_rows, head_.n));
   }
   return same;
 }

@@ -28,6 +28,9 @@ class Screen {
   // Whether a thread's share of the rows is as it was when the copy was made.
   bool is_current(int thread, int threads) const;
 
+  // The same for the tiles that begin within some rows, which were just read.
+  bool is_current(FilePages& pages, int64_t first_row, int64_t last_row) const;
+
   const Weight& coarse() const { return coarse_; }
 
   // How long an input and its rounding error are: 0, 0 for an input that cannot be used.

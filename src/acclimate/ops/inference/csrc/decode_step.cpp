@@ -173,7 +173,8 @@ void Step::multiply(const Product& product, Own& own, const float* x, int64_t fi
       compute(part.weight, input, row, row + until - from, to + from, stride);
       const float* bias = part.bias == nullptr ? nullptr : part.bias + row;
       for (int64_t i = 0; i < batch; ++i) {
-        add_bias(decoder_.dtype, bias, to + i * stride + from, until - from);
+        float* result = to + i * stride + from;
+        add_bias(decoder_.dtype, bias, result, until - from, result);
       }
     }
     begin += part.count;

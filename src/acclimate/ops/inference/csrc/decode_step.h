@@ -153,6 +153,8 @@ class Step {
   Meeting meeting_;
   std::unique_ptr<Screen> screen_;
   bool can_screen_ = false, screens_ = false, screen_is_checked_ = false;
+  bool checks_screen_ = false;  // while it reads all of the head
+  std::atomic<bool> screen_is_current_{true};
   std::atomic<float> largest_[max_rows];  // of each sequence: the largest logit so far
   std::vector<std::unique_ptr<Own>> own_;
   // Written by one thread each, read by all after the next barrier.

@@ -65,6 +65,17 @@ Kernels kernels_of(Isa isa) {
   return chosen;
 }
 
+// Intel's cores take longer for a vector of bf16 products than for the same products in float32: on Emerald
+// Rapids 43 thousand million a second, and 88 in float32.
+Isa fastest_isa() {
+#if defined(__x86_64__)
+  if (best_isa() == Isa::avx512_bf16 && __builtin_cpu_is("intel")) {
+    return Isa::avx512;
+  }
+#endif
+  return best_isa();
+}
+
 constexpr int64_t isa_count = 6;
 
 const Kernels& table(int64_t isa) {
@@ -73,7 +84,7 @@ const Kernels& table(int64_t isa) {
     for (int64_t i = 1; i < isa_count; ++i) {
       made[i] = runs_here(static_cast<Isa>(i)) ? kernels_of(static_cast<Isa>(i)) : Kernels{};
     }
-    made[0] = made[static_cast<size_t>(best_isa())];
+    made[0] = made[static_cast<size_t>(fastest_isa())];
     return made;
   }();
   return tables[isa];
