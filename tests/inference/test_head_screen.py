@@ -152,6 +152,65 @@ def test_a_factor_that_rounds_is_not_taken_for_a_cap(scale: float) -> None:
     assert lean.decoder.logit_multiplier == pytest.approx(scale, rel=1e-2)
 
 
+def quantised_model_of(words: int = WORDS, hidden: int = 32, factor: float = 1) -> Any:
+    """A model with a head in int5."""
+    torch.manual_seed(0)
+    model = tiny_model("llama", vocab_size=words, hidden_size=hidden, tie_word_embeddings=False)
+    head = model.lm_head.weight.data
+    head.normal_().mul_(0.02 * factor)
+    head[:: words // 50].mul_(3)
+    model = acclimate.init_inference(model.to(torch.bfloat16), quantize="int4")
+    assert model.lm_head.packed.scheme == "int5"
+    return model
+
+
+@pytest.mark.parametrize(("hidden", "sequences"), [(32, 1), (32, 2), (48, 1), (32, 3)])
+def test_a_head_in_int5_gives_the_same_token_as_all_of_it(hidden: int, sequences: int) -> None:
+    check(quantised_model_of(WORDS + 5, hidden), sequences)
+
+
+@pytest.mark.parametrize("factor", [1e-7, 1e7])
+def test_a_head_in_int5_of_very_small_or_large_values_gives_the_same_token(factor: float) -> None:
+    check(quantised_model_of(factor=factor), steps=4)
+
+
+def test_a_head_in_int5_with_equally_likely_words_is_read_whole() -> None:
+    model = quantised_model_of()
+    packed = model.lm_head.packed.data
+    packed.copy_(packed[:1].expand_as(packed).clone())
+    check(model)
+
+
+def test_rows_in_int5_that_cannot_be_the_best_are_not_read_until_the_next_text() -> None:
+    model = quantised_model_of()
+    whole, screened, tokens = step_of(model), step_of(model), torch.tensor([3])
+    whole(tokens)
+    screened.likeliest(tokens)
+    logits = whole(tokens)
+    group = int(logits.argmin()) // 16
+    packed = model.lm_head.packed.data
+    scales = packed[group, :64].clone().view(torch.float32) * 1e4
+    packed[group, :64] = scales.view(torch.uint8)
+    assert torch.equal(screened.likeliest(tokens), first_largest(logits))
+    assert int(step_of(model).likeliest(tokens)) // 16 == group
+
+
+def test_changes_of_the_head_count_from_the_next_prompt_on() -> None:
+    model = model_of()
+    prompt = torch.arange(40)[None] + 3
+
+    def first_token_and_next() -> list[int]:
+        step = step_of(model)
+        token = step.read(prompt, likeliest=True)
+        return [int(token), int(step.likeliest(torch.tensor([3])))]
+
+    before = first_token_and_next()
+    assert first_token_and_next() == before
+    head = model.lm_head.weight.data
+    head.copy_(head.roll(1, 0))
+    assert first_token_and_next() == [token + 1 for token in before]
+
+
 @pytest.mark.parametrize("factor", [1, 4, 100])
 def test_a_cap_of_the_logits_keeps_the_token_even_where_many_reach_it(factor: int) -> None:
     torch.manual_seed(0)

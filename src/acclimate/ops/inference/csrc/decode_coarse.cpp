@@ -91,6 +91,21 @@ ACCLIMATE_INLINE void round_rows(const uint32_t* words, int64_t stride, int64_t 
 
 }  // namespace
 
+ACCLIMATE_CLONES void leave_out_last_bit(const uint8_t* codes, int64_t blocks, uint8_t* to) {
+  constexpr int64_t vector = 64;
+  for (int64_t block = 0; block < blocks; ++block, codes += 5 * vector, to += 4 * vector) {
+    uint8_t first_bits[vector];
+    std::memcpy(first_bits, codes + 4 * vector, vector);
+    for (int quad = 0; quad < 4; ++quad) {
+      for (int64_t i = 0; i < vector; ++i) {
+        const int rest = codes[quad * vector + i] >> 1 & 0x77;
+        const int first = (first_bits[i] >> quad & 1) << 3 | (first_bits[i] >> (quad + 4) & 1) << 7;
+        to[quad * vector + i] = static_cast<uint8_t>(rest | first);
+      }
+    }
+  }
+}
+
 ACCLIMATE_CLONES void round_to_5_bits(bool is_bf16, const uint32_t* words, int64_t stride, int64_t blocks,
                                       uint8_t* scales, uint8_t* lows, uint8_t* codes, float* errors,
                                       float* squares) {

@@ -200,6 +200,7 @@ bool Step::approximate(const Call& call, Own& own, const float* x, int64_t first
   if (rounded.form != Form::int8) {
     return false;
   }
+  own.screened = screen_->with_starts(rounded, own.starts);
   for (int64_t i = 0; i < batch; ++i) {
     own.lengths[i] = Screen::lengths_of(x + i * k, rounded, i);
   }
@@ -208,7 +209,7 @@ bool Step::approximate(const Call& call, Own& own, const float* x, int64_t first
   float* most = at_least(own.most, batch * all_groups);
   for (int64_t row = first; row < last; row += head_rows) {
     const int64_t count = std::min(head_rows, last - row), groups = (count + group_rows - 1) / group_rows;
-    compute(screen_->coarse(), rounded, row, row + count, memory, head_rows);
+    compute(screen_->coarse(), own.screened, row, row + count, memory, head_rows);
     for (int64_t i = 0; i < batch; ++i) {
       float* products = memory + i * head_rows;
       float* to = most + i * all_groups + (row - first) / group_rows;
@@ -240,19 +241,24 @@ void Step::try_group(const Call& call, Own& own, const float* x, int64_t first, 
     return;
   }
   const Weight& head = decoder_.head->parts[0].weight;
-  const Input rounded = input_for(screen_->coarse(), own, x, call.batch).rows(sequence, 1);
   // As with the inputs of all sequences: only the sums of a single input are in another order.
   const int64_t other = std::min(sequence, std::max<int64_t>(call.batch - 2, 0));
   const Input exact = input_for(head, own, x, call.batch).rows(other, std::min<int64_t>(call.batch, 2));
-  float products[group_rows], logits[2];
-  compute(screen_->coarse(), rounded, row, row + count, products, group_rows);
+  float products[group_rows], logits[2 * group_rows];
+  compute(screen_->coarse(), own.screened.rows(sequence, 1), row, row + count, products, group_rows);
+  bool is_computed = false;
   for (int64_t lane = 0; lane < count; ++lane) {
     const int64_t token = row + lane;
     if (at_most(products[lane], row / group_rows, own.lengths[sequence]) < limit()) {
       continue;
     }
-    compute(head, exact, token, token + 1, logits, 1);
-    float logit = logits[sequence - other];
+    if (head.scheme == Scheme::dense) {
+      compute(head, exact, token, token + 1, logits + lane, group_rows);
+    } else if (!is_computed) {
+      compute(head, exact, row, row + count, logits, group_rows);  // all rows of a group together
+      is_computed = true;
+    }
+    float logit = logits[(sequence - other) * group_rows + lane];
     round_values(decoder_.dtype, &logit, 1);
     if (decoder_.logit_factor != 1.0f) {
       scale(decoder_.dtype, decoder_.logit_factor, &logit, 1);

@@ -18,7 +18,10 @@
 namespace acclimate::inference::decode {
 namespace {
 
-constexpr Scheme coarse_scheme = Scheme::q5_1;
+Scheme coarse_scheme(const Weight& head) {
+  return head.scheme == Scheme::dense ? Scheme::q5_1 : Scheme::int4;
+}
+
 constexpr int64_t least_values = int64_t{4} << 20;  // fewer stay in a cache
 constexpr int64_t tile_rows = 512;  // of a checksum
 constexpr int64_t huge_page = int64_t{2} << 20;
@@ -36,12 +39,13 @@ float lost_by_sums(int64_t k) { return static_cast<float>(2 * k + 128) * 0x1p-24
 void Screen::Free::operator()(uint8_t* memory) const { std::free(memory); }
 
 bool Screen::suits(const Weight& head) {
-  return head.scheme == Scheme::dense && head.n * head.k >= least_values;
+  return (head.scheme == Scheme::dense || head.scheme == Scheme::int5) && head.n * head.k >= least_values;
 }
 
 Screen::Screen(const Weight& head)
     : head_(head), errors_(groups_of(head)), norms_(groups_of(head)), checksums_(tiles_of(head)) {
-  const int64_t stride = group_bytes(coarse_scheme, head.k);
+  const Scheme scheme = coarse_scheme(head);
+  const int64_t stride = group_bytes(scheme, head.k);
   const int64_t bytes = (groups_of(head) * stride + huge_page - 1) / huge_page * huge_page;
   memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(huge_page, bytes)));
   if (memory_ == nullptr) {
@@ -50,7 +54,7 @@ Screen::Screen(const Weight& head)
 #if defined(MADV_HUGEPAGE)
   madvise(memory_.get(), bytes, MADV_HUGEPAGE);  // no harm if it is refused
 #endif
-  coarse_ = {coarse_scheme, Dtype::f32, head.n, head.k, memory_.get(), stride};
+  coarse_ = {scheme, Dtype::f32, head.n, head.k, memory_.get(), stride};
 }
 
 void Screen::fill(int thread, int threads) {
@@ -58,7 +62,11 @@ void Screen::fill(int thread, int threads) {
   std::vector<uint32_t> memory(group_rows * whole_blocks(head_.k));
   FilePages pages;
   for (int64_t row = first; row < last; row += group_rows) {
-    fill_group(row / group_rows, memory);
+    if (head_.scheme == Scheme::int5) {
+      cut_group(row / group_rows);
+    } else {
+      fill_group(row / group_rows, memory);
+    }
     was_read(pages, row, std::min(row + group_rows, last));
   }
   const int64_t tiles = tiles_of(head_);
@@ -90,7 +98,7 @@ void Screen::fill_group(int64_t group, std::vector<uint32_t>& memory) {
     words = memory.data();
   }
   uint8_t* to = memory_.get() + group * coarse_.stride;
-  const Offsets at = offsets_of(layout_of(coarse_scheme), columns / block_columns);
+  const Offsets at = offsets_of(layout_of(coarse_.scheme), columns / block_columns);
   float errors[group_rows], squares[group_rows];
   round_to_5_bits(is_bf16, words, stride, columns / block_columns, to, to + at.low_scale, to + at.codes,
                   errors, squares);
@@ -107,11 +115,62 @@ void Screen::fill_group(int64_t group, std::vector<uint32_t>& memory) {
   norms_[group] = most_norm * (rounded_up + lost_by_sums(head_.k));
 }
 
+// The scales and lows of a row are those of the head, but that the smallest step is twice as large.
+void Screen::cut_group(int64_t group) {
+  const uint8_t* from = head_.data + group * head_.stride;
+  uint8_t* to = memory_.get() + group * coarse_.stride;
+  const int64_t blocks = whole_blocks(head_.k) / block_columns;
+  const Offsets at = offsets_of(layout_of(coarse_.scheme), blocks);
+  std::memcpy(to, from, at.codes);
+  float scales[group_rows], low_scales[group_rows], most = 0;
+  std::memcpy(scales, from, sizeof(scales));
+  std::memcpy(low_scales, from + at.low_scale, sizeof(low_scales));
+  for (int64_t row = 0; row < group_rows; ++row) {
+    // What a value is the difference of: a code of 5 bits and a low of 8, times scales of 8 bits.
+    most = std::max(most, std::fabs(scales[row]) * (255 * 31) + std::fabs(low_scales[row]) * 255);
+    scales[row] *= 2;
+  }
+  std::memcpy(to, scales, sizeof(scales));
+  leave_out_last_bit(from + at.codes, blocks, to + at.codes);
+  const float length = std::sqrt(static_cast<float>(head_.k)) * most;  // a row is no longer
+  errors_[group] = std::isfinite(length) ? 2 * lost_by_sums(head_.k) * length * rounded_up
+                                         : std::numeric_limits<float>::infinity();
+  norms_[group] = 0;
+}
+
+Input Screen::with_starts(Input rounded, std::vector<int32_t>& starts) const {
+  if (head_.scheme != Scheme::int5) {
+    return rounded;
+  }
+  const int64_t blocks = rounded.stride / block_columns;
+  starts.resize(std::max(starts.size(), static_cast<size_t>(rounded.m * blocks)));
+  const int8_t* codes = static_cast<const int8_t*>(rounded.values);
+  for (int64_t block = 0; block < rounded.m * blocks; ++block, codes += block_columns) {
+    int32_t positive = 0;
+    for (int64_t i = 0; i < block_columns; ++i) {
+      positive += codes[i] > 0 ? codes[i] : 0;
+    }
+    starts[block] = (positive + 1) / 2;  // a step of the copy is two of the head's
+  }
+  rounded.starts = starts.data();
+  return rounded;
+}
+
 uint64_t Screen::checksum(int64_t tile) const {
-  const int64_t bytes = head_.k * (head_.dtype == Dtype::f32 ? 4 : 2);
+  if (head_.scheme != Scheme::dense) {
+    constexpr int64_t groups = tile_rows / group_rows;
+    const int64_t first = tile * groups, last = std::min(first + groups, groups_of(head_));
+    return checksum(head_.data + first * head_.stride, last - first, head_.stride, head_.stride);
+  }
+  const int64_t first = tile * tile_rows, last = std::min(first + tile_rows, head_.n);
+  return checksum(head_.data + first * head_.stride, last - first, head_.stride,
+                  head_.k * (head_.dtype == Dtype::f32 ? 4 : 2));
+}
+
+uint64_t Screen::checksum(const uint8_t* from, int64_t rows, int64_t stride, int64_t bytes) {
   uint32_t lanes[64] = {};
-  for (int64_t row = tile * tile_rows; row < std::min((tile + 1) * tile_rows, head_.n); ++row) {
-    mix(head_.data + row * head_.stride, bytes, lanes);
+  for (int64_t row = 0; row < rows; ++row) {
+    mix(from + row * stride, bytes, lanes);
   }
   uint64_t sum = 0;
   for (const uint32_t lane : lanes) {
@@ -139,7 +198,9 @@ bool Screen::is_current(FilePages& pages, int64_t first_row, int64_t last_row) c
 
 // Few rows are read again.
 void Screen::was_read(FilePages& pages, int64_t first, int64_t last) const {
-  pages.was_read(head_.data + first * head_.stride, (last - first) * head_.stride);
+  if (head_.scheme == Scheme::dense) {  // else no file has it
+    pages.was_read(head_.data + first * head_.stride, (last - first) * head_.stride);
+  }
 }
 
 Screen::Lengths Screen::lengths_of(const float* x, const Input& rounded, int64_t row) {

@@ -1,8 +1,11 @@
 // Rules out most rows of an output head before they are read: its coarse copy says what each logit is at
 // most, and only rows that can have the largest one are computed.
 //
-// For a row w, its coarse copy v, an input x and its rounded form z, the product w x differs from v z by at
-// most |w| |x - z| + |w - v| |z|. The copy has 6 bits for each value.
+// For a row w of a dense head, its coarse copy v, an input x and its rounded form z, the product w x differs
+// from v z by at most |w| |x - z| + |w - v| |z|. The copy has 6 bits for each value.
+//
+// A head in int5 is multiplied by z itself. Its copy lacks the last bit of each code, which makes 4.5 bits of
+// 5.5: a product is at most what it is if this bit is set where z is positive.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +19,7 @@ namespace acclimate::inference::decode {
 
 class Screen {
  public:
-  // Whether a head is worth a coarse copy: a dense weight that no cache holds.
+  // Whether a head is worth a coarse copy: a weight that no cache holds, dense or in int5.
   static bool suits(const Weight& head);
 
   // Throws std::bad_alloc.
@@ -33,6 +36,9 @@ class Screen {
 
   const Weight& coarse() const { return coarse_; }
 
+  // The input whose products with the coarse copy the margin belongs to. `starts` keeps a part of it.
+  Input with_starts(Input rounded, std::vector<int32_t>& starts) const;
+
   // How long an input and its rounding error are: 0, 0 for an input that cannot be used.
   struct Lengths {
     float rounded, error;
@@ -46,7 +52,9 @@ class Screen {
 
  private:
   void fill_group(int64_t group, std::vector<uint32_t>& memory);
+  void cut_group(int64_t group);
   uint64_t checksum(int64_t tile) const;
+  static uint64_t checksum(const uint8_t* from, int64_t rows, int64_t stride, int64_t bytes);
   void was_read(FilePages& pages, int64_t first, int64_t last) const;
 
   struct Free {

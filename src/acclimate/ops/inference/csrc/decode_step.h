@@ -108,6 +108,8 @@ class Step {
     std::vector<int64_t> best_token;
     std::vector<Candidate> candidates;
     std::vector<float> most;  // what the products of each group of rows are at most
+    Input screened;  // the head's, for its coarse copy
+    std::vector<int32_t> starts;  // of it
     Screen::Lengths lengths[max_rows];
     int64_t unscreened_steps = 0;  // to come
 

@@ -50,6 +50,7 @@ struct Input {
   const float* scales;  // int8: [m][stride / 32]
   const float* scaled_sums;  // int8: scale * sum of a block
   const int32_t* sums;  // int8: of each 16 values
+  const int32_t* starts = nullptr;  // int8: what a block's sum of codes begins with, for int4; null: 0
 
   // Some of the rows.
   Input rows(int64_t first, int64_t count) const {
@@ -61,6 +62,7 @@ struct Input {
       some.scales += first * (stride / 32);
       some.scaled_sums += first * (stride / 32);
       some.sums += first * (stride / 16);
+      some.starts += some.starts == nullptr ? 0 : first * (stride / 32);
     }
     return some;
   }
