@@ -18,6 +18,7 @@ from acclimate.port.source import SourceFile
 from acclimate.port.tree import called_name, string_value, walk
 
 _DEVICE = re.compile(r"(cuda|cpu|mps)(:\d+)?$")
+_FLOAT16 = re.compile(r"(?<!b)float16|\bhalf\b|fp16")
 _HALF = re.compile(r"half|float16", re.IGNORECASE)
 _KINDS = re.compile(r"(?<![a-z])(mps|xpu|npu|hpu|mlu|musa|xla|tpu)(?![a-z])", re.IGNORECASE)
 _ALIKE = {
@@ -138,11 +139,23 @@ def _decides_alike(file: SourceFile, question: cst.CSTNode) -> bool:
             return below is around.test and _is_alike(file, around)
         if isinstance(around, cst.IfExp):
             sides: tuple[cst.BaseExpression, ...] = (around.body, around.orelse)
+            if below is around.test and _asks_for_bfloat16(file, around):
+                return True
             return below is around.test and all(_is_value_alike(file, each) for each in sides)
         if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
             return False
         below = around
     return False
+
+
+def _asks_for_bfloat16(file: SourceFile, choice: cst.IfExp) -> bool:
+    """Whether a choice also asks for bfloat16, and is float16 otherwise, which suits a host less."""
+    asks = any(
+        file.tree.qualified(each.func) == "torch.cuda.is_bf16_supported"
+        for each in walk(choice.test)
+        if isinstance(each, cst.Call)
+    )
+    return asks and _FLOAT16.search(file.tree.source(choice.orelse)) is not None
 
 
 def _is_alike(file: SourceFile, statement: cst.If) -> bool:

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import libcst as cst
 
-from acclimate.port.branches import has_other_way
 from acclimate.port.edits import Edit, insert
-from acclimate.port.on_a_host import no_ends_program
 from acclimate.port.rules.base import Finding
 from acclimate.port.source import SourceFile
 from acclimate.port.tree import string_value, walk
@@ -89,8 +87,3 @@ def and_not_host(file: SourceFile, literal: cst.CSTNode, end: int, kinds: tuple[
     quote = file.quote(literal)
     names = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *kinds))
     return insert(end, f" not in ({names})" if kinds else f" != {names}")
-
-
-def has_no_other_way(file: SourceFile, test: cst.CSTNode) -> bool:
-    """Whether a program only ends where a test is false, or does nothing there."""
-    return no_ends_program(file, test) or not has_other_way(file, test)

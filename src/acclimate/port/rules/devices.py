@@ -19,7 +19,6 @@ from acclimate.port.rules.compared import (
     OTHERS,
     and_not_host,
     as_compared,
-    has_no_other_way,
     is_tensors_device,
     is_type,
 )
@@ -382,7 +381,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         if file.target.name == "acclimate" and not is_fallback and not is_compiled:
             parts = (file.target.device_type,) if index is None else file.device_at(index)
             edits, unsafe = [replace(file.span(literal), *parts)], HOST_CHANGES
-            if not negated and not (may_be_yes(file, node) and has_no_other_way(file, node)):
+            if not negated and not may_be_yes(file, node):
                 end = file.span(target.comparator).end
                 edits, unsafe = [*edits, and_not_host(file, literal, end, other_kinds(file, node))], OTHERS
             return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
