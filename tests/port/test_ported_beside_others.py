@@ -189,3 +189,51 @@ def test_what_a_project_gives_a_devices_name_is_no_number(tmp_path):
     )
     port_files([model, worker], Settings("acclimate", unsafe=True), True, 1, lambda: None)
     assert "x.to(master_rank), x.to(get_accelerator().device_name(local_rank))" in model.read_text()
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"), [("acclimate", "get_accelerator().device_name()"), ("torch", "accelerator_type()")]
+)
+def test_devices_that_the_file_has_a_way_for_do_not_take_cudas(target, kind):
+    after = ported(
+        """
+        import torch
+
+
+        def choose(device, x: torch.Tensor):
+            if device == "mps":
+                x = x.float()
+            if torch.cuda.is_available():
+                enable()
+            if device.type == "cuda":
+                x = x.half()
+            return (x * 2 if x.is_cuda else x)
+        """,
+        target,
+    )
+    assert f'if {kind} not in ("cpu", "mps"):' in after
+    assert 'not in ("cpu", "mps"):\n        x = x.half()' in after
+    assert 'x.device.type not in ("cpu", "mps")' in after
+
+
+@pytest.mark.parametrize("target", BOTH)
+def test_a_test_whose_answer_leads_to_a_call_that_stays_is_left(target):
+    assert_stays(
+        """
+        import torch
+
+
+        def f(self, i):
+            check = i == 1 and self.device == "cuda"
+            if check:
+                torch.cuda.set_sync_debug_mode(1)
+        """,
+        target,
+    )
+
+
+@pytest.mark.parametrize("target", BOTH)
+def test_device_of_stays_as_it_does_nothing_elsewhere(target):
+    assert_stays(
+        "import torch\n\n\ndef f(x):\n    with torch.cuda.device_of(x):\n        return g(x)\n", target
+    )

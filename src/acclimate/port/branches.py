@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import libcst as cst
 
@@ -32,19 +32,31 @@ def branches(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
     return [] if test is None else _Reach(file, test).inside
 
 
+def branches_of_answer(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
+    """The branches of a test, and of the names, attributes and functions that hold its answer."""
+    return _followed(file, test, lambda reach: reach.inside)
+
+
 def where_true(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
     """What runs only where a test is true.
 
     The test may be an assertion, its answer may be held by a name or returned by a function, and the code may
     follow a branch that leaves where the test is false.
     """
+    return _followed(file, test, lambda reach: [*reach.inside, *reach.after, *reach.after_calls()])
+
+
+def _followed(
+    file: SourceFile, test: cst.CSTNode | None, places: Callable[[_Reach], list[Span]]
+) -> list[Span]:
+    """Some places of a test, and of each use of its answer."""
     found: list[Span] = []
     waiting, seen = [] if test is None else [test], set()
     while waiting:
         at = waiting.pop()
         seen.add(at)
         reach = _Reach(file, at)
-        found += [*reach.inside, *reach.after, *reach.after_calls()]
+        found += places(reach)
         waiting += [use for use in reach.answers() if use not in seen]
     return found
 

@@ -12,7 +12,7 @@ from enum import Enum
 
 import libcst as cst
 
-from acclimate.port.branches import branches, where_true
+from acclimate.port.branches import branches, branches_of_answer, where_true
 from acclimate.port.edits import Edit, clash, render
 from acclimate.port.placement import new_lines
 from acclimate.port.rules import BY_NAME, RULES
@@ -278,6 +278,14 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
         if decisions[index].status is Status.CONVERTED and _holds_unknown_device(file, body, decisions):
             decisions[index].status = Status.LEFT
             decisions[index].reason = "the branch names CUDA's device in a form that is not ported"
+    for body in branches_of_answer(file, finding.node) if _is_test(file, finding) else []:
+        needs += [
+            other
+            for other, each in enumerate(decisions)
+            if each.finding.outcome is Outcome.LEFT
+            and each.finding.rule.name == "runtime-call"
+            and body.start <= each.finding.place.start < body.end
+        ]
     for place in finding.needs_applied_at:
         holder = next(
             (

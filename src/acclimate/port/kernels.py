@@ -14,7 +14,7 @@ _CUDA_FUNCTION = re.compile(
     r"_cuda(_(kernel|fwd|bwd|forward|backward|impl|ext|op))?$|^cuda_|^Cuda[A-Z]|Cuda$"
 )
 _MOVES_OR_ASKS = re.compile(r"(^|_)(to|move|use|uses|is|has|on|no|set|seed|init|load)_cuda$")
-_NATIVE_MODULE = re.compile(r"^_C$|_C$|_ext$|_cuda(_lib)?$|_cuda_kernels?$")
+_NATIVE_MODULE = re.compile(r"^_C$|_C$|_ext$|_cuda(_(lib|kernels?|binding|backend|impl))?$")
 _CUDA_PACKAGES = {
     *("apex", "flash_attn", "flash_attn_interface", "transformer_engine", "xformers", "flashinfer"),
     *("causal_conv1d", "mamba_ssm", "cupy", "cutlass", "deep_gemm", "deep_ep", "fast_hadamard_transform"),

@@ -14,13 +14,12 @@ import libcst as cst
 from acclimate.port.branches import later_tests, refuses
 from acclimate.port.counts import ends_without, expects_devices
 from acclimate.port.questions import one_use_chooses_package, uses_of_answer
-from acclimate.port.source import SourceFile
+from acclimate.port.source import SourceFile, kinds_in
 from acclimate.port.tree import called_name, string_value, walk
 
 _DEVICE = re.compile(r"(cuda|cpu|mps)(:\d+)?$")
 _FLOAT16 = re.compile(r"(?<!b)float16|\bhalf\b|fp16")
 _HALF = re.compile(r"half|float16", re.IGNORECASE)
-_KINDS = re.compile(r"(?<![a-z])(mps|xpu|npu|hpu|mlu|musa|xla|tpu)(?![a-z])", re.IGNORECASE)
 _ALIKE = {
     *("manual_seed", "manual_seed_all", "seed", "seed_all", "synchronize", "empty_cache", "set_device"),
     *("reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect", "init", "current_device"),
@@ -63,7 +62,7 @@ def no_ends_program(file: SourceFile, question: cst.CSTNode) -> bool:
 
 
 def other_kinds(file: SourceFile, question: cst.CSTNode) -> tuple[str, ...]:
-    """The types of other devices that later branches ask for: ``elif torch.backends.mps.is_available():``."""
+    """The types of other devices that later branches, or other places in the file, have a way for."""
     found: list[str] = []
     below = question
     for around in file.tree.ancestors(question):
@@ -79,8 +78,8 @@ def other_kinds(file: SourceFile, question: cst.CSTNode) -> tuple[str, ...]:
         if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
             break
         below = around
-    kinds = [each.lower().replace("tpu", "xla") for text in found for each in _KINDS.findall(text)]
-    return tuple(dict.fromkeys(kinds))
+    kinds = [each for text in found for each in kinds_in(text)]
+    return tuple(dict.fromkeys([*kinds, *file.other_kinds]))
 
 
 def asks_for_none(file: SourceFile, count: cst.CSTNode) -> tuple[cst.CSTNode, bool] | None:

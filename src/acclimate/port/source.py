@@ -28,6 +28,16 @@ _HOME_OF_ACCELERATOR = {
 }
 
 
+_KINDS = re.compile(r"(?<![a-z])(mps|xpu|npu|hpu|mlu|musa|xla|tpu)(?![a-z])", re.IGNORECASE)
+_LONGEST_NAME = 40
+"""A longer text is prose, or a program."""
+
+
+def kinds_in(text: str) -> list[str]:
+    """The types of devices, other than CUDA's and the host, that a name or an expression speaks of."""
+    return [each.lower().replace("tpu", "xla") for each in _KINDS.findall(text)]
+
+
 class SourceFile:
     """A file as the rules see it.
 
@@ -137,6 +147,13 @@ class SourceFile:
         return any(
             dotted(alias.name).partition(".")[0] == "torch" for each in imports for alias in each.names
         )
+
+    @cached_property
+    def other_kinds(self) -> tuple[str, ...]:
+        """The types of other devices that the file knows: by ``"mps"``, or by ``is_npu_available``."""
+        words = {*self.names, *(string_value(each) or "" for each in self.tree.of_type(cst.SimpleString))}
+        found = {kind for word in words if len(word) < _LONGEST_NAME for kind in kinds_in(word)}
+        return tuple(sorted(found))
 
     @cached_property
     def names(self) -> set[str]:

@@ -260,6 +260,8 @@ class TorchTarget(Target):
         here = _RENAMED.get(name, name)
         if name == "OutOfMemoryError":
             return Spelling(f"{self.torch}.OutOfMemoryError")
+        if name == "device_of":
+            return Missing("torch.cuda.device_of does nothing for tensors of other devices")
         if name not in _OTHER_MEANING and ("torch.accelerator", here) in torch_calls():
             condition = f'{self.helper} not in ("cpu", "mps")' if name in _OF_ALLOCATOR else None
             text = f"{self.torch}.accelerator.{here}"

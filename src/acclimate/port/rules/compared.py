@@ -82,8 +82,10 @@ def is_tensors_device(node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Attribute) and node.attr.value == "type"
 
 
-def and_not_host(file: SourceFile, literal: cst.CSTNode, end: int, kinds: tuple[str, ...] = ()) -> Edit:
+def and_not_host(
+    file: SourceFile, literal: cst.CSTNode, end: int, kinds: tuple[str, ...], close: str = ""
+) -> Edit:
     """An edit that makes ``a == b`` false on the host, and on devices that have a branch: ``a == b != "cpu"``."""
     quote = file.quote(literal)
     names = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *kinds))
-    return insert(end, f" not in ({names})" if kinds else f" != {names}")
+    return insert(end, f" not in ({names}){close}" if kinds else f" != {names}{close}")

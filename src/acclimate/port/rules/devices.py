@@ -383,7 +383,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             edits, unsafe = [replace(file.span(literal), *parts)], HOST_CHANGES
             if not negated and not may_be_yes(file, node):
                 end = file.span(target.comparator).end
-                edits, unsafe = [*edits, and_not_host(file, literal, end, other_kinds(file, node))], OTHERS
+                edits, unsafe = [*edits, and_not_host(file, literal, end, self._kinds(file, node))], OTHERS
             return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
         flipped = {cst.Equal: "!=", cst.NotEqual: "==", cst.In: "not in", cst.NotIn: "in"}.get(type(operator))
         if flipped is None:
@@ -396,8 +396,9 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         quote = file.quote(literal)
         left, right = file.span(node.left), file.span(target.comparator)
         host = f"{quote}cpu{quote}"
-        if needs_streams(file, node) and flipped in ("!=", "=="):
-            host = f"({host}, {quote}mps{quote})"
+        kinds = ("mps",) if needs_streams(file, node) else self._kinds(file, node)
+        if kinds and flipped in ("!=", "=="):
+            host = f"({', '.join((host, *(f'{quote}{each}{quote}' for each in kinds)))})"
             flipped = "not in" if flipped == "!=" else "in"
         edits = [
             replace(file.span(literal), host),
@@ -406,6 +407,10 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         unsafe = OTHERS if is_fallback else HOST_CHANGES
         return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
 
+    @staticmethod
+    def _kinds(file: SourceFile, test: cst.CSTNode) -> tuple[str, ...]:
+        return () if may_be_yes(file, test) else other_kinds(file, test)
+
     def _whole_name(
         self, file: SourceFile, node: cst.Comparison, literal: cst.CSTNode, target: cst.ComparisonTarget
     ) -> Finding:
@@ -413,18 +418,17 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         left, right = file.span(node.left), file.span(target.comparator)
         edits = [
             replace(file.span(literal), file.target.device_type),
-            and_not_host(file, literal, right.end),
+            and_not_host(file, literal, right.end, self._kinds(file, node)),
         ]
         if isinstance(target.operator, cst.NotEqual):
             plain = (cst.If, cst.While, cst.Assert, cst.BooleanOperation, cst.Assign, cst.Return)
             alone = isinstance(file.tree.parent(node), plain) and not node.lpar
             open_, close = ("not (", ")") if alone else ("(not (", "))")
-            quote = file.quote(literal)
             edits = [
                 insert(left.start, open_),
                 replace(Span(left.end, right.start), " == "),
                 edits[0],
-                insert(right.end, f" != {quote}cpu{quote}{close}"),
+                and_not_host(file, literal, right.end, self._kinds(file, node), close),
             ]
         return self.convert(file, node, *edits, unsafe=OTHERS, claims=(literal,))
 

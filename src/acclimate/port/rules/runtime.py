@@ -161,8 +161,10 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
             stays = "the program has a flag of its own for other devices beside it"
         if stays:
             return self.exempt(file, node, stays, claims)
-        if name == "is_available" and file.target.name == "acclimate" and not may_be_yes(file, node):
-            return self._not_on_a_host(file, node, other_kinds(file, node))
+        if name == "is_available" and not may_be_yes(file, node):
+            kinds = other_kinds(file, node)
+            if kinds or isinstance(file.target, AcclimateTarget):
+                return self._not_on_a_host(file, node, kinds)
         if name == "device_count" and isinstance(file.target, AcclimateTarget) and not node.args:
             finding = self._count(file, node, file.target)
             if finding is not None:

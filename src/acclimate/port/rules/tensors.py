@@ -10,6 +10,7 @@ from acclimate.port.branches import has_other_way, keeps_host_out
 from acclimate.port.edits import Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.nothing import may_be_none
+from acclimate.port.on_a_host import other_kinds
 from acclimate.port.on_apple import needs_streams
 from acclimate.port.rules.base import (
     Example,
@@ -241,8 +242,10 @@ what TorchScript compiles, both targets compare the device's type."""
             quote = file.quote(node)
             unsafe = unsafe or "a tensor may also be on a device without memory, such as meta"
             host = f"!= {quote}cpu{quote}"
-            if needs_streams(file, node):
-                host = f"not in ({quote}cpu{quote}, {quote}mps{quote})"
+            kinds = ("mps",) if needs_streams(file, node) else other_kinds(file, node) if host_has_own else ()
+            if kinds:
+                names = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *kinds))
+                host = f"not in ({names})"
             parts = ("(", value, f".device.type {host})")
         if node.lpar:
             parts = ("(", *parts, ")")
