@@ -30,6 +30,8 @@ acclimate port repo/ --report out.html
 
 - A **safe** edit means the same on CUDA as before, and the code shows it. An **unsafe** one rests on a name, or changes
   which branch other devices take; the reason is printed.
+- What a program does on a host, it goes on doing: a question for CUDA is answered with yes there only where no would end
+  the program, or where all that follows is the same. Devices that the file has a way of their own for keep it, too.
 - Edits that must go together, such as a branch on the device and the pinning in it, are made together or not at all.
 - Everything else stays byte for byte: comments, formatting, line ends. A second run changes nothing more.
 - `# acclimate: ignore` on a line keeps it; `# acclimate: ignore[device-string]` keeps it from one rule.

@@ -237,3 +237,66 @@ def test_device_of_stays_as_it_does_nothing_elsewhere(target):
     assert_stays(
         "import torch\n\n\ndef f(x):\n    with torch.cuda.device_of(x):\n        return g(x)\n", target
     )
+
+
+@pytest.mark.parametrize("target", BOTH)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if torch.cuda.is_available():\n    cfg.accelerator = 'cuda'",
+        "if not torch.cuda.is_available() or version(torch.version.cuda) < (12, 2):\n    skip()",
+        "is_nvidia = torch.cuda.is_available()",
+        "if device.startswith('cuda:'):\n    device = int(device[5:])",
+    ],
+)
+def test_what_goes_on_with_cuda_by_name_stays_a_question_for_cuda(line, target):
+    assert_stays(f"import torch\n\n{line}\n", target)
+
+
+def test_a_test_of_the_suite_that_is_skipped_without_cuda_is_skipped_on_a_host():
+    after = ported(
+        """
+        import pytest
+        import torch
+
+
+        @pytest.mark.parametrize("device", ["cuda", "musa"])
+        def test(device):
+            if not torch.cuda.is_available() and device == "cuda":
+                pytest.skip("needs CUDA")
+        """
+    )
+    name = "get_accelerator().device_name()"
+    assert f'if {name} in ("cpu", "musa") and device == {name}:' in after
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("acclimate", '(device.startswith({0}) and {0} not in ("cpu", "npu"))'),
+        ("torch", '(not device.startswith(("cpu", "npu")))'),
+    ],
+)
+def test_the_beginning_of_a_devices_name_is_not_that_of_devices_with_a_branch(target, expected):
+    source = """
+        import torch
+
+        if device.startswith("cuda"):
+            a = 1
+        elif device.startswith("npu"):
+            a = 2
+        """
+    assert expected.format("get_accelerator().device_name()") in ported(source, target)
+
+
+@pytest.mark.parametrize(
+    "line", ["return ok and x.is_cuda", "if x.is_cuda:\n        x = kernel(x)", "assert not x.is_cuda"]
+)
+def test_a_tensor_of_a_host_is_not_taken_for_one_of_an_accelerator(line):
+    after = ported(f"import torch\n\n\ndef f(x: torch.Tensor, ok):\n    {line}\n")
+    assert 'x.device.type != "cpu"' in after
+
+
+def test_a_call_whose_bracket_closes_on_another_line_is_ported():
+    after = ported("import torch\n\nx = torch.ones(1).cuda(\n)\n")
+    assert "torch.ones(1).to(get_accelerator().device_name())" in after

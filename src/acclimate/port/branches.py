@@ -219,24 +219,12 @@ def keeps_host_out(file: SourceFile, node: cst.CSTNode) -> bool:
     return any(has_host_branch(file, each) for each in uses) or imports_kernels(file) or _pins(file, node)
 
 
-def has_other_way(file: SourceFile, test: cst.CSTNode) -> bool:
-    """Whether a program says what to do where a test is false: an ``else``, an ``elif`` or another value."""
-    below = test
-    for around in file.tree.ancestors(test):
-        if isinstance(around, cst.If):
-            return below is around.test and around.orelse is not None
-        if isinstance(around, cst.IfExp):
-            return below is around.test
-        if not isinstance(around, (cst.BooleanOperation, cst.UnaryOperation)):
-            return False
-        below = around
-    return False
-
-
 def why_it_stays(file: SourceFile, test: cst.CSTNode) -> str:
     """Why a comparison with CUDA, or a question for it, means CUDA alone; ``""`` where it need not."""
-    if _asks_for_missing_cuda(file, test):
+    if asks_for_missing_cuda(file, test) and not _skips(file, test):
         return "it finds a program that is told to use CUDA where there is none"
+    if "version.cuda" in file.tree.source(_whole_test(file, test)):
+        return "it is about the version of CUDA"
     places = branches(file, test)
     if any(_imports_kernels_within(file, place) for place in places):
         return "what it decides about imports a package for NVIDIA's hardware"
@@ -245,12 +233,24 @@ def why_it_stays(file: SourceFile, test: cst.CSTNode) -> str:
     return ""
 
 
-def _asks_for_missing_cuda(file: SourceFile, test: cst.CSTNode) -> bool:
-    """Whether a test is part of ``"cuda" in device and not torch.cuda.is_available()``."""
-    whole: cst.CSTNode = test
-    above = file.tree.parent(whole)
+def _whole_test(file: SourceFile, part: cst.CSTNode) -> cst.CSTNode:
+    """The condition that a test is part of, with all that ``and``, ``or`` and ``not`` join to it."""
+    whole, above = part, file.tree.parent(part)
     while isinstance(above, (cst.UnaryOperation, cst.BooleanOperation)):
         whole, above = above, file.tree.parent(above)
+    return whole
+
+
+def _skips(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a test is skipped where a condition is true."""
+    whole = _whole_test(file, test)
+    statement = file.tree.parent(whole)
+    return isinstance(statement, cst.If) and "skip" in file.tree.source(statement.body).lower()
+
+
+def asks_for_missing_cuda(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a test is part of ``"cuda" in device and not torch.cuda.is_available()``."""
+    whole = _whole_test(file, test)
     parts = [each for each in walk(whole) if isinstance(each, (cst.Comparison, cst.Call, cst.UnaryOperation))]
     missing = any(isinstance(each, cst.UnaryOperation) and _says_missing(file, each) for each in parts)
     is_only_and = all(

@@ -275,7 +275,8 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
                 needs.append(other)
                 if each.finding.rule.name == "pin-memory":
                     each.needs.append(index)
-        if decisions[index].status is Status.CONVERTED and _holds_unknown_device(file, body, decisions):
+        keeps = _holds_unknown_device(file, body, decisions) or _keeps_device(file, body, decisions)
+        if decisions[index].status is Status.CONVERTED and keeps:
             decisions[index].status = Status.LEFT
             decisions[index].reason = "the branch names CUDA's device in a form that is not ported"
     for body in branches_of_answer(file, finding.node) if _is_test(file, finding) else []:
@@ -302,6 +303,17 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
         else:
             needs.append(holder)
     return [*decisions[index].needs, *needs]
+
+
+def _keeps_device(file: SourceFile, body: Span, decisions: list[_Decision]) -> bool:
+    """Whether a branch binds ``"cuda"`` to something that is not known to be a device, so that it stays."""
+    return any(
+        each.finding.rule.name == "device-string"
+        and each.finding.outcome is Outcome.EXEMPT
+        and isinstance(file.tree.parent(each.finding.node or file.tree.module), (cst.Assign, cst.Arg))
+        for each in decisions
+        if body.start <= each.finding.place.start and each.finding.place.end <= body.end
+    )
 
 
 def _holds_unknown_device(file: SourceFile, body: Span, decisions: list[_Decision]) -> bool:

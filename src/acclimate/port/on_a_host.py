@@ -11,7 +11,7 @@ import re
 
 import libcst as cst
 
-from acclimate.port.branches import later_tests, refuses
+from acclimate.port.branches import asks_for_missing_cuda, later_tests, refuses
 from acclimate.port.counts import ends_without, expects_devices
 from acclimate.port.questions import one_use_chooses_package, uses_of_answer
 from acclimate.port.source import SourceFile, kinds_in
@@ -40,6 +40,8 @@ def may_be_yes(file: SourceFile, question: cst.CSTNode) -> bool:
     """
     if one_use_chooses_package(file, question):
         return False
+    if isinstance(question, cst.Comparison) and asks_for_missing_cuda(file, question):
+        return True  # a host's device, where there is no other
     uses = uses_of_answer(file, question)
     return bool(uses) and all(ends_without(file, use) or _decides_alike(file, use) for use in uses)
 
@@ -224,5 +226,5 @@ def _is_call_alike(file: SourceFile, call: cst.Call) -> bool:
         return full.rpartition(".")[2] in _ALIKE
     if full == "torch.device" or name in _NEUTRAL or _MOVES.search(name):
         return True
-    moves = isinstance(call.func, cst.Attribute) and name in ("cuda", "to", "pin_memory")
+    moves = isinstance(call.func, cst.Attribute) and name in ("cuda", "to", "cpu", "pin_memory")
     return moves and _HALF.search(" ".join(file.tree.source(each) for each in call.args)) is None

@@ -29,6 +29,8 @@ def is_flag_beside_others(file: SourceFile, question: cst.CSTNode) -> bool:
         targets = assigned.targets if isinstance(assigned, cst.Assign) else []
         name = next((each.target for each in targets if isinstance(each.target, cst.Name)), None)
     flag = name.value if name is not None else ""
+    if "nvidia" in flag.lower():
+        return True
     before, cuda, after = flag.lower().partition("cuda")
     others = {f"{before}{kind}{after}" for kind in _OTHER_FLAGS}
     return bool(cuda) and not others.isdisjoint(each.lower() for each in file.tree.all_names())

@@ -28,14 +28,17 @@ _HOME_OF_ACCELERATOR = {
 }
 
 
-_KINDS = re.compile(r"(?<![a-z])(mps|xpu|npu|hpu|mlu|musa|xla|tpu)(?![a-z])", re.IGNORECASE)
+_KINDS = re.compile(
+    r"(?<![A-Za-z])(mps|xpu|npu|hpu|mlu|musa|xla|tpu)(?![A-Za-z])"
+    r"|(?:(?<=[a-z])|(?<![A-Za-z]))(MPS|XPU|NPU|HPU|MLU|MUSA|XLA|TPU)(?![A-Za-z])"
+)
 _LONGEST_NAME = 40
 """A longer text is prose, or a program."""
 
 
 def kinds_in(text: str) -> list[str]:
     """The types of devices, other than CUDA's and the host, that a name or an expression speaks of."""
-    return [each.lower().replace("tpu", "xla") for each in _KINDS.findall(text)]
+    return [each[0].lower().replace("tpu", "xla") for each in _KINDS.finditer(text)]
 
 
 class SourceFile:

@@ -6,7 +6,7 @@ import re
 
 import libcst as cst
 
-from acclimate.port.branches import why_it_stays
+from acclimate.port.branches import branches, why_it_stays
 from acclimate.port.edits import Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.loading import loadable
@@ -491,6 +491,8 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             return self.exempt(file, literal, "nothing shows that a device is compared")
         if stays := why_it_stays(file, call):
             return self.exempt(file, literal, stays)
+        if any("[5:]" in file.tree.source(place) for place in branches(file, call)):
+            return self.left(file, literal, 'the length of "cuda:" is counted on', (literal,))
         if string_value(literal) == "cuda:":
             quote = file.quote(literal)
             edit = replace(file.span(literal), f"{file.target.device_type} + {quote}:{quote}")
@@ -499,14 +501,16 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             edit, place = replace(file.span(literal), file.target.device_type), file.span(call)
             if may_be_yes(file, call):
                 return self.convert(file, call, edit, unsafe=HOST_CHANGES, claims=(literal,))
-            end = f" and {file.target.device_type} != {file.quote(literal)}cpu{file.quote(literal)})"
-            around = (insert(place.start, "("), edit, insert(place.end, end))
+            rest = insert(place.end, f" and {file.target.device_type}")
+            not_host = and_not_host(file, literal, place.end, self._kinds(file, call), ")")
+            around = (insert(place.start, "("), edit, rest, not_host)
             return self.convert(file, call, *around, unsafe=OTHERS, claims=(literal,))
         quote = file.quote(literal)
         place = file.span(call)
+        hosts = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *self._kinds(file, call)))
         edits = (
             insert(place.start, "(not "),
-            replace(file.span(literal), f"{quote}cpu{quote}"),
+            replace(file.span(literal), f"({hosts})" if "," in hosts else hosts),
             insert(place.end, ")"),
         )
         return self.convert(file, call, *edits, unsafe=HOST_CHANGES, claims=(literal,))

@@ -6,11 +6,11 @@ import re
 
 import libcst as cst
 
-from acclimate.port.branches import has_other_way, keeps_host_out
+from acclimate.port.branches import keeps_host_out
 from acclimate.port.edits import Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.nothing import may_be_none
-from acclimate.port.on_a_host import other_kinds
+from acclimate.port.on_a_host import may_be_yes, other_kinds
 from acclimate.port.on_apple import needs_streams
 from acclimate.port.rules.base import (
     Example,
@@ -165,7 +165,7 @@ A class that offers `cuda` to its users keeps it, and so do calls on its objects
             open_paren = file.span(function).end
             kept = file.tree.source(Span(open_paren, file.span(node).end))
             inner = replace(Span(open_paren, file.span(node).end), kept[: kept.index("(") + 1] + text + ")")
-            if kept.strip() not in ("()",) and kept.replace(" ", "") != "()":
+            if "".join(kept.split()) != "()":
                 return self.left(file, node, "a comment stands in the call")
             return self.convert(file, node, method, inner, unsafe=unsafe, claims=(function,))
         value = first.value
@@ -206,16 +206,22 @@ class IsCuda(Rule):
     name = "is-cuda"
     summary = "`x.is_cuda`"
     explanation = """\
-`x.is_cuda` becomes `get_accelerator().on_accelerator(x)`; with `--to torch` it becomes a comparison of the device's
-type with `"cpu"`. It is safe where the code shows that `x` is a tensor. An attribute of `self` or of a program's
-options is the program's own, and stays. Where a program says what to do otherwise (an `else`), the type is compared with
-`"cpu"`, so that a host takes the `else` as before. So does a test that leads to CUDA's own kernels, as in [ACC204](ACC204.md). In
+`x.is_cuda` becomes `get_accelerator().on_accelerator(x)` where the program would end otherwise (`assert x.is_cuda`), or
+where it decides about nothing but what is moved. Elsewhere, and with `--to torch`, it becomes a comparison of the device's
+type with `"cpu"`, as the answer must stay no on a host. It is safe where the code shows that `x` is a tensor. An
+attribute of `self` or of a program's options is the program's own, and stays. So does a test that leads to CUDA's own
+kernels, as in [ACC204](ACC204.md). In
 what TorchScript compiles, both targets compare the device's type."""
     examples = (
         Example(
-            "import torch\n\n\ndef f(x: torch.Tensor):\n    return x.is_cuda\n",
-            f"{_IMPORT}\ndef f(x: torch.Tensor):\n    return get_accelerator().on_accelerator(x)\n",
-            'import torch\n\n\ndef f(x: torch.Tensor):\n    return (x.device.type != "cpu")\n',
+            "import torch\n\n\ndef f(x: torch.Tensor):\n    assert x.is_cuda\n",
+            f"{_IMPORT}\ndef f(x: torch.Tensor):\n    assert get_accelerator().on_accelerator(x)\n",
+            'import torch\n\n\ndef f(x: torch.Tensor):\n    assert (x.device.type != "cpu")\n',
+        ),
+        Example(
+            "import torch\n\n\ndef f(x: torch.Tensor):\n    return x.half() if x.is_cuda else x\n",
+            'import torch\n\n\ndef f(x: torch.Tensor):\n    return x.half() if (x.device.type != "cpu") else x\n',
+            'import torch\n\n\ndef f(x: torch.Tensor):\n    return x.half() if (x.device.type != "cpu") else x\n',
         ),
         Example("def f(args):\n    return args.is_cuda\n", None, None),
     )
@@ -234,7 +240,7 @@ what TorchScript compiles, both targets compare the device's type."""
             return self.exempt(file, node, "it is part of a message")
         unsafe = "" if _is_torch_object(file, node.value) else "it may not be a tensor"
         value = file.span(node.value)
-        host_has_own = keeps_host_out(file, node) or has_other_way(file, node)
+        host_has_own = keeps_host_out(file, node) or not may_be_yes(file, node)
         may_ask = not host_has_own and not file.torchscript.holds(node)
         if isinstance(file.target, AcclimateTarget) and may_ask:
             parts: tuple[Part, ...] = (f"{file.target.accelerator}.on_accelerator(", value, ")")
