@@ -300,3 +300,10 @@ def test_a_tensor_of_a_host_is_not_taken_for_one_of_an_accelerator(line):
 def test_a_call_whose_bracket_closes_on_another_line_is_ported():
     after = ported("import torch\n\nx = torch.ones(1).cuda(\n)\n")
     assert "torch.ones(1).to(get_accelerator().device_name())" in after
+
+
+@pytest.mark.parametrize("target", BOTH)
+def test_an_object_that_is_no_tensor_keeps_its_attribute(target):
+    assert_stays(
+        "import torch\n\n\ndef f(x):\n    return isinstance(x, (Data, Graph)) and x.is_cuda\n", target
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from acclimate.port.rules import (
+    comparisons,
     devices,
     distributed,
     graphs,
@@ -32,7 +33,7 @@ RULES: tuple[Rule, ...] = (
     devices.AvailableChoice(),
     numbers.DeviceObject(),
     devices.DeviceFormat(),
-    devices.DeviceComparison(),
+    comparisons.DeviceComparison(),
     devices.DeviceString(),
     tensors.CudaMethod(),
     tensors.IsCuda(),

@@ -6,21 +6,13 @@ import re
 
 import libcst as cst
 
-from acclimate.port.branches import branches, why_it_stays
-from acclimate.port.edits import Part, insert, replace
+from acclimate.port.edits import Part
 from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.loading import loadable
-from acclimate.port.on_a_host import may_be_yes, no_ends_program, other_kinds
-from acclimate.port.on_apple import needs_streams
-from acclimate.port.places import TEXT_STAYS, Place, Role, is_device_like, place_of
+from acclimate.port.places import Place, Role, place_of
 from acclimate.port.rules.base import Example, Finding, Rule
 from acclimate.port.rules.compared import (
-    HOST_CHANGES,
-    OTHERS,
-    and_not_host,
     as_compared,
-    is_tensors_device,
-    is_type,
 )
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
@@ -32,7 +24,13 @@ _DEVICE = re.compile(r"cuda(?::(\d+))?$")
 AT_IMPORT = "it asks for the device when the module is imported"
 
 
-def _index(text: str) -> str | None:
+def is_device(text: str) -> bool:
+    """Whether a text is the name of a device of CUDA's."""
+    return _DEVICE.match(text) is not None
+
+
+def index_of(text: str) -> str | None:
+    """The number in the name of a device."""
     found = _DEVICE.match(text)
     return found[1] if found else None
 
@@ -105,7 +103,7 @@ With `--to torch` a function of three lines is added to the file, since `torch.a
         place = place_of(file, node)
         if place.role is Role.COMPARED:
             return None
-        index = _index(text)
+        index = index_of(text)
         named = (file.target.device_type,) if index is None else file.device_at(index)
         parts = named if index is None else loadable(file, node, *named)
         if index is not None and file.target.name == "torch" and file.in_fstring(node):
@@ -149,7 +147,7 @@ name. A choice with another condition keeps it."""
             return None
         if string_value(node.body) not in ("cuda", "cuda:0"):
             return None
-        index = _index(string_value(node.body) or "")
+        index = index_of(string_value(node.body) or "")
         if index is not None and (file.target.name == "torch"):
             return None
         parts = (file.target.device_type,) if index is None else file.device_at(index)
@@ -275,242 +273,3 @@ not, so a device that gets to a `map_location`, also through a name, is `"cpu"` 
         start = place.start + len(prefix) + len(quote) + len("cuda")
         text = f"{open_}{file.target.device_type} + {prefix}{quote}"
         return (Span(whole.start, place.start), text, Span(start, whole.end), close)
-
-
-class DeviceComparison(Rule):
-    """``device.type == "cuda"``."""
-
-    code = "ACC204"
-    name = "device-comparison"
-    summary = '`device.type == "cuda"`, `"cuda" in device`, `device.startswith("cuda")`'
-    explanation = """\
-With acclimate the name of the accelerator takes the place of `"cuda"`, and the test stays false on a CPU
-(`!= "cpu"`), so that a program's own way for a host is taken as before: `--to torch` asks for nothing else than whether
-the device is something other than `"cpu"`. Where a later branch is for another type of device (`elif device.type ==
-"mps":`), the test stays false for that too. It is true on a CPU only where the program would end otherwise
-(`assert device.type == "cuda"`), or where it decides about nothing but seeds, waiting, the device, and what moves there.
-
-`if device.type != "cuda":` becomes `if device.type == "cpu":`, unless it ends the program. A text such as `device` may
-be `"cuda:1"`, which is not `"cuda"`, so it is compared with the whole name.
-
-A test that leads to a compiled CUDA extension (`_C`, `*_cuda`), to a package for NVIDIA's hardware such as apex or
-flash_attn, or to a function of the file that calls one, stays: through a name that holds the answer, a function that
-returns it, an `assert`, or a fallback before it that returns. In a file with CUTLASS kernels every such test stays.
-So does a test whose branch imports such a package, and `"cuda" in device and not torch.cuda.is_available()`, which
-finds a program that is told to use CUDA where there is none.
-
-The edit is unsafe, since the program may do on other devices what only made sense on CUDA. Better is to ask for the
-property that the branch is about, such as `get_accelerator().is_fp16_supported()`."""
-    examples = (
-        Example(
-            'import torch\n\n\ndef f(device):\n    return device.type == "cuda"\n',
-            f'{_IMPORT}\ndef f(device):\n    return device.type == get_accelerator().device_name() != "cpu"\n',
-            'import torch\n\n\ndef f(device):\n    return device.type != "cpu"\n',
-        ),
-        Example(
-            "import torch\n\n\ndef f(device):\n    return 'cuda' in device\n",
-            f"{_IMPORT}\ndef f(device):\n    return get_accelerator().device_name() in device != 'cpu'\n",
-            "import torch\n\n\ndef f(device):\n    return 'cpu' not in device\n",
-        ),
-        Example(
-            'import torch\n\n\ndef f(device):\n    match device.type:\n        case "cuda":\n            return 1\n'
-            "        case _:\n            return 2\n",
-            f"{_IMPORT}\ndef f(device):\n    match device.type:\n"
-            '        case _ if device.type == get_accelerator().device_name() != "cpu":\n            return 1\n'
-            "        case _:\n            return 2\n",
-            "import torch\n\n\ndef f(device):\n    match device.type:\n"
-            '        case _ if device.type != "cpu":\n            return 1\n        case _:\n            return 2\n',
-        ),
-        Example(
-            'import torch\n\n\ndef f(device):\n    if device.type == "cuda":\n        return 1\n'
-            '    elif device.type == "cpu":\n        return 2\n',
-            f'{_IMPORT}\ndef f(device):\n    if device.type == get_accelerator().device_name() != "cpu":\n'
-            '        return 1\n    elif device.type == "cpu":\n        return 2\n',
-            'import torch\n\n\ndef f(device):\n    if device.type != "cpu":\n        return 1\n'
-            '    elif device.type == "cpu":\n        return 2\n',
-        ),
-        Example('ok = "cuda" in rng_state\nfast = impl == "cuda"\n', None, None),
-    )
-    nodes = (cst.Comparison, cst.Call, cst.MatchCase)
-
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if isinstance(node, cst.Call):
-            return self._start(file, node)
-        if isinstance(node, cst.MatchCase):
-            return self._case(file, node)
-        if not isinstance(node, cst.Comparison):
-            return None
-        if len(node.comparisons) != 1:
-            return None
-        target = node.comparisons[0]
-        operator = target.operator
-        literals = [
-            each for each in (node.left, target.comparator) if _DEVICE.match(string_value(each) or "")
-        ]
-        if isinstance(operator, (cst.In, cst.NotIn)) and isinstance(
-            target.comparator, (cst.Tuple, cst.List, cst.Set)
-        ):
-            return self._members(file, node, target.comparator)
-        if len(literals) != 1:
-            return None
-        literal = literals[0]
-        other = target.comparator if literal is node.left else node.left
-        index = _index(string_value(literal) or "")
-        if isinstance(other, cst.Call) and called_name(other) in (
-            "device_name",
-            "communication_backend_name",
-        ):
-            return self.exempt(file, literal, "the program asks the accelerator which one it is")
-        if not is_device_like(file, other):
-            return self.exempt(file, literal, "nothing shows that a device is compared")
-        if file.text_names_device(node) and not is_tensors_device(other):
-            return self.exempt(file, literal, TEXT_STAYS)
-        if stays := why_it_stays(file, node):
-            return self.exempt(file, literal, stays)
-        negated = isinstance(operator, (cst.NotEqual, cst.NotIn))
-        is_fallback = negated and index is None and not no_ends_program(file, node)
-        is_compiled = index is None and file.torchscript.holds(node)
-        if is_compiled and any(isinstance(each, cst.Assert) for each in file.tree.ancestors(node)):
-            return self.left(file, node, "TorchScript compiles what this assertion guards", (literal,))
-        may_have_index = index is None and not is_compiled and not is_type(other)
-        flips = isinstance(operator, (cst.Equal, cst.NotEqual)) and (
-            file.target.name == "torch" or is_fallback
-        )
-        if may_have_index and flips:
-            return self._whole_name(file, node, literal, target)
-        if file.target.name == "acclimate" and not is_fallback and not is_compiled:
-            parts = (file.target.device_type,) if index is None else file.device_at(index)
-            edits, unsafe = [replace(file.span(literal), *parts)], HOST_CHANGES
-            if not negated and not may_be_yes(file, node):
-                end = file.span(target.comparator).end
-                edits, unsafe = [*edits, and_not_host(file, literal, end, self._kinds(file, node))], OTHERS
-            return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
-        flipped = {cst.Equal: "!=", cst.NotEqual: "==", cst.In: "not in", cst.NotIn: "in"}.get(type(operator))
-        if flipped is None:
-            return self.left(file, node, "this comparison has no opposite", (literal,))
-        if index is not None:
-            parts = file.device_at(index)
-            return self.convert(
-                file, node, replace(file.span(literal), *parts), unsafe=HOST_CHANGES, claims=(literal,)
-            )
-        quote = file.quote(literal)
-        left, right = file.span(node.left), file.span(target.comparator)
-        host = f"{quote}cpu{quote}"
-        kinds = ("mps",) if needs_streams(file, node) else self._kinds(file, node)
-        if kinds and flipped in ("!=", "=="):
-            host = f"({', '.join((host, *(f'{quote}{each}{quote}' for each in kinds)))})"
-            flipped = "not in" if flipped == "!=" else "in"
-        edits = [
-            replace(file.span(literal), host),
-            replace(Span(left.end, right.start), f" {flipped} "),
-        ]
-        unsafe = OTHERS if is_fallback else HOST_CHANGES
-        return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
-
-    @staticmethod
-    def _kinds(file: SourceFile, test: cst.CSTNode) -> tuple[str, ...]:
-        return () if may_be_yes(file, test) else other_kinds(file, test)
-
-    def _whole_name(
-        self, file: SourceFile, node: cst.Comparison, literal: cst.CSTNode, target: cst.ComparisonTarget
-    ) -> Finding:
-        """A comparison of a text that may be ``"cuda:1"``, which is not ``"cuda"``, and is no host either."""
-        left, right = file.span(node.left), file.span(target.comparator)
-        edits = [
-            replace(file.span(literal), file.target.device_type),
-            and_not_host(file, literal, right.end, self._kinds(file, node)),
-        ]
-        if isinstance(target.operator, cst.NotEqual):
-            plain = (cst.If, cst.While, cst.Assert, cst.BooleanOperation, cst.Assign, cst.Return)
-            alone = isinstance(file.tree.parent(node), plain) and not node.lpar
-            open_, close = ("not (", ")") if alone else ("(not (", "))")
-            edits = [
-                insert(left.start, open_),
-                replace(Span(left.end, right.start), " == "),
-                edits[0],
-                and_not_host(file, literal, right.end, self._kinds(file, node), close),
-            ]
-        return self.convert(file, node, *edits, unsafe=OTHERS, claims=(literal,))
-
-    def _case(self, file: SourceFile, node: cst.MatchCase) -> Finding | None:
-        """``case "cuda":`` of a ``match`` on a device, which becomes a test, as a pattern must be a literal."""
-        match = file.tree.parent(node)
-        literal = node.pattern.value if isinstance(node.pattern, cst.MatchValue) else None
-        if literal is None or string_value(literal) != "cuda" or not isinstance(match, cst.Match):
-            return None
-        if not is_device_like(file, match.subject):
-            return self.exempt(file, literal, "nothing shows that a device is compared")
-        if not isinstance(match.subject, (cst.Name, cst.Attribute)):
-            return self.left(file, literal, "a test would evaluate what is matched a second time")
-        quote, subject = file.quote(literal), file.tree.source(match.subject)
-        if file.target.name == "acclimate":
-            test = f"{subject} == {file.target.device_type}"
-            test += f" != {quote}cpu{quote}"
-        else:
-            test = f"{subject} != {quote}cpu{quote}"
-        edits = [replace(file.span(node.pattern), f"_ if {test}")]
-        if node.guard is not None:
-            guard = file.span(node.guard)
-            between = Span(file.span(node.pattern).end, guard.start)
-            edits += [replace(between, " and ("), insert(guard.end, ")")]
-        return self.convert(file, literal, *edits, unsafe=HOST_CHANGES)
-
-    def _members(
-        self, file: SourceFile, node: cst.Comparison, holder: cst.Tuple | cst.List | cst.Set
-    ) -> Finding | None:
-        found = [each.value for each in holder.elements if string_value(each.value) == "cuda"]
-        if not found:
-            return None
-        if not is_device_like(file, node.left):
-            return self.exempt(file, found[0], "nothing shows that a device is compared", tuple(found))
-        edits = [replace(file.span(each), file.target.device_type) for each in found]
-        has_host = any(string_value(each.value) == "cpu" for each in holder.elements)
-        if has_host or may_be_yes(file, node) or no_ends_program(file, node):
-            return self.convert(file, node, *edits, unsafe=HOST_CHANGES, claims=tuple(found))
-        left, asked = file.span(node.left), node.comparisons[0]
-        host = f"{file.quote(found[0])}cpu{file.quote(found[0])}"
-        if isinstance(asked.operator, cst.NotIn):
-            edits.append(insert(left.start, f"(not ({host} != "))
-            edits.append(replace(file.span(asked.operator), "in"))
-            edits.append(insert(file.span(asked).end, "))"))
-        else:
-            edits.append(insert(left.start, f"{host} != "))
-        return self.convert(file, node, *edits, unsafe=OTHERS, claims=tuple(found))
-
-    def _start(self, file: SourceFile, call: cst.Call) -> Finding | None:
-        if (
-            called_name(call) != "startswith"
-            or not isinstance(call.func, cst.Attribute)
-            or len(call.args) != 1
-        ):
-            return None
-        literal = call.args[0].value
-        if string_value(literal) not in ("cuda", "cuda:"):
-            return None
-        if not is_device_like(file, call.func.value):
-            return self.exempt(file, literal, "nothing shows that a device is compared")
-        if stays := why_it_stays(file, call):
-            return self.exempt(file, literal, stays)
-        if any("[5:]" in file.tree.source(place) for place in branches(file, call)):
-            return self.left(file, literal, 'the length of "cuda:" is counted on', (literal,))
-        if string_value(literal) == "cuda:":
-            quote = file.quote(literal)
-            edit = replace(file.span(literal), f"{file.target.device_type} + {quote}:{quote}")
-            return self.convert(file, call, edit, unsafe=OTHERS, claims=(literal,))
-        if file.target.name == "acclimate":
-            edit, place = replace(file.span(literal), file.target.device_type), file.span(call)
-            if may_be_yes(file, call):
-                return self.convert(file, call, edit, unsafe=HOST_CHANGES, claims=(literal,))
-            rest = insert(place.end, f" and {file.target.device_type}")
-            not_host = and_not_host(file, literal, place.end, self._kinds(file, call), ")")
-            around = (insert(place.start, "("), edit, rest, not_host)
-            return self.convert(file, call, *around, unsafe=OTHERS, claims=(literal,))
-        quote = file.quote(literal)
-        place = file.span(call)
-        hosts = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *self._kinds(file, call)))
-        edits = (
-            insert(place.start, "(not "),
-            replace(file.span(literal), f"({hosts})" if "," in hosts else hosts),
-            insert(place.end, ")"),
-        )
-        return self.convert(file, call, *edits, unsafe=HOST_CHANGES, claims=(literal,))

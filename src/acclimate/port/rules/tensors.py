@@ -24,7 +24,7 @@ from acclimate.port.rules.devices import AT_IMPORT
 from acclimate.port.sinks import holds_device_name
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
-from acclimate.port.tree import Span, called_name, has_unpacking, keyword, positional, string_value
+from acclimate.port.tree import Span, called_name, has_unpacking, keyword, positional, string_value, walk
 from acclimate.port.values import DEVICE_NAME, Kind, methods
 
 _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
@@ -236,6 +236,8 @@ what TorchScript compiles, both targets compare the device's type."""
         own = isinstance(node.value, cst.Name) and _OWN_OBJECTS.match(node.value.value)
         if is_assigned(file, node) or own or (isinstance(parent, cst.Call) and parent.func is node):
             return self.exempt(file, node, "an attribute that the program defines")
+        if _is_something_else(file, node):
+            return self.left(file, node, "`isinstance` beside it names a class that is no tensor")
         if isinstance(parent, cst.FormattedStringExpression):
             return self.exempt(file, node, "it is part of a message")
         unsafe = "" if _is_torch_object(file, node.value) else "it may not be a tensor"
@@ -349,6 +351,20 @@ are changed together or not at all."""
         host = f"{file.target.device_type} != {quote}cpu{quote}"
         text = host if isinstance(file.target, AcclimateTarget) else file.target.not_host
         return self.becomes(file, given.value, text)
+
+
+def _is_something_else(file: SourceFile, question: cst.Attribute) -> bool:
+    """Whether ``isinstance(x, Data) and x.is_cuda`` says that ``x`` is no tensor."""
+    at = file.tree.parent(question)
+    held = file.tree.source(question.value)
+    while isinstance(at, cst.BooleanOperation):
+        for each in walk(at):
+            if not isinstance(each, cst.Call) or called_name(each) != "isinstance" or len(each.args) != 2:
+                continue
+            if file.tree.source(each.args[0].value) == held:
+                return re.search(r"Tensor|Parameter|Storage", file.tree.source(each.args[1].value)) is None
+        at = file.tree.parent(at)
+    return False
 
 
 def _makes_tensor(file: SourceFile, node: cst.CSTNode) -> bool:
