@@ -71,8 +71,10 @@ void Step::update_screen(const Call& call, int threads) {
     screen_.reset();  // all of the head is read, so there is no memory to be saved beside it
   }
   // The first token does not wait for the copy, and then reads the head that the copy is compared with.
-  screens_ = can_screen_ && call.best != nullptr && call.logits == nullptr && call.batch <= most_sequences &&
-             call.length == 1;
+  const bool is_greedy = call.best != nullptr && call.logits == nullptr;
+  const bool may_screen = can_screen_ && is_greedy && call.batch <= most_sequences;
+  screens_ = may_screen && call.length == 1;
+  releases_head_ = may_screen && call.length > 1 && decoder_.head->parts[0].weight.scheme == Scheme::dense;
   checks_screen_ = screen_ != nullptr && !screen_is_checked_ && call.length > 1 &&
                    (call.best != nullptr || call.logits != nullptr);
   screen_is_current_.store(true, std::memory_order_relaxed);
@@ -120,8 +122,12 @@ void Step::finish(const Call& call, Own& own, int thread, int threads) {
   if (screens_ && find_best(call, own, normed, first, last, threads)) {
     return;
   }
+  const Weight& weight = head.parts[0].weight;
+  // Also when the next step tries the coarse copy again.
+  const bool releases =
+      releases_head_ || (screens_ && own.unscreened_steps == 0 && weight.scheme == Scheme::dense);
   std::optional<FilePages> pages;
-  if (checks_screen_) {
+  if (checks_screen_ || releases) {
     pages.emplace();
   }
   // Without logits to keep, those of a few rows at a time.
@@ -129,8 +135,12 @@ void Step::finish(const Call& call, Own& own, int thread, int threads) {
   for (int64_t row = first; row < last; row += head_rows) {
     const int64_t count = std::min(head_rows, last - row);
     multiply(head, own, normed, row, row + count, batch, memory - row, head_rows);
-    if (checks_screen_ && !screen_->is_current(*pages, row, row + count)) {
-      screen_is_current_.store(false, std::memory_order_relaxed);
+    if (checks_screen_) {
+      if (!screen_->is_current(*pages, row, row + count)) {
+        screen_is_current_.store(false, std::memory_order_relaxed);
+      }
+    } else if (releases) {
+      pages->was_read(weight.data + row * weight.stride, count * weight.stride);
     }
     for (int64_t i = 0; i < batch; ++i) {
       float* logits = memory + i * head_rows;

@@ -156,6 +156,7 @@ class Step {
   std::unique_ptr<Screen> screen_;
   bool can_screen_ = false, screens_ = false, screen_is_checked_ = false;
   bool checks_screen_ = false;  // while it reads all of the head
+  bool releases_head_ = false;  // from memory, as the next steps read its coarse copy
   std::atomic<bool> screen_is_current_{true};
   std::atomic<float> largest_[max_rows];  // of each sequence: the largest logit so far
   std::vector<std::unique_ptr<Own>> own_;
