@@ -102,8 +102,8 @@ int64_t whole_blocks(int64_t columns);
 // The memory that some arranged rows take.
 int64_t arranged_bytes(int64_t rows, int64_t k);
 
-// Puts rows of a weight in the order of the product, rounded to bf16 where the processor has vectors of its
-// products; the first row of a quantised weight is a multiple of group_rows.
+// Puts rows of a weight in the order of the product, rounded to bf16 where vectors of its products are the
+// fastest here, else in float32; the first row of a quantised weight is a multiple of group_rows.
 void arrange(const Weight& weight, int64_t first, int64_t last, void* to);
 
 // y[i * y_stride + row] = or += the product of input i with an arranged row. It writes whole groups of rows.
