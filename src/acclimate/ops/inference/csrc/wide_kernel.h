@@ -1,5 +1,5 @@
 // Weights of any scheme times many inputs in bf16, in float32, for x86 processors whose vectors have no
-// products of bf16; included after simd/avx2.h or simd/avx512.h.
+// products of bf16, or slow ones; included after simd/avx2.h or simd/avx512.h.
 //
 // Rows are first widened in the order of the product, 16 at a time: [k][16 rows]. A vector holds a column of
 // all 16 rows, and an input's value is the same for all of them. Each sum goes through the columns in their
