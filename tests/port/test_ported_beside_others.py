@@ -307,3 +307,88 @@ def test_an_object_that_is_no_tensor_keeps_its_attribute(target):
     assert_stays(
         "import torch\n\n\ndef f(x):\n    return isinstance(x, (Data, Graph)) and x.is_cuda\n", target
     )
+
+
+def test_a_host_with_two_memory_nodes_goes_on_as_one_device():
+    after = ported("import torch\n\nif torch.cuda.device_count() > 1:\n    model = wrap(model)\n")
+    assert 'if (get_accelerator().device_name() != "cpu" and get_accelerator().device_count() > 1):' in after
+
+
+def test_a_number_of_devices_that_chooses_a_way_for_a_host_is_none_there():
+    after = ported(
+        """
+        import torch
+
+        if torch.cuda.device_count() == 0:
+            f()
+        else:
+            assert g().type == "cuda"
+        """
+    )
+    assert 'if get_accelerator().device_name() == "cpu":' in after
+
+
+def test_a_state_that_a_host_does_not_save_is_not_restored_there():
+    after = ported(
+        """
+        import torch
+
+
+        def restore(state):
+            if torch.cuda.is_available():
+                torch.cuda.set_rng_state(state)
+            else:
+                assert state is None
+        """
+    )
+    assert 'if get_accelerator().device_name() != "cpu":' in after
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [("acclimate", "get_accelerator().set_device(i)"), ("torch", "torch.accelerator.set_device_index(i)")],
+)
+def test_a_device_that_is_made_to_be_set_is_its_number(target, expected):
+    assert expected in ported(
+        "import torch\n\n\ndef f(i):\n    torch.cuda.set_device(torch.cuda.device(i))\n", target
+    )
+
+
+def test_an_index_into_tensors_is_no_device():
+    assert_stays("import torch\n\n\ndef f(x, bbsz_idx):\n    return torch.tensor(x).to(bbsz_idx)\n")
+
+
+def test_a_scaler_that_is_asserted_is_torchs_own_class():
+    after = ported(
+        "import torch\n\n\ndef t(self, x):\n    self.assertIsInstance(x, torch.cuda.amp.GradScaler)\n"
+    )
+    assert "self.assertIsInstance(x, torch.amp.GradScaler)" in after
+
+
+@pytest.mark.parametrize("target", BOTH)
+def test_settings_of_mmengine_stay(target):
+    assert_stays(
+        "from mmengine.dataset import D\n\ndist_cfg = dict(backend='nccl')\ndata = dict(type=D)\n", target
+    )
+
+
+@pytest.mark.parametrize("target", BOTH)
+def test_a_skip_stays_where_the_test_compares_with_cuda_by_name(target):
+    assert_stays(
+        """
+        import unittest
+
+        import torch
+
+
+        @unittest.skipIf(not torch.cuda.is_available(), "needs CUDA")
+        def test(self):
+            self.assertEqual(f().type, "cuda")
+        """,
+        target,
+    )
+
+
+def test_a_function_of_another_module_that_moves_to_a_gpu_is_not_called_on_a_host():
+    after = ported("import torch\n\nif device.type == 'cuda':\n    copy_model_to_gpu(model)\n")
+    assert "get_accelerator().device_name() != 'cpu'" in after

@@ -279,6 +279,14 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
         if decisions[index].status is Status.CONVERTED and keeps:
             decisions[index].status = Status.LEFT
             decisions[index].reason = "the branch names CUDA's device in a form that is not ported"
+    if decisions[index].status is Status.CONVERTED and _is_test(file, finding) and finding.node is not None:
+        function = next(
+            (each for each in file.tree.ancestors(finding.node) if isinstance(each, cst.Decorator)), None
+        )
+        decorated = file.tree.parent(function) if function is not None else None
+        if decorated is not None and _keeps_device(file, file.span(decorated), decisions):
+            decisions[index].status = Status.LEFT
+            decisions[index].reason = "what it decorates names CUDA's device in a form that is not ported"
     for body in branches_of_answer(file, finding.node) if _is_test(file, finding) else []:
         needs += [
             other

@@ -84,6 +84,25 @@ def other_kinds(file: SourceFile, question: cst.CSTNode) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*kinds, *file.other_kinds]))
 
 
+def count_may_be_one(file: SourceFile, count: cst.CSTNode, test: cst.CSTNode) -> bool:
+    """Whether a test of the number of devices may take the host for one, as :func:`may_be_yes`."""
+    return ends_without(file, count) or _decides_alike(file, test)
+
+
+def asks_for_several(file: SourceFile, count: cst.CSTNode) -> tuple[cst.CSTNode, bool] | None:
+    """The test whether there are several devices, and whether several make it true; ``None``: no such test.
+
+    ``device_count() > 1``, ``device_count() < 4``.
+    """
+    around = file.tree.parent(count)
+    if not isinstance(around, cst.Comparison) or len(around.comparisons) != 1 or around.left is not count:
+        return None
+    operator = around.comparisons[0].operator
+    if isinstance(operator, (cst.GreaterThan, cst.GreaterThanEqual)):
+        return around, True
+    return (around, False) if isinstance(operator, (cst.LessThan, cst.LessThanEqual)) else None
+
+
 def asks_for_none(file: SourceFile, count: cst.CSTNode) -> tuple[cst.CSTNode, bool] | None:
     """The test whether a number of devices is 0, and whether it is true for none; ``None``: there is no test.
 
@@ -224,7 +243,9 @@ def _is_call_alike(file: SourceFile, call: cst.Call) -> bool:
     full, name = file.tree.qualified(call.func) or "", called_name(call) or ""
     if full.startswith("torch.cuda."):
         return full.rpartition(".")[2] in _ALIKE
-    if full == "torch.device" or name in _NEUTRAL or _MOVES.search(name):
+    if full == "torch.device" or name in _NEUTRAL:
         return True
+    if _MOVES.search(name) and isinstance(call.func, cst.Name):
+        return any(isinstance(each.node, cst.FunctionDef) for each in file.tree.assignments(call.func))
     moves = isinstance(call.func, cst.Attribute) and name in ("cuda", "to", "cpu", "pin_memory")
     return moves and _HALF.search(" ".join(file.tree.source(each) for each in call.args)) is None

@@ -41,7 +41,7 @@ UNKNOWN = Value(Kind.UNKNOWN, certain=False)
 
 DEVICE_NAME = re.compile(r"(^|_)(device|dev)(_?(type|name|str|string))?$|^device", re.IGNORECASE)
 NUMBER_NAME = re.compile(
-    r"(^|_)(rank|gpu|gpu_?ids?|gpu_?index|gpu_?idx|gpu_?num|device_?(id|index|idx|num)|dev_?id|i|idx|index)$",
+    r"(^|_)(rank|gpu|gpu_?ids?|gpu_?index|gpu_?idx|gpu_?num|device_?(id|index|idx|num)|dev_?id|i)$",
     re.IGNORECASE,
 )
 BACKEND_NAME = re.compile(r"(^|_)backend$", re.IGNORECASE)

@@ -13,7 +13,7 @@ from acclimate.port.rules.compared import HOST_CHANGES
 from acclimate.port.rules.devices import AT_IMPORT
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
-from acclimate.port.tree import called_name, positional, string_value, walk
+from acclimate.port.tree import called_name, dotted, positional, string_value, walk
 from acclimate.port.values import BACKEND_NAME
 
 _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
@@ -75,7 +75,7 @@ mmcv's programs do, stays: who reads it may not import what the edit needs."""
             return self._both(file, node)
         if text.lower() != "nccl":
             return None
-        if _is_settings_alone(file):
+        if _is_settings_alone(file, node):
             return self.left(file, node, "this file holds settings alone, and who reads them may not import")
         found = self._role(file, node)
         if found is None:
@@ -173,11 +173,18 @@ mmcv's programs do, stays: who reads it may not import what the edit needs."""
         return None
 
 
-def _is_settings_alone(file: SourceFile) -> bool:
-    """Whether a file only binds names to literals, as the settings of mmcv's programs do."""
-    code = (cst.Import, cst.ImportFrom, cst.FunctionDef, cst.ClassDef)
+def _is_settings_alone(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a file only binds names, as the settings of mmcv's programs do, or in it this is one of them."""
+    if any(file.tree.of_type(each) for each in (cst.FunctionDef, cst.ClassDef)):
+        return False
     calls = {called_name(each) for each in file.tree.of_type(cst.Call)}
-    return not any(file.tree.of_type(each) for each in code) and calls <= {"dict"}
+    if calls <= {"dict"} and not file.module_imports:
+        return True
+    # mmengine makes a lazy object of whatever such a file imports.
+    statement = file.tree.statement(node)
+    targets = [each.target for each in statement.targets] if isinstance(statement, cst.Assign) else []
+    names = {dotted(each) for each in targets}
+    return bool(names & {"dist_cfg", "dist_params", "env_cfg"}) and file.needs_torch_import
 
 
 def _compares_backend(file: SourceFile, at: cst.CSTNode) -> bool:

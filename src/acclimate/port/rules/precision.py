@@ -10,7 +10,7 @@ from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_read
 from acclimate.port.rules.devices import AT_IMPORT, unsafe_at_import
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
-from acclimate.port.tree import Span, has_unpacking, positional
+from acclimate.port.tree import Span, called_name, has_unpacking, positional
 
 _PLAIN = {
     "amp.autocast": "autocast", "amp.autocast_mode.autocast": "autocast",
@@ -19,6 +19,8 @@ _PLAIN = {
     "amp.autocast_mode.custom_fwd": "custom_fwd", "amp.autocast_mode.custom_bwd": "custom_bwd",
 }  # fmt: skip
 _ARGUMENTS = {"autocast": ("enabled", "dtype", "cache_enabled")}
+
+_ASKS_FOR_CLASS = {"isinstance", "issubclass", "assertIsInstance", "assertNotIsInstance"}
 
 
 class MixedPrecision(Rule):
@@ -78,6 +80,10 @@ A decorator in a class runs when the module is imported, so the accelerator is c
         if plain is None:
             return self.left(file, node, f"torch.cuda.{name} has no equal on every device", (function,))
         unsafe = AT_IMPORT if file.runs_at_import(node) else ""
+        call = file.tree.parent(parent) if isinstance(parent, cst.Arg) else None
+        if plain == "GradScaler" and isinstance(call, cst.Call) and called_name(call) in _ASKS_FOR_CLASS:
+            # What a library makes is torch's class, of which each device's own is one.
+            return self.becomes(file, node, f"{file.torch}.amp.GradScaler")
         if isinstance(target, AcclimateTarget) and not target.of_deepspeed:
             edit = replace(file.span(function), f"{target.accelerator}.amp.{plain}")
             return self.convert(file, node, edit, unsafe=unsafe, claims=(function,))
@@ -86,14 +92,6 @@ A decorator in a class runs when the module is imported, so the accelerator is c
         if plain.startswith("custom_") and isinstance(parent, cst.Decorator):
             text = f"{file.torch}.amp.{plain}(device_type={target.device_type})"
             return self.becomes(file, node, text, unsafe=unsafe)
-        if plain == "GradScaler" and not isinstance(file.tree.parent(parent or node), cst.ClassDef):
-            call = file.tree.parent(parent) if isinstance(parent, cst.Arg) else None
-            if (
-                isinstance(call, cst.Call)
-                and isinstance(call.func, cst.Name)
-                and call.func.value == "isinstance"
-            ):
-                return self.becomes(file, node, f"{file.torch}.amp.GradScaler")
         return self.left(file, node, f"torch.amp.{plain} needs the type of the device where it is called")
 
     def _call(self, file: SourceFile, node: cst.Call, plain: str, unsafe: str) -> Finding:

@@ -10,7 +10,14 @@ from acclimate.port.branches import why_it_stays
 from acclimate.port.counts import decides_processes, ends_without
 from acclimate.port.edits import Edit, Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
-from acclimate.port.on_a_host import asks_for_none, may_be_yes, needs_zero, other_kinds
+from acclimate.port.on_a_host import (
+    asks_for_none,
+    asks_for_several,
+    count_may_be_one,
+    may_be_yes,
+    needs_zero,
+    other_kinds,
+)
 from acclimate.port.on_apple import needs_streams
 from acclimate.port.questions import chooses_package, is_flag_beside_others
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read, margin_of
@@ -46,6 +53,15 @@ def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) 
         return (*parts, f" if {condition} else None")
     on_host = spelling.on_host.replace("'", quote)
     return ("(", *parts, f" if {condition} else {on_host})")
+
+
+def _device_that_is_set(file: SourceFile, call: cst.Call) -> cst.BaseExpression | None:
+    """The number in ``torch.cuda.set_device(torch.cuda.device(i))``, where it may stand alone."""
+    argument = file.tree.parent(call)
+    around = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
+    if not isinstance(around, cst.Call) or cuda_name(file, around.func) != "set_device":
+        return None
+    return call.args[0].value if len(call.args) == 1 and call.args[0].keyword is None else None
 
 
 def _asks_stream(file: SourceFile, call: cst.Call) -> bool:
@@ -156,6 +172,8 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         claims = (node.func,)
         if name == "is_available" and chooses_package(file, node):
             return self.left(file, node, "it decides about a package for NVIDIA's hardware", claims)
+        if name == "device" and (chosen := _device_that_is_set(file, node)) is not None:
+            return self.becomes(file, node, file.span(chosen), claims=claims)
         stays = why_it_stays(file, node) if name == "is_available" else ""
         if not stays and name in ("is_available", "device_count") and is_flag_beside_others(file, node):
             stays = "the program has a flag of its own for other devices beside it"
@@ -248,10 +266,20 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         """A number of devices that the program compares with 0, which a host has; ``None``: any other."""
         quote, kind = file.quote(node), target.device_type
         asked = asks_for_none(file, node)
-        if asked is not None and not may_be_yes(file, asked[0]):
+        if asked is not None and not count_may_be_one(file, node, asked[0]):
             around, is_none = asked
             text = f"{kind} {'==' if is_none else '!='} {quote}cpu{quote}"
             return self.convert(file, node, replace(file.span(around), text), claims=(node.func,))
+        several = asks_for_several(file, node) if asked is None else None
+        if several is not None and not ends_without(file, node):
+            # A host with two memory nodes counts as two devices, and goes on as one.
+            around, is_several = several
+            start = (
+                f"({kind} != {quote}cpu{quote} and " if is_several else f"({kind} == {quote}cpu{quote} or "
+            )
+            count, place = file.span(node), file.span(around)
+            parts = (start, f"{target.accelerator}.device_count()", Span(count.end, place.end), ")")
+            return self.convert(file, node, replace(place, *parts), claims=(node.func,))
         if not needs_zero(file, node):
             return None
         text = f"({target.accelerator}.device_count() if {kind} != {quote}cpu{quote} else 0)"
