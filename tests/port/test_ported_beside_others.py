@@ -392,3 +392,48 @@ def test_a_skip_stays_where_the_test_compares_with_cuda_by_name(target):
 def test_a_function_of_another_module_that_moves_to_a_gpu_is_not_called_on_a_host():
     after = ported("import torch\n\nif device.type == 'cuda':\n    copy_model_to_gpu(model)\n")
     assert "get_accelerator().device_name() != 'cpu'" in after
+
+
+def test_a_device_that_a_user_must_ask_for_is_not_chosen_before():
+    after = ported(
+        """
+        import torch
+
+        if torch.cuda.device_count() > 0:
+            device = "cuda"
+        elif torch.backends.mps.is_available() and OPTED:
+            device = "mps"
+        else:
+            device = "cpu"
+        """
+    )
+    assert 'if get_accelerator().device_name() not in ("cpu", "mps"):' in after
+
+
+def test_a_list_of_devices_without_one_that_the_file_knows_stays():
+    assert_stays(
+        "import torch\n\nif device == 'mps':\n    f()\nfast = device in ('cuda', 'cpu')\n",
+    )
+
+
+def test_at_least_one_device_is_one_on_a_host_of_two_memory_nodes():
+    after = ported("import torch\n\nworkers = max(1, torch.cuda.device_count())\n")
+    number = '(get_accelerator().device_count() if get_accelerator().device_name() != "cpu" else 0)'
+    assert f"max(1, {number})" in after
+
+
+@pytest.mark.parametrize("target", BOTH)
+def test_a_state_beside_a_lazy_call_of_cuda_stays(target):
+    assert_stays(
+        """
+        import torch
+        from torch.cuda import _lazy_call
+
+
+        def fork(state):
+            saved = torch.cuda.get_rng_state()
+            _lazy_call(lambda: restore(state))
+            return saved
+        """,
+        target,
+    )

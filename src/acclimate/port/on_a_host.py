@@ -43,7 +43,10 @@ def may_be_yes(file: SourceFile, question: cst.CSTNode) -> bool:
     if isinstance(question, cst.Comparison) and asks_for_missing_cuda(file, question):
         return True  # a host's device, where there is no other
     uses = uses_of_answer(file, question)
-    return bool(uses) and all(ends_without(file, use) or _decides_alike(file, use) for use in uses)
+    return bool(uses) and all(
+        ends_without(file, use) or (_decides_alike(file, use) and not _kinds_in_later_branches(file, use))
+        for use in uses
+    )
 
 
 def no_ends_program(file: SourceFile, question: cst.CSTNode) -> bool:
@@ -65,6 +68,11 @@ def no_ends_program(file: SourceFile, question: cst.CSTNode) -> bool:
 
 def other_kinds(file: SourceFile, question: cst.CSTNode) -> tuple[str, ...]:
     """The types of other devices that later branches, or other places in the file, have a way for."""
+    return tuple(dict.fromkeys([*_kinds_in_later_branches(file, question), *file.other_kinds]))
+
+
+def _kinds_in_later_branches(file: SourceFile, question: cst.CSTNode) -> list[str]:
+    """The types of devices that are asked for where the answer is no: ``elif mps.is_available():``."""
     found: list[str] = []
     below = question
     for around in file.tree.ancestors(question):
@@ -80,13 +88,13 @@ def other_kinds(file: SourceFile, question: cst.CSTNode) -> tuple[str, ...]:
         if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
             break
         below = around
-    kinds = [each for text in found for each in kinds_in(text)]
-    return tuple(dict.fromkeys([*kinds, *file.other_kinds]))
+    return [each for text in found for each in kinds_in(text)]
 
 
 def count_may_be_one(file: SourceFile, count: cst.CSTNode, test: cst.CSTNode) -> bool:
     """Whether a test of the number of devices may take the host for one, as :func:`may_be_yes`."""
-    return ends_without(file, count) or _decides_alike(file, test)
+    alike = _decides_alike(file, test) and not _kinds_in_later_branches(file, test)
+    return ends_without(file, count) or alike
 
 
 def asks_for_several(file: SourceFile, count: cst.CSTNode) -> tuple[cst.CSTNode, bool] | None:
@@ -126,8 +134,11 @@ _FROM_ONE = (cst.LessThan, cst.GreaterThanEqual)
 
 
 def needs_zero(file: SourceFile, count: cst.CSTNode) -> bool:
-    """Whether the program asks elsewhere whether a number of devices, which something holds, is 0."""
+    """Whether a program asks elsewhere if a number of devices is 0, or takes at least 1: ``max(1, n)``."""
     holder = file.tree.parent(count)
+    call = file.tree.parent(holder) if isinstance(holder, cst.Arg) else None
+    if isinstance(call, cst.Call) and called_name(call) == "max":
+        return any(isinstance(each.value, cst.Integer) and each.value.value == "1" for each in call.args)
     names: list[cst.Name | cst.Attribute] = []
     if isinstance(holder, cst.Assign):
         names = [each.target for each in holder.targets if isinstance(each.target, (cst.Name, cst.Attribute))]

@@ -209,6 +209,9 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         if not is_device_like(file, node.left):
             return self.exempt(file, found[0], "nothing shows that a device is compared", tuple(found))
         edits = [replace(file.span(each), file.target.device_type) for each in found]
+        listed = {string_value(each.value) for each in holder.elements}
+        if beside := [each for each in self._kinds(file, node) if each not in listed]:
+            return self.left(file, node, f"the program has a way of its own for {beside[0]}", tuple(found))
         has_host = any(string_value(each.value) == "cpu" for each in holder.elements)
         if has_host or may_be_yes(file, node) or no_ends_program(file, node):
             return self.convert(file, node, *edits, unsafe=HOST_CHANGES, claims=tuple(found))

@@ -28,6 +28,7 @@ from acclimate.port.tree import Span, called_name, has_unpacking, walk
 
 _OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
 _HANDLES = ("cuda_stream", "cuda_event", "_as_parameter_")
+_STATES = ("get_rng_state", "set_rng_state", "manual_seed")
 _TENSOR_SUFFIX = "Tensor"
 _ON_EVERY_DEVICE = ("name", "total_memory")
 _PROPERTIES_OF_HOST = {"name": "'cpu'", "gcnArchName": "''", "multi_processor_count": "1"}
@@ -189,6 +190,8 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
                 return finding
         if name == "is_available" and needs_streams(file, node):
             return self._not_on_a_host(file, node, ("mps",))
+        if name in _STATES and "_lazy_call" in file.names:
+            return self.left(file, node, "it goes together with torch.cuda's `_lazy_call`", claims)
         spelling = file.target.runtime(name)
         if isinstance(spelling, Missing):
             return self.left(file, node, spelling.reason, claims)
@@ -268,7 +271,9 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         asked = asks_for_none(file, node)
         if asked is not None and not count_may_be_one(file, node, asked[0]):
             around, is_none = asked
-            text = f"{kind} {'==' if is_none else '!='} {quote}cpu{quote}"
+            hosts = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *other_kinds(file, around)))
+            operator = ("in" if is_none else "not in") if "," in hosts else ("==" if is_none else "!=")
+            text = f"{kind} {operator} {f'({hosts})' if ',' in hosts else hosts}"
             return self.convert(file, node, replace(file.span(around), text), claims=(node.func,))
         several = asks_for_several(file, node) if asked is None else None
         if several is not None and not ends_without(file, node):
