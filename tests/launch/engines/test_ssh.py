@@ -247,4 +247,5 @@ def test_a_plan_longer_than_a_pipe_arrives(jobs: Jobs) -> None:
     jobs.environment |= {"FIRST": "1" * 100_000, "SECOND": "2" * 100_000}
     code = "import os; print(len(os.environ['FIRST']) + len(os.environ['SECOND']))"
     ended = jobs.run(code, *SSH, "--env", "FIRST", "--env", "SECOND")
-    assert set(ended.stdout.splitlines()) == {f"[rank {rank}] 200000" for rank in range(4)}
+    expected = {f"[rank {rank}] 200000" for rank in range(4)}
+    assert set(ended.stdout.splitlines()) == expected, ended.stderr
