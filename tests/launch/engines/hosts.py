@@ -36,7 +36,12 @@ read go
 echo ready
 exec cat
 """
-_SSHD = "ip link set net0 up; /usr/sbin/sshd -f {folder}/sshd_config -E {folder}/sshd-{name}.log"
+# sshd goes to the background before it listens. 0A: listens; 0016 and 08AE: ports 22 and 2222.
+_SSHD = """
+ip link set net0 up
+/usr/sbin/sshd -f {folder}/sshd_config -E {folder}/sshd-{name}.log
+until grep -q ':0016 .* 0A ' /proc/net/tcp && grep -q ':08AE .* 0A ' /proc/net/tcp; do sleep 0.01; done
+"""
 
 
 def why_not() -> str | None:
