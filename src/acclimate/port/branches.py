@@ -241,10 +241,16 @@ def _whole_test(file: SourceFile, part: cst.CSTNode) -> cst.CSTNode:
     return whole
 
 
+def decided_by(file: SourceFile, question: cst.CSTNode) -> cst.If | cst.IfExp | None:
+    """The ``if`` statement or the conditional expression whose whole test a question is, or is part of."""
+    whole = _whole_test(file, question)
+    above = file.tree.parent(whole)
+    return above if isinstance(above, (cst.If, cst.IfExp)) and above.test is whole else None
+
+
 def _skips(file: SourceFile, test: cst.CSTNode) -> bool:
     """Whether a test is skipped where a condition is true."""
-    whole = _whole_test(file, test)
-    statement = file.tree.parent(whole)
+    statement = decided_by(file, test)
     return isinstance(statement, cst.If) and "skip" in file.tree.source(statement.body).lower()
 
 
@@ -278,13 +284,9 @@ def _asks_for_cuda(node: cst.CSTNode) -> bool:
 
 def _imports_kernels_within(file: SourceFile, place: Span) -> bool:
     """Whether a package for NVIDIA's hardware is imported in a place."""
-    imports: list[cst.Import | cst.ImportFrom] = [
-        *file.tree.of_type(cst.Import),
-        *file.tree.of_type(cst.ImportFrom),
-    ]
     return any(
         _KERNEL_MODULES & set(_parts_of_names(each))
-        for each in imports
+        for each in file.tree.imports
         if place.start <= file.span(each).start and file.span(each).end <= place.end
     )
 

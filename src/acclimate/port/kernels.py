@@ -37,11 +37,7 @@ class Kernels:
     @cached_property
     def are_for_cuda_alone(self) -> bool:
         """Whether the file writes kernels in a language for NVIDIA's hardware alone."""
-        statements: list[cst.Import | cst.ImportFrom] = [
-            *self._tree.of_type(cst.Import),
-            *self._tree.of_type(cst.ImportFrom),
-        ]
-        return any(_LANGUAGES & set(_imported(each)) for each in statements)
+        return not _LANGUAGES.isdisjoint(self._tree.imported_packages)
 
     def called_in(self, places: list[Span]) -> str:
         """The name of a function of CUDA's own that is called in one of some places; ``""`` where none is."""
@@ -156,15 +152,6 @@ class Kernels:
         """Whether a function is one of torch's that is not for CUDA alone by its name."""
         name = self._tree.qualified(node) or ""
         return name.startswith("torch.") and not name.startswith("torch.ops.") and not _is_cudnn(name)
-
-
-def _imported(node: cst.Import | cst.ImportFrom) -> Iterator[str]:
-    """The packages that a statement imports, or imports from."""
-    if isinstance(node, cst.Import):
-        for alias in node.names:
-            yield dotted(alias.name).partition(".")[0]
-    elif not node.relative:
-        yield dotted(node.module).partition(".")[0]
 
 
 def _texts(node: cst.CSTNode) -> Iterator[str]:

@@ -11,7 +11,7 @@ import re
 
 import libcst as cst
 
-from acclimate.port.branches import asks_for_missing_cuda, later_tests, refuses
+from acclimate.port.branches import asks_for_missing_cuda, decided_by, later_tests, refuses
 from acclimate.port.counts import ends_without, expects_devices
 from acclimate.port.questions import one_use_chooses_package, uses_of_answer
 from acclimate.port.source import SourceFile, kinds_in
@@ -29,6 +29,8 @@ _NEUTRAL = {
     "manual_seed",
 }
 _MOVES = re.compile(r"(^|_)(to|move|move_to|put_on)_(cuda|gpu|device)$")
+_FROM_ONE = (cst.LessThan, cst.GreaterThanEqual)
+"""What tells none from one or more beside a 1: ``device_count() < 1``."""
 
 
 def may_be_yes(file: SourceFile, question: cst.CSTNode) -> bool:
@@ -73,22 +75,15 @@ def other_kinds(file: SourceFile, question: cst.CSTNode) -> tuple[str, ...]:
 
 def _kinds_in_later_branches(file: SourceFile, question: cst.CSTNode) -> list[str]:
     """The types of devices that are asked for where the answer is no: ``elif mps.is_available():``."""
-    found: list[str] = []
-    below = question
-    for around in file.tree.ancestors(question):
-        if isinstance(around, cst.If) and below is around.test:
-            found = [file.tree.source(each.test) for each in later_tests(file, around)]
-            break
-        if isinstance(around, cst.IfExp) and below is around.test:
-            at: cst.BaseExpression = around.orelse
-            while isinstance(at, cst.IfExp):
-                found.append(file.tree.source(at.test))
-                at = at.orelse
-            break
-        if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
-            break
-        below = around
-    return [each for text in found for each in kinds_in(text)]
+    decided = decided_by(file, question)
+    tests: list[cst.BaseExpression] = []
+    if isinstance(decided, cst.If):
+        tests = [each.test for each in later_tests(file, decided)]
+    at = decided.orelse if isinstance(decided, cst.IfExp) else None
+    while isinstance(at, cst.IfExp):
+        tests.append(at.test)
+        at = at.orelse
+    return [kind for test in tests for kind in kinds_in(file.tree.source(test))]
 
 
 def count_may_be_one(file: SourceFile, count: cst.CSTNode, test: cst.CSTNode) -> bool:
@@ -130,26 +125,22 @@ def asks_for_none(file: SourceFile, count: cst.CSTNode) -> tuple[cst.CSTNode, bo
     return None
 
 
-_FROM_ONE = (cst.LessThan, cst.GreaterThanEqual)
-
-
 def needs_zero(file: SourceFile, count: cst.CSTNode) -> bool:
     """Whether a program asks elsewhere if a number of devices is 0, or takes at least 1: ``max(1, n)``."""
     holder = file.tree.parent(count)
     call = file.tree.parent(holder) if isinstance(holder, cst.Arg) else None
     if isinstance(call, cst.Call) and called_name(call) == "max":
         return any(isinstance(each.value, cst.Integer) and each.value.value == "1" for each in call.args)
-    names: list[cst.Name | cst.Attribute] = []
+    uses: list[cst.CSTNode] = []
     if isinstance(holder, cst.Assign):
         names = [each.target for each in holder.targets if isinstance(each.target, (cst.Name, cst.Attribute))]
-    uses = [use for name in names for use in file.tree.reads(name)]
-    if isinstance(holder, cst.Return):
+        uses = [use for name in names for use in file.tree.reads(name)]
+    elif isinstance(holder, cst.Return):
         function = file.tree.function(holder)
         name = function.name.value if isinstance(function, cst.FunctionDef) else ""
-        uses = [each for each in file.tree.of_type(cst.Attribute) if each.attr.value == name]
-        calls = [each for each in file.tree.of_type(cst.Call) if called_name(each) == name]
-        uses = [each for each in uses if not isinstance(file.tree.parent(each), cst.Call)]
-        return any(_own_answer(file, each) for each in (*uses, *calls))
+        named = [each for each in file.tree.of_type(cst.Attribute) if each.attr.value == name]
+        uses += [each for each in named if not isinstance(file.tree.parent(each), cst.Call)]
+        uses += [each for each in file.tree.of_type(cst.Call) if called_name(each) == name]
     return any(_own_answer(file, each) for each in uses)
 
 
@@ -164,19 +155,11 @@ def _own_answer(file: SourceFile, count: cst.CSTNode) -> bool:
 
 def _decides_alike(file: SourceFile, question: cst.CSTNode) -> bool:
     """Whether what a test decides about does the same on a host, and sets no more than the device."""
-    below = question
-    for around in file.tree.ancestors(question):
-        if isinstance(around, cst.If):
-            return below is around.test and _is_alike(file, around)
-        if isinstance(around, cst.IfExp):
-            sides: tuple[cst.BaseExpression, ...] = (around.body, around.orelse)
-            if below is around.test and _asks_for_bfloat16(file, around):
-                return True
-            return below is around.test and all(_is_value_alike(file, each) for each in sides)
-        if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
-            return False
-        below = around
-    return False
+    decided = decided_by(file, question)
+    if isinstance(decided, cst.IfExp):
+        sides = (decided.body, decided.orelse)
+        return _asks_for_bfloat16(file, decided) or all(_is_value_alike(file, each) for each in sides)
+    return decided is not None and _is_alike(file, decided)
 
 
 def _asks_for_bfloat16(file: SourceFile, choice: cst.IfExp) -> bool:

@@ -6,9 +6,9 @@ import re
 
 import libcst as cst
 
-from acclimate.port.source import SourceFile
+from acclimate.port.source import OTHER_KINDS, SourceFile
 
-_OTHER_FLAGS = ("npu", "xpu", "mps", "hpu", "mlu", "musa", "xla", "tpu", "torch_npu", "torch_xpu")
+_OTHER_FLAGS = (*OTHER_KINDS, "torch_npu", "torch_xpu")
 _PACKAGE = re.compile(r"[-_](gpu|cuda|cpu)\b|CUDA\w*Provider")
 _NAMED_PACKAGE = re.compile(
     r"\b(apex|bitsandbytes|triton|tilelang|flash.?attn|flash.?attention|xformers|transformer.?engine|tensorrt)\b",

@@ -26,11 +26,11 @@ _HOME_OF_ACCELERATOR = {
     "deepspeed.get_accelerator": True,
     "deepspeed.accelerator.real_accelerator.get_accelerator": True,
 }
-
-
+OTHER_KINDS = ("mps", "xpu", "npu", "hpu", "mlu", "musa", "xla", "tpu")
+"""The words by which programs speak of devices other than CUDA's and the host."""
 _KINDS = re.compile(
-    r"(?<![A-Za-z])(mps|xpu|npu|hpu|mlu|musa|xla|tpu)(?![A-Za-z])"
-    r"|(?:(?<=[a-z])|(?<![A-Za-z]))(MPS|XPU|NPU|HPU|MLU|MUSA|XLA|TPU)(?![A-Za-z])"
+    rf"(?<![A-Za-z])({'|'.join(OTHER_KINDS)})(?![A-Za-z])"
+    rf"|(?:(?<=[a-z])|(?<![A-Za-z]))({'|'.join(OTHER_KINDS).upper()})(?![A-Za-z])"
 )
 _LONGEST_NAME = 40
 """A longer text is prose, or a program."""

@@ -18,8 +18,6 @@ _IMPORT = re.compile(rb"^[ \t]*import[ \t]+([\w.]+)(?:[ \t]+as[ \t]+(\w+))?", re
 _OLD_CONSTRUCTOR = re.compile(
     rb"^[ \t]*(?:from|import)[ \t]+(?:fairscale|apex)\b|(?<!class )\bTensor\(", re.M
 )
-
-
 _NAMES_DEVICE = re.compile(rb"\b(\w+)[ \t]*(?::[ \t]*\w+[ \t]*)?=[ \t]*[\"']cuda(?::\d+)?[\"']")
 
 

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, TypeVar, cast
 
 import libcst as cst
@@ -101,15 +101,8 @@ class Tree:
         self.indent = self.module.default_indent
         self._qualified: dict[cst.CSTNode, str | None] = {}
         self._imported = {"torch", "os"}
-        self.imported_packages: set[str] = set()
-        """The first names of the modules that the file imports."""
         for node in self.of_type(cst.ImportAlias):
             self._imported.add((node.evaluated_alias or node.evaluated_name).partition(".")[0])
-            if isinstance(self.parent(node), cst.Import):
-                self.imported_packages.add(node.evaluated_name.partition(".")[0])
-        for statement in self.of_type(cst.ImportFrom):
-            if not statement.relative:
-                self.imported_packages.add(dotted(statement.module).partition(".")[0])
 
     # -- places --------------------------------------------------------------------------------------
 
@@ -258,6 +251,22 @@ class Tree:
             return [use for use in self.accesses(holder) if use is not holder]
         text = dotted(holder)
         return [node for node in self.of_type(cst.Attribute) if node is not holder and dotted(node) == text]
+
+    @cached_property
+    def imports(self) -> list[cst.Import | cst.ImportFrom]:
+        """Every import statement, also those in functions: first the plain ones."""
+        return [*self.of_type(cst.Import), *self.of_type(cst.ImportFrom)]
+
+    @cached_property
+    def imported_packages(self) -> set[str]:
+        """The first names of the modules that the file imports, or imports from."""
+        found: set[str] = set()
+        for statement in self.imports:
+            if isinstance(statement, cst.Import):
+                found |= {dotted(alias.name).partition(".")[0] for alias in statement.names}
+            elif not statement.relative:
+                found.add(dotted(statement.module).partition(".")[0])
+        return found
 
     def is_bound_in_module(self, name: str) -> bool:
         """Whether the module itself binds a name."""

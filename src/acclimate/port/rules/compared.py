@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import libcst as cst
@@ -86,6 +87,22 @@ def and_not_host(
     file: SourceFile, literal: cst.CSTNode, end: int, kinds: tuple[str, ...], close: str = ""
 ) -> Edit:
     """An edit that makes ``a == b`` false on the host, and on devices that have a branch: ``a == b != "cpu"``."""
-    quote = file.quote(literal)
+    return insert(end, f" {host_test(file.quote(literal), kinds)}{close}")
+
+
+def host_test(quote: str, kinds: Sequence[str] = (), *, is_host: bool = False) -> str:
+    """What stands behind the type of a device to ask that it is not the host: ``!= "cpu"``.
+
+    Args:
+        quote: the quote for the strings.
+        kinds: types of other devices that count as the host does: ``not in ("cpu", "mps")``.
+        is_host: whether to ask that it is the host, or one of those, instead: ``== "cpu"``.
+    """
+    operator = ("in" if is_host else "not in") if kinds else ("==" if is_host else "!=")
+    return f"{operator} {host_names(quote, kinds)}"
+
+
+def host_names(quote: str, kinds: Sequence[str] = ()) -> str:
+    """The name of the host, ``"cpu"``, or a tuple of it and of those of other devices: ``("cpu", "mps")``."""
     names = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *kinds))
-    return insert(end, f" not in ({names}){close}" if kinds else f" != {names}{close}")
+    return f"({names})" if kinds else names

@@ -14,6 +14,8 @@ from acclimate.port.rules.compared import (
     HOST_CHANGES,
     OTHERS,
     and_not_host,
+    host_names,
+    host_test,
     is_tensors_device,
     is_type,
 )
@@ -128,7 +130,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             edits, unsafe = [replace(file.span(literal), *parts)], HOST_CHANGES
             if not negated and not may_be_yes(file, node):
                 end = file.span(target.comparator).end
-                edits, unsafe = [*edits, and_not_host(file, literal, end, self._kinds(file, node))], OTHERS
+                edits, unsafe = [*edits, and_not_host(file, literal, end, other_kinds(file, node))], OTHERS
             return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
         flipped = {cst.Equal: "!=", cst.NotEqual: "==", cst.In: "not in", cst.NotIn: "in"}.get(type(operator))
         if flipped is None:
@@ -138,15 +140,14 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             return self.convert(
                 file, node, replace(file.span(literal), *parts), unsafe=HOST_CHANGES, claims=(literal,)
             )
-        quote = file.quote(literal)
         left, right = file.span(node.left), file.span(target.comparator)
-        host = f"{quote}cpu{quote}"
-        kinds = ("mps",) if needs_streams(file, node) else self._kinds(file, node)
-        if kinds and flipped in ("!=", "=="):
-            host = f"({', '.join((host, *(f'{quote}{each}{quote}' for each in kinds)))})"
+        kinds: tuple[str, ...] = ()
+        if isinstance(operator, (cst.Equal, cst.NotEqual)):
+            kinds = ("mps",) if needs_streams(file, node) else self._kinds(file, node)
+        if kinds:
             flipped = "not in" if flipped == "!=" else "in"
         edits = [
-            replace(file.span(literal), host),
+            replace(file.span(literal), host_names(file.quote(literal), kinds)),
             replace(Span(left.end, right.start), f" {flipped} "),
         ]
         unsafe = OTHERS if is_fallback else HOST_CHANGES
@@ -161,10 +162,9 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
     ) -> Finding:
         """A comparison of a text that may be ``"cuda:1"``, which is not ``"cuda"``, and is no host either."""
         left, right = file.span(node.left), file.span(target.comparator)
-        edits = [
-            replace(file.span(literal), file.target.device_type),
-            and_not_host(file, literal, right.end, self._kinds(file, node)),
-        ]
+        kinds = self._kinds(file, node)
+        name = replace(file.span(literal), file.target.device_type)
+        edits = [name, and_not_host(file, literal, right.end, kinds)]
         if isinstance(target.operator, cst.NotEqual):
             plain = (cst.If, cst.While, cst.Assert, cst.BooleanOperation, cst.Assign, cst.Return)
             alone = isinstance(file.tree.parent(node), plain) and not node.lpar
@@ -172,8 +172,8 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             edits = [
                 insert(left.start, open_),
                 replace(Span(left.end, right.start), " == "),
-                edits[0],
-                and_not_host(file, literal, right.end, self._kinds(file, node), close),
+                name,
+                and_not_host(file, literal, right.end, kinds, close),
             ]
         return self.convert(file, node, *edits, unsafe=OTHERS, claims=(literal,))
 
@@ -188,11 +188,9 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         if not isinstance(match.subject, (cst.Name, cst.Attribute)):
             return self.left(file, literal, "a test would evaluate what is matched a second time")
         quote, subject = file.quote(literal), file.tree.source(match.subject)
+        test = f"{subject} {host_test(quote)}"
         if file.target.name == "acclimate":
-            test = f"{subject} == {file.target.device_type}"
-            test += f" != {quote}cpu{quote}"
-        else:
-            test = f"{subject} != {quote}cpu{quote}"
+            test = f"{subject} == {file.target.device_type} {host_test(quote)}"
         edits = [replace(file.span(node.pattern), f"_ if {test}")]
         if node.guard is not None:
             guard = file.span(node.guard)
@@ -210,13 +208,14 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             return self.exempt(file, found[0], "nothing shows that a device is compared", tuple(found))
         edits = [replace(file.span(each), file.target.device_type) for each in found]
         listed = {string_value(each.value) for each in holder.elements}
-        if beside := [each for each in self._kinds(file, node) if each not in listed]:
+        is_yes = may_be_yes(file, node)
+        beside = [] if is_yes else [each for each in other_kinds(file, node) if each not in listed]
+        if beside:
             return self.left(file, node, f"the program has a way of its own for {beside[0]}", tuple(found))
-        has_host = any(string_value(each.value) == "cpu" for each in holder.elements)
-        if has_host or may_be_yes(file, node) or no_ends_program(file, node):
+        if "cpu" in listed or is_yes or no_ends_program(file, node):
             return self.convert(file, node, *edits, unsafe=HOST_CHANGES, claims=tuple(found))
         left, asked = file.span(node.left), node.comparisons[0]
-        host = f"{file.quote(found[0])}cpu{file.quote(found[0])}"
+        host = host_names(file.quote(found[0]))
         if isinstance(asked.operator, cst.NotIn):
             edits.append(insert(left.start, f"(not ({host} != "))
             edits.append(replace(file.span(asked.operator), "in"))
@@ -250,15 +249,13 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             if may_be_yes(file, call):
                 return self.convert(file, call, edit, unsafe=HOST_CHANGES, claims=(literal,))
             rest = insert(place.end, f" and {file.target.device_type}")
-            not_host = and_not_host(file, literal, place.end, self._kinds(file, call), ")")
+            not_host = and_not_host(file, literal, place.end, other_kinds(file, call), ")")
             around = (insert(place.start, "("), edit, rest, not_host)
             return self.convert(file, call, *around, unsafe=OTHERS, claims=(literal,))
-        quote = file.quote(literal)
         place = file.span(call)
-        hosts = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *self._kinds(file, call)))
         edits = (
             insert(place.start, "(not "),
-            replace(file.span(literal), f"({hosts})" if "," in hosts else hosts),
+            replace(file.span(literal), host_names(file.quote(literal), self._kinds(file, call))),
             insert(place.end, ")"),
         )
         return self.convert(file, call, *edits, unsafe=HOST_CHANGES, claims=(literal,))

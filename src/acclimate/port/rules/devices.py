@@ -11,9 +11,7 @@ from acclimate.port.helpers import ACCELERATOR_TYPE
 from acclimate.port.loading import loadable
 from acclimate.port.places import Place, Role, place_of
 from acclimate.port.rules.base import Example, Finding, Rule
-from acclimate.port.rules.compared import (
-    as_compared,
-)
+from acclimate.port.rules.compared import as_compared
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
 from acclimate.port.tree import Span, called_name, string_value

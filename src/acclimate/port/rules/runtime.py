@@ -21,6 +21,7 @@ from acclimate.port.on_a_host import (
 from acclimate.port.on_apple import needs_streams
 from acclimate.port.questions import chooses_package, is_flag_beside_others
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read, margin_of
+from acclimate.port.rules.compared import host_test
 from acclimate.port.sinks import Sink, sink_of
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget, Missing, Spelling, TorchTarget
@@ -124,18 +125,19 @@ class RuntimeCall(Rule):
     summary = "a call of `torch.cuda`"
     explanation = """\
 Most functions of `torch.cuda` exist on every accelerator under the same name. `get_accelerator()` has them with the
-same arguments. torch alone has some in `torch.accelerator`, where a few have another name, and others in the module
-of the device. `torch.accelerator` raises on a machine without an accelerator, so with `--to torch` a call that is not
-yet inside a test of the device gets one; what Apple's devices lack in torch, such as
-figures of memory, is not asked for there. It counts no device there: a number of devices that decides how many processes
-start, or that divides, is at least 1. A test that ends the program where there is no device asks the device's module,
-which a host has too.
+same arguments. torch alone has some in `torch.accelerator`, where a few have another name, and others in the module of
+the device. `torch.accelerator` raises on a machine without an accelerator, so with `--to torch` a call that is not yet
+inside a test of the device gets one; what Apple's devices lack in torch, such as figures of memory, is not asked for
+there. It counts no device there: a number of devices that decides how many processes start, or that divides, is at
+least 1. A test that ends the program where there is no device asks the device's module, which a host has too.
 
 `get_accelerator().is_available()` is also true where the host is all there is. It is written where a program without
 CUDA would end, or where the question decides about nothing but seeds, waiting, the device, and what moves there. Any
-other question becomes `get_accelerator().device_name() != "cpu"`: a program that has a way of its own for a host goes on
-taking it, with its own precision, options and kernels. So does one that asks whether `device_count()` is 0. A question that decides about a package for NVIDIA's hardware is left, and so is a flag for
-CUDA beside others, such as `is_cuda_available` beside `is_npu_available`. `is_bf16_supported` is unsafe: torch counts GPUs that emulate the type, acclimate does not.
+other question becomes `get_accelerator().device_name() != "cpu"`: a program that has a way of its own for a host goes
+on taking it, with its own precision, options and kernels. So does one that asks whether `device_count()` is 0. A
+question that decides about a package for NVIDIA's hardware is left, and so is a flag for CUDA beside others, such as
+`is_cuda_available` beside `is_npu_available`. `is_bf16_supported` is unsafe: torch counts GPUs that emulate the type,
+acclimate does not.
 
 Functions that only NVIDIA's hardware has are left. So is a stream whose handle is asked for (`.cuda_stream`), as what
 takes the handle is a CUDA kernel, and a call in a function that TorchScript compiles, which knows `torch.cuda`'s only."""
@@ -247,8 +249,7 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
             )
             return self.convert(file, node, *edits, unsafe=unsafe, claims=(node.func,))
         if file.span(node).start == min(file.span(each).start for each in asks):
-            quote = file.quote(node)
-            condition = f"if {file.target.device_type} not in ({quote}cpu{quote}, {quote}mps{quote}):"
+            condition = f"if {file.target.device_type} {host_test(file.quote(node), ('mps',))}:"
             before = f"{condition}{file.tree.newline}{margin}{file.tree.indent}"
             edits.append(insert(file.span(statement).start, before))
         return self.convert(file, node, *edits, claims=(node.func,))
@@ -271,33 +272,27 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         asked = asks_for_none(file, node)
         if asked is not None and not count_may_be_one(file, node, asked[0]):
             around, is_none = asked
-            hosts = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *other_kinds(file, around)))
-            operator = ("in" if is_none else "not in") if "," in hosts else ("==" if is_none else "!=")
-            text = f"{kind} {operator} {f'({hosts})' if ',' in hosts else hosts}"
+            text = f"{kind} {host_test(quote, other_kinds(file, around), is_host=is_none)}"
             return self.convert(file, node, replace(file.span(around), text), claims=(node.func,))
         several = asks_for_several(file, node) if asked is None else None
         if several is not None and not ends_without(file, node):
             # A host with two memory nodes counts as two devices, and goes on as one.
             around, is_several = several
-            start = (
-                f"({kind} != {quote}cpu{quote} and " if is_several else f"({kind} == {quote}cpu{quote} or "
-            )
+            joined = "and" if is_several else "or"
+            start = f"({kind} {host_test(quote, is_host=not is_several)} {joined} "
             count, place = file.span(node), file.span(around)
             parts = (start, f"{target.accelerator}.device_count()", Span(count.end, place.end), ")")
             return self.convert(file, node, replace(place, *parts), claims=(node.func,))
         if not needs_zero(file, node):
             return None
-        text = f"({target.accelerator}.device_count() if {kind} != {quote}cpu{quote} else 0)"
+        text = f"({target.accelerator}.device_count() if {kind} {host_test(quote)} else 0)"
         return self.becomes(file, node, text, claims=(node.func,))
 
     def _not_on_a_host(self, file: SourceFile, node: cst.Call, kinds: tuple[str, ...]) -> Finding:
         """A question that is answered with no where the host is all there is, or another type of device."""
         quote, above = file.quote(node), file.tree.parent(node)
         negated = isinstance(above, cst.UnaryOperation) and isinstance(above.operator, cst.Not)
-        text = f"{file.target.device_type} {'==' if negated else '!='} {quote}cpu{quote}"
-        if kinds:
-            hosts = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *kinds))
-            text = f"{file.target.device_type} {'in' if negated else 'not in'} ({hosts})"
+        text = f"{file.target.device_type} {host_test(quote, kinds, is_host=negated)}"
         place = above if negated and above is not None else node
         if isinstance(file.tree.parent(place), (cst.Comparison, cst.ComparisonTarget, cst.BinaryOperation)):
             text = f"({text})"

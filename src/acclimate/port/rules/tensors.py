@@ -20,6 +20,7 @@ from acclimate.port.rules.base import (
     is_assigned,
     without_argument,
 )
+from acclimate.port.rules.compared import host_test
 from acclimate.port.rules.devices import AT_IMPORT
 from acclimate.port.sinks import holds_device_name
 from acclimate.port.source import SourceFile
@@ -207,11 +208,10 @@ class IsCuda(Rule):
     summary = "`x.is_cuda`"
     explanation = """\
 `x.is_cuda` becomes `get_accelerator().on_accelerator(x)` where the program would end otherwise (`assert x.is_cuda`), or
-where it decides about nothing but what is moved. Elsewhere, and with `--to torch`, it becomes a comparison of the device's
-type with `"cpu"`, as the answer must stay no on a host. It is safe where the code shows that `x` is a tensor. An
-attribute of `self` or of a program's options is the program's own, and stays. So does a test that leads to CUDA's own
-kernels, as in [ACC204](ACC204.md). In
-what TorchScript compiles, both targets compare the device's type."""
+where it decides about nothing but what is moved. Elsewhere, and with `--to torch`, it becomes a comparison of the
+device's type with `"cpu"`, as the answer must stay no on a host. It is safe where the code shows that `x` is a tensor.
+An attribute of `self` or of a program's options is the program's own, and stays. So does a test that leads to CUDA's
+own kernels, as in [ACC204](ACC204.md). In what TorchScript compiles, both targets compare the device's type."""
     examples = (
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor):\n    assert x.is_cuda\n",
@@ -247,14 +247,9 @@ what TorchScript compiles, both targets compare the device's type."""
         if isinstance(file.target, AcclimateTarget) and may_ask:
             parts: tuple[Part, ...] = (f"{file.target.accelerator}.on_accelerator(", value, ")")
         else:
-            quote = file.quote(node)
             unsafe = unsafe or "a tensor may also be on a device without memory, such as meta"
-            host = f"!= {quote}cpu{quote}"
             kinds = ("mps",) if needs_streams(file, node) else other_kinds(file, node) if host_has_own else ()
-            if kinds:
-                names = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *kinds))
-                host = f"not in ({names})"
-            parts = ("(", value, f".device.type {host})")
+            parts = ("(", value, f".device.type {host_test(file.quote(node), kinds)})")
         if node.lpar:
             parts = ("(", *parts, ")")
         return self.becomes(file, node, *parts, unsafe=unsafe)
@@ -347,8 +342,7 @@ are changed together or not at all."""
         given = keyword(node, "pin_memory")
         if given is None or file.is_guarded(node):
             return None
-        quote = file.quote(node)
-        host = f"{file.target.device_type} != {quote}cpu{quote}"
+        host = f"{file.target.device_type} {host_test(file.quote(node))}"
         text = host if isinstance(file.target, AcclimateTarget) else file.target.not_host
         return self.becomes(file, given.value, text)
 
