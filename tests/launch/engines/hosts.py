@@ -39,8 +39,9 @@ exec cat
 # sshd goes to the background before it listens. 0A: listens; 0016 and 08AE: ports 22 and 2222.
 _SSHD = """
 ip link set net0 up
-/usr/sbin/sshd -f {folder}/sshd_config -E {folder}/sshd-{name}.log
-until grep -q ':0016 .* 0A ' /proc/net/tcp && grep -q ':08AE .* 0A ' /proc/net/tcp; do sleep 0.01; done
+/usr/sbin/sshd -f {folder}/sshd_config -E {folder}/sshd-{name}.log && timeout 120 sh -c '
+    until grep -q ":0016 .* 0A " /proc/net/tcp && grep -q ":08AE .* 0A " /proc/net/tcp; do sleep 0.01; done
+' || {{ echo "its sshd does not listen: $(tail -n 1 {folder}/sshd-{name}.log)"; exit 1; }}
 """
 
 
@@ -86,7 +87,7 @@ class Machine:
     def _wait_for(self, word: str) -> None:
         assert self._first.stdout is not None
         line = self._first.stdout.readline().strip()
-        assert line == word, f"{self.name} did not come up"
+        assert line == word, f"{self.name} did not come up: {line or 'its first process ended'}"
 
     def start(self) -> None:
         """Goes on after the cables are in."""
