@@ -169,12 +169,12 @@ def test_what_is_compared_with_a_text_that_stays_stays() -> None:
 
 
 @pytest.mark.parametrize("target", ["acclimate", "torch"])
-def test_a_process_group_is_bound_to_no_device_on_a_host(target: str) -> None:
+def test_a_process_group_is_bound_to_no_device_where_ranks_talk_through_gloo(target: str) -> None:
     text = ported(
         "import torch.distributed as dist\n\n\ndef f(d):\n    dist.init_process_group(device_id=d)\n", target
     )
-    test = f'{TYPE} != "cpu"' if target == "acclimate" else "torch.accelerator.is_available()"
-    assert f"device_id=d if {test} else None" in text
+    kind = TYPE if target == "acclimate" else "accelerator_type()"
+    assert f'device_id=d if {kind} not in ("cpu", "mps") else None' in text
     assert port_text(text, Settings(target, unsafe=True)).text == text
 
 

@@ -1,7 +1,9 @@
 """A program's own way for a host, for other devices or for missing CUDA stays what it was."""
 
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from porting import ported_once_for_all
@@ -440,3 +442,57 @@ def test_a_state_beside_a_lazy_call_of_cuda_stays(target: str) -> None:
         """,
         target,
     )
+
+
+@pytest.mark.parametrize("target", BOTH)
+@pytest.mark.parametrize(
+    "check",
+    [
+        "if device_type == 'cuda':\n        assert torch.cuda.is_available(), f'{device} was specified.'",
+        "if device.startswith('cuda'):\n        if not torch.cuda.is_available():\n            device = 'cpu'",
+        "if 'cuda' in device and index:\n        if not torch.cuda.is_available():\n            raise ValueError",
+    ],
+)
+def test_a_check_that_does_nothing_but_find_missing_cuda_stays_whole(check: str, target: str) -> None:
+    assert_stays(
+        f"import torch\n\n\ndef f(device, device_type, index):\n    {check}\n    return device\n", target
+    )
+
+
+@pytest.mark.parametrize("target", BOTH)
+def test_a_check_that_does_more_for_cuda_is_ported(target: str) -> None:
+    after = ported(
+        """
+        import torch
+
+
+        def f(device):
+            if device.type == "cuda":
+                assert torch.cuda.is_available()
+                torch.cuda.set_device(device)
+        """,
+        target,
+    )
+    assert "cuda" not in after
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "cpu", "mps"])
+def test_a_literal_may_stand_on_the_left_of_a_comparison_beside_other_devices(kind: str) -> None:
+    after = ported(
+        """
+        import torch
+
+
+        def f(x):
+            if "cuda" == x.device.type:
+                return "fast"
+            elif x.device.type == "mps":
+                return "apple"
+            return "slow"
+        """,
+        "torch",
+    )
+    names: dict[str, Callable[[SimpleNamespace], str]] = {}
+    exec(after, names)
+    expected = {"cuda": "fast", "xpu": "fast", "cpu": "slow", "mps": "apple"}[kind]
+    assert names["f"](SimpleNamespace(device=SimpleNamespace(type=kind))) == expected

@@ -221,7 +221,7 @@ def keeps_host_out(file: SourceFile, node: cst.CSTNode) -> bool:
 
 def why_it_stays(file: SourceFile, test: cst.CSTNode) -> str:
     """Why a comparison with CUDA, or a question for it, means CUDA alone; ``""`` where it need not."""
-    if asks_for_missing_cuda(file, test) and not _skips(file, test):
+    if (asks_for_missing_cuda(file, test) and not _skips(file, test)) or _is_in_check_for_cuda(file, test):
         return "it finds a program that is told to use CUDA where there is none"
     if "version.cuda" in file.tree.source(_whole_test(file, test)):
         return "it is about the version of CUDA"
@@ -263,6 +263,27 @@ def asks_for_missing_cuda(file: SourceFile, test: cst.CSTNode) -> bool:
         isinstance(each.operator, cst.And) for each in walk(whole) if isinstance(each, cst.BooleanOperation)
     )
     return missing and is_only_and and any(_asks_for_cuda(each) for each in parts)
+
+
+def _is_in_check_for_cuda(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a test is part of ``if device == "cuda": assert torch.cuda.is_available()``."""
+    statements = (each for each in file.tree.ancestors(test) if isinstance(each, cst.If))
+    return any(_only_checks_for_cuda(file, each) for each in statements)
+
+
+def _only_checks_for_cuda(file: SourceFile, statement: cst.If) -> bool:
+    """Whether all that a statement does for a device of CUDA is to ask whether there is one."""
+    asks = [each for each in walk(statement.test) if _asks_for_cuda(each)]
+    if not asks or statement.orelse is not None or len(statement.body.body) != 1:
+        return False
+    (inner,) = statement.body.body
+    if isinstance(inner, cst.If):
+        negation = inner.test
+        says = isinstance(negation, cst.UnaryOperation) and _says_missing(file, negation)
+        return says and inner.orelse is None
+    check = inner.body[0] if isinstance(inner, cst.SimpleStatementLine) and len(inner.body) == 1 else None
+    call = check.test if isinstance(check, cst.Assert) else None
+    return isinstance(call, cst.Call) and file.tree.qualified(call.func) == "torch.cuda.is_available"
 
 
 def _says_missing(file: SourceFile, negation: cst.UnaryOperation) -> bool:

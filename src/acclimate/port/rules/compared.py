@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import replace
 
 import libcst as cst
 
-from acclimate.port.edits import Edit, insert
+from acclimate.port.edits import Edit, insert, replace
 from acclimate.port.rules.base import Finding
 from acclimate.port.source import SourceFile
-from acclimate.port.tree import string_value, walk
+from acclimate.port.tree import Span, string_value, walk
 
 HOST_CHANGES = "on a CPU the answer changes with what the program does there"
 OTHERS = "other accelerators take the branch that was CUDA's"
@@ -41,11 +41,11 @@ def as_compared(file: SourceFile, finding: Finding) -> Finding:
     host = f"{quote}cpu{quote}"
     host = host if isinstance(device, cst.Attribute) else f"{file.torch}.device({host})"
     stays_false = insert(file.span(target.comparator).end, f" != {host}")
-    return replace(_unsafe(finding, OTHERS), edits=(*finding.edits, stays_false))
+    return dataclasses.replace(_unsafe(finding, OTHERS), edits=(*finding.edits, stays_false))
 
 
 def _unsafe(finding: Finding, reason: str) -> Finding:
-    return finding if not finding.safe else replace(finding, safe=False, reason=reason)
+    return finding if not finding.safe else dataclasses.replace(finding, safe=False, reason=reason)
 
 
 def _as_key(file: SourceFile, finding: Finding, element: cst.DictElement) -> Finding:
@@ -106,3 +106,22 @@ def host_names(quote: str, kinds: Sequence[str] = ()) -> str:
     """The name of the host, ``"cpu"``, or a tuple of it and of those of other devices: ``("cpu", "mps")``."""
     names = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *kinds))
     return f"({names})" if kinds else names
+
+
+def negation(file: SourceFile, node: cst.Comparison, condition: str) -> list[Edit]:
+    """Edits that make ``a != b`` true also where the condition is false: ``not (a == b != "cpu")``.
+
+    Args:
+        file: the file.
+        node: the comparison.
+        condition: what stands behind ``b``: ``!= "cpu"``.
+    """
+    plain = (cst.If, cst.While, cst.Assert, cst.BooleanOperation, cst.Assign, cst.Return)
+    alone = isinstance(file.tree.parent(node), plain) and not node.lpar
+    open_, close = ("not (", ")") if alone else ("(not (", "))")
+    left, right = file.span(node.left), file.span(node.comparisons[0].comparator)
+    return [
+        insert(left.start, open_),
+        replace(Span(left.end, right.start), " == "),
+        insert(right.end, f" {condition}{close}"),
+    ]

@@ -18,6 +18,7 @@ from acclimate.port.rules.compared import (
     host_test,
     is_tensors_device,
     is_type,
+    negation,
 )
 from acclimate.port.rules.devices import index_of, is_device
 from acclimate.port.source import SourceFile
@@ -144,12 +145,13 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         kinds: tuple[str, ...] = ()
         if isinstance(operator, (cst.Equal, cst.NotEqual)):
             kinds = ("mps",) if needs_streams(file, node) else self._kinds(file, node)
+        hosts = host_names(file.quote(literal), kinds)
+        edits = [replace(file.span(literal), hosts)]
         if kinds:
             flipped = "not in" if flipped == "!=" else "in"
-        edits = [
-            replace(file.span(literal), host_names(file.quote(literal), kinds)),
-            replace(Span(left.end, right.start), f" {flipped} "),
-        ]
+            # What is looked for stands on the left.
+            edits = [replace(left, file.span(other)), replace(right, hosts)]
+        edits.append(replace(Span(left.end, right.start), f" {flipped} "))
         unsafe = OTHERS if is_fallback else HOST_CHANGES
         return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
 
@@ -161,20 +163,12 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         self, file: SourceFile, node: cst.Comparison, literal: cst.CSTNode, target: cst.ComparisonTarget
     ) -> Finding:
         """A comparison of a text that may be ``"cuda:1"``, which is not ``"cuda"``, and is no host either."""
-        left, right = file.span(node.left), file.span(target.comparator)
+        end = file.span(target.comparator).end
         kinds = self._kinds(file, node)
         name = replace(file.span(literal), file.target.device_type)
-        edits = [name, and_not_host(file, literal, right.end, kinds)]
+        edits = [name, and_not_host(file, literal, end, kinds)]
         if isinstance(target.operator, cst.NotEqual):
-            plain = (cst.If, cst.While, cst.Assert, cst.BooleanOperation, cst.Assign, cst.Return)
-            alone = isinstance(file.tree.parent(node), plain) and not node.lpar
-            open_, close = ("not (", ")") if alone else ("(not (", "))")
-            edits = [
-                insert(left.start, open_),
-                replace(Span(left.end, right.start), " == "),
-                name,
-                and_not_host(file, literal, right.end, kinds, close),
-            ]
+            edits = [name, *negation(file, node, host_test(file.quote(literal), kinds))]
         return self.convert(file, node, *edits, unsafe=OTHERS, claims=(literal,))
 
     def _case(self, file: SourceFile, node: cst.MatchCase) -> Finding | None:

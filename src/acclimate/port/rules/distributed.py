@@ -6,10 +6,11 @@ import re
 
 import libcst as cst
 
-from acclimate.port.edits import replace
+from acclimate.port.edits import insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
+from acclimate.port.on_a_host import may_be_yes, no_ends_program
 from acclimate.port.rules.base import Example, Finding, Rule, is_assigned, is_read
-from acclimate.port.rules.compared import HOST_CHANGES
+from acclimate.port.rules.compared import HOST_CHANGES, OTHERS, negation
 from acclimate.port.rules.devices import AT_IMPORT
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
@@ -25,6 +26,7 @@ _CONSTANTS = {
     "torch.distributed.distributed_c10d.Backend.NCCL",
 }
 _OPTION = re.compile(r"backend$", re.IGNORECASE)
+_ONE_OF_SEVERAL = "it is one of several backends to choose from"
 
 
 class CommunicationBackend(Rule):
@@ -37,7 +39,11 @@ class CommunicationBackend(Rule):
 `"nccl"` becomes `get_accelerator().communication_backend_name()`: `"nccl"` on CUDA, `"gloo"` on a CPU. torch alone has
 `torch.distributed.get_default_backend_for_device`. `torch.distributed.Backend.NCCL` is the same string, and
 `is_nccl_available()` asks for that backend. `"cpu:gloo,cuda:nccl"` names the host once where there is no other
-device, since torch refuses a device that is named twice. A file that only binds names to literals, as the settings of
+device, since torch refuses a device that is named twice. Among the `choices` of an option it stays, and the
+accelerator's own comes beside it, so that scripts which give it still start.
+
+A comparison, `backend == "nccl"`, stays false where ranks talk through Gloo, as on a CPU (`!= "gloo"`): what follows is
+seldom for a host. It is true there only where `device == "cuda"` would be, see [ACC204](ACC204.md). A file that only binds names to literals, as the settings of
 mmcv's programs do, stays: who reads it may not import what the edit needs."""
     examples = (
         Example(
@@ -82,19 +88,40 @@ mmcv's programs do, stays: who reads it may not import what the edit needs."""
             return self.left(file, node, "nothing shows that it is a backend of torch.distributed")
         if found == "data":
             return self.exempt(file, node, "it is a key of data or part of a message")
+        if (comparison := _comparison(file, node)) is not None:
+            return self._compared(file, node, comparison)
         if file.target.name == "torch" and file.runs_at_import(node):
             found = found or AT_IMPORT
+        if found is _ONE_OF_SEVERAL:
+            # Scripts that give the old name still start: many programs choose another backend themselves.
+            holder = file.tree.parent(file.tree.parent(node) or node)
+            if holder is not None and file.target.backend in file.tree.source(holder):
+                return self.exempt(file, node, "the accelerator's own stands beside it")
+            beside = insert(file.span(node).end, f", {file.target.backend}")
+            return self.convert(file, node, beside, unsafe=found)
         return self.becomes(file, node, file.target.backend, unsafe=found)
+
+    def _compared(self, file: SourceFile, node: cst.CSTNode, comparison: cst.Comparison) -> Finding:
+        """A comparison with NCCL's name, which stays false where ranks talk through Gloo, as on a host."""
+        name = replace(file.span(node), file.target.backend)
+        condition = f"!= {file.quote(node)}gloo{file.quote(node)}"
+        operator = comparison.comparisons[0].operator
+        edits = [name]
+        if isinstance(operator, cst.Equal) and not may_be_yes(file, comparison):
+            edits.append(insert(file.span(comparison.comparisons[0].comparator).end, f" {condition}"))
+        elif isinstance(operator, cst.NotEqual) and not no_ends_program(file, comparison):
+            edits += negation(file, comparison, condition)
+        return self.convert(file, node, *edits, unsafe=OTHERS if len(edits) > 1 else HOST_CHANGES)
 
     def _constant(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
         """A finding for ``torch.distributed.Backend.NCCL``, which is the string ``"nccl"``."""
         if file.tree.qualified(node) not in _CONSTANTS or not is_read(file, node):
             return None
         unsafe = AT_IMPORT if file.target.name == "torch" and file.runs_at_import(node) else ""
-        if isinstance(file.tree.parent(node), (cst.Comparison, cst.ComparisonTarget)):
-            unsafe = HOST_CHANGES
-        elif isinstance(file.tree.parent(node), (cst.DictElement, cst.Element)):
-            unsafe = "it is one of several backends to choose from"
+        if (comparison := _comparison(file, node)) is not None:
+            return self._compared(file, node, comparison)
+        if isinstance(file.tree.parent(node), (cst.DictElement, cst.Element)):
+            unsafe = _ONE_OF_SEVERAL
         return self.becomes(file, node, file.target.backend, unsafe=unsafe)
 
     def _both(self, file: SourceFile, node: cst.CSTNode) -> Finding:
@@ -145,7 +172,7 @@ mmcv's programs do, stays: who reads it may not import what the edit needs."""
                 else []
             )
             chosen = is_choice and any(_OPTION.search(option) for option in options)
-            return "it is one of several backends to choose from" if chosen else None
+            return _ONE_OF_SEVERAL if chosen else None
         return "data" if isinstance(at, cst.Index) else None
 
     @staticmethod
@@ -185,6 +212,13 @@ def _is_settings_alone(file: SourceFile, node: cst.CSTNode) -> bool:
     targets = [each.target for each in statement.targets] if isinstance(statement, cst.Assign) else []
     names = {dotted(each) for each in targets}
     return bool(names & {"dist_cfg", "dist_params", "env_cfg"}) and file.needs_torch_import
+
+
+def _comparison(file: SourceFile, node: cst.CSTNode) -> cst.Comparison | None:
+    """The comparison with one other value that something is a side of."""
+    at = file.tree.parent(node)
+    at = file.tree.parent(at) if isinstance(at, cst.ComparisonTarget) else at
+    return at if isinstance(at, cst.Comparison) and len(at.comparisons) == 1 else None
 
 
 def _compares_backend(file: SourceFile, at: cst.CSTNode) -> bool:

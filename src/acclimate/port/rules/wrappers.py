@@ -9,7 +9,8 @@ import libcst as cst
 from acclimate.port.edits import insert
 from acclimate.port.helpers import ACCELERATOR_TYPE, ON_ANY_DEVICE
 from acclimate.port.origins import Origin, origin_of
-from acclimate.port.rules.base import Example, Finding, Rule, is_read, without_argument
+from acclimate.port.rules.base import Example, Finding, Rule, is_read
+from acclimate.port.rules.compared import host_test
 from acclimate.port.rules.devices import unsafe_at_import
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
@@ -49,8 +50,8 @@ class DataParallel(Rule):
     summary = "`torch.nn.DataParallel(model)`"
     explanation = """\
 torch shares a batch among CUDA's devices only; on another accelerator the first step fails, also with one device. The
-object stays torch's own, and on CUDA nothing changes. Elsewhere the device of the model's parameters the whole batch, and inputs are moved there, as torch moves them on CUDA. For several devices that are not CUDA's a
-program needs `DistributedDataParallel`.
+object stays torch's own, and on CUDA nothing changes. Elsewhere the device of the model's parameters takes the whole batch, and inputs are moved
+there, as torch moves them on CUDA. For several devices that are not CUDA's a program needs `DistributedDataParallel`.
 
 A subclass with its own `scatter`, `gather` or `forward` is left, and so are `torch.nn.parallel.data_parallel` and the
 steps that it is made of: outside CUDA a program calls the module itself."""
@@ -113,11 +114,12 @@ class DeviceIds(Rule):
 
     code = "ACC502"
     name = "device-ids"
-    summary = "`device_ids` of `DistributedDataParallel` and `barrier`, `device_id` of `init_process_group`"
+    summary = "`device_ids` of `DistributedDataParallel`, `device_id` of `init_process_group`"
     explanation = """\
-On a CPU `device_ids`, `output_device`, and `device_id` of `init_process_group`, must be `None`. On CUDA they stay: they also make the wrapper move its inputs.
-They are found as arguments and in the dictionary that is given as `**options`. Only NCCL's `barrier` takes `device_ids`, so they go there. That is unsafe: NCCL then takes the current device, which
-`get_accelerator().set_device(…)` sets.
+On a CPU `device_ids`, `output_device`, and `device_id` of `init_process_group`, must be `None`, and `device_id` on
+Apple's devices too, whose ranks talk through Gloo. On CUDA they stay: they also make the wrapper move its inputs. They
+are found as arguments and in the dictionary that is given as `**options`. `device_ids` of `barrier` stay: from torch
+2.10 on every backend takes them.
 
 A class or function of that name that is not torch's, by the file's imports and definitions, is left: the repository's own,
 apex's. Where they do not tell, keywords are edited, which is unsafe, and positional arguments stay."""
@@ -131,11 +133,6 @@ apex's. Where they do not tell, keywords are edited, which is unsafe, and positi
             "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n\ndef f(model, rank):\n"
             "    return DDP(model, device_ids=[rank] if torch.accelerator.is_available() else None)\n",
         ),
-        Example(
-            "import torch.distributed as dist\n\n\ndef f(rank):\n    dist.barrier(device_ids=[rank])\n",
-            "import torch.distributed as dist\n\n\ndef f(rank):\n    dist.barrier()\n",
-            "import torch.distributed as dist\n\n\ndef f(rank):\n    dist.barrier()\n",
-        ),
     )
     nodes = (cst.Call,)
 
@@ -145,24 +142,16 @@ apex's. Where they do not tell, keywords are edited, which is unsafe, and positi
         is_partial = file.tree.qualified(node.func) == "functools.partial" and bool(node.args)
         function = node.args[0].value if is_partial else node.func
         name = (file.tree.qualified(function) or dotted(function)).rpartition(".")[2]
-        if name not in ("DistributedDataParallel", "DDP", "barrier", "init_process_group"):
+        if name not in ("DistributedDataParallel", "DDP", "init_process_group"):
             return None
         if file.is_guarded(node) and file.target.name == "torch":
             return None
         origin = origin_of(file, function)
         unknown = f"nothing here shows that `{name}` is torch's" if origin is Origin.UNKNOWN else ""
-        if name == "barrier":
-            given = keyword(node, "device_ids")
-            if given is None or file.values.of(given.value).kind is Kind.NONE:
-                return None
-            if origin is Origin.OTHER:
-                return self._left_to_its_owner(file, given.value, name)
-            edit = without_argument(file, node, given)
-            reason = "NCCL then takes the current device"
-            return self.convert(file, node, edit, unsafe=f"{reason}{unknown and f', and {unknown}'}")
-        words = ("device_id",) if name == "init_process_group" else ("device_ids", "output_device")
+        joins = name == "init_process_group"
+        words = ("device_id",) if joins else ("device_ids", "output_device")
         values = [value for word in words for value in _given(file, node, word)]
-        by_position = [each.value for each in positional(node)[1:3]] if len(words) == 2 else []
+        by_position = [] if joins else [each.value for each in positional(node)[1:3]]
         if not is_partial and origin is not Origin.OTHER:
             values += by_position
         values = [each for each in values if _may_be_a_device(file, each)]
@@ -172,9 +161,9 @@ apex's. Where they do not tell, keywords are edited, which is unsafe, and positi
             return self._left_to_its_owner(file, values[0], name)
         if unknown and any(each in by_position for each in values):
             return self._left(file, values[0], f"{unknown}, whose second argument is `device_ids`")
-        quote = file.quote(node)
-        host = f"{file.target.device_type} != {quote}cpu{quote}"
-        condition = host if file.target.name == "acclimate" else file.target.not_host
+        # Ranks on Apple's devices talk through Gloo, which knows the host alone.
+        host = f"{file.target.device_type} {host_test(file.quote(node), ('mps',) if joins else ())}"
+        condition = host if joins or file.target.name == "acclimate" else file.target.not_host
         edits = [insert(file.span(each).end, f" if {condition} else None") for each in values]
         finding = self.convert(file, values[0], *edits, unsafe=unknown)
         finding.claims = ()
