@@ -34,11 +34,11 @@ class DeviceComparison(Rule):
     name = "device-comparison"
     summary = '`device.type == "cuda"`, `"cuda" in device`, `device.startswith("cuda")`'
     explanation = """\
-With acclimate the name of the accelerator takes the place of `"cuda"`, and the test stays false on a CPU
-(`!= "cpu"`), so that a program's own way for a host is taken as before: `--to torch` asks for nothing else than whether
-the device is something other than `"cpu"`. Where a later branch is for another type of device (`elif device.type ==
-"mps":`), the test stays false for that too. It is true on a CPU only where the program would end otherwise
-(`assert device.type == "cuda"`), or where it decides about nothing but seeds, waiting, the device, and what moves there.
+With acclimate the name of the accelerator takes the place of `"cuda"`, and the test stays false on a CPU (`!= "cpu"`),
+so that a program's own way for a host is taken as before: `--to torch` asks for nothing else than whether the device is
+something other than `"cpu"`. Where a later branch is for another type of device (`elif device.type == "mps":`), the
+test stays false for that too. It is true on a CPU only where the program would end otherwise (`assert device.type ==
+"cuda"`), or where it decides about nothing but seeds, waiting, the device, and what moves there.
 
 `if device.type != "cuda":` becomes `if device.type == "cpu":`, unless it ends the program. A text such as `device` may
 be `"cuda:1"`, which is not `"cuda"`, so it is compared with the whole name.

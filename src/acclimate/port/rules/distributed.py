@@ -43,8 +43,8 @@ device, since torch refuses a device that is named twice. Among the `choices` of
 accelerator's own comes beside it, so that scripts which give it still start.
 
 A comparison, `backend == "nccl"`, stays false where ranks talk through Gloo, as on a CPU (`!= "gloo"`): what follows is
-seldom for a host. It is true there only where `device == "cuda"` would be, see [ACC204](ACC204.md). A file that only binds names to literals, as the settings of
-mmcv's programs do, stays: who reads it may not import what the edit needs."""
+seldom for a host. It is true there only where `device == "cuda"` would be, see [ACC204](ACC204.md). A file that only
+binds names to literals, as the settings of mmcv's programs do, stays: who reads it may not import what the edit needs."""
     examples = (
         Example(
             "import torch\n\n\ndef f():\n    torch.distributed.init_process_group(backend='nccl')\n",

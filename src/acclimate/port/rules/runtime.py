@@ -340,10 +340,11 @@ class CurrentDevice(Rule):
     name = "current-device"
     summary = "`torch.cuda.current_device()`, as a device or as a number"
     explanation = """\
-`torch.cuda.current_device()` returns a number. Given to `device=`, `.to(…)` or `.cuda(…)`, torch takes the number for
-a CUDA device, so a ported program needs the device's name there. The rule follows the value inside its function, through choices (`device or …`), dictionaries
-that are unpacked (`**options`) and attributes: where each use is a device it becomes `current_device_name()`, and
-`current_device()` otherwise. What is called a number, such as `gpu` or `device_index`, stays one."""
+`torch.cuda.current_device()` returns a number. Given to `device=`, `.to(…)` or `.cuda(…)`, torch takes the number for a
+CUDA device, so a ported program needs the device's name there. The rule follows the value inside its function, through
+choices (`device or …`), dictionaries that are unpacked (`**options`) and attributes: where each use is a device it
+becomes `current_device_name()`, and `current_device()` otherwise. What is called a number, such as `gpu` or
+`device_index`, stays one."""
     examples = (
         Example(
             "import torch\n\n\ndef f(n):\n    return torch.empty(n, device=torch.cuda.current_device())\n",

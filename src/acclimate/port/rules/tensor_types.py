@@ -33,9 +33,10 @@ class TensorType(Rule):
     explanation = """\
 `get_accelerator().FloatTensor` is the same class on CUDA, and makes tensors in the same ways elsewhere. torch alone has
 no such classes for every device: a call with a list becomes `torch.tensor`, a call with sizes becomes `torch.empty`, a
-name that holds a class holds a function, and other uses are left. `x.type(torch.cuda.LongTensor)` becomes `x.to(device, torch.int64)`; `x.type(Tensor)` becomes
-`x.to(Tensor(0))`, which takes the type and the device of an empty tensor, together with what the name `Tensor` holds.
-A `DoubleTensor` fails on hardware without float64, such as Apple's, as float64 does there."""
+name that holds a class holds a function, and other uses are left. `x.type(torch.cuda.LongTensor)` becomes `x.to(device,
+torch.int64)`; `x.type(Tensor)` becomes `x.to(Tensor(0))`, which takes the type and the device of an empty tensor,
+together with what the name `Tensor` holds. A `DoubleTensor` fails on hardware without float64, such as Apple's, as
+float64 does there."""
     examples = (
         Example(
             "import torch\n\n\ndef f(n):\n    return torch.cuda.FloatTensor([1.0]), torch.cuda.LongTensor(2, 3)\n",
@@ -142,10 +143,10 @@ class DefaultTensorType(Rule):
 torch's own replacement is used: `torch.set_default_device` and `torch.set_default_dtype`. It is unsafe, since a default
 device also concerns functions that the old call did not, such as `torch.randperm` in a data loader.
 
-It does not concern `torch.Tensor(n, m)`, which made its tensor on the device of the default tensor type. Where a file that is
-ported calls it, or imports fairscale or apex, whose layers may make their weights so, the call is left: a model that
-is never moved would have weights on the CPU, also on CUDA. Take the call out by hand, and move the model with `.to(…)`. Other
-libraries may call it too, which the reason printed says."""
+It does not concern `torch.Tensor(n, m)`, which made its tensor on the device of the default tensor type. Where a file
+that is ported calls it, or imports fairscale or apex, whose layers may make their weights so, the call is left: a model
+that is never moved would have weights on the CPU, also on CUDA. Take the call out by hand, and move the model with
+`.to(…)`. Other libraries may call it too, which the reason printed says."""
     examples = (
         Example(
             "import torch\n\n\ndef f():\n    torch.set_default_tensor_type(torch.cuda.HalfTensor)\n",

@@ -50,8 +50,9 @@ class DataParallel(Rule):
     summary = "`torch.nn.DataParallel(model)`"
     explanation = """\
 torch shares a batch among CUDA's devices only; on another accelerator the first step fails, also with one device. The
-object stays torch's own, and on CUDA nothing changes. Elsewhere the device of the model's parameters takes the whole batch, and inputs are moved
-there, as torch moves them on CUDA. For several devices that are not CUDA's a program needs `DistributedDataParallel`.
+object stays torch's own, and on CUDA nothing changes. Elsewhere the device of the model's parameters takes the whole
+batch, and inputs are moved there, as torch moves them on CUDA. For several devices that are not CUDA's a program needs
+`DistributedDataParallel`.
 
 A subclass with its own `scatter`, `gather` or `forward` is left, and so are `torch.nn.parallel.data_parallel` and the
 steps that it is made of: outside CUDA a program calls the module itself."""
@@ -121,8 +122,8 @@ Apple's devices too, whose ranks talk through Gloo. On CUDA they stay: they also
 are found as arguments and in the dictionary that is given as `**options`. `device_ids` of `barrier` stay: from torch
 2.10 on every backend takes them.
 
-A class or function of that name that is not torch's, by the file's imports and definitions, is left: the repository's own,
-apex's. Where they do not tell, keywords are edited, which is unsafe, and positional arguments stay."""
+A class or function of that name that is not torch's, by the file's imports and definitions, is left: the repository's
+own, apex's. Where they do not tell, keywords are edited, which is unsafe, and positional arguments stay."""
     examples = (
         Example(
             "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n\n"
@@ -265,8 +266,8 @@ class SyncBatchNorm(Rule):
 part of the batch. Where the model is more than a name, the test goes around the function, and the model is evaluated
 once.
 
-Where a program makes the layer itself, `BatchNorm1d`, `2d` or `3d` stands in on a CPU, with the same parameters. Which of
-them is told by the other layers in the file, so that is unsafe; where they do not tell, the layer is left. So is a
+Where a program makes the layer itself, `BatchNorm1d`, `2d` or `3d` stands in on a CPU, with the same parameters. Which
+of them is told by the other layers in the file, so that is unsafe; where they do not tell, the layer is left. So is a
 layer with a process group, and a program's own conversion or subclass, whose parts go together."""
     examples = (
         Example(
