@@ -36,7 +36,11 @@ def test_the_version_is_the_packages(command: list[str]) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"acclimate {acclimate.__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", [INSTALLED, AS_MODULE], ids=["installed", "module"])
+@pytest.mark.parametrize(
+    "command",
+    [INSTALLED, pytest.param(AS_MODULE, marks=pytest.mark.slow)],
+    ids=["installed", "module"],
+)
 def test_info_works_however_it_is_started(command: list[str]) -> None:
     ended = run(command, "info", "--json")
     assert ended.returncode == 0, ended.stderr

@@ -255,8 +255,8 @@ def one_rank(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.parametrize(
     ("parallel", "ranks"),
     [
-        ("ddp", 2),
         ("tp", 2),
+        pytest.param("ddp", 2, marks=pytest.mark.slow),
         pytest.param("fsdp2", 2, marks=pytest.mark.slow),
         pytest.param("tp+ddp", 4, marks=pytest.mark.slow),
         pytest.param("tp+fsdp2", 4, marks=pytest.mark.slow),
@@ -344,6 +344,7 @@ def test_each_way_to_train_on_the_host_learns_and_resumes_to_the_bit(
     check_learns_and_resumes(tmp_path / "run", *options)
 
 
+@pytest.mark.slow
 def test_an_accelerator_without_bfloat16_learns_in_float16(tmp_path: Path) -> None:
     pytest.importorskip("acclimate_sim")
     check_learns(train(tmp_path / "run", steps=12, env=on_sim("v100-like")))

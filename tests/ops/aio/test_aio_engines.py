@@ -101,7 +101,7 @@ def test_a_forked_child_has_an_engine_of_its_own_and_the_parent_keeps_its_reques
 # -- ended and freed ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["threads", "python"])
+@pytest.mark.parametrize("engine", ["threads", pytest.param("python", marks=pytest.mark.slow)])
 def test_a_process_that_ends_finishes_what_it_asked_for(engine: str, tmp_path: Path) -> None:
     path = tmp_path / "x"
     code = prepared(path) + (
