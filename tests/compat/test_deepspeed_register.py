@@ -170,7 +170,9 @@ def test_acclimate_run_does_it_for_a_script_that_knows_nothing_of_it(folder: Pat
     not Path("/sys/kernel/mm/transparent_hugepage").exists(),
     reason="this kernel has no huge pages to ask for",
 )
-@pytest.mark.parametrize(("set_before", "asked"), [("", True), pytest.param("0", False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("set_before", "asked"), [("", True), pytest.param("0", False, marks=pytest.mark.slow)]
+)
 def test_large_host_tensors_ask_for_huge_pages_unless_the_user_said_otherwise(
     set_before: str, asked: bool, folder: Path
 ) -> None:
