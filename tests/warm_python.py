@@ -12,6 +12,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
@@ -38,6 +39,8 @@ from typing import Any
 
 STANDARD = sys.stdlib_module_names | {"__main__"}
 _EXECUTE = inspect.signature(subprocess.Popen._execute_child)
+_HUGE_PAGE = 2 << 20
+_MADV_COLLAPSE = 25
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _address = ""
 """Where the server listens. Set in the programs, for those that they start."""
@@ -197,6 +200,7 @@ def serve(listening: str, *modules: str) -> None:
     _Imported([{name: sys.modules.pop(name) for name in group} for group in groups]).install()
     gc.collect()
     gc.freeze()  # else every program would copy the pages that its garbage collector marks
+    _collapse_pages()
     _address = listener.getsockname()
     ended, signalled = os.pipe()
     for end in (ended, signalled):
@@ -214,6 +218,26 @@ def serve(listening: str, *modules: str) -> None:
         if listener in ready:
             connection, _ = listener.accept()
             _start(connection, running, [listener.fileno(), ended, signalled])
+
+
+def _collapse_pages() -> None:
+    """Puts the memory of this process into huge pages, as far as Linux has it so (from 6.1 on).
+
+    A fork copies an entry for each page, and gives it back at its end: with 290 MB in small pages that took
+    15 ms of processor time, and takes 2 ms in huge ones.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, rights, _, _, number, *name = line.split()
+        if rights == "rw-p" and number == "0" and name in ([], ["[heap]"]):
+            start, end = (int(each, 16) for each in place.split("-"))
+            start = -(-start // _HUGE_PAGE) * _HUGE_PAGE
+            # One by one, since it stops at the first that it cannot do. Memory that comes later is as before.
+            for page in range(start, end - _HUGE_PAGE + 1, _HUGE_PAGE):
+                advise(page, _HUGE_PAGE, _MADV_COLLAPSE)
 
 
 def _tell_the_ended(running: dict[int, socket.socket]) -> None:
