@@ -22,6 +22,7 @@ from acclimate import topology
 from acclimate.backends import process_memory
 from acclimate.backends.cpu import CPUAccelerator
 from acclimate.errors import InvalidEnvironmentError
+from acclimate.inference.freed_memory import return_freed_memory
 from fake_vendors import BREAKAGES, FakeMachine
 from fresh_process import FreshProcesses
 
@@ -51,6 +52,12 @@ def touched(size: int = BIG) -> Iterator[None]:
         for page in range(0, size, mmap.PAGESIZE):
             memory[page] = 1
         yield
+
+
+@pytest.fixture
+def _heap_is_trimmed() -> None:
+    """A tensor of this test's is new memory: none that a test before it freed, and that the C library kept."""
+    return_freed_memory()
 
 
 # -- faults of others that are tests here --------------------------------------------------------------
@@ -193,6 +200,7 @@ def test_memory_grows_when_touched_and_falls_when_freed(cpu: CPUAccelerator) -> 
     assert during - after > BIG - SLACK
 
 
+@pytest.mark.usefixtures("_heap_is_trimmed")
 def test_memory_of_a_tensor_counts(cpu: CPUAccelerator) -> None:
     before = cpu.memory_allocated()
     tensor = torch.ones(BIG, dtype=torch.uint8)
@@ -201,6 +209,7 @@ def test_memory_of_a_tensor_counts(cpu: CPUAccelerator) -> None:
     assert cpu.memory_allocated() - before < SLACK
 
 
+@pytest.mark.usefixtures("_heap_is_trimmed")
 def test_a_peak_between_two_readings_is_seen(cpu: CPUAccelerator) -> None:
     cpu.reset_peak_memory_stats()
     before = cpu.memory_allocated()
