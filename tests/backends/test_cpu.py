@@ -56,7 +56,7 @@ def touched(size: int = BIG) -> Iterator[None]:
 
 @pytest.fixture
 def _heap_is_trimmed() -> None:
-    """A tensor of this test's is new memory: none that a test before it freed, and that the C library kept."""
+    """A tensor is new memory: none that a test before freed, and that the C library kept."""
     return_freed_memory()
 
 
