@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -57,6 +58,32 @@ def test_what_the_module_says_of_bfloat16_counts_most(
 ) -> None:
     monkeypatch.setattr(whole.torch_module, "is_bf16_supported", lambda: True, raising=False)
     assert whole.is_bf16_supported()
+
+
+def test_a_module_that_tells_emulation_apart_is_told_whether_it_counts(
+    whole: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def emulates(including_emulation: bool = True) -> bool:
+        return including_emulation
+
+    monkeypatch.setattr(whole.torch_module, "is_bf16_supported", emulates, raising=False)
+    assert not whole.is_bf16_supported()
+    assert whole.is_bf16_supported(including_emulation=True)
+    assert torch.bfloat16 not in whole.supported_dtypes()
+
+
+# `int` stands for a function written in C, whose parameters Python may not know.
+@pytest.mark.parametrize(("function", "answer"), [(lambda: True, True), (int, False)])
+def test_a_module_that_does_not_tell_emulation_apart_is_asked_without_it(
+    whole: Accelerator, monkeypatch: pytest.MonkeyPatch, function: Callable[[], object], answer: bool
+) -> None:
+    monkeypatch.setattr(whole.torch_module, "is_bf16_supported", function, raising=False)
+    for including_emulation in (False, True):
+        assert whole.is_bf16_supported(including_emulation) is answer
+
+
+def test_emulation_makes_no_difference_where_nothing_tells_of_it(acc: Accelerator) -> None:
+    assert acc.is_bf16_supported(including_emulation=True) == acc.is_bf16_supported()
 
 
 def test_a_silent_device_is_tried(bare: Accelerator) -> None:

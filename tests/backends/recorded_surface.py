@@ -136,6 +136,8 @@ def _function(
         return answer(*args, **kwargs) if answer is not None else None
 
     call.__name__ = what
+    if signature is not None:
+        call.__signature__ = parameters(signature)  # type: ignore[attr-defined]
     return call
 
 

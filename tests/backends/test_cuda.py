@@ -219,6 +219,7 @@ def test_what_a_gpu_can_do_follows_from_its_capability(
 ) -> None:
     gpu(capability, emulates_bf16=True)
     assert cuda.is_bf16_supported() is bf16
+    assert cuda.is_bf16_supported(including_emulation=True)
     assert cuda.is_fp16_supported() is fp16
     assert cuda.is_triton_supported() is triton
     assert cuda.prefer_triton_grouped_mm() is grouped

@@ -205,6 +205,7 @@ def use_devices(acc: Accelerator) -> None:
 
 def use_data_types(acc: Accelerator) -> None:
     assert torch.float32 in acc.supported_dtypes()
+    acc.is_bf16_supported(including_emulation=True)
     for name in ("BFloat16", "Byte", "Double", "Float", "Half", "Int", "Long"):
         assert getattr(acc, f"{name}Tensor") is not None
     acc.amp.autocast  # noqa: B018
@@ -345,7 +346,7 @@ class WrongKeyword(NPUAccelerator):
 
 
 class WrongCallCaught(NPUAccelerator):
-    def is_bf16_supported(self) -> bool:
+    def is_bf16_supported(self, including_emulation: bool = False) -> bool:
         try:
             return bool(self.torch_module.is_bf16_supported(emulated=True))
         except TypeError:

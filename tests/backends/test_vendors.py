@@ -190,6 +190,8 @@ def test_an_intel_gpu_says_which_types_it_computes_in(
     )
     expected = [torch.float32, torch.bfloat16, torch.float16, torch.float64] if offered else [torch.float32]
     assert acc.supported_dtypes() == expected
+    assert acc.is_bf16_supported() is offered
+    assert acc.is_bf16_supported(including_emulation=True)
 
 
 @pytest.mark.parametrize(("xccl", "name"), [(True, "xccl"), (False, "ccl")])

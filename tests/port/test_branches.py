@@ -83,7 +83,8 @@ def test_a_test_may_be_true_on_a_host_where_it_does_the_same_or_would_refuse_it(
 def test_bfloat16_is_asked_of_a_host_too_where_float16_is_the_other_choice(otherwise: str, asks: str) -> None:
     question = "torch.cuda.is_available() and torch.cuda.is_bf16_supported()"
     text = ported(f"import torch\n\ndtype = 'bfloat16' if {question} else '{otherwise}'\n")
-    assert f"'bfloat16' if {asks} get_accelerator().is_bf16_supported() else" in text
+    supported = "get_accelerator().is_bf16_supported(including_emulation=True)"
+    assert f"'bfloat16' if {asks} {supported} else" in text
 
 
 @pytest.mark.parametrize(

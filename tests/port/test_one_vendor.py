@@ -152,8 +152,10 @@ def test_the_constant_of_a_backend_is_its_name(name: str) -> None:
 def test_whether_bfloat16_is_supported_is_asked_for_with_judgement() -> None:
     source = "import torch\n\nok = torch.cuda.is_bf16_supported()\n"
     assert port_text(source, Settings()).text == source
-    assert port_text(source, Settings()).sites[0].status is Status.UNSAFE
-    assert "is_bf16_supported" in port_text(source, Settings(unsafe=True)).text
+    site = port_text(source, Settings()).sites[0]
+    assert site.status is Status.UNSAFE
+    assert "a host answers yes" in site.reason
+    assert "torch.cuda" not in port_text(source, Settings(unsafe=True)).text
 
 
 CLASSES = """

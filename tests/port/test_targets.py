@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from porting import ported_once_for_all
 
 from acclimate.accelerator import Accelerator
 from acclimate.port import targets
@@ -96,17 +97,21 @@ class Recorder:
         return call
 
 
+def choose_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets ``from acclimate import get_accelerator`` find the accelerator for CUDA."""
+    accelerator = importlib.import_module("acclimate.backends.cuda").CUDAAccelerator()
+    stand_in = types.ModuleType("acclimate")
+    stand_in.get_accelerator = lambda: accelerator  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "acclimate", stand_in)
+
+
 def test_a_ported_program_makes_the_same_calls_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = importlib.import_module("acclimate.backends.cuda").CUDAAccelerator
     recorder = Recorder(monkeypatch)
     before: dict[str, Any] = {}
     exec(PROGRAM, before)
     expected, recorder.calls = recorder.calls, []
 
-    accelerator = cuda()
-    stand_in = types.ModuleType("acclimate")
-    stand_in.get_accelerator = lambda: accelerator  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "acclimate", stand_in)
+    choose_cuda(monkeypatch)
     ported = port_text(PROGRAM, Settings(unsafe=True)).text
     assert "torch.cuda" not in ported
     after: dict[str, Any] = {}
@@ -119,3 +124,90 @@ def test_a_ported_program_makes_the_same_calls_on_cuda(monkeypatch: pytest.Monke
     assert told(recorder.calls) == told(expected)
     for name in ("n", "name", "total", "device_type", "capability"):
         assert before[name] == after[name], name
+
+
+QUESTIONS = """\
+import torch
+from torch.cuda import is_bf16_supported
+
+ask = torch.cuda.is_bf16_supported
+answers = [
+    torch.cuda.is_bf16_supported(),
+    torch.cuda.is_bf16_supported(True),
+    torch.cuda.is_bf16_supported(False),
+    torch.cuda.is_bf16_supported(including_emulation=True),
+    torch.cuda.is_bf16_supported(including_emulation=False),
+    (torch.cuda.is_bf16_supported)(  # where the answer is
+    ),
+    is_bf16_supported(),
+    ask(),
+    ask(False),
+    ask(including_emulation=False),
+    *map(torch.cuda.is_bf16_supported, [True, False]),
+    f"{torch.cuda.is_bf16_supported()} {torch.cuda.is_bf16_supported(False)}",
+]
+dtype = "bfloat16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "float16"
+"""
+
+
+class OldGPU:
+    """What torch.cuda tells of a GPU that emulates bfloat16, and with which argument it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[bool] = []
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", self.is_bf16_supported)
+
+    def is_bf16_supported(self, including_emulation: bool = True) -> bool:
+        self.asked.append(including_emulation)
+        return including_emulation
+
+
+def test_a_ported_program_asks_cuda_for_bfloat16_with_the_same_argument(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = OldGPU(monkeypatch)
+    before: dict[str, Any] = {}
+    exec(QUESTIONS, before)
+    expected, gpu.asked = gpu.asked, []
+
+    choose_cuda(monkeypatch)
+    ported = ported_once_for_all(QUESTIONS, "acclimate")
+    assert "torch.cuda" not in ported
+    after: dict[str, Any] = {}
+    exec(ported, after)
+    assert gpu.asked == expected
+    assert after["answers"] == before["answers"]
+    assert after["dtype"] == before["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("arguments", ["*arguments", "**options"])
+def test_a_question_for_bfloat16_whose_arguments_are_not_known_is_left(arguments: str) -> None:
+    source = f"import torch\n\nok = torch.cuda.is_bf16_supported({arguments})\n"
+    assert ported_once_for_all(source, "acclimate") == source
+
+
+def test_the_accelerator_of_deepspeed_is_asked_for_bfloat16_with_torchs_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = (
+        "import torch\nfrom deepspeed.accelerator import get_accelerator\n\n"
+        "answers = [torch.cuda.is_bf16_supported(), torch.cuda.is_bf16_supported(including_emulation=False)]\n"
+    )
+    ported = ported_once_for_all(source, "acclimate")
+    assert "get_accelerator().is_bf16_supported(), torch.cuda.is_bf16_supported(including_e" in ported
+
+    class TheirCUDA:
+        """As DeepSpeed's."""
+
+        def is_bf16_supported(self) -> bool:
+            return torch.cuda.is_bf16_supported() if torch.cuda.is_available() else True
+
+    gpu = OldGPU(monkeypatch)
+    theirs = types.ModuleType("deepspeed.accelerator")
+    theirs.get_accelerator = TheirCUDA  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "deepspeed", types.ModuleType("deepspeed"))
+    monkeypatch.setitem(sys.modules, "deepspeed.accelerator", theirs)
+    exec(ported, {})
+    assert gpu.asked == [True, False]

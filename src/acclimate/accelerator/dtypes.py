@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -63,6 +64,14 @@ def _tensor_class(name: str, dtype: torch.dtype) -> Any:
     return property(get, doc=doc)
 
 
+def _takes(function: Callable[..., Any], parameter: str) -> bool:
+    """Whether a function names a parameter; no where it does not tell, as functions written in C may not."""
+    try:
+        return parameter in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
 class DataTypes(Devices):
     """Data types of a device."""
 
@@ -87,17 +96,24 @@ class DataTypes(Devices):
         except Exception:  # noqa: BLE001 - the type differs between devices
             return False
 
-    def is_bf16_supported(self) -> bool:
+    def is_bf16_supported(self, including_emulation: bool = False) -> bool:
         """Whether the device computes in bfloat16 in hardware.
 
-        Delegates to: ``torch.<device>.is_bf16_supported``, else its autocast dtypes, else a trial.
+        Args:
+            including_emulation: whether a device that emulates bfloat16 counts too, as it does by default in
+                ``torch.cuda``. A device that does not tell the two apart answers the same for both.
+
+        Delegates to: ``torch.<device>.is_bf16_supported``, with the argument where it takes one; else its
+            autocast dtypes, else a trial.
         CPU: true; torch computes in bfloat16 on every processor.
-        CUDA: from compute capability 8.0, and on ROCm; true without a device, so that a login node can
-            prepare a run. Emulation, which older devices offer, does not count.
+        CUDA: from compute capability 8.0, and on ROCm; with emulation, on older devices too. True without a
+            device, so that a login node can prepare a run.
         """
         told = getattr(self.torch_module, "is_bf16_supported", None)
         if told is not None:
-            return bool(told())
+            # By default torch's functions count emulation and Ascend's does not; others take no argument.
+            takes = _takes(told, "including_emulation")
+            return bool(told(including_emulation=including_emulation) if takes else told())
         dtypes = self._amp_dtypes()
         return torch.bfloat16 in dtypes if dtypes is not None else self._computes_in(torch.bfloat16)
 

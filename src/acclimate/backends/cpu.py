@@ -134,7 +134,7 @@ class CPUAccelerator(Accelerator):
 
     # -- data types ------------------------------------------------------------------------------
 
-    def is_bf16_supported(self) -> bool:
+    def is_bf16_supported(self, including_emulation: bool = False) -> bool:
         return True
 
     def is_fp16_supported(self) -> bool:

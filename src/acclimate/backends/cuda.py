@@ -34,8 +34,10 @@ class CUDAAccelerator(Accelerator):
 
     # -- data types ------------------------------------------------------------------------------
 
-    def is_bf16_supported(self) -> bool:
-        return not self.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
+    def is_bf16_supported(self, including_emulation: bool = False) -> bool:
+        return not self.is_available() or torch.cuda.is_bf16_supported(
+            including_emulation=including_emulation
+        )
 
     def is_fp16_supported(self) -> bool:
         if torch.version.hip or not self.is_available():

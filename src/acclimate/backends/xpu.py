@@ -9,7 +9,7 @@ from acclimate.backends import builtin
 
 
 class XPUAccelerator(Accelerator):
-    """Follows torch's device conventions, and reports the supported data types itself."""
+    """Follows torch's device conventions, and reports float16 and float64 from the device's properties."""
 
     device_type = "xpu"
     _record = builtin("xpu")
@@ -21,11 +21,6 @@ class XPUAccelerator(Accelerator):
         """xccl if torch was built with it, else oneCCL's bindings."""
         xccl = torch.distributed.is_available() and torch.distributed.is_xccl_available()
         return "xccl" if xccl else "ccl"
-
-    def is_bf16_supported(self) -> bool:
-        told = getattr(self.torch_module, "is_bf16_supported", None)
-        # By default torch includes emulation. Intel Extension for PyTorch lacks this function.
-        return bool(told(including_emulation=False)) if told is not None else super().is_bf16_supported()
 
     def is_fp16_supported(self) -> bool:
         return self._device_says("has_fp16")

@@ -25,6 +25,8 @@ class Spelling:
     """Where the call can be made; ``None``: wherever there is an accelerator."""
     unsafe: str = ""
     """Why an edit needs judgement."""
+    default: str = ""
+    """The one argument, by keyword, where the target has another default for it than torch.cuda."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,13 @@ _DEVICE_INDEX = {
 _KEYWORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_DEVICE_INDEX, ("device_index",)),
     "set_rng_state": ("new_state", "device_index"),
-    "is_bf16_supported": (),
 }
+_DEFAULTS = {"is_bf16_supported": "including_emulation=True"}
+"""torch.cuda's, where acclimate has another."""
+_UNSAFE = {"is_bf16_supported": "a host answers yes, where torch.cuda without a GPU answers no"}
 
+# DeepSpeed's takes no argument, and asks torch with its default.
+_KEYWORDS_OF_DEEPSPEED: dict[str, tuple[str, ...]] = {**_KEYWORDS, "is_bf16_supported": ()}
 # What DeepSpeed 0.19's interface lacks of these.
 _NOT_IN_DEEPSPEED = {
     *("is_initialized", "init", "get_device_name", "get_device_capability", "get_device_properties"),
@@ -154,7 +160,10 @@ class AcclimateTarget(Target):
             return Missing(f"torch.cuda.{name} is CUDA's own; no other accelerator has it")
         if self.of_deepspeed and name in _NOT_IN_DEEPSPEED:
             return Missing(f"DeepSpeed's accelerator has no {name}; acclimate's has")
-        return Spelling(f"{self.accelerator}.{name}", keywords=_KEYWORDS.get(name))
+        keywords = _KEYWORDS_OF_DEEPSPEED if self.of_deepspeed else _KEYWORDS
+        default = "" if self.of_deepspeed else _DEFAULTS.get(name, "")
+        text, unsafe = f"{self.accelerator}.{name}", _UNSAFE.get(name, "")
+        return Spelling(text, keywords=keywords.get(name), unsafe=unsafe, default=default)
 
 
 @cache

@@ -136,8 +136,9 @@ CUDA would end, or where the question decides about nothing but seeds, waiting, 
 other question becomes `get_accelerator().device_name() != "cpu"`: a program that has a way of its own for a host goes
 on taking it, with its own precision, options and kernels. So does one that asks whether `device_count()` is 0. A
 question that decides about a package for NVIDIA's hardware is left, and so is a flag for CUDA beside others, such as
-`is_cuda_available` beside `is_npu_available`. `is_bf16_supported` is unsafe: torch counts GPUs that emulate the type,
-acclimate does not.
+`is_cuda_available` beside `is_npu_available`. `is_bf16_supported()` becomes
+`is_bf16_supported(including_emulation=True)`, since torch counts GPUs that emulate bfloat16 unless told otherwise, and
+acclimate does not. It is unsafe: a host answers yes, where `torch.cuda` without a GPU answers no.
 
 Functions that only NVIDIA's hardware has are left. So is a stream whose handle is asked for (`.cuda_stream`), as what
 takes the handle is a CUDA kernel, and a call in a function that TorchScript compiles, which knows `torch.cuda`'s only."""
@@ -231,9 +232,7 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
                     whole = replace(file.span(node), *kept, *parts)
                     return self.convert(file, node, whole, *edits, claims=claims)
         whole = replace(file.span(node), *guarded(file, node, spelling, *kept, spelling.text, rest))
-        emulates = name == "is_bf16_supported" and file.target.name == "acclimate"
-        reason = "torch also counts GPUs that emulate bfloat16" if emulates else spelling.unsafe
-        return self.convert(file, node, whole, *edits, unsafe=reason, claims=claims)
+        return self.convert(file, node, whole, *edits, unsafe=spelling.unsafe, claims=claims)
 
     def _stream(self, file: SourceFile, node: cst.Call, spelling: Spelling) -> Finding:
         """A call of ``torch.cuda.current_stream``; a statement about it is left out on a host."""
@@ -307,6 +306,11 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         edits: list[Edit] = []
         if spelling.keywords == () and call.args:
             return None
+        if spelling.default:
+            if has_unpacking(call):
+                return None  # it may hold the argument or not
+            if not call.args:
+                edits.append(insert(file.span(call).end - 1, spelling.default))
         for argument in call.args:
             if argument.keyword is None:
                 continue
@@ -394,7 +398,8 @@ class RuntimeReference(Rule):
     summary = "a name of `torch.cuda` that is passed on, tested for or caught, and not called"
     explanation = """\
 A function that is passed on (`callback=torch.cuda.empty_cache`), an exception that is caught, a class in `isinstance`.
-In an annotation, the class of torch that all devices share stands for that of CUDA.
+In an annotation, the class of torch that all devices share stands for that of CUDA. `is_bf16_supported`, whose argument
+has another default in acclimate than in torch, becomes a function with torch's.
 
 `getattr`, `hasattr` and `setattr` on `torch.cuda` are left, since only the name in them says whether another
 accelerator has it, and so is a name that the program replaces."""
@@ -447,7 +452,11 @@ accelerator has it, and so is a name that the program replaces."""
             quote = file.quote(node)
             condition = (spelling.condition or file.target.not_host).replace('"', quote)
             return self.becomes(file, node, f"({spelling.text} if {condition} else lambda *_: None)")
-        return self.becomes(file, node, spelling.text, unsafe=spelling.unsafe)
+        text = spelling.text
+        if spelling.default:
+            parameter = spelling.default.partition("=")[0]
+            text = f"(lambda {spelling.default}: {spelling.text}({parameter}))"
+        return self.becomes(file, node, text, unsafe=spelling.unsafe)
 
     def _annotation(self, file: SourceFile, node: cst.CSTNode, name: str) -> Finding | None:
         if name in self._SHARED:
