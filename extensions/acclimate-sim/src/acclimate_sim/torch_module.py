@@ -6,9 +6,10 @@ registers a device guard and hooks; the rest is what torch's random numbers, aut
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import accelerator
@@ -18,20 +19,34 @@ from acclimate.accelerator import DeviceProperties
 Stream = torch.Stream
 Event = torch.Event
 
+_Result = TypeVar("_Result")
+
+
+def _of_device(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """A function of ``torch.accelerator`` that takes its device by keyword too, as ``torch.cuda`` does."""
+
+    @wraps(function)
+    def call(device: int | str | torch.device | None = None) -> _Result:
+        # Dynamo knows these functions with a device or with nothing, not with None.
+        return function() if device is None else function(device)
+
+    return call
+
+
 current_device = accelerator.current_device_index
-current_stream = accelerator.current_stream
+current_stream = _of_device(accelerator.current_stream)
 empty_cache = accelerator.empty_cache
-max_memory_allocated = accelerator.max_memory_allocated
-max_memory_reserved = accelerator.max_memory_reserved
-mem_get_info = accelerator.get_memory_info
-memory_allocated = accelerator.memory_allocated
-memory_reserved = accelerator.memory_reserved
-memory_stats = accelerator.memory_stats
-reset_accumulated_memory_stats = accelerator.reset_accumulated_memory_stats
-reset_peak_memory_stats = accelerator.reset_peak_memory_stats
+max_memory_allocated = _of_device(accelerator.max_memory_allocated)
+max_memory_reserved = _of_device(accelerator.max_memory_reserved)
+mem_get_info = _of_device(accelerator.get_memory_info)
+memory_allocated = _of_device(accelerator.memory_allocated)
+memory_reserved = _of_device(accelerator.memory_reserved)
+memory_stats = _of_device(accelerator.memory_stats)
+reset_accumulated_memory_stats = _of_device(accelerator.reset_accumulated_memory_stats)
+reset_peak_memory_stats = _of_device(accelerator.reset_peak_memory_stats)
 set_device = accelerator.set_device_index
 set_stream = accelerator.set_stream
-synchronize = accelerator.synchronize
+synchronize = _of_device(accelerator.synchronize)
 
 
 def _index(device: int | str | torch.device | None) -> int:

@@ -67,3 +67,17 @@ def test_autocast_to_float32_is_refused_with_a_message() -> None:
         torch.autocast("sim", dtype=torch.float32),
     ):
         assert not torch.is_autocast_enabled("sim")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("current_stream", "synchronize", "mem_get_info", "memory_stats"),
+        *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+        *("reset_peak_memory_stats", "reset_accumulated_memory_stats"),
+    ],
+)
+def test_a_device_may_be_given_by_keyword_as_to_torchs_modules_for_cuda_and_xpu(name: str) -> None:
+    function = getattr(sim, name)
+    told = function()
+    assert type(function(device="sim:0")) is type(function(device=0)) is type(function(0)) is type(told)
