@@ -109,6 +109,8 @@ def _bound(
         given = _bind(name, signature, args, kwargs)
         return emulation(*given.args, **given.kwargs)
 
+    if signature is not None:  # backends ask which arguments a vendor's function takes
+        call.__signature__ = signature  # type: ignore[attr-defined]
     return call
 
 
