@@ -9,7 +9,7 @@ import pytest
 import torch
 from porting import ported_once_for_all
 
-from acclimate.port.engine import Settings, port_text
+from acclimate.port.engine import Settings, Status, port_text
 
 TARGETS = pytest.mark.parametrize("target", ["acclimate", "torch"])
 Pair = namedtuple("Pair", "left right")
@@ -270,3 +270,11 @@ def test_a_barrier_keeps_its_devices_which_every_backend_takes(target: str) -> N
     found = port_text(source, Settings(target, unsafe=True))
     assert found.text == source
     assert not found.sites
+
+
+@TARGETS
+def test_what_goes_with_an_argument_that_is_taken_out_is_not_called_left(target: str) -> None:
+    source = "import torch\n\nx = torch.utils.data.DataLoader(d, pin_memory_device='cuda')\n"
+    found = port_text(source, Settings(target, unsafe=True))
+    assert "DataLoader(d)" in found.text
+    assert {site.status for site in found.sites} == {Status.CONVERTED}

@@ -282,14 +282,16 @@ def _only_checks_for_cuda(file: SourceFile, statement: cst.If) -> bool:
         says = isinstance(negation, cst.UnaryOperation) and _says_missing(file, negation)
         return says and inner.orelse is None
     check = inner.body[0] if isinstance(inner, cst.SimpleStatementLine) and len(inner.body) == 1 else None
-    call = check.test if isinstance(check, cst.Assert) else None
-    return isinstance(call, cst.Call) and file.tree.qualified(call.func) == "torch.cuda.is_available"
+    return isinstance(check, cst.Assert) and _asks_for_any_cuda(file, check.test)
 
 
 def _says_missing(file: SourceFile, negation: cst.UnaryOperation) -> bool:
-    call = negation.expression
-    asks = isinstance(call, cst.Call) and file.tree.qualified(call.func) == "torch.cuda.is_available"
-    return isinstance(negation.operator, cst.Not) and asks
+    return isinstance(negation.operator, cst.Not) and _asks_for_any_cuda(file, negation.expression)
+
+
+def _asks_for_any_cuda(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether an expression is ``torch.cuda.is_available()``."""
+    return isinstance(node, cst.Call) and file.tree.qualified(node.func) == "torch.cuda.is_available"
 
 
 def _asks_for_cuda(node: cst.CSTNode) -> bool:

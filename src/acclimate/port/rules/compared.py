@@ -10,6 +10,7 @@ import libcst as cst
 from acclimate.port.edits import Edit, insert, replace
 from acclimate.port.rules.base import Finding
 from acclimate.port.source import SourceFile
+from acclimate.port.targets import AcclimateTarget
 from acclimate.port.tree import Span, string_value, walk
 
 HOST_CHANGES = "on a CPU the answer changes with what the program does there"
@@ -106,6 +107,13 @@ def host_names(quote: str, kinds: Sequence[str] = ()) -> str:
     """The name of the host, ``"cpu"``, or a tuple of it and of those of other devices: ``("cpu", "mps")``."""
     names = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *kinds))
     return f"({names})" if kinds else names
+
+
+def off_host(file: SourceFile, quote: str) -> str:
+    """The target's condition for code that must not run where the host is all there is."""
+    if isinstance(file.target, AcclimateTarget):
+        return f"{file.target.device_type} {host_test(quote)}"
+    return file.target.not_host
 
 
 def negation(file: SourceFile, node: cst.Comparison, condition: str) -> list[Edit]:

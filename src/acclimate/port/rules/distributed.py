@@ -92,7 +92,7 @@ binds names to literals, as the settings of mmcv's programs do, stays: who reads
             return self._compared(file, node, comparison)
         if file.target.name == "torch" and file.runs_at_import(node):
             found = found or AT_IMPORT
-        if found is _ONE_OF_SEVERAL:
+        if found == _ONE_OF_SEVERAL:
             # Scripts that give the old name still start: many programs choose another backend themselves.
             holder = file.tree.parent(file.tree.parent(node) or node)
             if holder is not None and file.target.backend in file.tree.source(holder):

@@ -8,6 +8,7 @@ import libcst as cst
 
 from acclimate.port.edits import insert, replace
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_read
+from acclimate.port.rules.compared import off_host
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
 from acclimate.port.tree import has_unpacking, keyword, positional
@@ -73,11 +74,9 @@ CUDA's unless it is told their type; a host has no such device."""
         given = keyword(call, "devices") or next(iter(positional(call)), None)
         if given is None or has_unpacking(call) or not _HARDWARE.search(file.tree.source(given.value)):
             return None
-        quote = '"'
-        is_acclimate = isinstance(file.target, AcclimateTarget)
-        test = f"{file.target.device_type} != {quote}cpu{quote}" if is_acclimate else file.target.not_host
         end = file.span(call.args[-1].value).end
-        devices = insert(file.span(given.value).end, f" if {test} else []")
+        condition = off_host(file, '"')
+        devices = insert(file.span(given.value).end, f" if {condition} else []")
         return self.convert(file, call, devices, insert(end, f", device_type={file.target.device_type}"))
 
 

@@ -20,7 +20,7 @@ from acclimate.port.rules.base import (
     is_assigned,
     without_argument,
 )
-from acclimate.port.rules.compared import host_test
+from acclimate.port.rules.compared import host_test, off_host
 from acclimate.port.rules.devices import AT_IMPORT
 from acclimate.port.sinks import holds_device_name
 from acclimate.port.source import SourceFile
@@ -342,9 +342,7 @@ are changed together or not at all."""
         given = keyword(node, "pin_memory")
         if given is None or file.is_guarded(node):
             return None
-        host = f"{file.target.device_type} {host_test(file.quote(node))}"
-        text = host if isinstance(file.target, AcclimateTarget) else file.target.not_host
-        return self.becomes(file, given.value, text)
+        return self.becomes(file, given.value, off_host(file, file.quote(node)))
 
 
 def _is_something_else(file: SourceFile, question: cst.Attribute) -> bool:
