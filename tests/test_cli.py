@@ -122,7 +122,9 @@ def test_an_installed_plug_in_is_found_by_the_command(machine: FakeMachine) -> N
 
 
 @pytest.mark.usefixtures("warm_starts")
-@pytest.mark.parametrize("option", [[], ["--json"]], ids=["table", "json"])
+@pytest.mark.parametrize(
+    "option", [pytest.param([], id="table"), pytest.param(["--json"], id="json", marks=pytest.mark.slow)]
+)
 def test_a_reader_that_leaves_early_causes_no_traceback(option: list[str]) -> None:
     command = subprocess.Popen(
         [*INSTALLED, "info", *option],

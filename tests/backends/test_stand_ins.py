@@ -43,11 +43,8 @@ NOT_EXECUTED: dict[str, dict[str, str]] = {}
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
-QUICK = {
-    "npu": ("runtime/profiler_marks", "launching/visible_devices"),
-    "mlu": ("memory", "streams", "random"),
-}
-"""By way: what is checked also where slow tests are left out; both ways use one library."""
+QUICK = {"npu": ("runtime/profiler_marks", "launching/visible_devices")}
+"""By way: what is checked also where slow tests are left out."""
 
 
 @dataclass(frozen=True)

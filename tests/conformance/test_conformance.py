@@ -28,7 +28,7 @@ PROFILES = {
 """Profiles of the emulated accelerator, and the categories that each changes the most."""
 WITH_A_COMPILER = ("runtime/compiles",)
 """On a CPU this takes half a minute of a C++ compiler; a planted fault shows that the check is made."""
-QUICK_PROFILES = ("", "mps-like", "v100-like", "hpu-like")
+QUICK_PROFILES = ("", "v100-like", "hpu-like")
 
 
 def python(

@@ -14,7 +14,11 @@ from sim_process import run_folder
         pytest.param("on_sim", "devices=2,sync=check", marks=pytest.mark.slow),
         ("with_sync_check", "sync=check"),
         # As Apple's GPUs and some of Intel's are; and Gaudi, which replaces Parameters.
-        ("with_sync_check/test_grad_scaler.py with_limits", "no=float64+bfloat16,replace=yes,sync=check"),
+        pytest.param(
+            "with_sync_check/test_grad_scaler.py with_limits",
+            "no=float64+bfloat16,replace=yes,sync=check",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_folder_passes_on_sim(folder: str, profile: str) -> None:
