@@ -191,7 +191,7 @@ def unsupported(rank: int) -> None:
 
 def test_a_reduction_that_a_dtype_has_not_is_an_error(ranks: RankProcesses) -> None:
     for told in ranks.run(unsupported):
-        assert "the backend shm has no such reduction: all_reduce(BAND) of 0 float32" in told.error
+        assert "the backend shm does not support the reduction all_reduce(BAND) of 0 float32" in told.error
 
 
 # -- more ranks than cores ---------------------------------------------------------------------------

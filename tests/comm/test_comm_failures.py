@@ -96,9 +96,9 @@ def test_different_splits_are_an_error_on_every_rank(three: RankProcesses) -> No
 
 def test_wrong_arguments_of_one_rank_are_an_error_on_every_rank(three: RankProcesses) -> None:
     told = three.run(differ, "list")
-    assert "each output needs 8 elements" in told[0].error
+    assert "each output must have 8 elements" in told[0].error
     for other in told[1:]:
-        assert "Rank 0 refused its arguments of all_gather of 8 float32" in other.error
+        assert "Rank 0 got wrong arguments for all_gather of 8 float32" in other.error
     assert three.values(add) == [6.0] * 3
 
 
@@ -109,9 +109,9 @@ def several_at_once(rank: int) -> None:
 
 def test_a_wrong_tensor_among_several_of_one_call_is_an_error_on_every_rank(three: RankProcesses) -> None:
     told = three.run(several_at_once)
-    assert "this one's layout is Sparse" in told[0].error
+    assert "got one with layout Sparse" in told[0].error
     for other in told[1:]:
-        assert "Rank 0 refused its arguments of all_reduce(SUM) of 4 float32" in other.error
+        assert "Rank 0 got wrong arguments for all_reduce(SUM) of 4 float32" in other.error
     assert three.values(add) == [6.0] * 3
 
 
@@ -327,7 +327,7 @@ def test_another_user_cannot_open_the_memory() -> None:
 def test_memory_of_another_group_is_not_taken() -> None:
     made = memory.make(memory.geometries(2, 1 << 30, lambda ranks, slot, ring: 1 << 20))
     try:
-        with pytest.raises(OSError, match="it is not the memory of this group"):
+        with pytest.raises(OSError, match="it belongs to another group"):
             memory.open_made(made.process, made.descriptor, "00" * 16, made.geometry)
     finally:
         made.close()
@@ -391,7 +391,7 @@ def test_gloo_takes_over_with_one_warning_where_there_is_too_little_memory() -> 
         said, other = processes.values(kept_warnings)
         assert len(said) == 1
         assert not other
-        assert "rank 0: there is no memory for its buffers" in said[0]
+        assert "rank 0: its buffers do not fit into memory" in said[0]
 
 
 def test_gloo_takes_over_with_one_warning_where_there_is_no_compiler(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def use_in_child(rank: int) -> str:
 def test_a_forked_child_is_refused_and_its_parent_goes_on() -> None:
     with RankProcesses(2) as processes:
         for said in processes.values(use_in_child):
-            assert "this process was forked from process" in said
-            assert "so it is no rank of it. Create groups after the fork" in said
+            assert "this process is a fork of process" in said
+            assert "which had already created the group. Create groups after the fork" in said
         assert processes.values(add) == [3.0] * 2
 
 
@@ -77,7 +77,7 @@ def fork_during_a_call(rank: int) -> str:
 
 def test_a_child_forked_during_a_call_is_refused() -> None:
     with RankProcesses(2) as processes:
-        assert "this process was forked from process" in processes.values(fork_during_a_call)[0]
+        assert "this process is a fork of process" in processes.values(fork_during_a_call)[0]
         assert processes.values(add) == [3.0] * 2
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import acclimate
-from acclimate.comm.ranks import find_place, meeting_point
+from acclimate.comm.ranks import find_place, master_address
 from acclimate.errors import ConflictingRanksError, InvalidEnvironmentError, InvalidRankError
 from ports import free_port
 from rank_processes import RankProcesses
@@ -34,7 +34,7 @@ def test_every_launcher_is_understood(environ: dict[str, str]) -> None:
     place = find_place(environ)
     assert place is not None
     assert (place.rank, place.world_size, place.local_rank, place.local_size) == (1, 4, 1, 4)
-    assert meeting_point(place, {**environ, "MASTER_ADDR": "a", "MASTER_PORT": "99"}) == ("a", 99)
+    assert master_address(place, {**environ, "MASTER_ADDR": "a", "MASTER_PORT": "99"}) == ("a", 99)
 
 
 def test_no_launcher_is_no_place() -> None:
@@ -77,17 +77,17 @@ def test_ranks_of_one_host_meet_without_being_told_where() -> None:
     for environ in (OPEN_MPI, PMI, SLURM):
         place = find_place(environ)
         assert place is not None
-        address, port = meeting_point(place, environ)
+        address, port = master_address(place, environ)
         assert address == "127.0.0.1"
         assert 15_000 <= port < 30_000
 
 
-def test_several_hosts_without_a_meeting_point_are_an_error_that_says_what_to_set() -> None:
+def test_several_hosts_without_a_master_address_are_an_error_that_says_what_to_set() -> None:
     environ = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     place = find_place(environ)
     assert place is not None
     with pytest.raises(InvalidEnvironmentError, match="Set MASTER_ADDR to the host of rank 0"):
-        meeting_point(place, environ)
+        master_address(place, environ)
 
 
 @pytest.mark.parametrize("numbers", [{"rank": 0}, {"world_size": 2}, {"rank": 2, "world_size": 2}])

@@ -3,12 +3,12 @@
     import acclimate.comm
     torch.distributed.init_process_group("shm")
 
-or, with the rank found and the backend chosen::
+or, to detect the rank and choose the backend::
 
     acclimate.init_distributed()
 
-Importing this package makes the backend known to ``torch.distributed``. Nothing is compiled before a group is
-created.
+Importing this package registers the backend with ``torch.distributed``. The first group that is created
+compiles its library.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes the backend ``shm`` known to ``torch.distributed``, and creates its groups."""
+"""Registers the backend ``shm`` with ``torch.distributed``, and creates its groups."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ NAME = "shm"
 
 
 def register() -> None:
-    """Lets ``torch.distributed`` create groups by the name ``shm``; once, however often it is called."""
+    """Registers the backend ``shm`` with ``torch.distributed``; later calls do nothing."""
     if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, create, devices=["cpu"])
 
 
 def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """A group of this backend, or one of gloo's where the ranks cannot share memory.
+    """Returns a group of this backend, or a gloo group where the ranks cannot share memory.
 
-    Ranks on several hosts share memory on each host, and their hosts are linked by gloo.
+    Ranks on several hosts share memory within each host, and gloo connects the hosts.
 
     Args:
-        store: of the group alone.
-        rank: this one.
-        size: of the group.
-        timeout: of each collective.
+        store: a store that only this group uses.
+        rank: this process's rank.
+        size: the number of ranks in the group.
+        timeout: the timeout of each collective.
     """
-    meeting = Rendezvous(store, rank, size, timeout)
+    rendezvous = Rendezvous(store, rank, size, timeout)
     native, refusal = _native()
-    offers = meeting.offers(refusal)
+    offers = rendezvous.offers(refusal)
     refusal = why_not_shared(offers, native.MOST_RANKS if native is not None else len(offers))
     if not refusal:
         hosts = ranks_by_host(offers)
         local, refusal = _on_this_host(native, store, offers, hosts, rank, timeout)
         if len(hosts) > 1:
-            refusal = meeting.agree("hosts", refusal)
+            refusal = rendezvous.agree("hosts", refusal)
         if not refusal and len(hosts) == 1:
             return native.on_one_host(local)
         if not refusal:
@@ -52,7 +52,7 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 def _on_this_host(
     native: Any, store: Any, offers: tuple[Offer, ...], hosts: list[list[int]], rank: int, timeout: timedelta
 ) -> tuple[Any, str]:
-    """The memory shared with this host's ranks, or the reason why there is none."""
+    """Returns the group of this host's ranks and "", or ``None`` and the reason why there is none."""
 
     def open_group(opening: Opening) -> Any:
         geometry = opening.memory.geometry
@@ -68,8 +68,8 @@ def _on_this_host(
 
     number, ranks = next((number, ranks) for number, ranks in enumerate(hosts) if rank in ranks)
     own_store = distributed_c10d.PrefixStore(f"host/{number}", store)
-    meeting = Rendezvous(own_store, ranks.index(rank), len(ranks), timeout, ranks)
-    joined = meeting.join(tuple(offers[other] for other in ranks), native.bytes, open_group)
+    rendezvous = Rendezvous(own_store, ranks.index(rank), len(ranks), timeout, ranks)
+    joined = rendezvous.join(tuple(offers[other] for other in ranks), native.bytes, open_group)
     return joined.group, joined.refusal
 
 
@@ -89,8 +89,8 @@ def _across_hosts(
         between_leaders = gloo_group(own, leaders.index(rank), len(leaders), timeout)
     everyone = gloo_group(distributed_c10d.PrefixStore("everyone", store), rank, len(offers), timeout)
     named = [(offers[ranks[0]].name, ranks) for ranks in hosts]
-    board = distributed_c10d.PrefixStore("board", store)
-    return native.across_hosts(local, rank, named, between_leaders, everyone, board)
+    status = distributed_c10d.PrefixStore("status", store)
+    return native.across_hosts(local, rank, named, between_leaders, everyone, status)
 
 
 def _native() -> tuple[Any, str]:

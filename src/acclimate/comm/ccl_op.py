@@ -20,11 +20,11 @@ class CCLCommBuilder(OpBuilder):
     name = "ccl_comm"
 
     def sources(self) -> list[str | Source]:
-        """The operator."""
+        """The operator's C++ source."""
         return ["csrc/ccl_op.cpp"]
 
     def cxx_args(self) -> list[str]:
-        """Where oneCCL's headers are, and its version, so that another one is another library."""
+        """The path of oneCCL's headers, and its version, so that another version builds another library."""
         folder = oneccl_folder()
         if folder is None:
             return []
@@ -35,20 +35,20 @@ class CCLCommBuilder(OpBuilder):
         ]
 
     def link_args(self) -> list[str]:
-        """Where oneCCL's library is, and the libraries that it needs itself."""
+        """The path of oneCCL's library and of the libraries that it needs."""
         folder = oneccl_folder()
         if folder is None:
             return []
-        # The path has to hold for oneCCL's own needs as well, so it is not of the newer kind.
+        # oneCCL's own dependencies are found through this path too: DT_RPATH does that, DT_RUNPATH does not.
         libraries = folder / "lib"
         return [f"-L{libraries}", "-lccl", f"-Wl,--disable-new-dtags,-rpath,{libraries}"]
 
     def incompatibility(self) -> str | None:
-        """No oneCCL, or no compiler."""
+        """The reason is a missing oneCCL or a missing compiler."""
         if oneccl_folder() is None:
             return (
                 "oneCCL's headers (oneapi/ccl.hpp) and library are neither in this Python environment nor "
-                "where CCL_ROOT says; install the packages oneccl and oneccl-devel"
+                "under CCL_ROOT; install the packages oneccl and oneccl-devel"
             )
         return super().incompatibility()
 
@@ -64,7 +64,7 @@ class CCLCommBuilder(OpBuilder):
         return super().load(verbose)
 
     def define(self) -> None:
-        """The operators that the library implements."""
+        """Defines the operators that the library implements."""
         ccl_op_functions.define()
 
     def module(self) -> ModuleType:

@@ -1,4 +1,4 @@
-"""What ``CCLCommBuilder().load()`` returns: DeepSpeed's functions of its op of this name."""
+"""The module that ``CCLCommBuilder().load()`` returns, with the functions of DeepSpeed's op of that name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _place = {"size": 0, "rank": -1}
 
 
 def define() -> None:
-    """Defines the operators, once a process."""
+    """Defines the operators, once per process."""
     registry.define(
         (
             "ccl_comm_address(Tensor(a!) address) -> ()",
@@ -27,19 +27,19 @@ def define() -> None:
 
 
 def initialize(size: int, rank: int) -> None:
-    """Makes oneCCL's communicator of all ranks; does nothing where there is one of this size and rank.
+    """Creates oneCCL's communicator of all ranks, unless one of this size and rank exists.
 
-    The ranks find each other through the default group of ``torch.distributed`` where there is one of this
-    size, else at ``MASTER_ADDR`` and ``MASTER_PORT``. oneCCL's transport is libfabric unless
-    ``CCL_ATL_TRANSPORT`` says otherwise, as MPI works only under its own launcher.
+    The ranks find each other through the default group of ``torch.distributed`` if it has this size, else at
+    ``MASTER_ADDR`` and ``MASTER_PORT``. oneCCL uses libfabric unless ``CCL_ATL_TRANSPORT`` is set, because
+    its MPI transport works only under an MPI launcher.
 
     Args:
         size: the number of ranks.
-        rank: this one.
+        rank: this process's rank.
 
     Raises:
-        InvalidRankError: there is no such rank.
-        InvalidEnvironmentError: there is neither a default group nor ``MASTER_ADDR``.
+        InvalidRankError: ``rank`` is not from 0 to ``size`` - 1.
+        InvalidEnvironmentError: there is no default group of this size, and ``MASTER_ADDR`` is not set.
     """
     require_rank(size, rank)
     if _place == {"size": size, "rank": rank}:
@@ -59,22 +59,23 @@ def initialize(size: int, rank: int) -> None:
 
 
 def get_rank() -> int:
-    """This rank; -1 before :func:`initialize`."""
+    """Returns this process's rank; -1 before :func:`initialize`."""
     return _place["rank"]
 
 
 def get_world_size() -> int:
-    """The number of ranks; 0 before :func:`initialize`."""
+    """Returns the number of ranks; 0 before :func:`initialize`."""
     return _place["size"]
 
 
 def inference_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
-    """Replaces a tensor of the host by its sum over all ranks, and returns it.
+    """Replaces a CPU tensor by its sum over all ranks, and returns it.
 
-    oneCCL waits for ever for a rank that has ended, and does not compare what ranks call.
+    If a rank has exited, oneCCL waits without a timeout. It does not check that all ranks pass the same shape
+    and dtype.
 
     Args:
-        tensor: of an integer of 8 to 64 bits, fp16, bf16, fp32 or fp64, and any strides.
+        tensor: a tensor of any strides; its dtype is an integer of 8 to 64 bits, fp16, bf16, fp32 or fp64.
     """
     torch.ops.acclimate.ccl_all_reduce_(tensor)
     return tensor

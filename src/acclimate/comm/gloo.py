@@ -17,18 +17,18 @@ _logger = logging.getLogger("acclimate")
 
 
 def gloo_instead(store: Any, rank: int, size: int, timeout: timedelta, refusal: str) -> Any:
-    """A group of gloo; rank 0 warns of it.
+    """Returns a gloo group; rank 0 logs a warning.
 
     Args:
-        store: of the group alone.
-        rank: this one.
-        size: of the group.
-        timeout: of each collective.
+        store: a store that only this group uses.
+        rank: this process's rank.
+        size: the number of ranks in the group.
+        timeout: the timeout of each collective.
         refusal: why the ranks cannot share memory.
     """
     if rank == 0:
         _logger.warning(
-            "Collectives of this group of %d ranks go through gloo, with the same results but slower, as the "
+            "This group of %d ranks uses gloo, which gives the same results but is slower, because the "
             "ranks cannot share memory: %s.",
             size,
             refusal,
@@ -37,16 +37,16 @@ def gloo_instead(store: Any, rank: int, size: int, timeout: timedelta, refusal: 
 
 
 def gloo_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """A group of gloo, at the address from which this host reaches the store.
+    """Returns a gloo group, bound to the address from which this host reaches the store.
 
-    gloo itself takes the address that the host's name stands for, which is a loopback address on many
-    systems. ``GLOO_SOCKET_IFNAME`` names an interface instead.
+    By default gloo binds the address that the host name resolves to, which is a loopback address on many
+    systems. If ``GLOO_SOCKET_IFNAME`` is set, gloo uses that interface.
 
     Args:
-        store: of the group alone.
-        rank: this one.
-        size: of the group.
-        timeout: of each collective.
+        store: a store that only this group uses.
+        rank: this process's rank.
+        size: the number of ranks in the group.
+        timeout: the timeout of each collective.
     """
     address = None if os.environ.get("GLOO_SOCKET_IFNAME") else _address_towards(store)
     if address is None:
@@ -59,7 +59,7 @@ def gloo_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def _address_towards(store: Any) -> str | None:
-    """This host's address in the network of the store; ``None`` where the store is not at an address."""
+    """Returns this host's address in the store's network; ``None`` if the store has no address."""
     while isinstance(store, distributed_c10d.PrefixStore):
         store = store.underlying_store
     if not isinstance(store, TCPStore):

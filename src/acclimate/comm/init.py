@@ -1,4 +1,4 @@
-"""``init_distributed``: the default process group, on the best backend that the accelerator has here."""
+"""``init_distributed``: creates the default process group on the accelerator's best available backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from acclimate.comm.backend import NAME, register
-from acclimate.comm.ranks import Place, find_place, meeting_point
+from acclimate.comm.ranks import Place, find_place, master_address
 from acclimate.errors import InvalidRankError, UnsupportedError
 from acclimate.selection import get_accelerator
 
@@ -23,29 +23,30 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Creates the default process group of ``torch.distributed``; does nothing where there is one.
+    """Creates the default process group of ``torch.distributed``, unless it exists.
 
-    The rank is found in the variables of torchrun, ``acclimate run``, Open MPI, MPICH, Intel MPI or Slurm,
-    and written to the names that torchrun uses where they are not set. A process that no launcher started is
-    a group of one.
+    Reads the rank from the environment variables of torchrun, ``acclimate run``, Open MPI, MPICH, Intel MPI
+    or Slurm, and sets torchrun's variables that are unset. A process without a launcher becomes a group of
+    one rank.
 
     Args:
-        backend: a name that ``torch.distributed`` knows. ``None``: for tensors of the host ``shm``, or what
-            ``ACCLIMATE_COMM`` names; else the accelerator's ``communication_backend_name()``.
-        timeout: of each collective; torch's default where ``None``.
-        init_method: where the ranks meet, as ``torch.distributed.init_process_group`` takes it. ``None``: at
-            ``MASTER_ADDR`` and ``MASTER_PORT``, or what follows from the job's variables.
-        rank: this one; found where -1.
-        world_size: the number of ranks; found where -1.
+        backend: a backend of ``torch.distributed``. ``None``: the accelerator's
+            ``communication_backend_name()``; on the CPU ``shm``, unless ``ACCLIMATE_COMM`` names another.
+        timeout: the timeout of each collective; ``None`` is torch's default.
+        init_method: the URL that ``torch.distributed.init_process_group`` takes. ``None``: ``MASTER_ADDR``
+            and ``MASTER_PORT``, or an address derived from the job's variables.
+        rank: this process's rank; -1 detects it.
+        world_size: the number of ranks; -1 detects it.
 
     Raises:
-        InvalidRankError: only one of ``rank`` and ``world_size`` was given, or they do not fit together.
-        ConflictingRanksError: two launchers say different things.
-        InvalidEnvironmentError: a variable of a launcher holds what it cannot hold, or is missing.
+        InvalidRankError: only one of ``rank`` and ``world_size`` was given, or ``rank`` is not less than
+            ``world_size``.
+        ConflictingRanksError: the variables of two launchers contradict each other.
+        InvalidEnvironmentError: a launcher's variable has an invalid value or is missing.
         UnsupportedError: this torch is built without ``torch.distributed``.
     """
     if not dist.is_available():
-        raise UnsupportedError("This torch is built without torch.distributed. Install one that has it.")
+        raise UnsupportedError("This torch is built without torch.distributed. Install a torch that has it.")
     register()
     if dist.is_initialized():
         return
@@ -54,7 +55,7 @@ def init_distributed(
     place = find_place(os.environ) if rank < 0 else None
     if place is not None:
         rank, world_size = place.rank, place.world_size
-        _say_as_torchrun(place, None if init_method else meeting_point(place, os.environ))
+        _export_as_torchrun(place, None if init_method else master_address(place, os.environ))
     if rank < 0:
         dist.init_process_group(
             chosen, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1, timeout=timeout
@@ -68,7 +69,7 @@ def init_distributed(
 def _check(rank: int, world_size: int) -> None:
     if (rank < 0) != (world_size < 0):
         raise InvalidRankError(
-            f"rank is {rank} and world_size is {world_size}. Give both, or neither to have them found."
+            f"rank is {rank} and world_size is {world_size}. Pass both, or neither to have them detected."
         )
     if rank >= world_size >= 0:
         raise InvalidRankError(f"rank is {rank}, but must be less than world_size, which is {world_size}.")
@@ -81,15 +82,15 @@ def _best_backend() -> str:
     return accelerator.communication_backend_name()
 
 
-def _say_as_torchrun(place: Place, meeting: tuple[str, int] | None) -> None:
-    said: dict[str, int | str | None] = {
+def _export_as_torchrun(place: Place, master: tuple[str, int] | None) -> None:
+    values: dict[str, int | str | None] = {
         "RANK": place.rank,
         "WORLD_SIZE": place.world_size,
         "LOCAL_RANK": place.local_rank,
         "LOCAL_WORLD_SIZE": place.local_size,
     }
-    if meeting is not None:
-        said |= {"MASTER_ADDR": meeting[0], "MASTER_PORT": meeting[1]}
-    for name, value in said.items():
+    if master is not None:
+        values |= {"MASTER_ADDR": master[0], "MASTER_PORT": master[1]}
+    for name, value in values.items():
         if value is not None:
             os.environ.setdefault(name, str(value))

@@ -1,8 +1,8 @@
-"""The memory that ranks share: an anonymous file, which no name leads to and no process leaves behind.
+"""The memory that ranks share: an anonymous file, which has no path and is freed with its last process.
 
-One rank makes it with ``memfd_create``, seals its size, and tells the others its process and descriptor.
-They open it through ``/proc/<process>/fd/<descriptor>``, which the kernel lets only the same user do, and
-compare a random token, as numbers of processes are used again.
+One rank creates it with ``memfd_create``, seals its size, and sends its process id and descriptor to the
+others. They open it through ``/proc/<process>/fd/<descriptor>``, which the kernel allows only to the same
+user. They also compare a random token, because the system reuses process ids.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 TOKEN_BYTES = 16
 
 LARGEST_SLOT = 512 * 1024
-"""Bytes of a rank's contribution to one round. Smaller ones fit into more caches, but need more rounds, each
-of which can cost a time slice where other work runs on the cores."""
+"""Bytes of a rank's contribution to one round. Smaller slots fit into more caches, but need more rounds, and
+each round can cost a time slice if other work runs on the cores."""
 SMALLEST_SLOT = 16 * 1024
 
 _LARGEST_RING = 256 * 1024
@@ -38,7 +38,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """A file in memory that ranks of one host map."""
+    """An anonymous file (memfd) that the ranks of one host map."""
 
     descriptor: int
     process: int
@@ -46,17 +46,17 @@ class SharedMemory:
     geometry: Geometry
 
     def close(self) -> None:
-        """Closes the descriptor; what is mapped stays."""
+        """Closes the descriptor; mappings stay valid."""
         os.close(self.descriptor)
 
 
 def geometries(ranks: int, limit: int, total_bytes: Callable[[int, int, int], int]) -> list[Geometry]:
-    """Ways to divide the memory of a group, the best first; none where all take more than allowed.
+    """Returns the possible buffer sizes of a group, best first; empty if all exceed the limit.
 
     Args:
-        ranks: of the group.
-        limit: the most bytes it may take.
-        total_bytes: of so many ranks, with slots and rings of so many bytes.
+        ranks: the number of ranks.
+        limit: the most bytes that the group may take.
+        total_bytes: computes the bytes that a group needs from its ranks, slot bytes and ring bytes.
     """
     slot = _power_of_two(_ALL_SLOTS // (4 * ranks), SMALLEST_SLOT, LARGEST_SLOT)
     ring = _power_of_two(_ALL_RINGS // ranks**2, _PAGE, _LARGEST_RING)
@@ -75,10 +75,10 @@ def _power_of_two(wanted: int, smallest: int, largest: int) -> int:
 
 
 def make(candidates: list[Geometry]) -> SharedMemory:
-    """Makes the memory of the first size that the system grants.
+    """Allocates the memory of the first candidate that the system grants.
 
     Raises:
-        OSError: it grants none.
+        OSError: the system grants none.
     """
     refusal = OSError(errno.ENOMEM, "too little memory for the smallest buffers")
     for geometry in candidates:
@@ -93,7 +93,7 @@ def _make(geometry: Geometry) -> SharedMemory:
     descriptor = os.memfd_create("acclimate-comm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, geometry.total_bytes)
-        # All pages now: a page that cannot be had later would end the process that touches it.
+        # Allocate all pages now: a page that is not available later would kill the process that touches it.
         os.posix_fallocate(descriptor, 0, geometry.total_bytes)
         token = secrets.token_bytes(TOKEN_BYTES)
         os.pwrite(descriptor, token, 0)
@@ -105,10 +105,10 @@ def _make(geometry: Geometry) -> SharedMemory:
 
 
 def open_made(process: int, descriptor: int, token: str, geometry: Geometry) -> SharedMemory:
-    """Opens what another process made.
+    """Opens the memory that another process created.
 
     Raises:
-        OSError: it is not there, not what the token says, or not ours to open.
+        OSError: the file does not exist, has another token, or belongs to another user.
     """
     path = f"/proc/{process}/fd/{descriptor}"
     opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -116,9 +116,9 @@ def open_made(process: int, descriptor: int, token: str, geometry: Geometry) -> 
         if fcntl.fcntl(opened, fcntl.F_GET_SEALS) & _seals() != _seals():
             raise OSError(errno.EPERM, "its size is not sealed", path)
         if os.pread(opened, TOKEN_BYTES, 0).hex() != token:
-            raise OSError(errno.ESTALE, "it is not the memory of this group", path)
+            raise OSError(errno.ESTALE, "it belongs to another group", path)
         if os.fstat(opened).st_size != geometry.total_bytes:
-            raise OSError(errno.EINVAL, "its size is not the size agreed on", path)
+            raise OSError(errno.EINVAL, "its size is not the size that rank 0 sent", path)
     except OSError:
         os.close(opened)
         raise

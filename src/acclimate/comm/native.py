@@ -23,67 +23,67 @@ TRANSPORT: tuple[str | Source, ...] = (
     "csrc/peers.cpp",
     "csrc/placement.cpp",
     "csrc/reduce.cpp",
-    # The plain kernels would take the longest to optimise, and hardly any processor runs them.
+    # The plain kernels would take the longest to optimise, and few processors run them.
     Source("csrc/reduce_plain.cpp", flags=("-O2",)),
-    # On processors of another kind these are one more plain copy each, which nothing calls.
+    # On processors other than x86 each of these is a second plain copy, which nothing calls.
     Source("csrc/reduce_avx2.cpp", flags=_AVX2 if _IS_X86 else ()),
     Source("csrc/reduce_avx512.cpp", flags=_AVX512 if _IS_X86 else ()),
 )
-"""What moves bytes between ranks, without torch."""
+"""The sources of the transport between ranks, which do not use torch."""
 
 CXX_FLAGS = ["-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno"]
-"""Without contraction every instruction set gives the same bits."""
+"""Without FMA contraction, every instruction set gives the same bits."""
 
 _lock = threading.Lock()
 _loaded: list[Any] = []
 
 
 class TransportBuilder(OpBuilder):
-    """Builds a library that has the transport in it."""
+    """Builds a library that contains the transport."""
 
     def include_paths(self) -> list[str]:
         """The folder of the headers."""
         return ["csrc"]
 
     def cxx_args(self) -> list[str]:
-        """Threads, and the same results on every instruction set."""
+        """Flags for threads, and for the same results on every instruction set."""
         return list(CXX_FLAGS)
 
     def link_args(self) -> list[str]:
-        """Threads, which older C libraries keep in a library of their own."""
+        """The flag for threads, which older C libraries keep in a separate library."""
         return ["-pthread"]
 
 
 class ShmBackendBuilder(TransportBuilder):
-    """Builds the backend itself. Not an op: ``torch.distributed`` calls it."""
+    """Builds the backend. It is not an op: ``torch.distributed`` calls it."""
 
     name = "shm_backend"
     # c10d has no stable ABI, so there is one library for each torch and Python.
     stable_abi = False
 
     def sources(self) -> list[str | Source]:
-        """The transport, and what makes a backend of it."""
-        # They hand memory to the transport: optimising them harder costs build time and gains nothing.
+        """The sources of the transport and of the backend around it."""
+        # The backend's files only pass memory to the transport, so optimising them harder gains nothing.
         callers = ("csrc/backend.cpp", "csrc/hosts.cpp", "csrc/messages.cpp")
         return [*(Source(path, flags=("-O1",)) for path in callers), *TRANSPORT]
 
     def define(self) -> None:
-        """Nothing: it has no operator."""
+        """Does nothing: the backend has no operator."""
 
     def module(self) -> ModuleType:
-        """The library, which is a Python module."""
+        """Loads the library, which is a Python module."""
         module: ModuleType = load_backend()
         return module
 
 
 def load_backend() -> Any:
-    """The native module, built now if it was not yet: once, however many ranks ask.
+    """Returns the native module. The first rank builds it if needed; the others wait.
 
     Raises:
-        CompilerNotFoundError: it was not built yet, and there is no compiler.
-        OpBuildError: it does not compile.
-        OpLockTimeoutError: another process was building it for too long.
-        OSError: it cannot be loaded from where it can be kept.
+        CompilerNotFoundError: the module is not built yet, and there is no compiler.
+        OpBuildError: the module does not compile.
+        OpLockTimeoutError: another process did not finish building it in time.
+        OSError: the built library cannot be loaded from its folder.
     """
     with _lock:
         if not _loaded:

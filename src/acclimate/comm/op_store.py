@@ -14,26 +14,26 @@ from acclimate.errors import InvalidEnvironmentError, InvalidRankError
 
 
 def require_rank(size: int, rank: int) -> None:
-    """Raises unless a group of ``size`` ranks has this one.
+    """Checks that ``rank`` is a rank of a group of ``size`` ranks.
 
     Raises:
-        InvalidRankError: there is no such rank.
+        InvalidRankError: ``rank`` is not from 0 to ``size`` - 1.
     """
     if not 0 <= rank < size:
         raise InvalidRankError(f"rank is {rank}, but must be from 0 to {size - 1}, as size is {size}.")
 
 
 def store_for(op: str, number: int, size: int, rank: int) -> Any:
-    """A store of one group of an op.
+    """Returns the store of one group of an op.
 
     Args:
-        op: its name.
-        number: how many groups of it this process made before.
+        op: the op's name.
+        number: how many groups of this op the process created before.
         size: the number of ranks.
-        rank: this one.
+        rank: this process's rank.
 
     Raises:
-        InvalidEnvironmentError: there is neither a default group of this size nor ``MASTER_ADDR``.
+        InvalidEnvironmentError: there is no default group of this size, and ``MASTER_ADDR`` is not set.
     """
     return distributed_c10d.PrefixStore(f"acclimate/{op}/{number}", _shared(size, rank))
 
@@ -43,8 +43,8 @@ def _shared(size: int, rank: int) -> Any:
         return distributed_c10d._get_default_store()
     if size > 1 and not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
         raise InvalidEnvironmentError(
-            "initialize() needs a way for the ranks to find each other. Call acclimate.init_distributed() "
-            "before, or set MASTER_ADDR and MASTER_PORT."
+            "initialize() does not know where the ranks find each other. Call acclimate.init_distributed() "
+            "first, or set MASTER_ADDR and MASTER_PORT."
         )
     if size == 1:
         return torch._C._distributed_c10d.HashStore()

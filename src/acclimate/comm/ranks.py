@@ -1,4 +1,4 @@
-"""Which rank this process is, as the launcher that started it says in environment variables."""
+"""Reads this process's rank from the environment variables that its launcher set."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from acclimate.errors import ConflictingRanksError, InvalidEnvironmentError
 
-# Below the ports that systems give to clients.
+# Below the ephemeral ports that systems give to clients.
 _FIRST_PORT, _PORTS = 15_000, 15_000
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """The variables in which one kind of launcher says the same things."""
+    """The names of one launcher's environment variables."""
 
     name: str
     rank: str
@@ -25,7 +25,7 @@ class Launcher:
     local_rank: str
     local_size: str
     job: tuple[str, ...] = ()
-    """What names the job, equal on all of its ranks."""
+    """Variables that name the job, with the same value on all of its ranks."""
 
 
 LAUNCHERS = (
@@ -52,7 +52,7 @@ LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands in its job. What a launcher did not say is ``None``."""
+    """A process's rank in its job. Values that the launcher did not set are ``None``."""
 
     launcher: Launcher
     rank: int
@@ -66,11 +66,11 @@ class Place:
 
 
 def find_place(environ: Mapping[str, str]) -> Place | None:
-    """This rank's place; ``None`` where no launcher started it.
+    """Returns this process's place in its job; ``None`` if no launcher started it.
 
     Raises:
-        InvalidEnvironmentError: a variable holds what it cannot hold.
-        ConflictingRanksError: two launchers say different things.
+        InvalidEnvironmentError: a variable has an invalid value.
+        ConflictingRanksError: the variables of two launchers contradict each other.
     """
     places = [place for launcher in LAUNCHERS if (place := _place(launcher, environ)) is not None]
     if not places:
@@ -85,11 +85,12 @@ def find_place(environ: Mapping[str, str]) -> Place | None:
     return inner
 
 
-def meeting_point(place: Place, environ: Mapping[str, str]) -> tuple[str, int]:
-    """The address and port at which the ranks of a job meet.
+def master_address(place: Place, environ: Mapping[str, str]) -> tuple[str, int]:
+    """Returns the address and port of the job's rank 0, at which its ranks rendezvous.
 
     Raises:
-        InvalidEnvironmentError: no variable says, and nothing follows from the others.
+        InvalidEnvironmentError: ``MASTER_ADDR`` or ``MASTER_PORT`` is not set, and the launcher's variables
+            do not determine it.
     """
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if port is not None and not (port.isdecimal() and 0 < int(port) < 65536):
@@ -103,14 +104,14 @@ def _place(launcher: Launcher, environ: Mapping[str, str]) -> Place | None:
     rank = _number(launcher.rank, environ, 0)
     world_size = _number(launcher.world_size, environ, 1)
     if rank is None or world_size is None:
-        # MPI's ranks are told all; a lone RANK or WORLD_SIZE is somebody else's variable.
+        # Launchers set both; a RANK without WORLD_SIZE comes from another program.
         return None
     if rank >= world_size:
         raise InvalidEnvironmentError(
             f"{launcher.rank} is {rank}, but must be less than {launcher.world_size}, which is {world_size}."
         )
     local_rank = _number(launcher.local_rank, environ, 0)
-    # Slurm writes "4(x2)" where it is not one number.
+    # Slurm writes "4(x2)" for the tasks of several nodes.
     local_size = environ.get(launcher.local_size, "")
     return Place(launcher, rank, world_size, local_rank, int(local_size) if local_size.isdecimal() else None)
 
@@ -120,20 +121,20 @@ def _number(variable: str, environ: Mapping[str, str], least: int) -> int | None
     if not text:
         return None
     if not text.isdecimal() or int(text) < least:
-        raise InvalidEnvironmentError(f'{variable} is "{text}", but must be a whole number from {least} on.')
+        raise InvalidEnvironmentError(f'{variable} is "{text}", but must be an integer of {least} or more.')
     return int(text)
 
 
 def _agree(inner: Place, outer: Place, environ: Mapping[str, str]) -> bool:
     if (inner.rank, inner.world_size) == (outer.rank, outer.world_size):
         return True
-    # One launcher may run under another: torchrun once a host under srun, or in the one task of a job.
+    # One launcher may run under another: torchrun once per host under srun, or in a job's only task.
     if outer.world_size == 1:
         return True
     each = inner.local_size
     if each is not None and each * outer.world_size == inner.world_size and inner.rank // each == outer.rank:
         return True
-    # A batch script is no task, but has the number of one.
+    # A batch script is not a task, but its variables have the number of one.
     is_batch = outer.launcher.name == "Slurm" and outer.rank == 0 and "SLURM_STEP_ID" not in environ
     return is_batch and each is not None
 
@@ -152,7 +153,8 @@ def _first_host(place: Place, environ: Mapping[str, str]) -> str:
         if answer.returncode == 0 and answer.stdout.strip():
             return answer.stdout.split()[0]
     raise InvalidEnvironmentError(
-        f"{place} does not say where the ranks meet. Set MASTER_ADDR to the host of rank 0, and MASTER_PORT."
+        f"{place} does not give the address of rank 0. Set MASTER_ADDR to the host of rank 0, and "
+        "MASTER_PORT to a free port there."
     )
 
 
@@ -162,6 +164,6 @@ def _port_of_job(place: Place, environ: Mapping[str, str]) -> int:
         names = [f"the parent of all ranks is {os.getppid()}"]
     if not names:
         raise InvalidEnvironmentError(
-            f"{place} does not say at which port the ranks meet. Set MASTER_PORT to a free one."
+            f"{place} does not give the port of rank 0. Set MASTER_PORT to a free port."
         )
     return _FIRST_PORT + int(hashlib.sha256(names[0].encode()).hexdigest(), 16) % _PORTS

@@ -1,4 +1,4 @@
-"""How the ranks of a group agree, through the store that they have, on the memory that they share."""
+"""The ranks of a group agree on their shared memory through the group's store."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from acclimate.comm import memory
 from acclimate.comm.memory import Geometry, SharedMemory
 from acclimate.errors import AcclimateError, GroupCreationError
 
-# Of the memory that is free when a group is made, so that small containers get smaller buffers.
+# A group takes at most this share of the free memory, so that small containers get smaller buffers.
 _SHARE_OF_FREE_MEMORY = 1 / 16
-# So often is a process looked for that others wait for.
+# How often a waiting rank checks whether the other process still runs.
 _SLICE = timedelta(seconds=0.5)
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What one rank tells the others of itself."""
+    """The facts about one rank's process that all ranks exchange."""
 
     host: str
-    """Of the host, its network, and the numbers that its processes have there."""
+    """Identifies the boot of the host and the process's network and PID namespaces."""
     name: str
-    """What a person calls the host. Several may have the same."""
+    """The host name, for messages; several hosts may have the same."""
     process: int
     cores: tuple[int, ...]
     processors: float
-    """The processor time that it may use, in processors."""
+    """The CPU quota of the process, in processors."""
     most_bytes: int
-    """That the group may take."""
+    """The most shared memory that the group may take."""
     refusal: str
-    """Why this rank takes no part; empty where it does."""
+    """Why this rank cannot share memory; empty if it can."""
 
 
 @dataclass(frozen=True)
@@ -47,32 +47,32 @@ class Joined:
     """A group that all ranks have opened, or the reason why there is none."""
 
     group: Any
-    """What ``open_group`` gave."""
+    """The result of ``open_group``."""
     offers: tuple[Offer, ...]
     refusal: str
-    """Equal on all ranks; empty where there is a group."""
+    """The reason why there is no group, equal on all ranks; empty if there is one."""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What a group is opened with."""
+    """The arguments with which a rank opens a group."""
 
     memory: SharedMemory
     rank: int
     processes: list[int]
     has_spare_cores: bool
-    """Whether each rank can have a core of its own."""
+    """Whether there is a core for each rank."""
 
 
 class Rendezvous:
-    """One rank's side.
+    """One rank's side of the agreement.
 
     Args:
-        store: of the group alone.
-        rank: this one.
-        size: of the group.
-        timeout: so long does a rank wait for another one.
-        numbers: what errors call the ranks, where they are a part of a group.
+        store: a store that only this group uses.
+        rank: this process's rank.
+        size: the number of ranks in the group.
+        timeout: how long a rank waits for another.
+        numbers: the ranks' numbers in error messages, if they are part of a larger group.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class Rendezvous:
         self._processes: list[int] = []
 
     def offers(self, refusal: str) -> tuple[Offer, ...]:
-        """What all ranks tell of themselves.
+        """Returns the offers of all ranks.
 
         Args:
-            refusal: why this rank takes no part; empty where it does.
+            refusal: why this rank cannot share memory; empty if it can.
         """
-        heard = self._exchange("offer", asdict(_own_offer(refusal)))
-        return tuple(Offer(**{**offer, "cores": tuple(offer["cores"])}) for offer in heard)
+        received = self._exchange("offer", asdict(_own_offer(refusal)))
+        return tuple(Offer(**{**offer, "cores": tuple(offer["cores"])}) for offer in received)
 
     def join(
         self,
@@ -100,20 +100,20 @@ class Rendezvous:
         total_bytes: Callable[[int, int, int], int],
         open_group: Callable[[Opening], Any],
     ) -> Joined:
-        """Makes the memory on rank 0, and opens the group on all ranks or on none.
+        """Allocates the memory on rank 0, and opens the group on all ranks or on none.
 
         Args:
-            offers: of ranks that can share memory.
-            total_bytes: that so many ranks need, with slots and rings of so many bytes.
-            open_group: opens this rank's side.
+            offers: the offers of ranks that can share memory.
+            total_bytes: computes the bytes that a group needs from its ranks, slot bytes and ring bytes.
+            open_group: opens this rank's side of the group.
         """
         self._processes = [offer.process for offer in offers]
-        made, said = self._make(offers, total_bytes) if self._rank == 0 else (None, {})
-        told = self._from_first(said)
-        group, refusal = None, told["refusal"]
+        made, message = self._make(offers, total_bytes) if self._rank == 0 else (None, {})
+        values = self._broadcast_from_first(message)
+        group, refusal = None, values["refusal"]
         if not refusal:
             try:
-                shared = made or _open_made(told)
+                shared = made or _open_made(values)
                 try:
                     group = open_group(_opening(shared, self._rank, offers))
                 finally:
@@ -127,25 +127,25 @@ class Rendezvous:
         return Joined(None if refusal else group, offers, refusal)
 
     def agree(self, topic: str, refusal: str) -> str:
-        """The first rank's reason not to go on, equal on all ranks; empty where none has one."""
+        """Returns the reason of the first rank that refuses, equal on all ranks; empty if none refuses."""
         answers = self._exchange(topic, {"refusal": refusal})
         return _first_refusal([answer["refusal"] for answer in answers])
 
-    def _exchange(self, topic: str, said: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Tells the other ranks, and hears all of them."""
+    def _exchange(self, topic: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Sends a message to all ranks and returns every rank's message."""
         if self._size == 1:
-            return [dict(said)]
-        self._store.set(f"shm/{topic}/{self._rank}", json.dumps(said))
-        return [self._hear(f"shm/{topic}/{rank}", rank) for rank in range(self._size)]
+            return [dict(message)]
+        self._store.set(f"shm/{topic}/{self._rank}", json.dumps(message))
+        return [self._receive(f"shm/{topic}/{rank}", rank) for rank in range(self._size)]
 
-    def _hear(self, key: str, rank: int) -> dict[str, Any]:
-        """What a rank wrote to the store.
+    def _receive(self, key: str, rank: int) -> dict[str, Any]:
+        """Returns the message that a rank wrote to the store.
 
         Raises:
-            GroupCreationError: it has ended, or did not come in time.
+            GroupCreationError: the rank has ended, or wrote nothing in time.
         """
         end = time.monotonic() + self._timeout.total_seconds()
-        while not self._is_there(key, min(_SLICE, timedelta(seconds=max(0.001, end - time.monotonic())))):
+        while not self._wait_for(key, min(_SLICE, timedelta(seconds=max(0.001, end - time.monotonic())))):
             this, other = self._numbers[self._rank], self._numbers[rank]
             has_ended = bool(self._processes) and _has_ended(self._processes[rank])
             if has_ended and not self._store.check([key]):
@@ -156,24 +156,25 @@ class Rendezvous:
             if time.monotonic() >= end:
                 raise GroupCreationError(
                     f"Rank {this} gave up after {self._timeout.total_seconds():g} s: rank {other} did not "
-                    "come to create a group. All ranks of a job have to create its groups in the same order."
+                    "join the creation of a group. All ranks of a job must create its groups in the same "
+                    "order."
                 )
-        heard: dict[str, Any] = json.loads(self._store.get(key))
-        return heard
+        received: dict[str, Any] = json.loads(self._store.get(key))
+        return received
 
-    def _is_there(self, key: str, longest: timedelta) -> bool:
+    def _wait_for(self, key: str, longest: timedelta) -> bool:
         try:
             self._store.wait([key], longest)
         except RuntimeError:  # each kind of store has its own error for a time-out
             return bool(self._store.check([key]))  # raises where the store is lost
         return True
 
-    def _from_first(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def _broadcast_from_first(self, message: Mapping[str, Any]) -> dict[str, Any]:
         if self._rank == 0:
             if self._size > 1:
-                self._store.set("shm/memory", json.dumps(said))
-            return dict(said)
-        return self._hear("shm/memory", 0)
+                self._store.set("shm/memory", json.dumps(message))
+            return dict(message)
+        return self._receive("shm/memory", 0)
 
     def _make(
         self, offers: tuple[Offer, ...], total_bytes: Callable[[int, int, int], int]
@@ -182,20 +183,20 @@ class Rendezvous:
         try:
             made = memory.make(memory.geometries(self._size, limit, total_bytes))
         except OSError as error:
-            return None, {"refusal": f"there is no memory for its buffers: {error.strerror or error}"}
+            return None, {"refusal": f"its buffers do not fit into memory: {error.strerror or error}"}
         where = {"process": made.process, "descriptor": made.descriptor, "token": made.token}
         return made, {"refusal": "", **where, **asdict(made.geometry)}
 
 
 def why_not_shared(offers: tuple[Offer, ...], most_ranks: int) -> str:
-    """Why not even ranks of one host can share memory, which each finds alike; empty where they can."""
+    """Returns why no ranks can share memory, equal on all ranks; empty if ranks of one host can."""
     if len(offers) > most_ranks:
-        return f"there are {len(offers)} ranks, and {most_ranks} is the most"
+        return f"there are {len(offers)} ranks, but at most {most_ranks} can"
     return _first_refusal([offer.refusal for offer in offers])
 
 
 def ranks_by_host(offers: tuple[Offer, ...]) -> list[list[int]]:
-    """The ranks of each host, in the order of their first ranks."""
+    """Returns the ranks of each host; hosts are in the order of their first ranks."""
     hosts: dict[str, list[int]] = {}
     for rank, offer in enumerate(offers):
         hosts.setdefault(offer.host, []).append(rank)
@@ -212,10 +213,10 @@ def _opening(shared: SharedMemory, rank: int, offers: tuple[Offer, ...]) -> Open
     return Opening(shared, rank, [offer.process for offer in offers], processors >= len(offers))
 
 
-def _open_made(told: Mapping[str, Any]) -> SharedMemory:
-    geometry = Geometry(told["slot_bytes"], told["ring_bytes"], told["total_bytes"])
+def _open_made(values: Mapping[str, Any]) -> SharedMemory:
+    geometry = Geometry(values["slot_bytes"], values["ring_bytes"], values["total_bytes"])
     try:
-        return memory.open_made(told["process"], told["descriptor"], told["token"], geometry)
+        return memory.open_made(values["process"], values["descriptor"], values["token"], geometry)
     except OSError as error:
         raise OSError(f"the memory that rank 0 made cannot be opened: {error}") from error
 
@@ -227,7 +228,7 @@ def _has_ended(process: int) -> bool:
         return True
     except OSError:
         return False
-    # The state follows the name, which is in parentheses and may hold some itself.
+    # The state follows the name, which is in parentheses and may contain parentheses.
     return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
@@ -238,9 +239,9 @@ def _own_offer(refusal: str) -> Offer:
         quota = topology.cpu_quota()
         free = topology.available_memory()
     except (OSError, AttributeError, AcclimateError) as error:  # not Linux, or no /proc
-        return Offer("", "", os.getpid(), (), 0.0, 0, refusal or f"this system shares no memory so: {error}")
+        return Offer("", "", os.getpid(), (), 0.0, 0, refusal or f"it needs Linux's /proc: {error}")
     if not hasattr(os, "memfd_create"):
-        refusal = refusal or f"it needs memfd_create, which {sys.platform} has not"
+        refusal = refusal or f"os.memfd_create does not exist here ({sys.platform})"
     return Offer(
         host,
         socket.gethostname(),
@@ -253,8 +254,8 @@ def _own_offer(refusal: str) -> Offer:
 
 
 def _host() -> str:
-    # Processes are found by their number, so those of another PID namespace are as far away as another host.
-    # One with a network of its own is meant to be one.
+    # Ranks open each other's memory by process id, so another PID namespace counts as another host. A
+    # separate network namespace does too, because it is meant to look like another host.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = ":".join(str(os.stat(f"/proc/self/ns/{space}").st_ino) for space in ("pid", "net"))
     return f"{boot}:{spaces}"

@@ -15,19 +15,19 @@ class ShareMemCommBuilder(TransportBuilder):
     name = "shm_comm"
 
     def sources(self) -> list[str | Source]:
-        """The transport of the backend ``shm``, and the operator."""
+        """The sources of the ``shm`` backend's transport and of the operator."""
         return ["csrc/op.cpp", *TRANSPORT]
 
     def cxx_args(self) -> list[str]:
-        """The transport's flags; the operator only sums."""
+        """The transport's flags, and one that builds only sums."""
         return [*super().cxx_args(), "-DACCLIMATE_ONLY_SUMS"]
 
     def incompatibility(self) -> str | None:
-        """Any system but Linux, or no compiler."""
+        """The reason is a system other than Linux or a missing compiler."""
         return shm_op_functions.why_not_here() or super().incompatibility()
 
     def define(self) -> None:
-        """The operators that the library implements."""
+        """Defines the operators that the library implements."""
         shm_op_functions.define()
 
     def module(self) -> ModuleType:

@@ -1,4 +1,4 @@
-"""What ``ShareMemCommBuilder().load()`` returns: DeepSpeed's functions of its op of this name."""
+"""The module that ``ShareMemCommBuilder().load()`` returns, with the functions of DeepSpeed's op."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _State:
     size: int = 0
     rank: int = -1
     gloo: Any = None
-    """Where the ranks cannot share memory."""
+    """Used if the ranks cannot share memory."""
     store: Any = None
 
 
@@ -38,16 +38,16 @@ _groups = itertools.count()
 
 
 def why_not_here() -> str | None:
-    """Why no library can be built for this system; ``None`` where one can."""
+    """Returns why no library can be built for this system; ``None`` if one can."""
     return (
         None
         if sys.platform.startswith("linux")
-        else f"memfd and futex are Linux's, and this is {sys.platform}"
+        else f"the op needs Linux (memfd, futex), and this is {sys.platform}"
     )
 
 
 def define() -> None:
-    """Defines the operators, once a process."""
+    """Defines the operators, once per process."""
     registry.define(
         (
             "shm_comm_bytes(int ranks, int slot_bytes, int ring_bytes) -> int",
@@ -60,71 +60,71 @@ def define() -> None:
 
 
 def initialize(size: int, rank: int) -> None:
-    """Makes the group of all ranks; does nothing where there is one of this size and rank.
+    """Creates the group of all ranks, unless one of this size and rank exists.
 
-    The ranks find each other through the default group of ``torch.distributed`` where there is one of this
-    size, else at ``MASTER_ADDR`` and ``MASTER_PORT``. Ranks that cannot share memory use gloo, and rank 0
-    warns.
+    The ranks find each other through the default group of ``torch.distributed`` if it has this size, else at
+    ``MASTER_ADDR`` and ``MASTER_PORT``. Ranks that cannot share memory use gloo, and rank 0 logs a warning.
 
     Args:
         size: the number of ranks.
-        rank: this one.
+        rank: this process's rank.
 
     Raises:
-        InvalidRankError: there is no such rank.
-        InvalidEnvironmentError: there is neither a default group nor ``MASTER_ADDR``.
+        InvalidRankError: ``rank`` is not from 0 to ``size`` - 1.
+        InvalidEnvironmentError: there is no default group of this size, and ``MASTER_ADDR`` is not set.
     """
     require_rank(size, rank)
     if (_state.size, _state.rank) == (size, rank):
         return
     store = store_for("shm_comm", next(_groups), size, rank)
-    meeting = Rendezvous(store, rank, size, _TIMEOUT)
-    offers = meeting.offers(why_not_here() or ("" if _is_native() else "the op was not built"))
+    rendezvous = Rendezvous(store, rank, size, _TIMEOUT)
+    offers = rendezvous.offers(why_not_here() or ("" if _is_native() else "the op was not built"))
     refusal = why_not_shared(offers, _MOST_RANKS)
     if len(ranks_by_host(offers)) > 1:
         refusal = refusal or "they are on different hosts, or in different containers"
     if not refusal:
-        refusal = meeting.join(offers, torch.ops.acclimate.shm_comm_bytes, _open).refusal
+        refusal = rendezvous.join(offers, torch.ops.acclimate.shm_comm_bytes, _open).refusal
     _state.gloo = gloo_instead(store, rank, size, _TIMEOUT, refusal) if refusal else None
-    # Rank 0 may be the first to get here: where it keeps the store, the others can still read it.
+    # Rank 0 may get here first. If it hosts the store, it must stay until the others have read it.
     _state.size, _state.rank, _state.store = size, rank, store
 
 
 def get_rank() -> int:
-    """This rank; -1 before :func:`initialize`."""
+    """Returns this process's rank; -1 before :func:`initialize`."""
     return _state.rank
 
 
 def get_world_size() -> int:
-    """The number of ranks; 0 before :func:`initialize`."""
+    """Returns the number of ranks; 0 before :func:`initialize`."""
     return _state.size
 
 
 def vector_kernel_level() -> int:
-    """The level of vector instructions as DeepSpeed counts it: fp32 is reduced from 1 on, bf16 from 2 on.
+    """Returns DeepSpeed's level of vector instructions: 1 reduces fp32, 2 also bf16.
 
     Returns:
-        2 on every processor: the op chooses its kernels by itself, and has one without vectors.
+        2 on every processor: the op chooses its own kernels, one of which needs no vector instructions.
     """
     return 2
 
 
 def inference_all_reduce(tensor: torch.Tensor, op: Any = None) -> torch.Tensor:
-    """Replaces a tensor of the host by its sum over all ranks, and returns it.
+    """Replaces a CPU tensor by its sum over all ranks, and returns it.
 
     Every rank gets the same bits. fp16 and bf16 are summed in fp32. Inside ``torch.compile`` call the
     operator itself, ``torch.ops.acclimate.inference_all_reduce_``.
 
     Args:
-        tensor: of any dtype with a sum, and any strides.
-        op: ``ReduceOp.SUM``, which is all there is; ``None`` for the same.
+        tensor: a tensor of any strides and any dtype that has a sum.
+        op: ``ReduceOp.SUM`` or ``None``, which means the same.
 
     Raises:
-        UnsupportedError: another reduction was asked for.
+        UnsupportedError: ``op`` is another reduction.
     """
     if op is not None and op != dist.ReduceOp.SUM:
         raise UnsupportedError(
-            f"inference_all_reduce sums, and op is {op}. Use torch.distributed.all_reduce."
+            f"inference_all_reduce supports only ReduceOp.SUM, but op is {op}. "
+            "Use torch.distributed.all_reduce."
         )
     if _state.gloo is None:
         torch.ops.acclimate.inference_all_reduce_(tensor)

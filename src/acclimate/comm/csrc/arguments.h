@@ -1,4 +1,4 @@
-// The arguments of torch.distributed's collectives: checked, and as the transport takes them.
+// Checks the arguments of torch.distributed's collectives and converts them for the transport.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -13,10 +13,10 @@ using Tensors = std::vector<at::Tensor>;
 
 inline Op op_of(const c10d::ReduceOp& op) {
   const auto number = static_cast<uint8_t>(static_cast<c10d::ReduceOp::RedOpType>(op));
-  TORCH_CHECK(
-      number < static_cast<uint8_t>(Op::kNone),
-      "the backend shm reduces with SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR and BXOR, not with number ",
-      static_cast<int>(number));
+  TORCH_CHECK(number < static_cast<uint8_t>(Op::kNone),
+              "the backend shm reduces with SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR and BXOR, not with "
+              "ReduceOp number ",
+              static_cast<int>(number));
   return static_cast<Op>(number);
 }
 
@@ -32,8 +32,7 @@ inline Call call_of(Kind kind, const at::Tensor& tensor, int root = 0, int op = 
 inline int number_of(const c10d::ReduceOp& op) { return static_cast<c10d::ReduceOp::RedOpType>(op); }
 
 inline const at::Tensor& only(const Tensors& tensors) {
-  TORCH_CHECK(tensors.size() == 1, "the backend shm takes one tensor a call, and this one has ",
-              tensors.size());
+  TORCH_CHECK(tensors.size() == 1, "the backend shm takes one tensor per call, but got ", tensors.size());
   return tensors[0];
 }
 
@@ -44,22 +43,22 @@ inline const at::Tensor& first(const Tensors& tensors) {
 
 inline void check_like(const at::Tensor& tensor, const at::Tensor& other, const char* what) {
   TORCH_CHECK(tensor.numel() == other.numel() && tensor.scalar_type() == other.scalar_type(), "each ", what,
-              " needs ", other.numel(), " elements of ", other.scalar_type(), ", and one has ",
+              " must have ", other.numel(), " elements of ", other.scalar_type(), ", but one has ",
               tensor.numel(), " of ", tensor.scalar_type());
 }
 
 inline void check_count(size_t count, size_t needed, const char* what) {
-  TORCH_CHECK(count == needed, "as many ", what, " as ranks are needed, ", needed, ", and there are ", count);
+  TORCH_CHECK(count == needed, "expected ", needed, " ", what, ", as many as ranks, but got ", count);
 }
 
 inline void check_times(const at::Tensor& large, const at::Tensor& small, int64_t times,
                         const char* large_name, const char* small_name) {
   TORCH_CHECK(large.scalar_type() == small.scalar_type() && large.numel() == small.numel() * times, "the ",
-              large_name, " needs ", small.numel() * times, " elements of ", small.scalar_type(), ", ", times,
-              " times the ", small_name, ", and has ", large.numel(), " of ", large.scalar_type());
+              large_name, " must have ", small.numel() * times, " elements of ", small.scalar_type(), ", ",
+              times, " times the ", small_name, ", but has ", large.numel(), " of ", large.scalar_type());
 }
 
-// Equal parts of a tensor in order, without the operators that views are made with.
+// Equal parts of a tensor in order, as pointers: creating views would dispatch operators.
 inline Targets parts_of(void* data, size_t bytes, int parts) {
   Targets targets;
   for (int part = 0; part < parts; part++) targets.push_back(static_cast<char*>(data) + part * bytes);
@@ -76,8 +75,8 @@ std::vector<size_t> sizes_of(const at::Tensor& tensor, const std::vector<T>& spl
   std::vector<size_t> sizes;
   if (splits.empty()) {
     const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
-    TORCH_CHECK(rows % ranks == 0, "without split sizes, the first dimension is divided among ", ranks,
-                " ranks, and it is ", rows);
+    TORCH_CHECK(rows % ranks == 0, "without split sizes, the first dimension must be divisible by the ",
+                ranks, " ranks, but is ", rows);
     sizes.assign(ranks, tensor.numel() / ranks * tensor.element_size());
     return sizes;
   }
@@ -86,15 +85,16 @@ std::vector<size_t> sizes_of(const at::Tensor& tensor, const std::vector<T>& spl
   const int64_t row = rows == 0 ? 0 : tensor.numel() / rows * tensor.element_size();
   int64_t total = 0;
   for (const T split : splits) {
-    TORCH_CHECK(split >= 0, "a split size is ", split);
+    TORCH_CHECK(split >= 0, "split sizes must be 0 or more, but one is ", split);
     sizes.push_back(static_cast<size_t>(split * row));
     total += split;
   }
-  TORCH_CHECK(total == rows, "the split sizes add up to ", total, ", and the first dimension is ", rows);
+  TORCH_CHECK(total == rows, "the split sizes must add up to the first dimension, ", rows, ", but add up to ",
+              total);
   return sizes;
 }
 
-// The part of an input for each rank, as many elements as the output has.
+// The part of an input for each rank; each part has as many elements as the output.
 inline Tensors rows_for(const at::Tensor& output, const at::Tensor& input, int parts) {
   // An output without elements has inputs without elements, which have no rows.
   if (output.numel() == 0) return Tensors(parts, output);
@@ -106,7 +106,7 @@ inline Tensors rows_for(const at::Tensor& output, const at::Tensor& input, int p
 
 inline Call exchange_of(const at::Tensor& tensor) {
   Call call = call_of(Kind::kAllToAll, tensor);
-  call.numel = 0;  // ranks may give different numbers; pair by pair they are compared
+  call.numel = 0;  // ranks may pass different sizes, which are compared pair by pair
   return call;
 }
 

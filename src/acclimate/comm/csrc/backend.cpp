@@ -4,7 +4,7 @@
 
 #include "arguments.h"
 #include "gloo_link.h"
-#include "turn.h"
+#include "running_call.h"
 
 namespace acclimate_comm {
 using std::chrono::milliseconds;
@@ -18,7 +18,7 @@ ShmBackend::ShmBackend(std::unique_ptr<Transport> transport, milliseconds timeou
 
 ShmBackend::~ShmBackend() {
   close();
-  if (transport_->was_forked()) transport_.release();  // its links have threads, too
+  if (transport_->was_forked()) transport_.release();  // its links have threads too
 }
 
 void ShmBackend::setTimeout(milliseconds timeout) {
@@ -30,7 +30,8 @@ void ShmBackend::abort() { transport_->abort("Rank " + std::to_string(rank_) + "
 
 void ShmBackend::shutdown() { close(); }
 
-// Before the queue: its thread does not exist in a forked child, and its mutex may be held for ever.
+// Called before the queue is used: in a forked child the queue's thread does not exist, and its mutex may
+// stay locked.
 void ShmBackend::throw_if_forked(const Call& call) {
   if (!transport_->was_forked()) return;
   try {
@@ -44,7 +45,8 @@ void ShmBackend::close() {
   if (is_closed_) return;
   is_closed_ = true;
   if (transport_->was_forked()) {
-    // Their threads do not exist here, and a condition variable waits for those that waited for it.
+    // Leaked on purpose: their threads do not exist in a forked child, and the destructor of a condition
+    // variable would wait for the threads that waited on it.
     queue_.release();
     messages_.release();
     host_messages_.release();
@@ -59,12 +61,12 @@ void ShmBackend::close() {
 
 // -- reductions --------------------------------------------------------------------------------------
 
-void ShmBackend::all_reduce_one(Turn& turn, const at::Tensor& tensor, Op op) {
-  const Reducer reducer = reducer_of(tensor.scalar_type(), op, turn.group.widens_halves());
+void ShmBackend::all_reduce_one(RunningCall& running, const at::Tensor& tensor, Op op) {
+  const Reducer reducer = reducer_of(tensor.scalar_type(), op, running.group.widens_halves());
   Target target(tensor, true);
   const at::Tensor wide = widened(target.memory(), reducer.dtype);
-  turn.start(call_of(Kind::kAllReduce, tensor, 0, static_cast<int>(op)));
-  turn.group.all_reduce(wide.data_ptr(), wide.data_ptr(), elements_of(wide), reducer.reduce);
+  running.start(call_of(Kind::kAllReduce, tensor, 0, static_cast<int>(op)));
+  running.group.all_reduce(wide.data_ptr(), wide.data_ptr(), elements_of(wide), reducer.reduce);
   if (!wide.is_same(target.memory())) target.memory().copy_(wide);
   target.finish();
 }
@@ -73,8 +75,8 @@ WorkPointer ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions
   const Outline outline{c10d::OpType::ALLREDUCE, "shm:all_reduce",
                         call_of(Kind::kAllReduce, first(tensors), 0, number_of(options.reduceOp)), options,
                         tensors};
-  return run(outline, [this, tensors, op = options.reduceOp](Turn& turn) {
-    all_reduce_one(turn, only(tensors), op_of(op));
+  return run(outline, [this, tensors, op = options.reduceOp](RunningCall& running) {
+    all_reduce_one(running, only(tensors), op_of(op));
   });
 }
 
@@ -83,10 +85,10 @@ WorkPointer ShmBackend::allreduce_coalesced(Tensors& tensors,
   const Outline outline{c10d::OpType::ALLREDUCE_COALESCED, "shm:all_reduce",
                         call_of(Kind::kAllReduce, first(tensors), 0, number_of(options.reduceOp)), options,
                         tensors};
-  return run(outline, [this, tensors, op = options.reduceOp](Turn& turn) {
+  return run(outline, [this, tensors, op = options.reduceOp](RunningCall& running) {
     for (const at::Tensor& tensor : tensors) {
-      turn.next(call_of(Kind::kAllReduce, tensor, 0, number_of(op)));
-      all_reduce_one(turn, tensor, op_of(op));
+      running.next(call_of(Kind::kAllReduce, tensor, 0, number_of(op)));
+      all_reduce_one(running, tensor, op_of(op));
     }
   });
 }
@@ -96,21 +98,21 @@ WorkPointer ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opti
   const Outline outline{c10d::OpType::REDUCE, "shm:reduce",
                         call_of(Kind::kReduce, first(tensors), root, number_of(options.reduceOp)), options,
                         tensors};
-  return run(outline, [tensors, root, op = options.reduceOp](Turn& turn) {
+  return run(outline, [tensors, root, op = options.reduceOp](RunningCall& running) {
     const at::Tensor& tensor = only(tensors);
-    const Reducer reducer = reducer_of(tensor.scalar_type(), op_of(op), turn.group.widens_halves());
+    const Reducer reducer = reducer_of(tensor.scalar_type(), op_of(op), running.group.widens_halves());
     Target target(tensor, true);
     const at::Tensor wide = widened(target.memory(), reducer.dtype);
-    turn.start();
-    turn.group.reduce(wide.data_ptr(), wide.data_ptr(), elements_of(wide), reducer.reduce, root);
-    if (turn.group.rank() != root) return;
+    running.start();
+    running.group.reduce(wide.data_ptr(), wide.data_ptr(), elements_of(wide), reducer.reduce, root);
+    if (running.group.rank() != root) return;
     if (!wide.is_same(target.memory())) target.memory().copy_(wide);
     target.finish();
   });
 }
 
-void ShmBackend::scatter_sums(Turn& turn, const at::Tensor& output, const Tensors& inputs, Op op) {
-  const Reducer reducer = reducer_of(output.scalar_type(), op, turn.group.widens_halves());
+void ShmBackend::scatter_sums(RunningCall& running, const at::Tensor& output, const Tensors& inputs, Op op) {
+  const Reducer reducer = reducer_of(output.scalar_type(), op, running.group.widens_halves());
   check_count(inputs.size(), size_, "inputs");
   Tensors wide;
   Sources sources;
@@ -122,8 +124,8 @@ void ShmBackend::scatter_sums(Turn& turn, const at::Tensor& output, const Tensor
   Target target(output);
   at::Tensor sum = target.memory();
   if (sum.scalar_type() != reducer.dtype) sum = at::empty(sum.sizes(), sum.options().dtype(reducer.dtype));
-  turn.start(call_of(Kind::kReduceScatter, output, 0, static_cast<int>(op)));
-  turn.group.reduce_scatter(sources, sum.data_ptr(), elements_of(sum), reducer.reduce);
+  running.start(call_of(Kind::kReduceScatter, output, 0, static_cast<int>(op)));
+  running.group.reduce_scatter(sources, sum.data_ptr(), elements_of(sum), reducer.reduce);
   if (!sum.is_same(target.memory())) target.memory().copy_(sum);
   target.finish();
 }
@@ -133,9 +135,9 @@ WorkPointer ShmBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& i
   const Outline outline{c10d::OpType::REDUCE_SCATTER, "shm:reduce_scatter",
                         call_of(Kind::kReduceScatter, first(outputs), 0, number_of(options.reduceOp)),
                         options, outputs};
-  return run(outline, [this, outputs, inputs, op = options.reduceOp](Turn& turn) {
+  return run(outline, [this, outputs, inputs, op = options.reduceOp](RunningCall& running) {
     TORCH_CHECK(inputs.size() == 1, "reduce_scatter takes one list of inputs");
-    scatter_sums(turn, only(outputs), inputs[0], op_of(op));
+    scatter_sums(running, only(outputs), inputs[0], op_of(op));
   });
 }
 
@@ -146,10 +148,10 @@ WorkPointer ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& inp
                         call_of(Kind::kReduceScatter, output, 0, number_of(options.reduceOp)),
                         options,
                         {output}};
-  return run(outline, [this, output, input, op = options.reduceOp](Turn& turn) {
+  return run(outline, [this, output, input, op = options.reduceOp](RunningCall& running) {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
     check_times(input, output, size_, "input", "output");
-    scatter_sums(turn, output, rows_for(output, input, size_), op_of(op));
+    scatter_sums(running, output, rows_for(output, input, size_), op_of(op));
   });
 }
 
@@ -158,15 +160,16 @@ WorkPointer ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensor
   const Outline outline{c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "shm:reduce_scatter",
                         call_of(Kind::kReduceScatter, first(outputs), 0, number_of(options.reduceOp)),
                         options, outputs};
-  return run(outline, [this, outputs, inputs, op = options.reduceOp](Turn& turn) {
+  return run(outline, [this, outputs, inputs, op = options.reduceOp](RunningCall& running) {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
-    TORCH_CHECK(outputs.size() == inputs.size(), "reduce_scatter takes an input for each output");
+    TORCH_CHECK(outputs.size() == inputs.size(), "reduce_scatter needs as many inputs as outputs, ",
+                outputs.size(), ", but got ", inputs.size());
     for (size_t i = 0; i < outputs.size(); i++) {
       check_times(inputs[i], outputs[i], size_, "input", "output");
     }
     for (size_t i = 0; i < outputs.size(); i++) {
-      turn.next(call_of(Kind::kReduceScatter, outputs[i], 0, number_of(op)));
-      scatter_sums(turn, outputs[i], rows_for(outputs[i], inputs[i], size_), op_of(op));
+      running.next(call_of(Kind::kReduceScatter, outputs[i], 0, number_of(op)));
+      scatter_sums(running, outputs[i], rows_for(outputs[i], inputs[i], size_), op_of(op));
     }
   });
 }
@@ -177,16 +180,16 @@ WorkPointer ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
   const int root = static_cast<int>(options.rootRank);
   const Outline outline{c10d::OpType::BROADCAST, "shm:broadcast",
                         call_of(Kind::kBroadcast, first(tensors), root), options, tensors};
-  return run(outline, [tensors, root](Turn& turn) {
+  return run(outline, [tensors, root](RunningCall& running) {
     const at::Tensor& tensor = only(tensors);
-    Target target(tensor, turn.group.rank() == root);
-    turn.start();
-    turn.group.broadcast(target.data(), elements_of(tensor).bytes(), root);
-    if (turn.group.rank() != root) target.finish();
+    Target target(tensor, running.group.rank() == root);
+    running.start();
+    running.group.broadcast(target.data(), elements_of(tensor).bytes(), root);
+    if (running.group.rank() != root) target.finish();
   });
 }
 
-void ShmBackend::gather_one(Turn& turn, const Tensors& outputs, const at::Tensor& input) {
+void ShmBackend::gather_one(RunningCall& running, const Tensors& outputs, const at::Tensor& input) {
   check_count(outputs.size(), size_, "outputs");
   std::vector<Target> targets;
   Targets memory;
@@ -196,8 +199,8 @@ void ShmBackend::gather_one(Turn& turn, const Tensors& outputs, const at::Tensor
     memory.push_back(targets.back().data());
   }
   const at::Tensor source = flat(input);
-  turn.start(call_of(Kind::kAllGather, input));
-  turn.group.all_gather(source.data_ptr(), memory, elements_of(source).bytes());
+  running.start(call_of(Kind::kAllGather, input));
+  running.group.all_gather(source.data_ptr(), memory, elements_of(source).bytes());
   for (Target& target : targets) target.finish();
 }
 
@@ -205,10 +208,10 @@ WorkPointer ShmBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs
                                   const c10d::AllgatherOptions& options) {
   const Outline outline{c10d::OpType::ALLGATHER, "shm:all_gather", call_of(Kind::kAllGather, first(inputs)),
                         options, outputs.empty() ? Tensors() : outputs[0]};
-  return run(outline, [this, outputs, inputs](Turn& turn) {
+  return run(outline, [this, outputs, inputs](RunningCall& running) {
     const at::Tensor& input = only(inputs);
     TORCH_CHECK(outputs.size() == 1, "all_gather takes one list of outputs");
-    gather_one(turn, outputs[0], input);
+    gather_one(running, outputs[0], input);
   });
 }
 
@@ -219,13 +222,13 @@ WorkPointer ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                         call_of(Kind::kAllGather, input),
                         options,
                         {output}};
-  return run(outline, [this, output, input](Turn& turn) {
+  return run(outline, [this, output, input](RunningCall& running) {
     check_times(output, input, size_, "output", "input");
     Target target(output);
     const at::Tensor source = flat(input);
     const size_t bytes = elements_of(source).bytes();
-    turn.start();
-    turn.group.all_gather(source.data_ptr(), parts_of(target.data(), bytes, size_), bytes);
+    running.start();
+    running.group.all_gather(source.data_ptr(), parts_of(target.data(), bytes, size_), bytes);
     target.finish();
   });
 }
@@ -236,16 +239,17 @@ WorkPointer ShmBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tenso
   for (const Tensors& list : outputs) all.insert(all.end(), list.begin(), list.end());
   const Outline outline{c10d::OpType::ALLGATHER_COALESCED, "shm:all_gather",
                         call_of(Kind::kAllGather, first(inputs)), options, all};
-  return run(outline, [this, outputs, inputs](Turn& turn) {
+  return run(outline, [this, outputs, inputs](RunningCall& running) {
     check_count(outputs.size(), size_, "lists of outputs");
     for (const Tensors& list : outputs) {
-      TORCH_CHECK(list.size() == inputs.size(), "each list of outputs needs one for each input");
+      TORCH_CHECK(list.size() == inputs.size(), "each list of outputs must have one output per input, ",
+                  inputs.size(), ", but one has ", list.size());
     }
     for (size_t i = 0; i < inputs.size(); i++) {
       Tensors of_input;
       for (const Tensors& list : outputs) of_input.push_back(list[i]);
-      turn.next(call_of(Kind::kAllGather, inputs[i]));
-      gather_one(turn, of_input, inputs[i]);
+      running.next(call_of(Kind::kAllGather, inputs[i]));
+      gather_one(running, of_input, inputs[i]);
     }
   });
 }
@@ -254,18 +258,19 @@ WorkPointer ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensor
                                                         const c10d::AllgatherOptions& options) {
   const Outline outline{c10d::OpType::COALESCED, "shm:all_gather_into_tensor",
                         call_of(Kind::kAllGather, first(inputs)), options, outputs};
-  return run(outline, [this, outputs, inputs](Turn& turn) {
-    TORCH_CHECK(outputs.size() == inputs.size(), "all_gather takes an output for each input");
+  return run(outline, [this, outputs, inputs](RunningCall& running) {
+    TORCH_CHECK(outputs.size() == inputs.size(), "all_gather needs as many outputs as inputs, ",
+                inputs.size(), ", but got ", outputs.size());
     for (size_t i = 0; i < inputs.size(); i++) {
       check_times(outputs[i], inputs[i], size_, "output", "input");
     }
     for (size_t i = 0; i < inputs.size(); i++) {
-      turn.next(call_of(Kind::kAllGather, inputs[i]));
+      running.next(call_of(Kind::kAllGather, inputs[i]));
       Target target(outputs[i]);
       const at::Tensor source = flat(inputs[i]);
       const size_t bytes = elements_of(source).bytes();
-      turn.start(call_of(Kind::kAllGather, source));
-      turn.group.all_gather(source.data_ptr(), parts_of(target.data(), bytes, size_), bytes);
+      running.start(call_of(Kind::kAllGather, source));
+      running.group.all_gather(source.data_ptr(), parts_of(target.data(), bytes, size_), bytes);
       target.finish();
     }
   });
@@ -276,7 +281,7 @@ WorkPointer ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   const int root = static_cast<int>(options.rootRank);
   const Outline outline{c10d::OpType::GATHER, "shm:gather", call_of(Kind::kGather, first(inputs), root),
                         options, outputs.empty() ? Tensors() : outputs[0]};
-  return run(outline, [this, outputs, inputs, root](Turn& turn) {
+  return run(outline, [this, outputs, inputs, root](RunningCall& running) {
     const at::Tensor& input = only(inputs);
     std::vector<Target> targets;
     Targets memory;
@@ -290,8 +295,8 @@ WorkPointer ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
       }
     }
     const at::Tensor source = flat(input);
-    turn.start();
-    turn.group.gather(source.data_ptr(), memory, elements_of(source).bytes(), root);
+    running.start();
+    running.group.gather(source.data_ptr(), memory, elements_of(source).bytes(), root);
     for (Target& target : targets) target.finish();
   });
 }
@@ -301,7 +306,7 @@ WorkPointer ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
   const int root = static_cast<int>(options.rootRank);
   const Outline outline{c10d::OpType::SCATTER, "shm:scatter", call_of(Kind::kScatter, first(outputs), root),
                         options, outputs};
-  return run(outline, [this, outputs, inputs, root](Turn& turn) {
+  return run(outline, [this, outputs, inputs, root](RunningCall& running) {
     const at::Tensor& output = only(outputs);
     Tensors sources;
     Sources memory;
@@ -315,8 +320,8 @@ WorkPointer ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
       }
     }
     Target target(output);
-    turn.start();
-    turn.group.scatter(memory, target.data(), elements_of(output).bytes(), root);
+    running.start();
+    running.group.scatter(memory, target.data(), elements_of(output).bytes(), root);
     target.finish();
   });
 }
@@ -325,9 +330,10 @@ WorkPointer ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                       std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
                                       const c10d::AllToAllOptions& options) {
   const Outline outline{c10d::OpType::ALLTOALL_BASE, "shm:all_to_all", exchange_of(input), options, {output}};
-  return run(outline, [this, output, input, output_splits, input_splits](Turn& turn) {
-    TORCH_CHECK(output.scalar_type() == input.scalar_type(), "the output is of ", output.scalar_type(),
-                ", and the input of ", input.scalar_type());
+  return run(outline, [this, output, input, output_splits, input_splits](RunningCall& running) {
+    TORCH_CHECK(output.scalar_type() == input.scalar_type(),
+                "output and input must have one dtype, but the output is ", output.scalar_type(),
+                " and the input ", input.scalar_type());
     const std::vector<size_t> sent = sizes_of(input, input_splits, size_);
     const std::vector<size_t> received = sizes_of(output, output_splits, size_);
     const at::Tensor source = flat(input);
@@ -341,8 +347,8 @@ WorkPointer ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
       from_offset += sent[rank];
       to_offset += received[rank];
     }
-    turn.start();
-    turn.group.all_to_all(from, sent, to, received, input.element_size());
+    running.start();
+    running.group.all_to_all(from, sent, to, received, input.element_size());
     target.finish();
   });
 }
@@ -350,7 +356,7 @@ WorkPointer ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
 WorkPointer ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
   const Outline outline{c10d::OpType::ALLTOALL, "shm:all_to_all", exchange_of(first(inputs)), options,
                         outputs};
-  return run(outline, [this, outputs, inputs](Turn& turn) {
+  return run(outline, [this, outputs, inputs](RunningCall& running) {
     check_count(inputs.size(), size_, "inputs");
     check_count(outputs.size(), size_, "outputs");
     Tensors sources;
@@ -360,8 +366,9 @@ WorkPointer ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::
     std::vector<size_t> sent, received;
     for (int rank = 0; rank < size_; rank++) {
       for (const at::Tensor& tensor : {inputs[rank], outputs[rank]}) {
-        TORCH_CHECK(tensor.scalar_type() == inputs[0].scalar_type(), "a tensor is of ", tensor.scalar_type(),
-                    ", and the first of ", inputs[0].scalar_type());
+        TORCH_CHECK(tensor.scalar_type() == inputs[0].scalar_type(),
+                    "all tensors must have one dtype, but one is ", tensor.scalar_type(), " and the first ",
+                    inputs[0].scalar_type());
       }
       sources.push_back(flat(inputs[rank]));
       targets.emplace_back(outputs[rank]);
@@ -370,8 +377,8 @@ WorkPointer ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::
       sent.push_back(elements_of(inputs[rank]).bytes());
       received.push_back(elements_of(outputs[rank]).bytes());
     }
-    turn.start();
-    turn.group.all_to_all(from, sent, to, received, inputs[0].element_size());
+    running.start();
+    running.group.all_to_all(from, sent, to, received, inputs[0].element_size());
     for (Target& target : targets) target.finish();
   });
 }
@@ -381,9 +388,9 @@ WorkPointer ShmBackend::barrier(const c10d::BarrierOptions& options) {
   call.kind = static_cast<uint8_t>(Kind::kBarrier);
   call.op = static_cast<uint8_t>(Op::kNone);
   const Outline outline{c10d::OpType::BARRIER, "shm:barrier", call, options, {}};
-  return run(outline, [](Turn& turn) {
-    turn.start();
-    turn.group.barrier();
+  return run(outline, [](RunningCall& running) {
+    running.start();
+    running.group.barrier();
   });
 }
 
@@ -397,8 +404,8 @@ void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
 
 WorkPointer ShmBackend::message(Tensors& tensors, int peer, int tag, bool is_sent) {
   const at::Tensor& tensor = only(tensors);
-  TORCH_CHECK(peer != rank_, "a rank cannot send to itself");
-  TORCH_CHECK(tag >= 0, "a tag must be 0 or more, and this one is ", tag);
+  TORCH_CHECK(peer != rank_, "rank ", rank_, " cannot send to or receive from itself");
+  TORCH_CHECK(tag >= 0, "a tag must be 0 or more, but is ", tag);
   const Call call = call_of(is_sent ? Kind::kSend : Kind::kReceive, tensor, tag);
   throw_if_forked(call);
   calls_++;
@@ -406,7 +413,7 @@ WorkPointer ShmBackend::message(Tensors& tensors, int peer, int tag, bool is_sen
                     : peer == kAnyRank ? c10d::OpType::RECVANYSOURCE
                                        : c10d::OpType::RECV;
   auto work = c10::make_intrusive<ShmWork>(rank_, type, is_sent ? "shm:send" : "shm:recv", tensors);
-  // What is sent is kept until then.
+  // The target keeps the memory until the message is sent or received.
   const auto target = std::make_shared<Target>(is_sent ? flat(tensor) : tensor);
   if (transport_->one_host() == nullptr) {
     {
@@ -488,7 +495,7 @@ c10::intrusive_ptr<c10d::Backend> across_hosts(
   return c10::make_intrusive<ShmBackend>(
       std::make_unique<Hosts>(std::move(local), std::move(of_hosts), rank,
                               leaders ? std::make_unique<GlooLink>(leaders) : nullptr,
-                              std::make_unique<GlooLink>(everyone), std::make_unique<StoreBoard>(store),
+                              std::make_unique<GlooLink>(everyone), std::make_unique<TorchStatusStore>(store),
                               timeout),
       timeout);
 }

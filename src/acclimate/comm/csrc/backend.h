@@ -62,7 +62,7 @@ class ShmBackend final : public c10d::Backend {
   WorkPointer recvAnysource(Tensors& tensors, int tag) override;
 
  private:
-  class Turn;
+  class RunningCall;
   struct Outline;
 
   template <class Body>
@@ -71,9 +71,9 @@ class ShmBackend final : public c10d::Backend {
   void throw_if_forked(const Call& call);
   void close();
 
-  void all_reduce_one(Turn& turn, const at::Tensor& tensor, Op op);
-  void gather_one(Turn& turn, const Tensors& outputs, const at::Tensor& input);
-  void scatter_sums(Turn& turn, const at::Tensor& output, const Tensors& inputs, Op op);
+  void all_reduce_one(RunningCall& running, const at::Tensor& tensor, Op op);
+  void gather_one(RunningCall& running, const Tensors& outputs, const at::Tensor& input);
+  void scatter_sums(RunningCall& running, const at::Tensor& output, const Tensors& inputs, Op op);
 
   std::unique_ptr<Transport> transport_;
   c10::intrusive_ptr<Options> options_;

@@ -41,7 +41,7 @@ std::string describe(const Call& call) {
   if (const char* op = name(kOps, call.op)) text += std::string("(") + op + ")";
   if (kind == Kind::kBarrier) return text;
   text += " of ";
-  // all_to_all compares its sizes pair by pair, in a round of their own.
+  // all_to_all compares its sizes pair by pair, in a separate round.
   if (kind != Kind::kAllToAll) text += std::to_string(call.numel) + " ";
   text += dtype_name(call.dtype);
   if (kind == Kind::kReduce || kind == Kind::kBroadcast || kind == Kind::kGather || kind == Kind::kScatter) {

@@ -1,4 +1,4 @@
-// Collectives, reductions and dtypes by number, and what a person is told of them.
+// Numbers and names of collectives, reductions and dtypes; error messages use the names.
 #pragma once
 
 #include <string>
@@ -50,7 +50,7 @@ enum class Dtype : uint8_t {
 std::string dtype_name(uint8_t dtype);
 std::string describe(const Call& call);  // all_reduce(SUM) of 8 float32
 std::string with_tag(const Call& call);  // send of 8 float32 with tag 0
-// What the two ranks of a message are told whose calls are not equal.
+// The error of both ranks of a message when send and recv do not match.
 CommError different_messages(int from, const Call& sent, int to, const Call& wanted);
 
 }  // namespace acclimate_comm

@@ -17,10 +17,10 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Never destroyed: oneCCL's own state may end before ours.
+// Never destroyed: oneCCL's own globals may be destroyed first.
 struct State {
   std::mutex mutex;
-  std::shared_ptr<ccl::kvs> meeting;  // of rank 0
+  std::shared_ptr<ccl::kvs> store;  // rank 0's key-value store, through which the ranks rendezvous
   std::unique_ptr<ccl::communicator> ranks;
 };
 
@@ -54,12 +54,12 @@ std::optional<ccl::datatype> number_type(ScalarType dtype) {
   }
 }
 
-// Where the ranks meet, as bytes that rank 0 hands to the others.
+// Writes the address at which the ranks rendezvous, as bytes that rank 0 sends to the others.
 void ccl_comm_address(Tensor address) {
   const std::lock_guard lock(state().mutex);
   ccl::init();
-  state().meeting = ccl::create_main_kvs();
-  const ccl::kvs::address_type bytes = state().meeting->get_address();
+  state().store = ccl::create_main_kvs();
+  const ccl::kvs::address_type bytes = state().store->get_address();
   STD_TORCH_CHECK(static_cast<size_t>(address.numel()) == bytes.size(), "oneCCL's address has ", bytes.size(),
                   " bytes");
   memcpy(address.data_ptr(), bytes.data(), bytes.size());
@@ -73,10 +73,10 @@ void ccl_comm_open(int64_t size, int64_t rank, Tensor address) {
     STD_TORCH_CHECK(static_cast<size_t>(address.numel()) == bytes.size(), "oneCCL's address has ",
                     bytes.size(), " bytes");
     memcpy(bytes.data(), address.data_ptr(), bytes.size());
-    state().meeting = ccl::create_kvs(bytes);
+    state().store = ccl::create_kvs(bytes);
   }
   state().ranks = std::make_unique<ccl::communicator>(
-      ccl::create_communicator(static_cast<int>(size), static_cast<int>(rank), state().meeting));
+      ccl::create_communicator(static_cast<int>(size), static_cast<int>(rank), state().store));
 }
 
 void ccl_all_reduce_(Tensor tensor) {

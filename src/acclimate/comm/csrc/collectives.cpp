@@ -8,7 +8,8 @@ namespace acclimate_comm {
 namespace {
 
 constexpr size_t kLine = 64;
-// Above this, ranks share the work of a reduction instead of each doing all of it, which takes a round less.
+// Above this size, each rank reduces a share of the data. Below it, each rank reduces all of it, which saves
+// a round.
 constexpr size_t kSharedWorkBytes = 16 * 1024, kSharedWorkBytesOfTwo = 64 * 1024;
 
 const char* at(const void* memory, size_t offset) { return static_cast<const char*>(memory) + offset; }
@@ -23,7 +24,7 @@ void contribute(const Group& group, void* to, const void* from, size_t bytes) {
   }
 }
 
-// What each of `parts` equal parts of a slot holds, in whole cache lines.
+// The size of each of `parts` equal parts of a slot, in whole cache lines.
 size_t part_bytes(const Group& group, size_t parts) {
   return group.layout().slot_bytes() / parts / kLine * kLine;
 }
@@ -40,8 +41,8 @@ void all_reduce_alone(Group& group, const void* from, void* to, Elements element
   });
 }
 
-// Every rank reduces its share of each part and reads the other shares from the ranks that reduced them: in
-// the round in which it contributes to the next part.
+// Every rank reduces its share of each part. It reads the other shares from the ranks that reduced them, in
+// the round in which it contributes the next part.
 class SharedReduction {
  public:
   SharedReduction(Group& group, const void* from, void* to, Elements elements, Reduce reduce)
@@ -88,8 +89,8 @@ class SharedReduction {
   }
 
   void reduce_and_contribute(char* target, size_t bytes, unsigned char* result) {
-    // Reductions of half precision compute for so long that they hide the stores around the caches that are
-    // under way. Those of wider numbers wait for memory, and take turns with it best in long pieces.
+    // Half-precision reductions compute long enough to hide pending non-temporal stores. Wider dtypes are
+    // limited by memory, and are fastest when they alternate with it in long pieces.
     const size_t piece = elements_.bytes_each == 2 ? kLeastStreamedBytes : bytes;
     const bool is_around = group_.route().is_around_caches();
     bool has_streams = false;

@@ -11,8 +11,8 @@
 
 namespace acclimate_comm {
 
-using Sources = std::vector<const void*>;  // one a rank
-using Targets = std::vector<void*>;  // one a rank
+using Sources = std::vector<const void*>;  // one per rank
+using Targets = std::vector<void*>;  // one per rank
 
 struct Elements {
   size_t count;
@@ -31,15 +31,15 @@ void reduce_scatter(Group& group, const Sources& from, void* to, Elements elemen
 void gather(Group& group, const void* from, const Targets& to, size_t bytes, int root);
 void scatter(Group& group, const Sources& from, void* to, size_t bytes, int root);
 void barrier(Group& group);
-// Sizes in bytes, one a rank. They are compared first.
+// Sizes are in bytes, one per rank. Ranks compare them first.
 void all_to_all(Group& group, const Sources& from, const std::vector<size_t>& sent, const Targets& to,
                 const std::vector<size_t>& received, size_t bytes_each);
 
-// Throws where a rank sends another other than what that one expects, in bytes.
+// Throws if a rank sends a number of bytes that differs from what the receiver expects.
 void check_exchange(int ranks, const std::function<size_t(int from, int to)>& sent,
                     const std::function<size_t(int from, int to)>& expected, size_t bytes_each);
-// Calls `round(offset, bytes)` for each part of at most so many bytes; once where there are none, as every
-// collective waits for all ranks.
+// Calls `round(offset, bytes)` for each part, and once if there are no bytes, because every collective waits
+// for all ranks.
 template <class Round>
 void in_parts(size_t bytes, size_t most, const Round& round) {
   size_t offset = 0;

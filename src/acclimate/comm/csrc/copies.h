@@ -15,18 +15,18 @@ inline void copy(void* to, const void* from, size_t bytes) {
   if (bytes != 0 && to != from) memcpy(to, from, bytes);
 }
 
-// Fewer bytes arrive sooner through the caches.
+// Below this size, ordinary stores are faster.
 constexpr size_t kLeastStreamedBytes = 4096;
 
-// A later store that publishes what went around the caches does not wait for it by itself.
+// A later store that publishes the data does not wait for non-temporal stores, so this fence does.
 inline void await_streams() {
 #if defined(__SSE2__)
   _mm_sfence();
 #endif
 }
 
-// Copies around the caches what another core reads next. False where it went through them; else
-// await_streams() has to follow.
+// Copies with non-temporal stores, for data that another core reads next. If this returns true, call
+// await_streams() next; false means that it used ordinary stores.
 inline bool begin_stream(void* to, const void* from, size_t bytes) {
 #if defined(__SSE2__) && !defined(__SANITIZE_THREAD__)  // which does not see these stores
   constexpr size_t kLine = 64;

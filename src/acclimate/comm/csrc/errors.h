@@ -7,7 +7,7 @@ namespace acclimate_comm {
 
 enum class Reason : uint32_t { kTimeout, kPeerGone, kMismatch, kAborted, kForked, kArgument, kSystem };
 
-// Everything that goes wrong in a group. After all but a mismatch and a bad argument the group is unusable.
+// Any failure of a group. After every failure except a mismatch and a bad argument the group is unusable.
 class CommError : public std::runtime_error {
  public:
   CommError(Reason reason, const std::string& text) : std::runtime_error(text), reason(reason) {}

@@ -1,4 +1,4 @@
-// Links between hosts through a group of gloo's, and a board in the store of the group.
+// Links between hosts through a gloo group, and the status store in the group's c10d store.
 #pragma once
 
 #include <future>
@@ -79,7 +79,7 @@ class GlooLink final : public Link {
     int wait(milliseconds timeout) override {
       bool is_done = false;
       translated([&] { is_done = work_->wait(timeout); });
-      if (!is_done) throw LinkError(false, "it was ended");
+      if (!is_done) throw LinkError(false, "the connection was closed");
       return is_received_ ? work_->sourceRank() : -1;
     }
 
@@ -90,7 +90,7 @@ class GlooLink final : public Link {
   };
 
   static at::Tensor bytes_at(const void* data, size_t bytes) {
-    // gloo moves elements, and knows few dtypes.
+    // gloo supports few dtypes, so it gets bytes.
     return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, at::kByte);
   }
 
@@ -107,7 +107,7 @@ class GlooLink final : public Link {
     } catch (const std::exception& error) {
       const std::string text = error.what();
       const bool is_timeout = text.find("imed out") != std::string::npos;
-      // The first line is for people; file and line of gloo's source come before it.
+      // The first line is the message; gloo's source file and line come before it.
       const size_t begin = text.rfind("] ", text.find('\n'));
       const size_t start = text[0] == '[' && begin != std::string::npos ? begin + 2 : 0;
       throw LinkError(is_timeout, text.substr(start, text.find('\n', start) - start));
@@ -116,7 +116,7 @@ class GlooLink final : public Link {
 
   c10::intrusive_ptr<c10d::Backend> gloo() {
     const std::lock_guard lock(mutex_);
-    if (!gloo_) throw LinkError(false, "it was ended before");
+    if (!gloo_) throw LinkError(false, "the connection was closed before");
     return gloo_;
   }
 
@@ -142,9 +142,9 @@ class GlooLink final : public Link {
   std::set<c10d::Work*> transfers_;
 };
 
-class StoreBoard final : public Board {
+class TorchStatusStore final : public StatusStore {
  public:
-  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  explicit TorchStatusStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
   void put(const std::string& key, const std::string& value) override {
     ask([key, value](c10d::Store& store) {
@@ -164,7 +164,7 @@ class StoreBoard final : public Board {
  private:
   static constexpr std::chrono::milliseconds kLongest{500};
 
-  // In a thread of its own: an answer of a host that was cut off may not come for minutes.
+  // Runs in its own thread: a host that was cut off may take minutes to answer.
   template <class Question>
   std::string ask(const Question& question) {
     if (is_lost_) return "";
@@ -179,7 +179,7 @@ class StoreBoard final : public Board {
     }).detach();
     try {
       if (future.wait_for(kLongest) == std::future_status::ready) return future.get();
-    } catch (const std::exception&) {  // it ended with its host
+    } catch (const std::exception&) {  // the store ended with its host
     }
     is_lost_ = true;
     return "";

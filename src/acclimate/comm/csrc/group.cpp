@@ -19,7 +19,7 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// A dead rank wakes nobody, so who sleeps looks for the dead this often.
+// A rank that died wakes no one, so sleeping ranks check this often whether their peers still run.
 constexpr milliseconds kSlice{100};
 
 const char* const kUnusable = " This group cannot be used any more: destroy it.";
@@ -61,8 +61,8 @@ Group::Group(int descriptor, int rank, const std::vector<pid_t>& pids, Geometry 
                 Layout::bytes(static_cast<int>(pids.size()), geometry.slot_bytes, geometry.ring_bytes)),
             rank, pids, geometry, timeout, has_spare_cores) {
   mapped_bytes_ = Layout::bytes(size_, geometry.slot_bytes, geometry.ring_bytes);
-  // Rank 0 allocated all of it, on its node. A rank writes its own part, and others read that only after all
-  // ranks have opened the group.
+  // Rank 0 allocated all of it, on its NUMA node. A rank writes its own part, and others read that part only
+  // after all ranks have opened the group.
   place_near_this_thread(layout_.slot(rank, 0), 4 * geometry.slot_bytes);
   place_near_this_thread(reinterpret_cast<unsigned char*>(&layout_.ring(rank, 0)),
                          pids.size() * (sizeof(Ring) + geometry.ring_bytes));
@@ -76,11 +76,11 @@ Group::Group(unsigned char* memory, int rank, const std::vector<pid_t>& pids, Ge
       layout_(memory, size_, geometry.slot_bytes, geometry.ring_bytes),
       peers_(pids),
       timeout_(timeout),
-      // Where ranks share cores, the one that is waited for may need this core: yield at once.
-      // Else a yield costs a time slice where other work runs on the core, so spin for about 0.5 ms first.
+      // If ranks share cores, the awaited rank may need this core, so yield at once. If not, a yield can
+      // cost a time slice to other work on the core, so spin for about 0.5 ms first.
       foreground_(has_spare_cores ? Patience{20000, 8, microseconds(500)}
                                   : Patience{1, 1, microseconds(3000)}),
-      // A thread in the background takes the core from the computation that it is meant to overlap with.
+      // A spinning background thread would take the core from the computation that it should overlap with.
       background_(has_spare_cores ? Patience{300, 8, microseconds(50)} : Patience{1, 1, microseconds(100)}),
       forks_(fork_generation()),
       process_(getpid()),
@@ -90,7 +90,7 @@ unsigned char* Group::map(int descriptor, size_t bytes) {
   struct stat status{};
   if (fstat(descriptor, &status) != 0 || static_cast<size_t>(status.st_size) != bytes) {
     throw CommError(Reason::kSystem, "the shared memory has " + std::to_string(status.st_size) +
-                                         " bytes where " + std::to_string(bytes) + " are needed");
+                                         " bytes, but needs " + std::to_string(bytes));
   }
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (memory == MAP_FAILED) {
@@ -110,9 +110,9 @@ Group::~Group() {
 void Group::begin(const Call& call, milliseconds timeout, bool in_background) {
   if (was_forked()) {
     throw CommError(Reason::kForked,
-                    "this process was forked from process " + std::to_string(process_) +
-                        " after that created the group, so it is no rank of it. Create groups after the "
-                        "fork, or start ranks with spawn or a launcher.");
+                    "this process is a fork of process " + std::to_string(process_) +
+                        ", which had already created the group. Create groups after the fork, or start "
+                        "ranks with spawn or a launcher.");
   }
   throw_if_failed();
   call_ = call;
@@ -127,7 +127,8 @@ void Group::refuse(Call call, milliseconds timeout, bool in_background) {
   try {
     exchange();
   } catch (const CommError& error) {
-    if (error.reason != Reason::kMismatch) throw;  // the caller raises what is wrong with its arguments
+    if (error.reason != Reason::kMismatch)
+      throw;  // for a mismatch, the caller raises the error about its arguments
   }
 }
 
@@ -136,7 +137,7 @@ void Group::exchange() {
   const int parity = static_cast<int>(round & 1);
   Post& own = layout_.lines(rank_).posts[parity];
   own.call = call_;
-  // With the load after it this decides whether a peer that falls asleep now is woken or does not sleep.
+  // Sequentially consistent with the load below: a peer that falls asleep now is woken, or sees the stamp.
   own.stamp.store(round, std::memory_order_seq_cst);
   if (layout_.lines(rank_).sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(&own.stamp);
   route_.published();
@@ -206,7 +207,7 @@ void Group::check_peers(const char* doing) {
     const RankLines& lines = layout_.lines(peer);
     const bool left = lines.presence.load(std::memory_order_acquire) != 0;
     if (peer == rank_ || (!left && peers_.runs(peer))) continue;
-    // It may have published before it went, which is all that this round needs of it.
+    // The rank may have published before it ended; this round needs no more from it.
     if (lines.posts[parity].stamp.load(std::memory_order_acquire) >= round_) continue;
     peer_is_gone(peer, doing != nullptr ? doing : describe(call_));
   }
@@ -226,12 +227,12 @@ void Group::peer_is_gone(int rank, const std::string& doing) {
 
 void Group::throw_mismatch() {
   const auto& posts = [this](int rank) -> const Post& { return layout_.lines(rank).posts[round_ & 1]; };
-  // All ranks see the same posts, so all of them tell the same.
+  // All ranks see the same posts, so they all raise the same error.
   for (int peer = 0; peer < size_; peer++) {
     if (posts(peer).call.refused != 0) {
       const std::string met =
           peer == rank_ ? "" : ", which rank " + number(rank_) + " met with " + describe(call_);
-      throw CommError(Reason::kMismatch, "Rank " + number(peer) + " refused its arguments of " +
+      throw CommError(Reason::kMismatch, "Rank " + number(peer) + " got wrong arguments for " +
                                              describe(posts(peer).call) + met + ". The error on rank " +
                                              number(peer) + " says why.");
     }
@@ -260,7 +261,7 @@ void Group::abort(const std::string& why) {
   if (was_forked()) return;
   try {
     fail(Reason::kAborted, why);
-  } catch (const CommError&) {  // it is for those that wait
+  } catch (const CommError&) {  // raised for the waiting ranks
   }
 }
 
@@ -284,7 +285,7 @@ void Group::leave() {
   wake_everybody();
 }
 
-// Those that are not woken by this look every kSlice.
+// Ranks that this does not wake check every kSlice.
 void Group::wake_everybody() {
   for (int rank = 0; rank < size_; rank++) {
     RankLines& lines = layout_.lines(rank);

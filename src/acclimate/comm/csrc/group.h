@@ -1,4 +1,4 @@
-// One rank's side of a group: rounds, in each of which every rank publishes and waits for every other.
+// One rank's side of a group. In each round every rank publishes its contribution and waits for every other.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@ namespace acclimate_comm {
 
 using Clock = std::chrono::steady_clock;
 
-// How often a wait looks before it yields, how often after each yield, and how long it yields before it
+// How often a wait polls before its first yield and after each yield, and how long it yields before it
 // sleeps.
 struct Patience {
   int spins;
@@ -34,15 +34,15 @@ class Group {
   // Maps the file. The descriptor stays the caller's.
   Group(int descriptor, int rank, const std::vector<pid_t>& pids, Geometry geometry,
         std::chrono::milliseconds timeout, bool has_spare_cores);
-  // Over memory that the caller keeps; all ranks may be in one process.
+  // Uses memory that the caller owns; all ranks may be in one process.
   Group(unsigned char* memory, int rank, const std::vector<pid_t>& pids, Geometry geometry,
         std::chrono::milliseconds timeout, bool has_spare_cores);
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  // What errors call the ranks, where this group is a part of a larger one.
-  void call_ranks(std::vector<int> numbers) { numbers_ = std::move(numbers); }
+  // The numbers of the ranks in error messages, when this group is part of a larger one.
+  void name_ranks(std::vector<int> numbers) { numbers_ = std::move(numbers); }
   int rank() const { return rank_; }
   int size() const { return size_; }
   const Layout& layout() const { return layout_; }
@@ -50,37 +50,37 @@ class Group {
   std::chrono::milliseconds timeout() const { return timeout_; }
   bool was_forked() const { return fork_generation() != forks_; }
 
-  // A collective starts: refuses in a forked child and after a failure.
+  // Starts a collective; throws in a forked child and after a failure.
   void begin(const Call& call, std::chrono::milliseconds timeout, bool in_background = false);
-  // This rank's arguments are wrong: takes part in the round all the same, so that the others raise too.
+  // Called when this rank's arguments are wrong: takes part in the round, so that the other ranks raise too.
   void refuse(Call call, std::chrono::milliseconds timeout, bool in_background = false);
 
-  // The round that is being prepared, and where this rank's contribution of so many bytes goes.
+  // The parity of the round being prepared, and the address for this rank's contribution of `bytes` bytes.
   int parity() const { return static_cast<int>((round_ + 1) & 1); }
   unsigned char* contribution(size_t bytes) { return contribution_of(rank_, parity(), bytes); }
-  // Publishes the contribution, waits for everybody's, and compares what was called.
+  // Publishes the contribution, waits for every other rank's, and compares the calls.
   void exchange();
-  // What a rank contributed to the round just exchanged.
+  // A rank's contribution to the last exchanged round.
   const unsigned char* contributed(int rank, size_t bytes) const {
     return contribution_of(rank, static_cast<int>(round_ & 1), bytes);
   }
 
-  // Of the contributions to the collective that runs.
+  // The route of the contributions to the running collective.
   Route& route() { return route_; }
   const Route& route() const { return route_; }
 
   std::string number(int rank) const {
     return std::to_string(numbers_.empty() ? rank : numbers_[static_cast<size_t>(rank)]);
   }
-  // The group becomes unusable for all ranks, with this text.
+  // Makes the group unusable for all ranks, which raise this text.
   [[noreturn]] void fail(Reason reason, const std::string& text);
   void abort(const std::string& why);
-  // This rank will take no part any more; tells those that wait for it.
+  // Announces that this rank takes part in no more rounds, and wakes the ranks that wait for it.
   void leave();
-  // What the group's first failure was; empty before.
+  // The message of the group's first failure; empty before.
   std::string failure() const;
   void throw_if_failed() const;
-  // Fails where a rank that has to do more for this round, or one that is asked for, has ended or left.
+  // Fails the group if a rank that this round still needs has ended or left.
   void check_peers(const char* doing);
   void check_peer(int rank, const std::string& doing);
 
@@ -119,11 +119,11 @@ class Group {
 
 // "60 s" or "1500 ms".
 std::string time_of(std::chrono::milliseconds time);
-// What is told of two ranks whose calls are not equal.
+// The error message for two ranks whose calls differ.
 std::string different_calls(const std::string& rank, const Call& call, const std::string& other,
                             const Call& others);
 void relax();
-// Sleeps while a word of shared memory holds a value, for at most so long.
+// Sleeps while a word of shared memory holds `value`, for at most `longest`.
 void futex_wait(const void* word, uint32_t value, std::chrono::milliseconds longest);
 void futex_wake(const void* word);
 

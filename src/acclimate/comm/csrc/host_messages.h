@@ -1,5 +1,5 @@
-// send and recv between hosts: the sender tells its call, the receiver agrees, and then the content follows,
-// as gloo ends a process that gets more than it expects.
+// send and recv between hosts. The sender first sends its call and the receiver confirms it, because gloo
+// aborts a process that receives more than it expects.
 #pragma once
 
 #include <map>
@@ -14,7 +14,7 @@ class HostMessages {
  public:
   explicit HostMessages(Hosts& hosts) : hosts_(hosts) {}
 
-  // Messages of the same tag and peer are passed in the order of the calls; -1 receives from any rank.
+  // Messages of the same tag and peer keep the order of the calls; peer -1 receives from any rank.
   void start(const c10::intrusive_ptr<ShmWork>& work, const std::shared_ptr<Target>& target, const Call& call,
              int peer, const std::function<void(const CommError&)>& raise) {
     const Key key{is_sent(call), peer, call.root};
@@ -36,7 +36,7 @@ class HostMessages {
     if (chain.size() == 1) std::thread([this, key] { serve(key); }).detach();
   }
 
-  // After the links are cut, so that nothing is pending for long.
+  // Call this after the links are cut, so that pending messages end soon.
   void stop() {
     std::unique_lock lock(mutex_);
     ended_.wait(lock, [this] { return chains_.empty(); });
@@ -47,7 +47,7 @@ class HostMessages {
 
   static bool is_sent(const Call& call) { return static_cast<Kind>(call.kind) == Kind::kSend; }
 
-  // A thread lives as long as there are messages of its key: programs may use a new tag for every message.
+  // A key's thread ends with its last message, because programs may use a new tag for every message.
   void serve(const Key& key) {
     std::unique_lock lock(mutex_);
     auto& chain = chains_[key];
@@ -73,7 +73,7 @@ class HostMessages {
     if (!is_sent(call)) target.finish();
   }
 
-  // Three of gloo's tags for one of torch's, so that content never meets a receive of another size.
+  // Each torch tag uses three gloo tags, so that content never matches a receive of another size.
   static constexpr int kTags = 3;
   static int tag_of(const Call& call, int part) { return static_cast<int>(call.root) * kTags + part; }
 

@@ -8,14 +8,14 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A leader gives up first, as it can say which host it waited for.
+// A leader gives up this much earlier, because only a leader knows which host is missing.
 constexpr milliseconds kLeaderFirst{3000};
-// So long do ranks wait for each other's word after a link failed.
+// How long ranks wait for each other's entries in the status store after a link failed.
 constexpr milliseconds kLongestInquiry{1000};
 constexpr milliseconds kInquiryPause{20};
-// Above this, hosts share the work of a reduction instead of each doing all of it.
+// Above this size, each host reduces a share of the data; below it, each host reduces all of it.
 constexpr size_t kSharedWorkBytes = 64 * 1024;
-// What a leader keeps of one call at a time, for each host.
+// The bytes that a leader buffers at a time for each host.
 constexpr size_t kStagedBytes = 8 * 1024 * 1024;
 
 const char* at(const void* memory, size_t offset) { return static_cast<const char*>(memory) + offset; }
@@ -27,21 +27,21 @@ bool leaves_group_usable(Reason reason) {
 
 }  // namespace
 
-// What a leader tells the others of its host's call.
-struct Hosts::Said {
+// A host's call, which its leader sends to the other leaders.
+struct Hosts::HostCall {
   Call call;
   char error[kTextBytes];
 };
 
 Hosts::Hosts(std::shared_ptr<Group> local, std::vector<HostRanks> hosts, int rank,
-             std::unique_ptr<Link> leaders, std::unique_ptr<Link> everyone, std::unique_ptr<Board> board,
-             milliseconds timeout)
+             std::unique_ptr<Link> leaders, std::unique_ptr<Link> everyone,
+             std::unique_ptr<StatusStore> status, milliseconds timeout)
     : local_(std::move(local)),
       hosts_(std::move(hosts)),
       rank_(rank),
       leaders_(std::move(leaders)),
       everyone_(std::move(everyone)),
-      board_(std::move(board)),
+      status_(std::move(status)),
       timeout_(timeout) {
   for (const HostRanks& host : hosts_) size_ += static_cast<int>(host.ranks.size());
   places_.resize(static_cast<size_t>(size_));
@@ -52,7 +52,7 @@ Hosts::Hosts(std::shared_ptr<Group> local, std::vector<HostRanks> hosts, int ran
     }
   }
   host_ = host_of(rank);
-  local_->call_ranks(own_ranks());
+  local_->name_ranks(own_ranks());
 }
 
 size_t Hosts::most_ranks() const {
@@ -73,7 +73,7 @@ void Hosts::guarded(const Body& body) {
   try {
     body();
   } catch (const LinkError& error) {
-    cut();  // so that the ranks at the other ends leave word too
+    cut();  // so that the ranks at the other ends fail and report too
     give_up(error.is_timeout ? Reason::kTimeout : Reason::kPeerGone, what_is_known(error));
   } catch (const CommError& error) {
     if (leaves_group_usable(error.reason)) throw;
@@ -82,17 +82,17 @@ void Hosts::guarded(const Body& body) {
 }
 
 void Hosts::give_up(Reason reason, const std::string& text) {
-  if (board_->get("failure").empty()) board_->put("failure", text);
+  if (status_->get("failure").empty()) status_->put("failure", text);
   cut();
   local_->fail(reason, text);
 }
 
 std::string Hosts::what_is_known(const LinkError& error) {
   const auto end = Clock::now() + kLongestInquiry;
-  board_->put("answer/" + std::to_string(rank_), "here");
+  status_->put("answer/" + std::to_string(rank_), "here");
   std::string missing;
   do {
-    for (const std::string& text : {local_->failure(), board_->get("failure")}) {
+    for (const std::string& text : {local_->failure(), status_->get("failure")}) {
       if (!text.empty()) return text;
     }
     missing = missing_hosts();
@@ -108,14 +108,14 @@ std::string Hosts::what_is_known(const LinkError& error) {
          ": " + error.what() + ".";
 }
 
-// Hosts of which no rank left word.
+// The hosts without a rank that wrote to the status store.
 std::string Hosts::missing_hosts() {
   std::string missing;
   for (size_t host = 0; host < hosts_.size(); host++) {
     bool is_here = static_cast<int>(host) == host_;
     std::string ranks;
     for (const int rank : hosts_[host].ranks) {
-      is_here = is_here || !board_->get("answer/" + std::to_string(rank)).empty();
+      is_here = is_here || !status_->get("answer/" + std::to_string(rank)).empty();
       ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
     }
     if (is_here) continue;
@@ -134,7 +134,7 @@ void Hosts::abort(const std::string& why) {
   if (was_forked()) return;
   try {
     give_up(Reason::kAborted, why);
-  } catch (const CommError&) {  // it is for those that wait
+  } catch (const CommError&) {  // raised for the waiting ranks
   }
 }
 
@@ -160,13 +160,15 @@ void Hosts::refuse(Call call, milliseconds timeout, bool is_background) {
   try {
     begin(call, timeout, is_background);
   } catch (const CommError& error) {
-    if (error.reason != Reason::kMismatch) throw;  // the caller raises what is wrong with its arguments
+    if (error.reason != Reason::kMismatch)
+      throw;  // for a mismatch, the caller raises the error about its arguments
   }
 }
 
-// First the ranks of a host compare their calls, then the leaders theirs, and tell the ranks of their hosts.
+// First the ranks of each host compare their calls. Then the leaders compare theirs and send the result to
+// the ranks of their hosts.
 void Hosts::agree() {
-  Said own{call_, ""};
+  HostCall own{call_, ""};
   std::exception_ptr mismatch;
   try {
     local_->exchange();
@@ -177,7 +179,7 @@ void Hosts::agree() {
   }
   std::string error;
   if (is_leader()) {
-    std::vector<Said> all(hosts_.size());
+    std::vector<HostCall> all(hosts_.size());
     leaders_->all_gather(&own, all.data(), sizeof own, call_timeout_);
     error = difference(all);
   }
@@ -191,8 +193,8 @@ void Hosts::agree() {
   throw CommError(Reason::kMismatch, text);
 }
 
-std::string Hosts::difference(const std::vector<Said>& said) const {
-  for (const Said& of_host : said) {
+std::string Hosts::difference(const std::vector<HostCall>& said) const {
+  for (const HostCall& of_host : said) {
     if (of_host.error[0] != '\0') return of_host.error;
   }
   for (int rank = 0; rank < size_; rank++) {
@@ -204,8 +206,8 @@ std::string Hosts::difference(const std::vector<Said>& said) const {
 
 // -- collectives -------------------------------------------------------------------------------------
 
-// Replaces what each leader has by the sum of it. Every element is summed in one order, so that all get the
-// same bits.
+// Replaces each leader's data by the sum over leaders. Every element is summed in the same order, so that all
+// leaders get the same bits.
 void Hosts::sum_between_hosts(void* data, Elements elements, Reduce reduce) {
   const size_t hosts = hosts_.size();
   const void* sources[kMostRanks];
@@ -348,12 +350,12 @@ void Hosts::pass_message(const Call& call, int peer, const std::function<void(Li
     body(*everyone_, timeout);
   } catch (const LinkError& error) {
     std::string text = local_->failure();
-    if (text.empty()) text = board_->get("failure");
+    if (text.empty()) text = status_->get("failure");
     const std::string whom = peer < 0 ? "any rank" : "rank " + std::to_string(peer);
     const std::string way = static_cast<Kind>(call.kind) == Kind::kSend ? " to " : " from ";
     if (text.empty() && error.is_timeout) {
       text = "Rank " + std::to_string(rank_) + " gave up after " + time_of(timeout) + ": " + with_tag(call) +
-             way + whom + " was not done.";
+             way + whom + " did not finish.";
     } else if (text.empty()) {
       text = "Rank " + std::to_string(rank_) + " lost the connection to " + whom + " in " + with_tag(call) +
              ": " + error.what() + ".";
@@ -362,7 +364,7 @@ void Hosts::pass_message(const Call& call, int peer, const std::function<void(Li
   }
 }
 
-// Directly between all ranks.
+// The ranks exchange data directly, without leaders.
 void Hosts::exchange(const Sources& from, const std::vector<size_t>& sent, const Targets& to,
                      const std::vector<size_t>& received) {
   guarded([&] {

@@ -12,15 +12,15 @@ class LinkError : public std::runtime_error {
   bool is_timeout;
 };
 
-// Bytes on their way to or from one process.
+// A pending transfer to or from one process.
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  // Throws LinkError. The rank that they came from; -1 where they were sent.
+  // Returns the rank that sent the bytes, or -1 for a send. Throws LinkError.
   virtual int wait(std::chrono::milliseconds timeout) = 0;
 };
 
-// Moves bytes between processes of any host. Every call throws LinkError.
+// Moves bytes between processes on any host. Every call can throw LinkError.
 class Link {
  public:
   using milliseconds = std::chrono::milliseconds;
@@ -28,21 +28,21 @@ class Link {
   virtual ~Link() = default;
   virtual void all_gather(const void* own, void* all, size_t bytes, milliseconds timeout) = 0;
   virtual void broadcast(void* data, size_t bytes, int root, milliseconds timeout) = 0;
-  // The parts for each process, and from each, one after the other.
+  // `from` holds the parts for each process one after the other, `to` the parts from each.
   virtual void all_to_all(const void* from, const std::vector<size_t>& sent, void* to,
                           const std::vector<size_t>& received, milliseconds timeout) = 0;
   virtual std::unique_ptr<Transfer> send(const void* data, size_t bytes, int to, int tag) = 0;
-  // From any process where `from` is -1.
+  // Receives from any process if `from` is -1.
   virtual std::unique_ptr<Transfer> receive(void* data, size_t bytes, int from, int tag) = 0;
-  // Ends its connections, which those at their other ends notice.
+  // Closes the connections, so that the peers fail too.
   virtual void cut() = 0;
 };
 
-// Where ranks leave word for each other when links fail.
-class Board {
+// A key-value store in which ranks report to each other when links fail.
+class StatusStore {
  public:
-  virtual ~Board() = default;
-  // Both do nothing where the board cannot be reached, and `get` is then empty.
+  virtual ~StatusStore() = default;
+  // If the store cannot be reached, `put` does nothing and `get` returns an empty string.
   virtual void put(const std::string& key, const std::string& value) = 0;
   virtual std::string get(const std::string& key) = 0;
 };
@@ -50,14 +50,15 @@ class Board {
 // One host of a group.
 struct HostRanks {
   std::string name;
-  std::vector<int> ranks;  // in their order; the first is the leader
+  std::vector<int> ranks;  // ascending; the first is the leader
 };
 
 class Hosts final : public Transport {
  public:
-  // `local` is of this host's ranks. `leaders`, in the order of the hosts, is nullptr except on a leader.
+  // `local` is the group of this host's ranks. `leaders` links the leaders in the order of the hosts, and is
+  // nullptr except on a leader.
   Hosts(std::shared_ptr<Group> local, std::vector<HostRanks> hosts, int rank, std::unique_ptr<Link> leaders,
-        std::unique_ptr<Link> everyone, std::unique_ptr<Board> board, milliseconds timeout);
+        std::unique_ptr<Link> everyone, std::unique_ptr<StatusStore> status, milliseconds timeout);
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -85,7 +86,7 @@ class Hosts final : public Transport {
   void pass_message(const Call& call, int peer, const std::function<void(Link&, milliseconds)>& body);
 
  private:
-  struct Said;
+  struct HostCall;
 
   bool is_leader() const { return leaders_ != nullptr; }
   const std::vector<int>& own_ranks() const { return hosts_[static_cast<size_t>(host_)].ranks; }
@@ -96,7 +97,7 @@ class Hosts final : public Transport {
   template <class Body>
   void guarded(const Body& body);
   void agree();
-  std::string difference(const std::vector<Said>& said) const;
+  std::string difference(const std::vector<HostCall>& said) const;
   std::string what_is_known(const LinkError& error);
   std::string missing_hosts();
   [[noreturn]] void give_up(Reason reason, const std::string& text);
@@ -113,7 +114,7 @@ class Hosts final : public Transport {
   std::vector<std::pair<int, int>> places_;  // by rank: its host, and its number there
   std::unique_ptr<Link> leaders_;
   std::unique_ptr<Link> everyone_;
-  std::unique_ptr<Board> board_;
+  std::unique_ptr<StatusStore> status_;
   milliseconds timeout_;
   milliseconds call_timeout_{0};
   Call call_;

@@ -1,9 +1,9 @@
-// What the ranks of one group share: one anonymous file, mapped by each of them.
+// The layout of the memory that the ranks of a group share: one anonymous file, mapped by each rank.
 //
 //   Header | one RankLines per rank | per rank: 2 slots, 2 results | per ordered pair of ranks: one Ring
 //
-// A slot holds what its rank contributes to a round, a result what its rank has reduced for the others. Both
-// are there twice, so that a rank fills one while others still read the other.
+// A slot holds its rank's contribution to a round, a result the part that its rank reduced for the others.
+// There are two of each, so that a rank fills one while others still read the other.
 #pragma once
 
 #include <atomic>
@@ -17,13 +17,13 @@ constexpr size_t kHeaderBytes = 4096;
 constexpr size_t kTextBytes = 1024;
 constexpr size_t kInlineBytes = 40;
 
-// One collective as one rank sees it. Peers compare it, so that a mismatch is an error and not a wrong
+// One collective as one rank called it. Peers compare it, so that a mismatch is an error and not a wrong
 // result.
 struct Call {
   uint8_t kind = 0;
   uint8_t op = 0;
   uint8_t dtype = 0;
-  uint8_t refused = 0;  // this rank's own arguments are wrong, and it raised
+  uint8_t refused = 0;  // 1 if this rank raised because its own arguments are wrong
   uint32_t root = 0;
   uint64_t numel = 0;
 
@@ -48,7 +48,7 @@ struct alignas(128) RankLines {
   std::atomic<uint32_t> bell_sleeps;
 };
 
-// The first failure of the group, told to all.
+// The state of the group's first failure, which all ranks read.
 enum class Failure : uint32_t { kNone = 0, kBeingWritten = 1, kThere = 2 };
 
 struct Header {
@@ -59,7 +59,7 @@ struct Header {
 };
 static_assert(sizeof(Header) <= kHeaderBytes);
 
-// Messages from one rank to one other. Positions only grow; the place in `data` is the position modulo its
+// Messages from one rank to another. Positions only grow; the index in `data` is the position modulo its
 // size.
 struct alignas(128) Ring {
   std::atomic<uint64_t> written;
@@ -71,7 +71,7 @@ class Layout {
   Layout(unsigned char* base, int ranks, size_t slot_bytes, size_t ring_bytes)
       : base_(base), ranks_(ranks), slot_bytes_(slot_bytes), ring_bytes_(ring_bytes) {}
 
-  // The formula is repeated in memory.py; a group is not opened where the two differ.
+  // memory.py repeats this formula; a group does not open if the two differ.
   static size_t bytes(int ranks, size_t slot_bytes, size_t ring_bytes) {
     const size_t n = static_cast<size_t>(ranks);
     return kHeaderBytes + n * sizeof(RankLines) + n * 4 * slot_bytes + n * n * (sizeof(Ring) + ring_bytes);

@@ -14,7 +14,7 @@ constexpr size_t kUnit = 64;
 constexpr milliseconds kSlice{100};
 constexpr int kPollsBeforeSleep = 200;
 
-// At the start of each message in a ring. The receiver writes its verdict before it frees this place.
+// The start of each message in a ring. The receiver writes its verdict here before it frees the space.
 struct MessageHeader {
   Call call;
   uint64_t bytes;
@@ -29,7 +29,7 @@ std::exception_ptr refusal(int from, const Call& sent, int to, const Call& wante
   return std::make_exception_ptr(different_messages(from, sent, to, wanted));
 }
 
-// Between the linear positions of a ring and its memory.
+// Maps the linear positions of a ring to its memory.
 class RingMemory {
  public:
   RingMemory(const Layout& layout, int from, int to)
@@ -111,7 +111,7 @@ Messages::Messages(Group& group) : group_(group), sends_(group.size()), incoming
 
 Messages::~Messages() {
   if (group_.was_forked()) {
-    thread_.detach();  // it runs in the parent only
+    thread_.detach();  // the thread runs only in the parent process
     return;
   }
   stop();
@@ -175,7 +175,7 @@ void Messages::run() {
     bool has_moved = false;
     try {
       if (stopping_)
-        throw CommError(Reason::kAborted, "The group was destroyed before this message was done.");
+        throw CommError(Reason::kAborted, "The group was destroyed before this message finished.");
       group_.throw_if_failed();
       has_moved = advance(finished);
       if (!has_moved && polls >= kPollsBeforeSleep) check(Clock::now());
@@ -207,12 +207,12 @@ bool Messages::advance(Finished& finished) {
   return has_moved;
 }
 
-// Who waited long enough, or for a rank that has ended.
+// Fails the group if a message timed out, or waits for a rank that has ended.
 void Messages::check(Clock::time_point now) {
   const auto fail_late = [this](const Call& call, const std::string& what, milliseconds limit) {
     group_.fail(Reason::kTimeout, "Rank " + std::to_string(group_.rank()) + " gave up after " +
                                       std::to_string(limit.count()) + " ms: " + what + " " + with_tag(call) +
-                                      " was not done.");
+                                      " did not finish.");
   };
   for (int rank = 0; rank < group_.size(); rank++) {
     for (const Sending& sending : sends_[rank]) {
@@ -258,7 +258,7 @@ bool Messages::advance_sends(int to, Finished& finished) {
   const RingMemory memory(group_.layout(), group_.rank(), to);
   const uint64_t read = memory.ring.read.load(std::memory_order_acquire);
   bool has_moved = false;
-  // Before their places in the ring are used again.
+  // Read the verdicts before their space in the ring is reused.
   for (Sending& sending : sends) {
     if (!sending.has_begun || sending.is_judged || read < sending.begin + kUnit) continue;
     const MessageHeader& header = memory.header(sending.begin);

@@ -1,5 +1,5 @@
-// Messages between two ranks: send and recv. One thread of a rank moves all of its messages, so that none
-// waits for another of a different pair.
+// send and recv between two ranks. One thread per rank moves all of its messages, so that a message never
+// waits for one of another pair.
 #pragma once
 
 #include <condition_variable>
@@ -17,7 +17,7 @@ namespace acclimate_comm {
 
 constexpr int kAnyRank = -1;
 
-// Told the failure, or none, and the rank that a message came from.
+// Called with the failure, or nullptr, and the rank that sent the message.
 using Done = std::function<void(std::exception_ptr, int source)>;
 
 class Messages {
@@ -32,7 +32,7 @@ class Messages {
             Done done);
   void receive(void* data, size_t bytes, const Call& call, int from, std::chrono::milliseconds timeout,
                Done done);
-  // Ends the thread; what is pending fails.
+  // Ends the thread; pending messages fail.
   void stop();
 
  private:
@@ -65,7 +65,7 @@ class Messages {
   std::vector<std::list<Sending>> sends_;  // by receiver
   std::list<Receiving> receives_;  // in the order of the calls
   std::vector<Incoming> incoming_;  // by sender
-  std::deque<Stored> stored_;  // came before a receive with their tag was called
+  std::deque<Stored> stored_;  // arrived before a receive with their tag was called
   std::thread thread_;
 };
 

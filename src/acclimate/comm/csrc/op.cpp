@@ -1,4 +1,4 @@
-// acclimate::inference_all_reduce_: the sum over ranks as one operator, without torch.distributed.
+// acclimate::inference_all_reduce_: an operator that sums over ranks without torch.distributed.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -17,7 +17,7 @@ using torch::stable::Tensor;
 std::mutex g_mutex;
 std::unique_ptr<Group> g_group;
 
-// A forked child has no mapping to give back.
+// A forked child has no mapping to release.
 void drop_group() {
   if (g_group && g_group->was_forked()) {
     g_group.release();

@@ -25,7 +25,7 @@ int open_pidfd(pid_t pid) {
 #endif
 }
 
-// A process that ended and was not waited for yet answers to kill(), so its state is read.
+// kill(pid, 0) succeeds for a zombie, so this reads the process state.
 bool is_zombie(pid_t pid) {
   char path[64];
   snprintf(path, sizeof path, "/proc/%d/stat", static_cast<int>(pid));
@@ -35,7 +35,7 @@ bool is_zombie(pid_t pid) {
   const size_t length = fread(text, 1, sizeof text - 1, file);
   fclose(file);
   text[length] = '\0';
-  // The state follows the name, which is in parentheses and may hold some itself.
+  // The state follows the name, which is in parentheses and may contain parentheses.
   const char* end = nullptr;
   for (const char* at = text; *at != '\0'; at++) {
     if (*at == ')') end = at;

@@ -19,10 +19,10 @@ class Peers {
 
  private:
   std::vector<pid_t> pids_;
-  std::vector<int> descriptors_;  // pidfds; -1 where the system refuses them
+  std::vector<int> descriptors_;  // pidfds; -1 if the system has none
 };
 
-// Rises in the child of every fork, so that a group can tell that it is used in one.
+// A number that each fork increments in the child, so that a group can detect that it is used after a fork.
 unsigned fork_generation();
 
 }  // namespace acclimate_comm

@@ -18,7 +18,7 @@ void place_near_this_thread(unsigned char* begin, size_t bytes) {
   unsigned long nodes[kMostNodes / kWordBits] = {};
   if (syscall(SYS_get_mempolicy, &policy, nodes, kMostNodes, nullptr, 0) != 0) return;
   if (policy == MPOL_DEFAULT) policy = MPOL_LOCAL;
-  // Only pages that this process maps are moved, and it maps what it has touched.
+  // mbind moves only pages that this process maps, and a page is mapped when it is touched.
   for (uintptr_t at = first; at < end; at += page) (void)*reinterpret_cast<volatile unsigned char*>(at);
   // The kernel subtracts one from the number of bits.
   syscall(SYS_mbind, first, end - first, policy, nodes, kMostNodes + 1, MPOL_MF_MOVE);

@@ -12,7 +12,7 @@ namespace {
 
 enum class Isa { kPlain, kAvx2, kAvx512 };
 
-// __builtin_cpu_supports also asks the operating system whether it saves the wide registers.
+// __builtin_cpu_supports also checks that the operating system saves the wide registers.
 Isa best_here() {
 #if defined(__x86_64__)
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c")) return Isa::kPlain;

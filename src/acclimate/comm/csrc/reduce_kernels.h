@@ -1,5 +1,5 @@
 // The kernels of every dtype and reduction. Each reduce_*.cpp includes this once and is compiled for one
-// instruction set, so nothing here is visible outside its file: the linker could take the wrong copy of it.
+// instruction set. Everything here is local to its file, or the linker could pick the wrong copy.
 #include <cstdint>
 #include <cstring>
 
@@ -186,8 +186,8 @@ struct Xor : Sum {
 
 constexpr size_t kBlock = 512;
 
-// A step of a loop, and how far ahead of it the sources are fetched, in bytes. Widening and rounding numbers
-// takes so many instructions that the processor by itself fetches too few lines ahead.
+// The bytes per step of a loop, and how many bytes ahead it prefetches the sources. Widening and rounding
+// take so many instructions that the hardware prefetcher fetches too few lines ahead.
 constexpr size_t kStepBytes = 512, kAheadBytes = 4096;
 inline void prefetch_step(const void* from) {
   for (size_t line = 0; line < kStepBytes; line += 64) {
@@ -231,7 +231,7 @@ void reduce(void* to, const void* const* from, int sources, size_t elements, int
   }
 }
 
-// Compilers do not use the instructions for fp16 in the loops above.
+// Compilers do not vectorise the fp16 conversions in the loops above.
 #if defined(__AVX512F__)
 constexpr size_t kLanes = 16;
 using Lanes = __m512;
@@ -273,7 +273,7 @@ void sum_halves(void* to, const void* const* from, int sources, size_t elements,
 }
 #endif
 
-// A complex number's sum is that of its parts.
+// Complex numbers are summed part by part.
 template <class T, class Rule>
 void reduce_parts(void* to, const void* const* from, int sources, size_t elements, int divisor) {
   reduce<Plain<T>, Rule>(to, from, sources, 2 * elements, divisor);
@@ -316,7 +316,7 @@ Reduce halves(Op op) {
   return arithmetic<Float16>(op);
 }
 
-// What training and inference reduce all the time.
+// The dtypes and reductions that training and inference use most.
 Reduce find_float(Dtype dtype, Op op) {
   switch (dtype) {
     case Dtype::kFloat16:
@@ -339,7 +339,7 @@ Reduce integers(Op op) {
   return found != nullptr ? found : bitwise<Plain<T>>(op);
 }
 
-// As torch adds and multiplies truth values.
+// Reductions of bool, with torch's rules for sums and products.
 Reduce truths(Op op) {
   switch (op) {
     case Op::kSum:

@@ -1,4 +1,4 @@
-// Whether what a rank contributes goes to the other ranks through the processor's caches or around them.
+// Chooses between ordinary and non-temporal stores for the data that a rank contributes.
 #pragma once
 
 #include <algorithm>
@@ -12,20 +12,20 @@
 
 namespace acclimate_comm {
 
-// Which ranks a transfer moves data between. Where each rank writes and reads as much as any other, its own
-// time shows which way is faster for all.
+// The pattern of a transfer. If every rank writes and reads equal amounts, a rank's own time shows which
+// stores are faster for all.
 enum class Flow { kReduce, kGather, kScatter, kUneven };
 
-// Around the caches is faster where the data would stay modified in the cache of one core (2 GB/s between the
-// core complexes of an EPYC, where this gives 12 GB/s). Between cores that share a cache, through it takes
-// half the time. Both are found on one machine: the cores of a virtual one move. So transfers try both, now
-// and then: all ranks in the same call, as their calls are equal.
+// Non-temporal stores ("around" the caches) are faster where ordinary stores ("through" them) would leave the
+// data modified in one core's cache: 12 GB/s instead of 2 GB/s between the core complexes of an EPYC. Between
+// cores that share a cache, ordinary stores take half the time. One machine can show both, because the
+// hypervisor moves virtual cores. So transfers try both from time to time, all ranks in the same call.
 //
-// Long transfers push the data out into a cache that cores may share; they try both within one transfer.
-// Shorter ones try both in transfers that follow each other, for each size and flow.
+// Long transfers evict the data to a cache that cores may share, and try both within one transfer. Shorter
+// ones try both in consecutive transfers, for each size and flow.
 class Route {
  public:
-  // A transfer starts.
+  // Call when a transfer starts.
   void start(Flow flow, size_t bytes, size_t parts) {
     part_ = 0;
     busy_ = 0;
@@ -49,7 +49,7 @@ class Route {
     return tried_ != kNotTried ? tried_ < kTried : short_->is_around;
   }
 
-  // The rank published a part, and will wait for the others.
+  // Call when the rank has published a part, before it waits for the others.
   void published() {
     if (tried_ != kNotTried) busy_ += now() - resumed_;
     if (!is_trial_) return;
@@ -60,13 +60,13 @@ class Route {
     if (part_ == 2 * kTried - 1) is_around_ = around_time_ <= std::min(through_time_, time);
   }
 
-  // The others published it, too.
+  // Call when the others have published it too.
   void resumed() {
     part_++;
     if (is_trial_ || tried_ != kNotTried) resumed_ = now();
   }
 
-  // The transfer is over. What it waited for others does not count.
+  // Call when the transfer is over. The time spent waiting for others does not count.
   void finish() {
     if (tried_ == kNotTried) return;
     busy_ += now() - resumed_;
@@ -75,11 +75,11 @@ class Route {
   }
 
  private:
-  // The first two of each way find the caches as the other way left them.
+  // The first two trials of each kind start with the caches that the other kind left.
   static constexpr size_t kTried = 4;
   static constexpr size_t kNotTried = std::numeric_limits<size_t>::max();
   static constexpr uint64_t kTransfersBetweenTrials = 64, kShortTransfersBetweenTrials = 1024;
-  static constexpr uint64_t kFirstTrial = 1;  // the first transfer touches new memory
+  static constexpr uint64_t kFirstTrial = 1;  // the first transfer touches new memory, so it is not timed
   static constexpr size_t kSizes = 24, kFlows = static_cast<size_t>(Flow::kUneven);
 
   // Transfers of one flow whose sizes have the same number of bits.
@@ -89,7 +89,7 @@ class Route {
     double around = 0, through = 0;  // ns for each byte
 
     void record(size_t tried, double time) {
-      // Through the caches loses more where it is wrong, so it has to be clearly faster.
+      // Ordinary stores cost more when they are the wrong choice, so they must be at least 10 % faster.
       constexpr double kClearly = 0.9;
       if (tried == kTried - 2) around = time;
       if (tried == kTried - 1) around = std::min(around, time);
@@ -112,8 +112,8 @@ class Route {
   int64_t through_time_ = 0;
 
   Short shorts_[kFlows][kSizes];
-  Short* short_ = nullptr;  // what the transfer under way belongs to, if it is not long
-  size_t tried_ = kNotTried;  // which one of a trial it is
+  Short* short_ = nullptr;  // the statistics of the running transfer, if it is short
+  size_t tried_ = kNotTried;  // the index of the running transfer in its trial
   size_t bytes_ = 0;
   int64_t busy_ = 0;
 };

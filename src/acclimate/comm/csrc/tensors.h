@@ -1,4 +1,4 @@
-// Tensors as the memory that collectives move: dense, in logical order, on the host.
+// Converts tensors to the memory that collectives move: dense, in logical order, on the CPU.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -9,23 +9,23 @@
 namespace acclimate_comm {
 
 inline void check_host(const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.device().is_cpu(), "the backend shm moves tensors of the host, and this one is on ",
+  TORCH_CHECK(tensor.device().is_cpu(), "the backend shm moves CPU tensors, but got a tensor on ",
               tensor.device());
   TORCH_CHECK(tensor.layout() == at::kStrided,
-              "the backend shm moves dense tensors, and this one's layout is ", tensor.layout());
+              "the backend shm moves dense tensors, but got one with layout ", tensor.layout());
 }
 
 inline bool is_flat(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-// A tensor that is read: itself where its memory is in order, else a copy.
+// Returns the tensor if its memory is in logical order, else a copy; for tensors that are read.
 inline at::Tensor flat(const at::Tensor& tensor) {
   check_host(tensor);
   return is_flat(tensor) ? tensor : tensor.resolve_conj().resolve_neg().contiguous();
 }
 
-// A tensor that is written: where its memory is not in order, finish() copies into it.
+// A tensor that is written. If its memory is not in logical order, finish() copies the result into it.
 class Target {
  public:
   explicit Target(const at::Tensor& tensor, bool keeps_content = false) : tensor_(tensor) {
@@ -51,8 +51,8 @@ class Target {
   at::Tensor memory_;
 };
 
-// How numbers of a dtype are reduced: as they are, or widened where no kernel computes in the dtype, or half
-// precision would be rounded more than once.
+// How a dtype is reduced: directly, or widened if the dtype has no kernel or half precision would be rounded
+// more than once.
 struct Reducer {
   Reduce reduce;
   at::ScalarType dtype;
@@ -64,7 +64,7 @@ inline Reducer reducer_of(at::ScalarType dtype, Op op, bool widens_halves) {
   const bool is_half = dtype == at::kHalf || dtype == at::kBFloat16;
   if (at::isFloat8Type(dtype) || (is_half && widens_halves)) computed = at::kFloat;
   const Reduce reduce = op < Op::kNone ? find_reduce(static_cast<Dtype>(computed), op) : nullptr;
-  TORCH_CHECK(reduce != nullptr, "the backend shm has no such reduction: ",
+  TORCH_CHECK(reduce != nullptr, "the backend shm does not support the reduction ",
               describe({static_cast<uint8_t>(Kind::kAllReduce), static_cast<uint8_t>(op),
                         static_cast<uint8_t>(dtype), 0, 0, 0}));
   return {reduce, computed};

@@ -1,4 +1,5 @@
-// What carries a group's collectives: shared memory where all ranks are on one host, else that and links.
+// A group's transport: shared memory if all ranks are on one host, else shared memory and links between
+// hosts.
 #pragma once
 
 #include "collectives.h"
@@ -13,9 +14,9 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual bool was_forked() const = 0;
-  // Sums of half precision are rounded once only where they are made in one place, or in fp32.
+  // Half-precision sums are rounded once only if one rank computes them, or if they are fp32 in between.
   virtual bool widens_halves() const = 0;
-  // What send and recv go through; nullptr where it is no shared memory.
+  // The group that send and recv use; nullptr if the ranks are on several hosts.
   virtual Group* one_host() = 0;
 
   virtual void set_timeout(milliseconds timeout) = 0;

@@ -1,4 +1,4 @@
-// What a collective of this backend returns, and the queue that runs collectives in the order of their calls.
+// The Work that a collective returns, and the queue that runs collectives in the order of their calls.
 #pragma once
 
 #include <condition_variable>
@@ -40,7 +40,7 @@ class ShmWork final : public c10d::Work {
     if (future_) return future_;
     future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     const auto future = future_;
-    // Not completed_, which is set after complete() looked for a future to settle.
+    // Not completed_, which is set only after complete() has looked for a future to settle.
     const bool is_over = is_over_;
     const auto failure = failure_;
     lock.unlock();
@@ -64,7 +64,7 @@ class ShmWork final : public c10d::Work {
   int source_ = -1;
 };
 
-// A collective that its caller waits for runs in the caller's thread where no other is before it.
+// A synchronous collective runs in its caller's thread if the queue is empty.
 class Queue {
  public:
   // Runs a collective; true where it runs in the background.
@@ -79,7 +79,7 @@ class Queue {
   void run(const c10::intrusive_ptr<ShmWork>& work, bool may_wait, const Inline& body) {
     std::unique_lock lock(mutex_);
     if (thread_.get_id() == std::this_thread::get_id()) {
-      // A callback of a future calls this, and may wait for it: nobody else would run it.
+      // A future's callback made this call in the queue's thread, and may wait for it: run it here.
       tasks_.push_back({work, body});
       while (!work->isCompleted()) serve_next(lock);
       return;
@@ -108,7 +108,7 @@ class Queue {
     if (failure) std::rethrow_exception(failure);
   }
 
-  // Finishes what was called, and ends the thread.
+  // Finishes the queued collectives and ends the thread.
   void stop() {
     {
       const std::lock_guard lock(mutex_);
@@ -130,7 +130,7 @@ class Queue {
     }
   }
 
-  // Runs the oldest call; false where there is none any more.
+  // Runs the oldest call; false if the queue is empty.
   bool serve_next(std::unique_lock<std::mutex>& lock) {
     changed_.wait(lock, [this] { return !is_busy_ && (is_over_ || !tasks_.empty()); });
     if (tasks_.empty()) return false;
@@ -148,7 +148,7 @@ class Queue {
     lock.lock();
     is_busy_ = false;
     lock.unlock();
-    // After is_busy_, so that who waits for this one can run the next in its own thread.
+    // Set after is_busy_, so that a thread that waits for this one can run the next collective itself.
     task.work->complete(failure);
     task.work.reset();
     lock.lock();

@@ -1,4 +1,4 @@
-// How the backend runs a collective: in its caller's thread or in the background, with errors as torch's.
+// Runs a collective in its caller's thread or in the background, and converts errors to torch's.
 #pragma once
 
 #include "arguments.h"
@@ -6,10 +6,10 @@
 
 namespace acclimate_comm {
 
-// One collective under way. Until start() nothing was told to the other ranks.
-class ShmBackend::Turn {
+// One running collective. The other ranks learn of it only at start().
+class ShmBackend::RunningCall {
  public:
-  Turn(Transport& group, const Call& call, std::chrono::milliseconds timeout, bool is_background)
+  RunningCall(Transport& group, const Call& call, std::chrono::milliseconds timeout, bool is_background)
       : group(group), call_(call), timeout_(timeout), is_background_(is_background) {}
 
   void start(const Call& call) {
@@ -17,12 +17,12 @@ class ShmBackend::Turn {
     has_started_ = true;
   }
   void start() { start(call_); }
-  // The next of several collectives of one call.
+  // Sets the next of several collectives of one call.
   void next(const Call& call) {
     call_ = call;
     has_started_ = false;
   }
-  // The arguments are wrong: the other ranks are told, unless they were before.
+  // Tells the other ranks that the arguments are wrong, unless the collective has started.
   void refuse() {
     if (!has_started_) group.refuse(call_, timeout_, is_background_);
   }
@@ -37,7 +37,7 @@ class ShmBackend::Turn {
 };
 
 struct ShmBackend::Outline {
-  // Options: any of c10d's, which all have a time-out and say whether the call is asynchronous.
+  // Options: any of c10d's option structs, which all have `timeout` and `asyncOp`.
   template <class Options>
   Outline(c10d::OpType type, const char* title, const Call& call, const Options& options, Tensors outputs)
       : type(type),
@@ -61,16 +61,16 @@ WorkPointer ShmBackend::run(Outline outline, Body body) {
   calls_++;
   const bool may_wait = !outline.is_async;
   auto work = c10::make_intrusive<ShmWork>(rank_, outline.type, outline.title, std::move(outline.outputs));
-  const auto turn_of = [this, call = outline.call, timeout = outline.timeout](bool is_background) {
-    return Turn(*transport_, call, timeout, is_background);
+  const auto running_call_of = [this, call = outline.call, timeout = outline.timeout](bool is_background) {
+    return RunningCall(*transport_, call, timeout, is_background);
   };
-  queue_->run(work, may_wait, [turn_of, body = std::move(body)](bool is_background) {
-    Turn turn = turn_of(is_background);
+  queue_->run(work, may_wait, [running_call_of, body = std::move(body)](bool is_background) {
+    RunningCall running = running_call_of(is_background);
     try {
       try {
-        body(turn);
+        body(running);
       } catch (const c10::Error&) {
-        turn.refuse();
+        running.refuse();
         throw;
       }
     } catch (const CommError& error) {
