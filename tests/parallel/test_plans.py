@@ -155,7 +155,7 @@ def test_a_mapping_forces_a_split_that_gives_the_same(
 
 def test_a_pattern_that_fits_nothing_is_refused() -> None:
     with pytest.raises(
-        PlanError, match=r"No module fits the pattern 'blocks\.\*\.up'.* Is 'layers\.0\.up' meant"
+        PlanError, match=r"No module fits the pattern 'blocks\.\*\.up'.* Did you mean 'layers\.0\.up'"
     ):
         plan_of({"blocks.*.up": "columns"})
 

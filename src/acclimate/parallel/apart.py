@@ -1,4 +1,4 @@
-"""Models in a model that its run does not reach, such as an encoder of sounds: they are planned apart."""
+"""Inner models that the traced run does not call, such as an audio encoder; they are planned separately."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 def unreached_models(model: nn.Module, trace: Trace) -> dict[str, nn.Module]:
     """Returns the outermost models within a model that its run did not call, by their names.
 
-    One that shares a parameter with the rest is left out: its split has to be the rest's.
+    An inner model that shares a parameter with the rest is left out, because both need the same split.
     """
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
@@ -33,7 +33,7 @@ def unreached_models(model: nn.Module, trace: Trace) -> dict[str, nn.Module]:
 
 
 def inside(name: str, models: Mapping[str, object] | set[str]) -> bool:
-    """Tells whether a name is of one of some modules, or of something in it."""
+    """Tells whether a name is that of one of the models or of a module inside one."""
     return any(name == each or name.startswith(f"{each}.") for each in models)
 
 

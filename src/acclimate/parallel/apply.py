@@ -1,4 +1,4 @@
-"""Applies a plan to a model, and puts a split model's weights together again."""
+"""Applies a plan to a model, and gathers a split model's weights."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from acclimate.parallel.training import sum_gradients
 
 
 def apply_plan(model: nn.Module, plan: Plan, group: Group) -> nn.Module:
-    """Splits a model in place, on the meta device or loaded; returns it.
+    """Splits a model in place and returns it; the model may be on the meta device or loaded.
 
-    Afterwards each parameter has its shard's shape, and the model's forward exchanges what has to be.
+    Afterwards each parameter has its shard's shape, and the model's forward runs the collectives.
 
     Raises:
         PlanError: the plan is for another number of ranks or another model.
@@ -46,16 +46,16 @@ def apply_plan(model: nn.Module, plan: Plan, group: Group) -> nn.Module:
 
 
 def gather(plan: Plan, model: nn.Module, group: Group) -> Iterator[tuple[str, Tensor]]:
-    """Yields each tensor of the whole model with its name, on every rank; tied ones once."""
+    """Yields each tensor of the whole model with its name, on every rank; tied tensors once."""
     return gather_tensors(plan, model.state_dict(keep_vars=True), group)
 
 
 def gather_tensors(plan: Plan, own: Mapping[str, Tensor], group: Group) -> Iterator[tuple[str, Tensor]]:
-    """Yields each whole tensor of which ranks have shards, with its name; tied ones once.
+    """Gathers shards and yields each whole tensor with its name; tied tensors once.
 
     Args:
         plan: how the model is split.
-        own: this rank's shards by the names of parameters: weights, or what an optimizer keeps for each.
+        own: this rank's shards by parameter name: weights, or an optimizer's state for each.
         group: the ranks.
     """
     ranks = ranks_of(group)
@@ -70,7 +70,7 @@ def gather_tensors(plan: Plan, own: Mapping[str, Tensor], group: Group) -> Itera
 
 
 def put_together(part: Tensor | None, split: Split, ranks: Ranks, example: Tensor) -> Tensor:
-    """Returns the whole tensor of which ranks hold parts; of copies, the first rank's counts."""
+    """Returns the whole tensor from the ranks' parts; where ranks hold copies, the first rank's counts."""
     taken: set[int] = set()
     dtype = example.dtype if part is None else part.dtype
     device = example.device if part is None else part.device
@@ -82,6 +82,6 @@ def put_together(part: Tensor | None, split: Split, ranks: Ranks, example: Tenso
         if rank == ranks.rank and part is not None and fresh:
             chosen = part.detach().index_select(split.dim, torch.tensor(fresh, device=device))
             whole.index_copy_(split.dim, torch.tensor([places[at] for at in fresh], device=device), chosen)
-    # As whole numbers, since a sum of floating-point numbers would turn -0.0 into 0.0.
+    # Summed as integers, because a floating-point sum would turn -0.0 into 0.0.
     ranks.all_reduce(whole.view(torch.int32 if whole.element_size() % 4 == 0 else torch.uint8))
     return whole

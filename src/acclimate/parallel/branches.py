@@ -1,4 +1,5 @@
-"""Whether code between split modules reads numbers into Python, where it may branch on what a rank lacks."""
+"""Detects code between split modules that reads tensor values into Python, as it may branch on values that a
+rank does not have."""
 
 from __future__ import annotations
 
@@ -13,17 +14,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 READS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal)
 READING_METHODS = {"tolist", "numpy", "__array__", "__dlpack__"}
-"""Those that hand out a tensor's memory without an operator."""
+"""Methods that read a tensor's memory without dispatching an operator."""
 
 
 class _Following(TorchDispatchMode):
-    """Follows what is made of some tensors, by the memory that holds it."""
+    """Follows all tensors computed from the given ones, by their storage."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_read: bool = False
         self._kept: list[Tensor] = []
-        """So that no other tensor gets the memory."""
+        """References that keep the storage from being reused by another tensor."""
         self._places: set[int] = set()
         for each in tensors:
             self._follow(each)
@@ -33,7 +34,7 @@ class _Following(TorchDispatchMode):
         self._places.add(tensor.untyped_storage()._cdata)
 
     def see_reading(self, tensor: Tensor) -> None:
-        """Notes that a tensor's numbers are read."""
+        """Records a read if the tensor is followed."""
         self.is_read = self.is_read or tensor.untyped_storage()._cdata in self._places
 
     def __torch_dispatch__(
@@ -75,7 +76,7 @@ class _FollowingMethods(TorchFunctionMode):
 
 
 def reads_numbers(run: Callable[[Mapping[str, Tensor]], object], outputs: Mapping[str, Tensor]) -> bool:
-    """Tells whether a run reads a number that depends on some outputs into Python."""
+    """Tells whether a run reads a value that depends on the given outputs into Python."""
     given = {name: each.detach().clone() for name, each in outputs.items()}
     following = _Following(given.values())
     with torch.no_grad(), following, _FollowingMethods(following):

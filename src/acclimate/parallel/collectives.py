@@ -1,4 +1,4 @@
-"""What ranks exchange inside a split model, forward and backward."""
+"""The collectives inside a split model, with their gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-# torch 2.13 gives it another name, and warns at each use of the old one.
+# torch 2.13 renamed this method and warns at each use of the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -38,7 +38,7 @@ class ProcessRanks:
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sums a contiguous tensor over the ranks, in place, and returns it."""
-        # The group's own method: dist.all_reduce costs as much as the sum of a token's hidden values.
+        # The group's own method, because dist.all_reduce adds as much time as a one-token sum takes.
         self.group.allreduce([tensor]).wait()
         return tensor
 
@@ -50,7 +50,7 @@ class ProcessRanks:
 
 
 Group: TypeAlias = Union[dist.ProcessGroup, "DeviceMesh", Ranks]
-"""What names the ranks of a split: a process group, a mesh with one dimension, or :class:`Ranks`."""
+"""The ranks of a split: a process group, a ``DeviceMesh`` with one dimension, or :class:`Ranks`."""
 
 
 def ranks_of(group: Group) -> Ranks:
@@ -63,7 +63,7 @@ def ranks_of(group: Group) -> Ranks:
 
 
 class _Copy(torch.autograd.Function):
-    """The same forward; the sum of the ranks' gradients backward."""
+    """Identity in forward; sums the ranks' gradients in backward."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, ranks: Ranks) -> Tensor:
@@ -76,7 +76,7 @@ class _Copy(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """The sum of the ranks' tensors forward; the same gradient backward."""
+    """Sums the ranks' tensors in forward; identity in backward."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, ranks: Ranks) -> Tensor:
@@ -88,7 +88,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """The ranks' columns one after the other forward; a rank's part of the gradient backward."""
+    """Concatenates the ranks' columns in forward; takes the rank's part of the gradient in backward."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, ranks: Ranks, lengths: list[int]) -> Tensor:
@@ -104,19 +104,19 @@ class _Gather(torch.autograd.Function):
 
 
 def copy_to_ranks(tensor: Tensor, ranks: Ranks) -> Tensor:
-    """Returns a tensor that all ranks have whole, at the place from which each works on its own part."""
+    """Returns the tensor, which all ranks have whole; backward sums its gradient over the ranks."""
     if tensor.requires_grad and torch.is_grad_enabled():
         return _Copy.apply(tensor, ranks)  # type: ignore[no-any-return, no-untyped-call]
     return tensor
 
 
 def sum_over_ranks(tensor: Tensor, ranks: Ranks) -> Tensor:
-    """Returns the sum of the ranks' tensors, which may take the place of the given one."""
+    """Returns the sum of the ranks' tensors; may overwrite the given tensor."""
     if tensor.requires_grad and torch.is_grad_enabled():
         return _Sum.apply(tensor, ranks)  # type: ignore[no-any-return, no-untyped-call]
     return ranks.all_reduce(tensor.contiguous())
 
 
 def gather_columns(tensor: Tensor, ranks: Ranks, lengths: list[int]) -> Tensor:
-    """Returns the ranks' columns one after the other."""
+    """Returns the ranks' columns, concatenated in rank order."""
     return _Gather.apply(tensor, ranks, lengths)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,4 +1,4 @@
-"""Which linear modules are called, and which may only lend their weights to other code."""
+"""Finds linear modules that are only called, as opposed to ones whose weights other code uses directly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 
 def names_weights(module: nn.Module) -> bool:
-    """Tells whether code of a module's class may use weights of the modules in it."""
+    """Tells whether the code of a module's class may use the weights of its submodules."""
     lists = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
     if type(module).__module__.startswith("torch."):
         return not isinstance(module, lists)
@@ -28,7 +28,7 @@ def names_weights(module: nn.Module) -> bool:
 
 
 class CalledLinears(TorchFunctionMode):
-    """Watches modules during a run, and finds those whose weights nothing but their own forward uses."""
+    """Watches modules during a run, and finds those whose weights only their own forward uses."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -66,5 +66,5 @@ class CalledLinears(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def found(self) -> set[str]:
-        """Returns the names of the modules that are called, and whose weights are not used otherwise."""
+        """Returns the names of the modules that are called and whose weights no other code uses."""
         return self._called - self._lent

@@ -1,8 +1,8 @@
 """Splits the weights of many experts: each rank has a part of every expert's hidden columns.
 
-So every rank does the same work for a token whichever experts it is sent to, and a rank's output is a
-summand of the whole one. Which dimension the hidden columns are, and whether gate and up lie in halves
-or alternate, is tried on random numbers.
+So every rank does the same work for a token, whichever experts the router chooses, and the ranks' outputs sum
+to the whole output. Trials on random numbers find which dimension holds the hidden columns, and whether gate
+and up are two halves or alternate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LARGE = 1 << 26
 
 @dataclass
 class ExpertLayout:
-    """Per parameter its split dimension and each rank's indices; per attribute each rank's value."""
+    """Each parameter's split dimension and each rank's indices; each attribute's value on each rank."""
 
     parameters: dict[str, tuple[int, list[tuple[int, ...]]]]
     attributes: dict[str, list[int]]
@@ -51,14 +51,14 @@ class _Way:
 
 
 def lay_out_experts(trace: Trace, name: str, size: int) -> ExpertLayout | None:
-    """Returns how to split the experts of a module, or ``None`` if no way was shown to be right."""
+    """Returns how to split the experts of a module, or ``None`` if no split reproduced the whole output."""
     module = trace.modules[name]
     own = dict(module.named_parameters(recurse=False))
     real = copy.copy(module)
     real.__dict__ = {key: value for key, value in vars(module).items() if key != "forward"}
     real._parameters = {key: nn.Parameter(_weights(trace, p)) for key, p in own.items()}
     first = trace.blocks[name][0]
-    # Grouped matrix products exist in 32 bits and less.
+    # Grouped matrix products exist only for dtypes of 32 bits or fewer.
     args, kwargs = pytree.tree_map(
         lambda each: each.float() if isinstance(each, Tensor) and each.is_floating_point() else each,
         detached((first.args, first.kwargs)),
@@ -68,7 +68,7 @@ def lay_out_experts(trace: Trace, name: str, size: int) -> ExpertLayout | None:
     def run(parameters: dict[str, nn.Parameter | None], attributes: dict[str, int]) -> Tensor | None:
         part = copy.copy(real)
         part.__dict__ = {**vars(real), **attributes, "_parameters": parameters}
-        # A wrong way to split may fail in any way.
+        # A wrong split may raise any exception.
         with contextlib.suppress(Exception), torch.no_grad():
             found = part(*args, **kwargs)
             return found if isinstance(found, Tensor) else None
@@ -106,7 +106,7 @@ def lay_out_experts(trace: Trace, name: str, size: int) -> ExpertLayout | None:
 def _weights(trace: Trace, p: Tensor) -> Tensor:
     if p.numel() <= LARGE:
         return torch.randn(p.shape, generator=trace.random).div_(p.shape[-1] ** 0.5)
-    # The layout is the same for every expert, so that all may share the memory of one.
+    # The layout is the same for every expert, so all experts share the memory of one here.
     one = torch.randn(p.shape[1:], generator=trace.random)
     return one.div_(p.shape[-1] ** 0.5).expand(p.shape)
 
@@ -138,7 +138,7 @@ def _ways(
 
 
 def _aligned(hidden: int, size: int) -> int:
-    """Grouped matrix products need rows of a multiple of 16 bytes."""
+    """Returns the multiple of columns for rows of a multiple of 16 bytes, which grouped products need."""
     multiple = max(kernel_multiple(hidden, size), 8)
     return multiple if hidden % multiple == 0 and hidden // multiple >= size else 1
 

@@ -1,8 +1,8 @@
-"""Lays a region's units on the ranks, and proves that the block between its sources and its sink then works.
+"""Distributes a region's units over ranks, and checks that the block between its sources and its sink works.
 
-A block runs compact where its code works with a rank's own heads, after changes of attributes such as
-``num_heads`` where necessary. Else it runs padded: it sees zeros in place of the other ranks' columns.
-Either is tried, on random numbers, against the block of the whole model before it is used.
+A block runs compact if its code works with a rank's own heads, if necessary with other values of attributes
+such as ``num_heads``. Otherwise it runs padded: it sees zeros in place of the other ranks' columns. Before
+either is used, it is compared with the whole block on random numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Indices = tuple[int, ...]
 
 @dataclass
 class Region:
-    """A sink, the sources whose outputs alone it depends on, and what else reaches it."""
+    """A sink, the sources whose outputs only it depends on, and the other modules that reach it."""
 
     block: str
     sink: str
@@ -44,13 +44,13 @@ class Region:
     parameters: list[str] = field(default_factory=list)
 
     def leaf(self, source: str) -> str:
-        """Returns the module whose output is looked at for a source: its normalization where it has one."""
+        """Returns the module whose output stands for a source's: its normalization, or the source itself."""
         return next((norm for norm, of in self.norms.items() if of == source), source)
 
 
 @dataclass
 class Layout:
-    """How a region lies on the ranks."""
+    """How a region is distributed over the ranks."""
 
     columns: dict[str, list[Indices]]
     """Per source, each rank's columns."""
@@ -75,7 +75,7 @@ class _Role:
 
 @dataclass(frozen=True)
 class _Choice:
-    """One thing that may have to change, and to what."""
+    """One attribute, parameter or argument that a rank may have to change, and its new value."""
 
     kind: str
     place: tuple[str, str] | str | int
@@ -84,7 +84,7 @@ class _Choice:
 
 
 def lay_out(trace: Trace, region: Region, size: int) -> Layout | None:
-    """Returns a layout that was shown to be right, or ``None``."""
+    """Returns a layout that reproduces the whole block's results, or ``None``."""
     units = region.units
     single = all(len(unit.sink) == 1 for unit in units)
     shares = _shares(units, size, kernel_multiple(len(units), size) if single else 1)
@@ -107,7 +107,7 @@ def lay_out(trace: Trace, region: Region, size: int) -> Layout | None:
 
 
 def holds_for(trace: Trace, region: Region, layout: Layout, size: int) -> bool:
-    """Tells whether a layout that was shown to be right for a region like this one is right here too."""
+    """Tells whether a layout that works for a similar region also works for this one."""
     outputs = {region.leaf(s): _random(trace, trace.calls[s][0].output) for s in region.sources}
     proof = _Proof(trace, region, outputs, _inputs_of_sinks(trace, region, outputs), layout)
     return all(proof.holds(layout, rank) for rank in range(size))
@@ -120,7 +120,7 @@ def _inputs_of_sinks(trace: Trace, region: Region, outputs: Mapping[str, Tensor]
 
 
 def _least(proof: _Proof, layout: Layout, chosen: list[_Choice], size: int) -> list[_Choice]:
-    """Leaves out the changes that are not needed: other numbers may have the same value."""
+    """Drops unneeded changes, which arise because unrelated numbers can have the same value."""
     for choice in chosen:
         place = choice.place
         named = isinstance(place, tuple) and "." not in place[1] and _is_of_heads(place[1])
@@ -133,7 +133,7 @@ def _least(proof: _Proof, layout: Layout, chosen: list[_Choice], size: int) -> l
 def _with_counts(
     proof: _Proof, layout: Layout, chosen: list[_Choice], choices: list[list[_Choice]], size: int
 ) -> Layout:
-    """Changes numbers of heads as well that this run did not use: with a mask, say, other code runs."""
+    """Also changes head counts that this run did not use; a call with a mask, for example, may use them."""
     places = {choice.place for choice in chosen}
     for choice, *_ in choices:
         place = choice.place
@@ -165,7 +165,7 @@ def _shares(units: list[Unit], size: int, multiple: int) -> list[list[Unit]]:
 
 
 def _users(units: list[Unit]) -> dict[str, dict[int, frozenset[int]]]:
-    """Per source and column, the units that need it."""
+    """Returns the units that need each column of each source."""
     found: dict[str, dict[int, set[int]]] = {}
     for number, unit in enumerate(units):
         for source, columns in unit.sources.items():
@@ -175,7 +175,7 @@ def _users(units: list[Unit]) -> dict[str, dict[int, frozenset[int]]]:
 
 
 def _groups(units: list[Unit]) -> list[frozenset[int]]:
-    """Per unit, the units that it shares a key/value head with."""
+    """Returns for each unit the units with which it shares a key/value head."""
     groups = [frozenset({number}) for number in range(len(units))]
     shared = sorted({u for each in _users(units).values() for u in each.values() if len(u) > 1}, key=len)
     for members in shared:
@@ -188,10 +188,10 @@ def _groups(units: list[Unit]) -> list[frozenset[int]]:
 def _orders(
     region: Region, units: list[Unit], shares: list[list[Unit]]
 ) -> Iterator[tuple[dict[str, list[Indices]], list[int]]]:
-    """Ways to order a rank's columns, with each rank's number of units per key/value head.
+    """Yields orders of a rank's columns, with each rank's number of units per key/value head.
 
-    A rank whose heads begin in the middle of a group has key/value heads that serve different numbers of
-    its query heads. As attention needs the same number for all, it then has copies.
+    If a rank's heads begin in the middle of a group, its key/value heads serve different numbers of its query
+    heads. Attention needs equal numbers, so the rank then holds copies of key/value heads.
     """
     groups = _groups(units)
     number_of = {id(unit): number for number, unit in enumerate(units)}
@@ -249,7 +249,7 @@ def _roles(
     units: list[Unit], shares: list[list[Unit]], repeats: list[int], columns: dict[str, list[Indices]],
     widths: Mapping[str, int], width: int,
 ) -> list[_Role]:  # fmt: skip
-    """The numbers that code may have about a region: of heads, of key/value heads, of columns."""
+    """Returns the numbers of a region that code may use: of heads, key/value heads and columns."""
     number_of = {id(unit): number for number, unit in enumerate(units)}
     heads = tuple(tuple(number_of[id(unit)] for unit in share) for share in shares)
     rows = tuple(tuple(sorted(c for unit in share for c in unit.sink)) for share in shares)
@@ -281,7 +281,7 @@ def _choices(
     trace: Trace, region: Region, units: list[Unit], shares: list[list[Unit]], repeats: list[int],
     columns: dict[str, list[Indices]],
 ) -> list[list[_Choice]]:  # fmt: skip
-    """Per thing of the block that equals one of the region's numbers, what it may become."""
+    """Returns the possible changes of each attribute, parameter or argument that equals a region's number."""
     widths = {s: trace.calls[s][0].output.shape[-1] for s in region.sources}
     roles = _roles(units, shares, repeats, columns, widths, sum(len(unit.sink) for unit in units))
     found: list[list[_Choice]] = []
@@ -310,7 +310,7 @@ def _choices(
                 if type(value) is int and "head" in attribute:
                     offer("attribute", (name, f"config.{attribute}"), 0, attribute, value)
     for name in region.parameters:
-        # A number that other layers get too, such as T5's relative positions, stays whole.
+        # An argument that other layers get too, such as T5's relative positions, stays whole.
         if sum(name in used for used in trace.uses.values()) > 1:
             continue
         for dim, length in enumerate(trace.parameters[name].shape):
@@ -325,7 +325,7 @@ def _choices(
 
 
 def _distance(name: str, role: str) -> int:
-    """Puts first what a name hints at; whatever comes first, only what is shown to be right is used."""
+    """Sorts likely matches of names first; the order affects speed only, as every choice is checked."""
     hints = {"kv": ("kv", "key_value"), "group": ("group", "rep"), "heads": ("head",)}
     for place, kind in enumerate(("group", "kv", "heads")):
         if any(hint in name for hint in hints[kind]):
@@ -334,7 +334,7 @@ def _distance(name: str, role: str) -> int:
 
 
 def _combinations(choices: list[list[_Choice]]) -> Iterator[list[_Choice]]:
-    """No change; then all attributes; then with parameters and arguments; then every combination."""
+    """Yields no change; all attributes; also parameters and arguments; then every combination."""
     yield []
     if not choices:
         return
@@ -373,13 +373,13 @@ def _apply(layout: Layout, chosen: list[_Choice]) -> Layout:
 
 @dataclass
 class _Proof:
-    """Runs a block as one rank would, and compares what reaches the sink."""
+    """Runs a block as one rank would, and compares the input of the sink."""
 
     trace: Trace
     region: Region
     outputs: Mapping[str, Tensor]
     whole: list[Tensor]
-    """What the sink and its twins see in the whole model."""
+    """The inputs of the sink and its twins in the whole model."""
     layout: Layout
 
     def holds(self, layout: Layout, rank: int) -> bool:
@@ -393,7 +393,7 @@ class _Proof:
                 own = zeros.index_copy(-1, torch.tensor(columns, dtype=torch.long), own)
             outputs[leaf] = own
         values: dict[tuple[str, str], Any] = {key: each[rank] for key, each in layout.attributes.items()}
-        # A block may fail in any way with the wrong values; that only tells that they are wrong.
+        # With wrong values a block may raise any exception, which only means that the values are wrong.
         with (
             contextlib.suppress(Exception),
             torch.no_grad(),

@@ -1,8 +1,8 @@
 """Changes the modules of a model so that it works with a rank's shards.
 
-Modules keep their class and their forward: hooks place the collectives around them, so that whatever a
-later step does with a linear module (another kernel, quantization, compilation) still applies. They stand
-next to the forward, so that hooks of the user see what they see in the whole model.
+Modules keep their class and their forward. Hooks run the collectives around the forward, so a later step can
+still change a linear module (another kernel, quantization, compilation). These hooks run closest to the
+forward, so that the user's hooks see the same tensors as in the whole model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from acclimate.parallel.trace import set_attribute
 
 
 def change_module(module: nn.Module, change: Change, ranks: Ranks, randomness: RankRandomness) -> None:
-    """Changes one module; its parameters already are shards."""
+    """Changes one module, whose parameters already are shards."""
     for attribute, values in change.attributes.items():
         set_attribute(module, attribute, values[ranks.rank])
     if change.arguments:
@@ -48,7 +48,7 @@ def change_module(module: nn.Module, change: Change, ranks: Ranks, randomness: R
 
 
 def _resize(module: nn.Module, change: Change) -> None:
-    """Corrects the numbers of columns that linear modules have besides the shape of their weight."""
+    """Corrects attributes of linear modules that hold a number of columns, such as ``out_features``."""
     shape = module.weight.shape
     if isinstance(module, nn.Linear):
         module.out_features, module.in_features = shape[0], shape[1]  # type: ignore[index, assignment]
@@ -78,7 +78,7 @@ def _select_arguments(
         for key, (dim, indices, whole) in own.items():
             owner: Any = positional if isinstance(key, int) else named
             value = owner[key] if isinstance(key, str) or key < len(positional) else None
-            # A block before this one may have made it for the rank's own heads already.
+            # An earlier block may have made the argument for the rank's own heads already.
             if isinstance(value, Tensor) and value.shape[dim] == whole:
                 owner[key] = value.index_select(dim, indices.to(value.device))
         return tuple(positional), named
@@ -87,7 +87,7 @@ def _select_arguments(
 
 
 def _on_input(module: nn.Module, changed: Callable[[Tensor], Tensor]) -> None:
-    """Changes what a module is called with: its first tensor, by position or by name."""
+    """Changes the first tensor that a module is called with, by position or by name."""
 
     def change(
         _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -126,7 +126,7 @@ def _rows(module: nn.Module, change: Change, ranks: Ranks) -> None:
         _on_input(module, lambda inputs: inputs.index_select(-1, own.to(inputs.device)))
     if not change.parts[ranks.rank]:
         width = max(module.weight.shape)  # type: ignore[arg-type]
-        # Some linear modules cannot work without columns; the sum of none keeps the graph for backward.
+        # Some linear modules fail without columns; the sum of an empty tensor keeps the graph for backward.
         module.forward = lambda input: input.sum(-1, keepdim=True).expand(*input.shape[:-1], width)
     module.register_forward_hook(lambda _, args, output: sum_over_ranks(output, ranks), prepend=True)
 
@@ -143,7 +143,7 @@ def _vocabulary(module: nn.Module, change: Change, ranks: Ranks) -> None:
     def localise(whole: Tensor) -> Tensor:
         tokens = whole - start
         outside = (tokens < 0) | (tokens >= stop - start)
-        # A token beyond the whole vocabulary stays as it is: every rank's own embedding then refuses it.
+        # A token beyond the whole vocabulary stays unchanged, so that every rank's embedding raises.
         outside &= (whole >= 0) & (whole < change.width)
         module._acclimate_outside = outside
         return tokens.masked_fill(outside, 0)
@@ -153,7 +153,7 @@ def _vocabulary(module: nn.Module, change: Change, ranks: Ranks) -> None:
         return sum_over_ranks(output.masked_fill(outside[..., None], 0.0), ranks)
 
     if start == stop:
-        # Without a row no token is known; the result of a row of zeros is not used.
+        # A rank without rows knows no token; it looks up a row of zeros, whose result is not used.
         weight: Any = module.weight
         module.forward = lambda input: nn.functional.embedding(
             input, weight.new_zeros(1, weight.shape[-1], device=input.device)
@@ -169,7 +169,7 @@ def _head(module: nn.Module, change: Change, ranks: Ranks) -> None:
 
 
 def _norm(module: nn.Module, change: Change, ranks: Ranks) -> None:
-    """Normalizes a rank's columns by the statistics of all columns; of copies, one counts."""
+    """Normalizes a rank's columns by the statistics of all columns; copied columns count once."""
     taken = {place for parts in change.parts[: ranks.rank] for place in _own(parts).tolist()}
     own_columns = _own(change.parts[ranks.rank]).tolist()
     counted = torch.zeros(change.width if change.sees_all else len(own_columns))
@@ -183,7 +183,7 @@ def _norm(module: nn.Module, change: Change, ranks: Ranks) -> None:
         wide = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
         own = wide * counted.to(wide)
         sums = torch.stack([own.sum(-1), (own * wide).sum(-1)], dim=-1) / change.width
-        # Each rank uses the statistics, so each has a part of their gradient.
+        # Each rank uses the statistics, so each computes a part of their gradient.
         sums = copy_to_ranks(sum_over_ranks(sums, ranks), ranks)
         return normalize(module, formula, inputs, sums[..., :1], sums[..., 1:])
 
@@ -208,7 +208,7 @@ def _experts(module: nn.Module, ranks: Ranks) -> None:
 def place_shard(
     module: nn.Module, name: str, split: Split, rank: int, whole: Tensor, made: dict[int, Any]
 ) -> None:
-    """Puts a rank's shard in the place of a module's whole parameter; tied ones get the same."""
+    """Replaces a module's whole parameter by a rank's shard; tied parameters share it."""
     if split.kind == "replicated":
         return
     if id(whole) in made:
@@ -216,7 +216,7 @@ def place_shard(
         return
     shape = split.shard_shape(rank)
     if rank and split.parts[0] == ((0, split.shape[split.dim]),) and not any(split.parts[1:]):
-        # A summand that another rank adds.
+        # Another rank adds this bias.
         del module._parameters[name]
         if type(module).forward is nn.Linear.forward:
             module.register_parameter(name, None)

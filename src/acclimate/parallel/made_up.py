@@ -1,4 +1,4 @@
-"""Made-up inputs of the kinds that a model's ``forward`` names, to see what flows where in it."""
+"""Makes random inputs for the arguments that a model's ``forward`` names, to trace its data flow."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class MadeUp:
     """Inputs for one call."""
 
     given: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments; none where ``forward`` names nothing that is known."""
+    """Keyword arguments; empty if ``forward`` has no argument that this module knows."""
     entries: list[Tensor] = field(default_factory=list)
-    """Those of them that gradients may reach."""
+    """The arguments that may have gradients."""
 
 
 def tokens_for(model: nn.Module) -> Tensor:
@@ -38,7 +38,7 @@ def tokens_for(model: nn.Module) -> Tensor:
 
 
 def made_up_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterator[Callable[[], MadeUp]]:
-    """Yields what makes inputs, to be tried one after the other: text alone first, where a model takes it."""
+    """Yields functions that make inputs, to be tried in order; text only comes first if possible."""
     names = inspect.signature(model.forward).parameters
     text = {name: tokens for name in ("input_ids", "decoder_input_ids") if name in names}
     if "use_cache" in names or any(p.kind is p.VAR_KEYWORD for p in names.values()):
@@ -57,7 +57,7 @@ def made_up_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterat
 
 
 def richer_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterator[Callable[[], MadeUp]]:
-    """Yields what makes inputs that reach more than text does: an encoder's states, or a text with images."""
+    """Yields functions that make inputs beyond text: an encoder's states, or text with images."""
     names = inspect.signature(model.forward).parameters
     config = getattr(model, "config", None)
     if "input_ids" not in names:
@@ -85,7 +85,7 @@ def _entries(given: dict[str, Tensor]) -> list[Tensor]:
 def _with_tokens_for(
     model: nn.Module, text: dict[str, Any], kind: str, inputs: Iterator[dict[str, Tensor]]
 ) -> Iterator[Callable[[], MadeUp]]:
-    """Yields what makes a text in which tokens stand for what an encoder makes of images or sounds."""
+    """Yields functions that make text with placeholder tokens for images or audio."""
     names = inspect.signature(model.forward).parameters
     config, getter = getattr(model, "config", None), f"get_{kind}_features"
     tokens = text["input_ids"]
@@ -113,7 +113,7 @@ def _with_tokens_for(
 
 
 def _sounds(config: Any, numbers: Numbers) -> Iterator[dict[str, Tensor]]:
-    """Yields sounds as models with text take them."""
+    """Yields audio as models with text take it."""
     mels, length = _setting(config, "num_mel_bins", 80), 2 * _setting(config, "max_source_positions", 10)
     sounds = {"input_features": numbers(BATCH, mels, length).requires_grad_()}
     yield sounds
@@ -144,7 +144,7 @@ def _patches(config: Any, numbers: Numbers) -> dict[str, Tensor]:
 
 
 def _other_inputs(model: nn.Module, names: Any, numbers: Numbers) -> Iterator[dict[str, Tensor]]:
-    """Yields images, sounds and patches in the shapes that models take them in."""
+    """Yields images, audio and patches in the shapes that models take."""
 
     def entry(*shape: int) -> Tensor:
         return numbers(*shape).requires_grad_()
@@ -195,13 +195,13 @@ def _other_inputs(model: nn.Module, names: Any, numbers: Numbers) -> Iterator[di
         yield {"input_values": entry(BATCH, 8000)}
         yield {"input_values": entry(BATCH, 1, 8000)}
     if "inputs" in names:
-        # A speech encoder with a decoder beside it.
+        # A speech encoder with a decoder.
         yield {"inputs": entry(BATCH, 8000)}
         yield {"inputs": entry(BATCH, 32, _setting(config, "num_mel_bins", 80))}
 
 
 def _configs(config: Any) -> Iterator[Any]:
-    """Yields a configuration, and then those in it."""
+    """Yields a configuration, and then its inner configurations."""
     if config is not None:
         yield config
         for each in vars(config).values():
@@ -210,13 +210,13 @@ def _configs(config: Any) -> Iterator[Any]:
 
 
 def _value(config: Any, name: str) -> Any:
-    with contextlib.suppress(Exception):  # any code may stand behind an attribute
+    with contextlib.suppress(Exception):  # an attribute may be a property that raises
         return getattr(config, name)
     return None
 
 
 def _setting(config: Any, name: str, default: int) -> int:
-    """Returns a number of a configuration or of one in it."""
+    """Returns a number from a configuration or an inner configuration."""
     values = (_value(each, name) for each in _configs(config))
     return next((value for value in values if isinstance(value, int) and value > 0), default)
 

@@ -1,4 +1,4 @@
-"""Normalizations over all columns of a split linear module, whose statistics ranks have to sum."""
+"""Normalizations over all columns of a split linear module; ranks must sum their statistics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def formula_of(module: nn.Module) -> Formula | None:
     random = torch.Generator().manual_seed(0)
     inputs = torch.randn(3, 4, len(weight), generator=random, dtype=torch.float64).to(weight.dtype)
     with torch.no_grad():
-        found = module.forward(inputs)  # without hooks, of which one records calls
+        found = module.forward(inputs)  # without hooks, because one of them records calls
         for formula in FORMULAS:
             mean, square = inputs.mean(-1, keepdim=True), inputs.square().mean(-1, keepdim=True)
             expected = normalize(module, formula, inputs, mean, square)
@@ -59,7 +59,7 @@ def normalize(module: nn.Module, formula: Formula, inputs: Tensor, mean: Tensor,
 
 
 def wide_norms(trace: Trace, block: str, sources: list[str]) -> dict[str, str]:
-    """Returns the normalizations in a block that take all columns of one source, each with that source."""
+    """Returns a block's normalizations that take all columns of one source, each with that source."""
     found: dict[str, str] = {}
     for name, module in trace.modules.items():
         if not name.startswith(block + ".") or name not in trace.blocks or name in trace.linears:
@@ -73,16 +73,16 @@ def wide_norms(trace: Trace, block: str, sources: list[str]) -> dict[str, str]:
             given, outputs, trace.numbers(*given.shape).to(given.dtype), retain_graph=True, allow_unused=True
         )
         feeding = [s for s, g in zip(sources, gradients, strict=True) if g is not None and g.any()]
-        # Exactly its output: a sum with what all ranks have whole, as a residual is, has other statistics.
+        # Only the source's own output counts: after a residual is added, the statistics differ.
         if len(feeding) == 1 and _are_close(given, trace.calls[feeding[0]][0].output):
             found[name] = feeding[0]
     return found if len(set(found.values())) == len(found) else {}
 
 
 def norms_between(trace: Trace, region: Region) -> list[str]:
-    """Returns the normalizations over all columns through which the sources reach the sink, or its twins.
+    """Returns the normalizations over all columns between the sources and the sink or its twins.
 
-    Their input is made of all sources together, as that of a normalization after attention is.
+    Their input depends on all sources, like that of a normalization after attention.
     """
     found = []
     outputs = [trace.calls[source][0].output for source in region.sources]
@@ -101,14 +101,14 @@ def norms_between(trace: Trace, region: Region) -> list[str]:
             continue
         if formula_of(trace.modules[name]) is None:
             continue
-        # A sum with what all ranks have whole, as a residual stream is, is no part of the region.
+        # A sum with the residual stream, which all ranks have whole, is not part of the region.
         if _reaches(trace, outputs, given) and not _reaches(trace, others, given):
             found.append(name)
     return found
 
 
 def _reaches(trace: Trace, leaves: list[Tensor], given: Tensor) -> bool:
-    """Tells whether a tensor depends on any of some leaves."""
+    """Tells whether a tensor depends on any of the leaves."""
     leaves = [each for each in leaves if each.requires_grad and each.is_floating_point()]
     if not leaves:
         return False

@@ -1,4 +1,4 @@
-"""Makes a plan: which module is split how, from the user, the model's own plan or its structure."""
+"""Decides how each module is split, from the user's mapping, the model's published plan or its structure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from acclimate.parallel.verify import verify_plan
 from acclimate.parallel.vocabulary import splits_by_tokens
 
 MOST_WHOLE = 0.2
-"""The largest share of a model that is kept whole where something else is possible."""
+"""The largest share of a model that stays whole if more can be split."""
 
 __all__ = ["Change", "Plan", "Split", "make_plan", "shard"]
 
@@ -46,13 +46,13 @@ def make_plan(
     Args:
         model: the whole model.
         size: the number of ranks.
-        user: what to split how, by patterns of module names; see ``docs/autotp.md``.
-        example: calls the model once, where it cannot be called with ``input_ids`` alone.
-        verify: runs each kind of layer whole and split, and compares; ``"auto"``: where something comes from
-            the structure alone.
+        user: a mapping from patterns of module names to splits; see ``docs/autotp.md``.
+        example: a function that calls the model once; needed if ``input_ids`` are not enough.
+        verify: whether to run each kind of layer whole and split, and compare the results. ``"auto"`` does so
+            if a split was derived only from the structure.
 
     Raises:
-        PlanError: a module cannot be split as asked, or not be shown to be right.
+        PlanError: a module cannot be split as asked, or its split gives other results than the whole module.
     """
     if size < 1:
         raise PlanError(f"A model cannot be split over {size} ranks; at least 1 is needed.")
@@ -62,9 +62,10 @@ def make_plan(
 
 @contextlib.contextmanager
 def _own_settings() -> Iterator[None]:
-    """Plans as if no caller had changed torch's settings: gradients tell what flows where.
+    """Resets torch's gradient mode, default device and default dtype during planning.
 
-    A model is often loaded without gradients, on another default device or with another default type.
+    Planning traces the data flow through gradients, but callers often load a model under ``no_grad`` or with
+    another default device or dtype.
     """
     dtype = torch.get_default_dtype()
     with (
@@ -93,9 +94,9 @@ def _made_plan(
         return _plan(model, size, wished, wishes_of_model(model, names), example, verify)
     except PlanError:
         raise
-    except Exception as error:  # any code may stand in a model
+    except Exception as error:  # a model's code may raise anything
         raise PlanError(
-            f"{type(model).__name__} cannot be split over {size} ranks, as no copy of it could be looked at: "
+            f"{type(model).__name__} cannot be split over {size} ranks, because no copy of it can be traced: "
             f"{type(error).__name__}: {error}. Use one rank."
         ) from error
 
@@ -109,13 +110,13 @@ def _plan(
     verify: bool | Literal["auto"],
     is_inner: bool = False,
 ) -> Plan:
-    """Makes a plan of a model, and of the models in it that its run does not reach."""
+    """Plans a model, and separately the inner models that its traced run does not call."""
     trace = traced(model, example)
     inner: dict[str, Plan] = {}
     if size > 1:
         for name, part in unreached_models(model, trace).items():
             asked, said = entries_of(wished, name), entries_of(published, name)
-            # One that cannot be run or split by itself stays whole.
+            # An inner model that cannot run or be split by itself stays whole.
             with contextlib.suppress(Exception):
                 inner[name] = _plan(part, size, asked, said, None, verify, is_inner=True)
     wished = {name: wish for name, wish in wished.items() if not inside(name, inner)}
@@ -132,7 +133,7 @@ def _proven_plan(
     inner: Mapping[str, Plan],
     is_inner: bool,
 ) -> Plan:
-    """Makes a plan; the linear modules of a block that is not right are split one by one."""
+    """Makes a plan; if a split block gives wrong results, splits its linear modules one by one instead."""
     alone: set[str] = set()
     refusal: PlanError | None = None
     while True:
@@ -222,7 +223,7 @@ class _Planner:
         )
 
     def _sources(self) -> dict[str, Source]:
-        """Says of each split module whose word it is; what all say is shown right all the same."""
+        """Returns who decided each split; every split is verified, whoever decided it."""
         found: dict[str, Source] = {}
         for name in self.source:
             role = self._role(name)
@@ -241,7 +242,7 @@ class _Planner:
     def _check(
         self, trace: Trace, structure: Structure, kept: Container[str], forced: Container[str]
     ) -> None:
-        """Raises where the user asks for what is not right, or most of the model would stay whole."""
+        """Raises if a split that the user asks for is wrong, or if most of the model would stay whole."""
         for name, wish in self.wished.items():
             is_linear = name in trace.linears or name in trace.experts or name in trace.vocabulary
             if wish == "replicated" or not is_linear or name in forced:
@@ -263,7 +264,7 @@ class _Planner:
             raise PlanError(refusal(type(self.model).__name__, self.size, share, reasons))
 
     def _amounts(self, trace: Trace, kept: Container[str]) -> tuple[int, int]:
-        """Returns how many numbers besides embeddings stay whole, and how many are split."""
+        """Returns how many parameter elements besides embeddings stay whole, and how many are split."""
         ends = {*trace.vocabulary, trace.head}
         tables = {name for name, module in trace.modules.items() if isinstance(module, nn.Embedding)}
         split = whole = 0
@@ -282,7 +283,7 @@ class _Planner:
     # -- what the user forces --------------------------------------------------------------------
 
     def _forced(self, trace: Trace, structure: Structure) -> dict[str, Wish]:
-        """Returns the modules that the user wants to be split in another way than the structure says."""
+        """Returns the modules for which the user's mapping differs from the structure."""
         roles: dict[str, Wish] = dict.fromkeys(trace.vocabulary, "vocabulary")
         for region, _ in structure.regions:
             roles |= dict.fromkeys(region.sources, "columns")
@@ -296,9 +297,9 @@ class _Planner:
         return found
 
     def _split_alone(self, trace: Trace, kept: Container[str]) -> None:
-        """Splits linear modules that would stay whole by themselves, until most of the model is split.
+        """Splits linear modules that belong to no region, largest first, until most of the model is split.
 
-        Ranks put their outputs together, which costs an exchange for each, so the largest kinds come first.
+        Each costs a collective that gathers its output, so this splits no more than needed.
         """
         dims = trace.linears | trace.called_linears
         counts = Counter(id(tensor) for tensor in self.tensors.values())
@@ -310,7 +311,7 @@ class _Planner:
             is_free = is_free and not inside(name, self.inner)
             if not is_free or name == trace.head or weight.shape[dims[name][0]] < self.size:
                 continue
-            # The run made of tokens alone does not reach an encoder of images, for one.
+            # A run with only tokens does not call an image encoder, for example.
             if is_called or not any(names_weights(trace.modules[each]) for each in parents_of(name)[:-1]):
                 kinds.setdefault(kind_of(name), []).append(name)
         sizes = {k: sum(self.tensors[f"{n}.weight"].numel() for n in names) for k, names in kinds.items()}
@@ -323,7 +324,7 @@ class _Planner:
                 self.source[name] = "structure"
 
     def _force(self, name: str, wish: Wish, dims: tuple[int, int]) -> None:
-        """Splits a linear module whose input and output all ranks have whole, which is right anywhere."""
+        """Splits one linear module by itself: all ranks have its input and output whole."""
         weight = self.tensors[f"{name}.weight"]
         dim = dims[1 if wish == "rows" else 0]
         parts = self._even(weight.shape[dim])
@@ -434,7 +435,7 @@ class _Planner:
         whole = [each for each in tables if not splits_by_tokens(modules[each])]
         tied = {id(modules[each].weight) for each in whole}
         for each in whole:
-            self.whole[each] = "its own code does not give the same when each rank looks up its own tokens"
+            self.whole[each] = "its code gives another result when each rank looks up only its own tokens"
         for name, role in [*((n, "vocabulary") for n in trace.vocabulary), (trace.head, "head")]:
             if name is None or name in kept or id(modules[name].weight) in tied:
                 continue
@@ -460,7 +461,7 @@ class _Planner:
             self.splits[name] = Split(name, tuple(self.tensors[name].shape), kind, dim, parts)
 
     def _on_first_rank(self, name: str) -> None:
-        """A summand of the sum over ranks is on one of them only."""
+        """Keeps a bias on the first rank only, because the outputs are summed over ranks."""
         if name in self.tensors:
             whole: Ranges = ((0, self.tensors[name].shape[0]),)
             self._split(name, "rows", 0, (whole, *((),) * (self.size - 1)))
@@ -480,7 +481,7 @@ class _Planner:
             one, two = self.splits.get(name), self.splits.get(other)
             if one is None and two is None:
                 continue
-            # A module that only holds another's parameter does not use it: the trace ran without its numbers.
+            # The module does not use the tied parameter: the trace ran without its values.
             if one is None and two is not None and not self._is_used(trace, name):
                 one = self.splits[name] = replace(two, name=name)
             if two is None and one is not None and not self._is_used(trace, other):

@@ -1,7 +1,7 @@
 """Random numbers of a split model that trains with dropout.
 
-Where all ranks have the same numbers, dropout must drop the same ones on all of them. Between columns and
-rows each rank has its own heads or hidden columns, which need random numbers of their own. Ranks also draw
+Dropout on a tensor that all ranks have whole must drop the same elements on every rank. Between columns and
+rows each rank has its own heads or hidden columns, which need different random numbers. Ranks also draw
 different amounts there, which would leave their generators in different states.
 """
 
@@ -16,9 +16,9 @@ from acclimate.selection import get_accelerator
 
 
 class RankRandomness:
-    """Gives a rank random numbers of its own between columns and rows, and the common ones elsewhere.
+    """Gives each rank different random numbers between columns and rows, and the same ones elsewhere.
 
-    All ranks must have equal generators when the model is called. Does nothing in evaluation.
+    All ranks must have equal generator states when the model is called. Does nothing in eval mode.
     """
 
     def __init__(self, model: nn.Module, rank: int) -> None:
@@ -28,11 +28,11 @@ class RankRandomness:
         model.register_forward_pre_hook(self._begin)
 
     def enter(self, module: nn.Module, region: str) -> None:
-        """The columns of a region are about to be computed."""
+        """Called before the columns of a region are computed."""
         if not module.training or not region or region in self._open:
             return
         if not self._open:
-            # One number, so that what is drawn after the region is not what was drawn in it.
+            # Draw one number, so that numbers after the region differ from those in it.
             seed = int(torch.randint(1 << 62, ()))
             accelerator = get_accelerator()
             self._common = torch.get_rng_state(), accelerator.get_rng_state()
@@ -41,7 +41,7 @@ class RankRandomness:
         self._open.add(region)
 
     def leave(self, region: str) -> None:
-        """The rows of a region have been computed."""
+        """Called after the rows of a region were computed."""
         if region not in self._open:
             return
         self._open.remove(region)
@@ -49,7 +49,7 @@ class RankRandomness:
             self._restore()
 
     def _begin(self, *_: object) -> None:
-        """Drops what a call that raised in the middle of a region left."""
+        """Drops the state of an earlier call that raised inside a region."""
         if self._open:
             self._open.clear()
             self._restore()

@@ -1,4 +1,4 @@
-"""Why modules stay whole, and what a user can do where too much of a model would."""
+"""Explains why modules stay whole, and what a user can do if most of a model would stay whole."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MOST_LISTED = 4
 
 
 def kind_of(name: str) -> str:
-    """Returns the pattern of a module's name that fits it in all layers."""
+    """Returns the pattern that matches a module's name in all layers."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name)
 
 
 def parents_of(name: str) -> list[str]:
-    """Returns the names of the modules that a module is in, the outermost first, and its own."""
+    """Returns the names of a module's parents, outermost first, and its own name."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
@@ -30,13 +30,13 @@ def reasons_of(
     known: Mapping[str, str],
     left_out: Container[str],
 ) -> dict[str, str]:
-    """Says of each module with a whole matrix why that is not split, the largest first.
+    """Returns for each module with an unsplit matrix the reason, largest first.
 
     Args:
         trace: the run of the model.
         tensors: the tensors that stay whole, by name.
-        known: reasons that were found, by module.
-        left_out: modules that are to stay whole.
+        known: reasons found earlier, by module.
+        left_out: modules that the user keeps whole.
     """
     found: dict[str, tuple[int, str]] = {}
     for name, tensor in tensors.items():
@@ -53,21 +53,21 @@ def _reason(trace: Trace, owner: str, last: str) -> str:
     module = trace.modules.get(owner)
     opaque = [each for each in parents_of(owner) if type(trace.modules[each]) in trace.opaque]
     if opaque:
-        return f"the code of {type(trace.modules[opaque[0]]).__name__} uses weights of linear modules itself"
+        return f"{type(trace.modules[opaque[0]]).__name__} uses weights of linear modules directly"
     if isinstance(module, _ConvNd):
         return "convolutions are not split"
     kind = type(module).__name__
-    return f"{kind} is no linear module, and its code uses {last} in a way that is not known"
+    return f"{kind} is not a linear module, and its use of {last} cannot be traced"
 
 
 def refusal(kind: str, size: int, share: float, reasons: Mapping[str, str]) -> str:
-    """Returns the message to a user of whose model too much would stay whole."""
+    """Returns the error message for a model most of which would stay whole."""
     patterns = sorted({kind_of(name) for name in reasons})
     mapping = ", ".join(f'"{pattern}": "replicated"' for pattern in patterns)
     listed = [f"{name} ({reason})" for name, reason in reasons.items()]
     more = f"; and {len(listed) - MOST_LISTED} more" if len(listed) > MOST_LISTED else ""
     return (
         f"{kind} cannot be split over {size} ranks: {share:.0%} of its parameters would stay whole on every "
-        f"rank. No split was shown to be right for {'; '.join(listed[:MOST_LISTED])}{more}. "
-        f"To keep them whole all the same, give the mapping {{{mapping}}}."
+        f"rank. No correct split was found for {'; '.join(listed[:MOST_LISTED])}{more}. "
+        f"To keep them whole anyway, pass the mapping {{{mapping}}}."
     )

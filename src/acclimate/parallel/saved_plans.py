@@ -1,9 +1,9 @@
-"""Plans in the user's cache: the next start with the same model, code and number of ranks need not plan.
+"""Saves plans in the user's cache, so that the next start with the same model, code and ranks skips planning.
 
-A plan follows from the model's code and configuration; no weight is looked at. So its name in the cache is a
-digest of all of that: every module's attributes and its tensors' shapes, the code that the classes and their
-Python files have *now* (a patched function is another function), the versions, and this package's own files.
-A file whose content does not match its own digest is not used.
+A plan depends on the model's code and configuration, not on its weights. Its cache key is a digest of every
+module's attributes and tensor shapes, of the *current* code of the classes and their Python files (a patched
+function changes it), of the versions, and of this package's files. A file whose content does not match its
+digest is not used.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from acclimate.parallel.split import Change, Plan, Split
 
 logger = logging.getLogger("acclimate.parallel")
 
-_PLANS = KeptTexts("plans", "plan.json", "the plan", "planning anew", logger)
+_PLANS = KeptTexts("plans", "plan.json", "the plan", "planning again", logger)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _OF_CLASSES = (types.FunctionType, staticmethod, classmethod, property, *_PLAIN)
 _OF_MODULES = ("_parameters", "_buffers", "_modules")  # named_modules() has them
-# transformers' names of where a model came from, and of an object of this process; and where a weight is
+# transformers' attributes that hold a model's origin or an object of this process; and a weight's device
 _ELSEWHERE = ("_name_or_path", "name_or_path", "_original_object_hash", "_view", "_view_of")
 # What transformers adds to nn.Module and to a table of its own with a process's first model of a kind, and
 # what the recording of a model (acclimate.inference.decode.recording) adds to transformers' tables
@@ -40,12 +40,12 @@ _LEFT_BY_OTHER_MODELS = ("smart_apply", "_CAN_RECORD_REGISTRY", "acclimate_recor
 
 
 def load_plan(key: str) -> Plan | None:
-    """Returns the plan that was saved under a key; ``None`` where there is none that is whole."""
+    """Returns the plan saved under a key; ``None`` if there is none or its file is damaged."""
     return _PLANS.load(key, lambda text: _decoded(json.loads(text)))
 
 
 def save_plan(key: str, plan: Plan) -> None:
-    """Saves a plan; a cache that takes no files costs the next start some time, and nothing else."""
+    """Saves a plan. If the cache is not writable, the next start plans again."""
     _PLANS.save(key, json.dumps(_encoded(plan)))
 
 
@@ -55,7 +55,7 @@ def save_plan(key: str, plan: Plan) -> None:
 def _encoded(plan: Plan) -> dict[str, Any]:
     modules = {name: asdict(change) for name, change in plan.modules.items()}
     for each in modules.values():
-        each["arguments"] = list(each["arguments"].items())  # JSON has no numbers as names
+        each["arguments"] = list(each["arguments"].items())  # JSON keys cannot be numbers
     splits = [asdict(split) for split in plan.splits.values()]
     return vars(plan) | {"splits": splits, "modules": modules, "partial": sorted(plan.partial)}
 
@@ -83,7 +83,7 @@ def _tuples(value: Any) -> Any:
 
 
 def plan_key(model: nn.Module, size: int, user: Mapping[str, Any] | None) -> str:
-    """Returns a digest of all that the plan of a model over ``size`` ranks follows from."""
+    """Returns a digest of everything that determines the plan of a model over ``size`` ranks."""
     said = _Digest()
     said.add((size, user, torch.__version__, sys.version, platform.machine()))
     said.add(getattr(sys.modules.get("transformers"), "__version__", None))
@@ -102,14 +102,14 @@ def plan_key(model: nn.Module, size: int, user: Mapping[str, Any] | None) -> str
 
 
 class _Digest:
-    """A digest of objects' values and code, never of their addresses: the same in each process."""
+    """A digest of objects' values and code, not of their addresses, so it is equal in every process."""
 
     def __init__(self) -> None:
         self.content = hashlib.sha256()
-        self._added: dict[int, tuple[int, Any]] = {}  # by address; held, so that no other object gets it
+        self._added: dict[int, tuple[int, Any]] = {}  # by id(); the references keep ids from being reused
 
     def add(self, value: Any) -> None:
-        """Adds a value; of an object that was added before, which one it was."""
+        """Adds a value; if the object was added before, adds only its number."""
         self._say(type(value).__qualname__)
         if isinstance(value, _PLAIN):
             self._say(repr(value))
@@ -139,7 +139,7 @@ class _Digest:
             self._add_object(value)
 
     def add_file(self, name: str) -> None:
-        """Adds the functions that a Python module has now, and what classes its names stand for."""
+        """Adds a Python module's current functions, and the classes that its names refer to."""
         module = sys.modules.get(name)
         if module is None or not self._is_new(module):
             return
@@ -200,7 +200,7 @@ class _Digest:
             self._add_named({name: each for name, each in vars(value).items() if name not in ignored})
 
     def _add_named(self, values: Mapping[Any, Any]) -> None:
-        """Adds names and values; mappings made from sets have another order in each process."""
+        """Adds names and values in sorted order, because mappings made from sets vary between processes."""
         for name, value in sorted(values.items(), key=lambda item: _order(item[0])):
             if name not in _LEFT_BY_OTHER_MODELS:
                 self.add(name)
@@ -218,9 +218,10 @@ class _Digest:
 
 
 def _is(value: Any, kind: type) -> bool:
-    """Whether a value is a mapping, set or sequence.
+    """Whether a value is an instance of ``kind``: a mapping, set or sequence.
 
-    Python asks all classes derived from such a one before it says no; what has no length is none of them.
+    A negative ``isinstance`` against an ABC checks all of its subclasses and is slow, so values without a
+    length are excluded first.
     """
     return hasattr(type(value), "__len__") and isinstance(value, kind)
 

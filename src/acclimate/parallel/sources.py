@@ -1,4 +1,4 @@
-"""What the user and the model's own plan say about which modules are split how."""
+"""Reads how modules are to be split from the user's mapping and the model's published plan."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ WISHES: dict[str, Wish] = {
 
 
 def wishes_of_user(user: Mapping[str, Any] | None, modules: Iterable[str]) -> dict[str, Wish]:
-    """Returns what the user says about each module.
+    """Returns how the user wants each module to be split.
 
     Args:
-        user: module name patterns (``model.layers.*.mlp.up_proj``) to ``columns``, ``rows``, ``experts``,
-            ``vocabulary`` or ``replicated``; or DeepSpeed's ``partition_config``.
+        user: maps module name patterns (``model.layers.*.mlp.up_proj``) to ``columns``, ``rows``,
+            ``experts``, ``vocabulary`` or ``replicated``; or is DeepSpeed's ``partition_config``.
         modules: the names of the model's modules.
 
     Raises:
-        PlanError: a pattern fits no module, or a value is unknown.
+        PlanError: a pattern matches no module, or a value is unknown.
     """
     if not user:
         return {}
@@ -54,7 +54,7 @@ def wishes_of_user(user: Mapping[str, Any] | None, modules: Iterable[str]) -> di
                 raise PlanError(f"The pattern {pattern!r} of layer_specs is not valid: {error}.") from error
             wish = _wish(pattern, spec.get("partition_type", "column"))
             for name in names:
-                # DeepSpeed's patterns are of parameters' names.
+                # DeepSpeed's patterns match parameter names.
                 if expression.match(f"{name}.weight"):
                     found.setdefault(name, wish)
     if not config.get("use_default_specs", False):
@@ -73,18 +73,18 @@ def _partition_config(user: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _wish(pattern: str, value: object) -> Wish:
     if not isinstance(value, str) or value not in WISHES:
         known = ", ".join(dict.fromkeys(WISHES.values()))
-        raise PlanError(f"{pattern!r} is mapped to {value!r}, which is none of {known}.")
+        raise PlanError(f"{pattern!r} is mapped to {value!r}, but must be mapped to one of {known}.")
     return WISHES[value]
 
 
 def _close(pattern: str, names: list[str]) -> str:
     last = pattern.rpartition(".")[2]
     fitting = [name for name in names if name.rpartition(".")[2] == last]
-    return f" Is {fitting[0]!r} meant?" if fitting else ""
+    return f" Did you mean {fitting[0]!r}?" if fitting else ""
 
 
 def wishes_of_model(model: nn.Module, modules: Iterable[str]) -> dict[str, Wish]:
-    """Returns what the plan that a transformers model publishes says about each module."""
+    """Returns how the published plan of a transformers model splits each module."""
     published: dict[str, Any] = {}
     config = getattr(model, "config", None)
     prefix = getattr(model, "base_model_prefix", "")

@@ -1,4 +1,4 @@
-"""How one parameter lies on the ranks, and how a whole model does."""
+"""Describes how one parameter, and a whole model, is split over ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Split:
-    """How one parameter or persistent buffer of the whole model lies on the ranks.
+    """How one parameter or persistent buffer of the whole model is split over ranks.
 
     ``parts`` has for each rank the ``[start, stop)`` ranges along ``dim``; concatenated in this order
-    they are the rank's shard. Ranges of ranks overlap where ranks share key/value heads. A rank with
+    they are the rank's shard. Ranges of two ranks overlap if the ranks share key/value heads. A rank with
     ``()`` holds nothing.
     """
 
@@ -38,7 +38,7 @@ class Split:
 
 
 def shard(tensor: Tensor, split: Split, rank: int) -> Tensor:
-    """Returns a rank's part of a whole tensor: a view where it is one range, else a copy."""
+    """Returns a rank's part of a whole tensor: a view if the part is one range, else a copy."""
     if not split.shape:
         return tensor
     pieces = [tensor.narrow(split.dim, start, stop - start) for start, stop in split.parts[rank]]
@@ -48,7 +48,7 @@ def shard(tensor: Tensor, split: Split, rank: int) -> Tensor:
 
 
 def ranges(indices: Sequence[int]) -> Ranges:
-    """Returns indices, in their order, as ``[start, stop)`` ranges."""
+    """Returns the ``[start, stop)`` ranges of indices, in the given order."""
     found: list[tuple[int, int]] = []
     for index in indices:
         if found and found[-1][1] == index:
@@ -60,7 +60,7 @@ def ranges(indices: Sequence[int]) -> Ranges:
 
 @dataclass(frozen=True)
 class Change:
-    """What ``apply_plan`` does to one module besides putting shards in place of its parameters."""
+    """The change that ``apply_plan`` makes to one module besides replacing its parameters by shards."""
 
     role: Literal["columns", "rows", "vocabulary", "head", "norm", "experts", "block", "whole"]
     copies_input: bool = False
@@ -68,9 +68,9 @@ class Change:
     copies_output: bool = False
     """The gradient of the output is summed over ranks."""
     width: int = 0
-    """The whole number of columns, of the output of columns and the input of rows."""
+    """The unsplit width: of the output for ``columns``, of the input for ``rows``."""
     expands: tuple[bool, ...] = ()
-    """Per rank, whether columns are padded with zeros to the whole width, of which rows select theirs."""
+    """Per rank, whether ``columns`` pads its output with zeros to the whole width; ``rows`` then selects."""
     parts: tuple[Ranges, ...] = ()
     """Per rank, its columns of the whole width."""
     attributes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -78,11 +78,11 @@ class Change:
     arguments: Mapping[str | int, tuple[int, tuple[Ranges, ...]]] = field(default_factory=dict)
     """Per argument of ``forward``, the dimension and each rank's ranges along it."""
     region: str = ""
-    """The rows that columns feed, for both; between them ranks need random numbers of their own."""
+    """The name of the rows module that columns feed, set on both; between them ranks differ in dropout."""
     norm: Literal["rms", "rms+1", "layer", ""] = ""
     """The formula of a normalization over all columns, whose statistics are summed over ranks."""
     sees_all: bool = False
-    """Whether that normalization stands in a padded block, where other ranks' columns are zeros."""
+    """Whether that normalization is in a padded block, where other ranks' columns are zeros."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ class Plan:
     splits: Mapping[str, Split]
     """Every parameter and persistent buffer of the whole model, by its name."""
     source: Mapping[str, Source]
-    """Per split module, what says that it is split."""
+    """Per split module, who decided the split: user, published plan or structure."""
     modules: Mapping[str, Change]
     """Per changed module, the change."""
     shared: Mapping[str, str] = field(default_factory=dict)
     """Per name of a tied parameter, the name of the first parameter that it is tied to."""
     partial: frozenset[str] = frozenset()
-    """Parameters of which each rank computes a part of the gradient only."""
+    """Parameters whose gradient each rank computes only in part."""
     whole: Mapping[str, str] = field(default_factory=dict)
     """Per linear module that stays whole, the reason."""

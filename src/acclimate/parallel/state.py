@@ -1,4 +1,4 @@
-"""Copies of what a call gets besides tensors, such as a cache, which the call changes."""
+"""Copies mutable arguments of a call, such as a cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.d
 
 
 class _Detaching(TorchFunctionMode):
-    """Copies tensors that were computed without their graph; torch copies leaves only."""
+    """Detaches computed tensors when they are copied, because ``deepcopy`` accepts only graph leaves."""
 
     def __torch_function__(
         self,
@@ -37,18 +37,18 @@ def _is_state(value: Any) -> bool:
 
 
 def copied(value: Any) -> Any:
-    """Returns a deep copy of an object, without graphs."""
+    """Returns a deep copy of an object whose tensors are detached."""
     with _Detaching():
         return copy.deepcopy(value)
 
 
 def as_given(values: Any) -> Any:
-    """Returns nested values as they are now: tensors themselves, and copies of what may change."""
+    """Returns nested values with tensors unchanged and mutable objects copied."""
     return pytree.tree_map(lambda each: copied(each) if _is_state(each) else each, values)
 
 
 def fresh(values: Any) -> Any:
-    """Returns nested values for one more call: tensors cut off from the graph, and copies of all else."""
+    """Returns nested values for one more call, with tensors detached and other objects copied."""
 
     def renewed(value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -1,7 +1,7 @@
-"""Records how a model calls its blocks while it generates with a cache, so that they can be called so again.
+"""Records a model's calls of its blocks while it generates with a cache, in order to repeat them.
 
-A cache, or whatever else a block gets that is neither a tensor nor a plain value, is copied as it was before
-the block's first call. Calls that are made again share such a copy, which then changes from step to step.
+An argument that is neither a tensor nor a plain value, such as a cache, is copied in its state before the
+block's first call. The repeated calls share this copy, which changes from step to step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger("acclimate.parallel")
 
 @dataclass(frozen=True)
 class _Kept:
-    """Stands for an object that changes from call to call."""
+    """A placeholder for an object that changes from call to call."""
 
     key: int
 
@@ -39,14 +39,14 @@ class Steps:
     calls: list[Invocation] = field(default_factory=list)
     _before: dict[int, Any] = field(default_factory=dict)
     _originals: list[Any] = field(default_factory=list)
-    """So that no other object gets the same number."""
+    """References that keep ``id`` values from being reused."""
 
     def add(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Records a call that is about to be made."""
+        """Records a call before it is made."""
         self.calls.append(Invocation(self._kept(args), self._kept(kwargs)))
 
     def again(self, dtype: torch.dtype = torch.float32) -> Iterator[Invocation]:
-        """Yields calls to be made one after the other, by the same block."""
+        """Yields the recorded calls, to be repeated in order by one block."""
         made: dict[int, Any] = {}
         for call in self.calls:
             yield Invocation(self._given(call.args, made, dtype), self._given(call.kwargs, made, dtype))
@@ -88,7 +88,7 @@ def first_call(trace: Trace, block: str) -> Steps:
 
 
 def calls_of_other_shapes(trace: Trace, blocks: Collection[str]) -> dict[str, dict[str, Steps]]:
-    """Returns calls of some blocks for one token and for many, as code may branch on shapes; by the shape."""
+    """Returns calls of blocks with one and with many tokens, by shape, because code may branch on shapes."""
     found: dict[str, dict[str, Steps]] = {}
     if trace.tokens is None:
         return found
@@ -105,15 +105,15 @@ def calls_of_other_shapes(trace: Trace, blocks: Collection[str]) -> dict[str, di
             shape = f" for {length} token{'s'[: length != 1]} of {batch} text"
             calls: dict[str, Steps] = {name: Steps() for name in blocks}
             if _recorded(trace, calls, partial(trace.call, inputs, tokens)):
-                shape += " alone" if given is trace.plain else ""
+                shape += " only" if given is trace.plain else ""
                 found[shape] = {name: each for name, each in calls.items() if each.calls}
     return found
 
 
 def generation_steps(trace: Trace, blocks: Collection[str]) -> dict[str, Steps]:
-    """Returns the calls of some blocks while the model generates a few tokens with a cache.
+    """Returns the calls of blocks while the model generates a few tokens with a cache.
 
-    Empty for a model that does not generate, or not without its weights.
+    Empty if the model cannot generate, or cannot generate without its weights.
     """
     model: Any = trace.model
     can_generate: Callable[[], bool] | None = getattr(model, "can_generate", None)
@@ -130,7 +130,7 @@ def generation_steps(trace: Trace, blocks: Collection[str]) -> dict[str, Steps]:
 
 
 def _recorded(trace: Trace, calls: dict[str, Steps], run: Callable[[], object]) -> bool:
-    """Records how a run calls blocks; tells whether the run ended well."""
+    """Records a run's calls of blocks; returns whether the run succeeded."""
 
     def record(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if name in calls:
@@ -150,7 +150,7 @@ def _recorded(trace: Trace, calls: dict[str, Steps], run: Callable[[], object]) 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps transformers from telling the user about settings of a generation that is none of theirs."""
+    """Silences transformers' messages about generation settings, because the user did not start this run."""
     chatty = logging.getLogger("transformers")
     before = chatty.level
     chatty.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Finds what can be split in a model, from what flows where."""
+"""Finds the modules of a model that can be split, from its data flow."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from acclimate.parallel.trace import Trace
 from acclimate.parallel.units import Unit, find_units
 
 _Known = tuple[list[Unit], dict[str, str], list[str], Layout | None]
-"""Units, normalizations of sources and before the sink, and layout, with names as in the block."""
-UNREACHED = "the run that was looked at does not call it"
+"""Units, normalizations of sources and before the sink, and layout; names are relative to the block."""
+UNREACHED = "the traced run does not call it"
 
 
 @dataclass
 class Structure:
-    """The regions and experts of a model with their layouts, and what stays whole and why."""
+    """A model's regions and experts with their layouts, and for each module that stays whole the reason."""
 
     regions: list[tuple[Region, Layout]] = field(default_factory=list)
     experts: dict[str, ExpertLayout] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Structure:
 
 
 def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> Structure:
-    """Returns what can be split over ``size`` ranks, without the modules that are to stay whole."""
+    """Returns the splits of a model over ``size`` ranks; modules in ``kept_whole`` stay whole."""
     found = Structure()
     known: dict[object, _Known] = {}
     columns: set[str] = set()
@@ -67,7 +67,7 @@ def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> 
             layout, reason = _lay_out(trace, region, size, known)
         except Exception as error:  # noqa: BLE001 - any code may stand in a model, and call a module twice
             name = type(trace.modules[block]).__name__
-            layout, reason = None, f"{name} cannot run again with other numbers: {error}"
+            layout, reason = None, f"{name} cannot run again with other inputs: {error}"
         if layout is None:
             for name in (sink, *twins, *sources):
                 found.whole.setdefault(name, reason)
@@ -80,18 +80,14 @@ def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> 
             continue
         experts = lay_out_experts(trace, name, size)
         if experts is None:
-            found.whole[name] = "no way to split its experts gave the sum of the whole ones"
+            found.whole[name] = "no split of its experts reproduced their whole output"
         else:
             found.experts[name] = experts
     split = columns | rows
     for name in trace.linears:
         if name not in split and name != trace.head:
             is_called = name in trace.calls or name in trace.called_linears
-            reason = (
-                "what it feeds needs all of its output"
-                if is_called
-                else "the run that was looked at does not call it"
-            )
+            reason = "the modules that it feeds need its whole output" if is_called else UNREACHED
             found.whole.setdefault(name, reason)
     for name in split:
         found.whole.pop(name, None)
@@ -99,7 +95,7 @@ def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> 
 
 
 def _same_inputs(trace: Trace) -> dict[str, list[str]]:
-    """Returns for each linear module the others that get the same input, as an adapter beside it does."""
+    """Returns for each linear module the others that get the same input, such as a LoRA adapter."""
     groups: dict[object, list[str]] = {}
     for name in trace.order:
         if name in trace.linears and name != trace.head:
@@ -117,7 +113,7 @@ def _same_inputs(trace: Trace) -> dict[str, list[str]]:
 
 
 def _is_more_as_rows(trace: Trace, source: str, twins: list[str], region: list[str]) -> bool:
-    """Tells whether a region that this source and its twins end has more weights than one that it feeds."""
+    """Tells whether a region that ends in this source and its twins has more weights than this one."""
 
     def weights(names: list[str]) -> int:
         return sum(prod(trace.modules[name].weight.shape) for name in set(names))
@@ -132,7 +128,7 @@ def _lay_out(
     size: int,
     known: dict[object, _Known],
 ) -> tuple[Layout | None, str]:
-    """Finds a region's units and layout, once for all blocks that are the same."""
+    """Finds a region's units and layout; computes them once for all equal blocks."""
     block = trace.modules[region.block]
     signature = _signature(trace, region, size)
     inside = len(region.block) + 1
@@ -144,7 +140,7 @@ def _lay_out(
         region.through = [region.block + each for each in through]
         if layout is not None:
             layout = _moved(layout, lambda name: region.block + name)
-            # Modules may differ by what no setting says, such as a hook or a constant in a function.
+            # Modules may differ in more than their settings, for example in a hook or a function's constant.
             again = holds_for(trace, region, layout, size)
     if not again:
         region.units = _units(trace, region)
@@ -168,10 +164,10 @@ def _lay_out(
         )
     kind = type(block).__name__
     if layout is not None and _reads_numbers(trace, region):
-        return None, f"{kind} reads numbers of its split columns, and may branch on what a rank does not have"
+        return None, f"{kind} reads values of its split columns into Python, and may branch on them"
     if len(region.units) < 2:
         return None, f"all columns between {', '.join(region.sources)} and it depend on each other in {kind}"
-    return layout, f"{kind} did not give the same when it saw a part of its columns"
+    return layout, f"{kind} gave another result with only a part of its columns"
 
 
 def _reads_numbers(trace: Trace, region: Region) -> bool:
@@ -192,7 +188,7 @@ def _units(trace: Trace, region: Region) -> list[Unit]:
 
 
 def _signature(trace: Trace, region: Region, size: int) -> object:
-    """What blocks that work alike have in common: classes, shapes and settings, not the layer's number."""
+    """Returns a block's classes, shapes and settings without the layer's number; equal for equal blocks."""
     strip = len(region.block)
     names = [[name[strip:] for name in each] for each in (region.sources, region.twins)]
     parts: list[object] = [size, region.sink[strip:], *map(tuple, names)]

@@ -1,9 +1,9 @@
-"""Runs a copy of a model without its weights, and records what flows from which linear module to which.
+"""Runs a copy of a model without its weights, and records which linear modules feed which.
 
-Linear modules, the vocabulary's embedding and experts return random numbers of the right shape, so no
-weight is needed: normalizations, rotary embeddings, masks and attention itself really run. As each of
-those outputs is a new leaf of the autograd graph, the gradient of a linear module's input reaches the
-modules that feed it and no further.
+Stand-ins replace linear modules, the vocabulary's embedding and experts. They return random numbers of the
+right shape, so no weight is needed. Normalizations, rotary embeddings, masks and attention run unchanged.
+Each stand-in's output is a new leaf of the autograd graph, so the gradient of a linear module's input reaches
+the modules that feed it directly and no others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _raised_in(error: BaseException) -> nn.Module | None:
 
 @dataclass
 class Call:
-    """One call of a module that is not really run."""
+    """One call of a module that a stand-in replaces."""
 
     name: str
     input: Tensor
@@ -53,7 +53,7 @@ class Call:
 
 @dataclass
 class Invocation:
-    """The arguments of one call of a module that is really run."""
+    """The arguments of one call of a module that runs unchanged."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -61,7 +61,7 @@ class Invocation:
 
 @dataclass
 class Replay:
-    """Outputs that stand-ins return while one block runs again, and the inputs that they see."""
+    """The outputs that stand-ins return while one block runs again, and the inputs that they get."""
 
     outputs: Mapping[str, Tensor]
     seen: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -81,13 +81,13 @@ def weight_of(module: nn.Module) -> tuple[int, int] | None:
 
 
 def _tried_weight(module: nn.Module) -> tuple[int, int] | None:
-    """The same for a module with a forward of its own: a small copy is run and compared."""
+    """Like ``weight_of`` for a module with its own forward: runs a small copy and compares."""
     whole = tuple(module.weight.shape)  # type: ignore[arg-type]
     shape = (5, 7)
     small = copy.copy(module)
     if "forward" in vars(module):  # set on this module alone, as Accelerate's hooks are; may belong to it
         kept = {id(p): p for p in module.parameters()}
-        with contextlib.suppress(Exception):  # what cannot be copied is not shown to be linear
+        with contextlib.suppress(Exception):  # a module that cannot be copied does not count as linear
             small = copy.deepcopy(module, kept)
     small._parameters = dict(module._parameters)
     small._forward_pre_hooks = type(small._forward_pre_hooks)()
@@ -105,7 +105,7 @@ def _tried_weight(module: nn.Module) -> tuple[int, int] | None:
         for name, value in vars(module).items():
             if isinstance(value, int) and not isinstance(value, bool) and value in whole:
                 small.__dict__[name] = shape[columns] if value == whole[columns] else shape[rows]
-        # Any code may stand in a forward; one that fails here is not linear.
+        # A forward may raise anything; a module that fails here does not count as linear.
         with contextlib.suppress(Exception), torch.no_grad():
             found = small(inputs)
             is_same = isinstance(found, Tensor) and found.shape == expected.shape
@@ -129,9 +129,9 @@ def expert_weights(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _end(model: nn.Module, getter: str) -> Any:
-    """Returns what a model, or else the first model in it, says is its embedding or its output head."""
+    """Returns the embedding or output head that a model, or its first inner model, names."""
     for module in model.modules():
-        # Not each model has both, and some name a list.
+        # Some models lack one of them, and some return a list.
         with contextlib.suppress(NotImplementedError, AttributeError):
             found = getattr(module, getter)()
             if isinstance(found, nn.Module):
@@ -142,7 +142,7 @@ def _end(model: nn.Module, getter: str) -> Any:
 def embeddings(model: nn.Module) -> tuple[list[str], str | None]:
     """Returns the names of the vocabulary's embeddings, and of the output head."""
     inputs, head = _end(model, "get_input_embeddings"), _end(model, "get_output_embeddings")
-    # A decoder may have a table of its own, which is the head's.
+    # A decoder may have its own table, which it shares with the head.
     weights = (getattr(each, "weight", None) for each in (inputs, head))
     shared = {id(each) for each in weights if each is not None}
     first, last = [], None
@@ -169,13 +169,13 @@ class Trace:
         self.opaque = opaque
         self._inputs = richer_inputs if is_rich else made_up_inputs
         self.plain: dict[str, Any] = {}
-        """The keyword arguments of a run with text alone, where this one had more."""
+        """The keyword arguments of a text-only run, if this run had more inputs."""
         self.dtype = dtype
         meta = {
             id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.is_floating_point())
             for p in model.parameters()
         }
-        # A generator makes the same random numbers on all ranks, which must find the same plan.
+        # Its own generator gives the same random numbers on all ranks, which must find the same plan.
         self.random = torch.Generator().manual_seed(0)
         self.model = copy.deepcopy(model, dict(meta))
         self.model.to(dtype).eval()
@@ -190,14 +190,14 @@ class Trace:
         self.replaying: Replay | None = None
         self._record: Record | None = None
         self.inputs: dict[str, Any] = {}
-        """The keyword arguments of the run; empty where it was made with tokens alone or by an example."""
+        """The keyword arguments of the run; empty if it used only tokens or the user's example."""
         self.tokens: Tensor | None = None
-        """The tokens of the run; ``None`` where an example made it."""
+        """The tokens of the run; ``None`` if the user's example made the call."""
         self.recorders: set[int] = set()
-        """The numbers of hooks that are not the model's own."""
+        """The ids of the hooks that this trace added."""
         self.stand_ins: list[nn.Module] = []
         self.called_linears: dict[str, tuple[int, int]] = {}
-        """Linear modules in code that really runs, which only calls them."""
+        """Linear modules inside unchanged code that only calls them."""
         self.really_run: dict[str, tuple[int, int]] = {}
         self._place_stand_ins()
         self._fill()
@@ -241,7 +241,7 @@ class Trace:
             if self.replaying is not None:
                 return self._replayed(name, given)
             if rows is not None and given.shape[-1] != rows:
-                raise RuntimeError(f"{name} takes {rows} columns, but it is called with {given.shape[-1]}")
+                raise RuntimeError(f"{name} takes {rows} columns, but was called with {given.shape[-1]}")
             shape = given.shape if width is None else (*given.shape[: None if entry else -1], width)
             if self._record is not None:
                 return self.numbers(*shape)
@@ -253,7 +253,7 @@ class Trace:
             self.calls.setdefault(name, []).append(Call(name, given, output))
             if entry:
                 self.entries.append(output)
-            # A function, as code may change a module's output in place, which a leaf forbids.
+            # Not a leaf itself, because code may change a module's output in place, which leaves forbid.
             return output * 1.0
 
         return forward
@@ -280,7 +280,7 @@ class Trace:
 
     @contextlib.contextmanager
     def recording(self, record: Record) -> Iterator[None]:
-        """Tells each call of a block in the ``with`` block, and leaves what is known as it is."""
+        """Passes each call of a block in the ``with`` block to ``record``; leaves the trace unchanged."""
         self._record = record
         try:
             yield
@@ -288,11 +288,11 @@ class Trace:
             self._record = None
 
     def numbers(self, *shape: int) -> Tensor:
-        """Returns positive random numbers, as ReLU would hide what flows through it else."""
+        """Returns positive random numbers, because ReLU would cut the flow of negative ones."""
         return torch.rand(shape, generator=self.random, dtype=self.dtype) + 0.1
 
     def _fill(self) -> None:
-        """Gives random values to what is really run, where it has none."""
+        """Gives random values to the parameters of unchanged modules that have none."""
         kept = {id(p) for name in (*self.linears, *self.experts) for p in self.modules[name].parameters()}
         stubs = [m for n, m in self.modules.items() if n in self.vocabulary or self._is_large_embedding(m)]
         kept |= {id(p) for module in stubs for p in module.parameters()}
@@ -315,14 +315,14 @@ class Trace:
                         module._buffers[name] = torch.zeros(b.shape, dtype=b.dtype)
                 elif b is not None:
                     module._buffers[name] = b.cpu()
-        # Parameters kept by their name: modules hold new objects now.
+        # Parameters are looked up by name, because modules hold new objects now.
         self.parameters = {n: p for n, p in self.model.named_parameters() if not p.is_meta}
 
     # -- running ---------------------------------------------------------------------------------
 
     def _run(self, example: Callable[[nn.Module], Any] | None) -> list[Tensor]:
         try:
-            # Tensors that the model makes have no device of their own choice on a meta model's copy.
+            # Without this, tensors that the model creates would be on the default device, not the copy's.
             watching = self._watching()
             with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.enable_grad(), watching:
                 torch.manual_seed(0)
@@ -332,8 +332,8 @@ class Trace:
         except Exception as error:
             raise TraceError(
                 _raised_in(error),
-                f"{type(self.model).__name__} could not be run to see what flows where: "
-                f"{type(error).__name__}: {error}. Give a call that works: "
+                f"{type(self.model).__name__} could not be traced: "
+                f"{type(error).__name__}: {error}. Pass a call that works: "
                 "make_plan(..., example=lambda model: model(...)).",
             ) from error
         leaves = pytree.tree_leaves(dict(found) if isinstance(found, Mapping) else found)
@@ -347,7 +347,7 @@ class Trace:
         return CalledLinears(modules)
 
     def _call(self) -> Any:
-        """Calls the model with made-up inputs; those that it fails with are followed by others."""
+        """Calls the model with made-up inputs; if it fails, tries the next ones."""
         tokens = tokens_for(self.model)
         refused: Exception | None = None
         furthest = -1
@@ -369,7 +369,7 @@ class Trace:
         raise PlanError(f"No input is known for {type(self.model).__name__}.")
 
     def call(self, inputs: Mapping[str, Any], tokens: Tensor) -> Any:
-        """Calls the model with keyword arguments, or with tokens alone where it names none that is known."""
+        """Calls the model with keyword arguments, or with only tokens if there are none."""
         return self.model(**inputs) if inputs else self.model(tokens)
 
     # -- flows -----------------------------------------------------------------------------------
@@ -420,14 +420,14 @@ class Trace:
         follow("", self.outputs)
 
     def called_by(self, names: list[str]) -> str:
-        """Returns the smallest really run module that contains all of some modules."""
+        """Returns the smallest called module that contains all the given modules."""
         paths = [name.split(".")[:-1] for name in names]
         common = []
         for parts in zip(*paths, strict=False):
             if len(set(parts)) > 1:
                 break
             common.append(parts[0])
-        # Lists of modules are not called.
+        # A ModuleList is never called.
         while common and ".".join(common) not in self.blocks:
             common.pop()
         return ".".join(common)
@@ -441,7 +441,7 @@ class Trace:
     ) -> Replay:
         """Runs one block again with other outputs of some linear modules.
 
-        What is in ``through`` returns its input as it is.
+        Modules in ``through`` return their input unchanged.
         """
         first = self.blocks[block][0]
         plain = fresh((first.args, first.kwargs))
@@ -468,7 +468,7 @@ class Trace:
 
     @contextlib.contextmanager
     def changed(self, values: Mapping[tuple[str, str], Any]) -> Iterator[None]:
-        """Sets attributes of modules (``config.x`` in a copy of the configuration), and puts them back."""
+        """Sets attributes of modules (``config.x`` in a copy of the configuration), and restores them."""
         undo: list[Callable[[], None]] = []
         try:
             for (name, attribute), value in values.items():
@@ -480,12 +480,12 @@ class Trace:
 
 
 def detached(values: Any) -> Any:
-    """Returns nested values with all tensors cut off from the graph."""
+    """Returns nested values with all tensors detached."""
     return pytree.tree_map(lambda each: each.detach() if isinstance(each, Tensor) else each, values)
 
 
 def set_attribute(module: nn.Module, attribute: str, value: Any) -> Callable[[], None]:
-    """Sets an attribute of a module, or of a copy of its configuration; returns what undoes it."""
+    """Sets an attribute of a module, or of a copy of its configuration; returns a function that undoes it."""
     owner, _, last = attribute.rpartition(".")
     if not owner:
         before = getattr(module, attribute)

@@ -1,4 +1,4 @@
-"""Traces a model, whatever its code needs: another type of numbers, or modules that really run."""
+"""Traces a model, if needed in another dtype or with modules that run without stand-ins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def traced(model: nn.Module, example: Callable[[nn.Module], Any] | None) -> Trac
     if example is not None or not missed or first.tokens is None:
         return first
     if any(True for _ in richer_inputs(first.model, first.tokens, first.numbers)):
-        with contextlib.suppress(TraceError):  # text alone is known to work
+        with contextlib.suppress(TraceError):  # the text-only run already works
             rich = _traced(model, None, is_rich=True)
             if _unreached(rich) < missed:
                 rich.plain = first.inputs
@@ -37,8 +37,8 @@ def _unreached(trace: Trace) -> set[str]:
 def _traced(model: nn.Module, example: Callable[[nn.Module], Any] | None, is_rich: bool = False) -> Trace:
     """Runs the model's copy.
 
-    Where its code only works in float32, in that. A module whose code uses the weights of linear modules
-    itself really runs, with all that is in it, and stays whole.
+    Uses float32 if the model's code works only in float32. A module whose code uses the weights of linear
+    modules directly runs without stand-ins and stays whole.
     """
     opaque: list[type[nn.Module]] = []
     while True:

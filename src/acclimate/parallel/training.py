@@ -1,9 +1,9 @@
 """Gradients of a split model.
 
-Where each rank has a part of the columns, it computes a part of the gradient of whatever all ranks have.
-For the input of a split module, the collectives of the forward sum the parts on their way back. For a
-parameter between split modules, such as the weight of a normalization per head, a hook does. Copies of a
-key/value head on many ranks get the sum of the gradients of all copies, so that they stay the same.
+A rank with a part of the columns computes a part of the gradient of each tensor that all ranks have. For the
+input of a split module, the backward of the collectives sums the parts. For a parameter between split
+modules, such as the weight of a per-head normalization, a hook sums them. Copies of a key/value head on
+several ranks get the sum of all copies' gradients, so that they stay equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SUMMED = "_acclimate_summed"
 
 
 def sum_gradients(model: nn.Module, plan: Plan, ranks: Ranks) -> None:
-    """Makes the gradients of copied and of partly used parameters whole."""
+    """Adds hooks that sum over ranks the gradients of copied and of partly used parameters."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         sums: dict[str, Callable[[Tensor], Tensor]] = {}
         for own, parameter in module._parameters.items():
@@ -35,7 +35,7 @@ def sum_gradients(model: nn.Module, plan: Plan, ranks: Ranks) -> None:
                 sums[own] = _sum_of_copies(split, ranks)
         if sums:
             _hook(module, (), sums)
-            # Loading weights and FSDP2, before each forward, put other parameters in their place.
+            # Loading weights replaces parameters, and so does FSDP2 before each forward.
             module.register_forward_pre_hook(partial(_hook, sums=sums))
 
 
@@ -44,7 +44,7 @@ def _hook(module: nn.Module, _: object, sums: Mapping[str, Callable[[Tensor], Te
         parameter = module._parameters.get(name)  # a packed module has none
         if parameter is None or not parameter.requires_grad:
             continue
-        # Its own number, as who loads weights copies a parameter's attributes to another one.
+        # Compared by id, because code that loads weights copies a parameter's attributes to another one.
         if getattr(parameter, _SUMMED, None) != id(parameter):
             parameter.register_hook(combine)
             setattr(parameter, _SUMMED, id(parameter))
@@ -55,7 +55,7 @@ def _sum_of_parts(ranks: Ranks) -> Callable[[Tensor], Tensor]:
 
 
 def has_copies(split: Split) -> bool:
-    """Tells whether ranks hold parts that overlap."""
+    """Tells whether the parts of two ranks overlap."""
     held = sum(stop - start for parts in split.parts for start, stop in parts)
     return split.kind != "replicated" and held > split.shape[split.dim]
 
@@ -74,7 +74,7 @@ def _sum_of_copies(split: Split, ranks: Ranks) -> Callable[[Tensor], Tensor]:
 
 
 def owned(split: Split, rank: int) -> list[bool]:
-    """Tells for each place along a shard's split dimension whether no other place has the same, before it."""
+    """Tells for each index along a shard's split dimension whether it is the first copy of its column."""
     before = [each for parts in split.parts[:rank] for each in parts]
     taken = {place for start, stop in before for place in range(start, stop)}
     found = []
@@ -87,19 +87,19 @@ def owned(split: Split, rank: int) -> list[bool]:
 
 @torch.no_grad()
 def clip_grad_norm(model: nn.Module, plan: Plan, group: Group, largest: float) -> Tensor:
-    """Scales a split model's gradients down to a largest norm; returns the whole model's norm.
+    """Scales a split model's gradients down to a maximum norm; returns the norm of the whole model.
 
-    ``torch.nn.utils.clip_grad_norm_`` would see a rank's shards only, and scale by another factor on each.
+    ``torch.nn.utils.clip_grad_norm_`` would see only a rank's shards, and scale each rank by another factor.
     """
     ranks = ranks_of(group)
     named = [(_plain(name), p.grad) for name, p in model.named_parameters() if p.grad is not None]
     total = torch.zeros((), device=named[0][1].device if named else None)
     for name, gradient in named:
         split = plan.splits[name]
-        # A DTensor, as FSDP2 makes them; torch's module for them takes half a second to import.
+        # Detects FSDP2's DTensor by attribute, because importing torch's DTensor module takes 0.5 s.
         own = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
         if split.kind == "replicated":
-            # Each rank has it whole: the sum over ranks counts it once.
+            # Every rank has the whole gradient, so one rank adds it to the sum.
             total += own.float().square().sum() / ranks.size
         else:
             if has_copies(split):
@@ -114,5 +114,5 @@ def clip_grad_norm(model: nn.Module, plan: Plan, group: Group, largest: float) -
 
 
 def _plain(name: str) -> str:
-    """The name in the model itself, which DistributedDataParallel wraps."""
+    """Returns a parameter's name without the prefix that DistributedDataParallel adds."""
     return name.removeprefix("module.")

@@ -1,9 +1,8 @@
-"""Finds which columns belong together, by looking at what changes when one of them does.
+"""Finds the columns that must stay on one rank, by changing one and recording which others change.
 
-A region is a linear module (the sink) whose input depends only on the outputs of some others (the
-sources) and on what every rank has whole. A unit is a set of the sink's input columns with the source
-columns that they depend on: a query head with its key and value head, or one column of an MLP's hidden
-layer.
+A region is a linear module (the sink) whose input depends only on the outputs of other linear modules (the
+sources) and on tensors that every rank has whole. A unit is a set of the sink's input columns with the source
+columns that they depend on: a query head with its key and value head, or one column of an MLP's hidden layer.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ def find_units(run: Run, outputs: Mapping[str, Tensor], random: torch.Generator)
 def _single_columns(
     result: Tensor, leaves: Mapping[str, Tensor], random: torch.Generator
 ) -> list[Unit] | None:
-    """The units of a region in which every source column feeds one sink column, or ``None``.
+    """Returns the units of a region in which every source column feeds one sink column, else ``None``.
 
-    The gradient for cotangent ``c`` divided by that for ``1`` is then the ``c`` of that one sink column.
+    In such a region the gradient for cotangent ``c``, divided by that for ``1``, is the sink column's ``c``.
     """
     width = result.shape[-1]
     tokens = torch.rand(result.shape[:-1], generator=random, dtype=torch.float64).to(result) + 0.5
@@ -77,7 +76,7 @@ def _single_columns(
 
 
 def _heads(run: Run, result: Tensor, leaves: Mapping[str, Tensor], random: torch.Generator) -> list[Unit]:
-    """The units of any region: by the gradient of one sink column and by changes of source columns."""
+    """Returns the units of any region, from gradients of sink columns and changes of source columns."""
     names, inputs = list(leaves), list(leaves.values())
     width = result.shape[-1]
     before = result.detach()
@@ -87,7 +86,7 @@ def _heads(run: Run, result: Tensor, leaves: Mapping[str, Tensor], random: torch
         if (name, place) not in changes:
             with torch.no_grad():
                 other = leaves[name].detach().clone()
-                # Not the same at every token: softmax does not see what it adds to every key.
+                # The change differs per token, because softmax ignores a constant added to every key.
                 noise = torch.randn(other.shape[:-1], generator=random, dtype=torch.float64)
                 other[..., place] += noise.to(other)
                 difference = (run({**leaves, name: other}) - before).abs().reshape(-1, width).amax(dim=0)
@@ -127,10 +126,10 @@ def _heads(run: Run, result: Tensor, leaves: Mapping[str, Tensor], random: torch
 
 
 def _smallest_unit(seen: list[frozenset[int]]) -> frozenset[int] | None:
-    """The smallest set of sink columns that most of the source columns, which change it, do not leave.
+    """Returns the smallest set of sink columns outside which most of its source columns change nothing.
 
-    Key and value columns, which query heads share, may leave it: ranks have a copy of them each. A value
-    column alone makes no unit, as the columns of its query head would be needed on many ranks.
+    Key and value columns, which query heads share, may also change other columns: each rank has a copy of
+    them. A value column by itself is not a unit, because several ranks would need its query head.
     """
     for members in sorted(set(seen), key=len):
         if sum(not each <= members for each in seen) <= MOST_SHARED * len(seen):
@@ -139,9 +138,9 @@ def _smallest_unit(seen: list[frozenset[int]]) -> frozenset[int] | None:
 
 
 def even_shares(count: int, size: int, multiple: int = 1) -> list[range]:
-    """Returns which of some things in a row each rank has.
+    """Divides ``count`` consecutive items among ranks as evenly as possible.
 
-    The numbers are as even as they can be, and multiples of ``multiple`` but for one.
+    All shares except one are multiples of ``multiple``.
     """
     blocks, rest = divmod(count, multiple)
     counts = [(blocks // size + (rank < blocks % size)) * multiple for rank in range(size)]
@@ -151,5 +150,5 @@ def even_shares(count: int, size: int, multiple: int = 1) -> list[range]:
 
 
 def kernel_multiple(count: int, size: int) -> int:
-    """Returns a multiple of columns that kernels like, where it keeps the ranks about even; else 1."""
+    """Returns a multiple of columns that suits kernels, or 1 if it would make the ranks too uneven."""
     return next((each for each in (64, 32, 16, 8) if count // each >= 4 * size and count % each == 0), 1)

@@ -1,6 +1,6 @@
-"""Runs each kind of block of a plan whole and split, on random numbers, and compares.
+"""Runs each kind of block of a plan whole and split, on random numbers, and compares the results.
 
-The ranks are threads of this process, so that it needs no other one and no weight of the model.
+The ranks are threads of this process, so the check needs no other process and no weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIMEOUT_S = 300.0
 
 
 class ThreadRanks:
-    """One of some ranks that are threads of this process."""
+    """One rank's view of ranks that are threads of this process."""
 
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, slots: list[Tensor | None]) -> None:
         self.rank, self.size = rank, size
@@ -52,7 +52,7 @@ class ThreadRanks:
 
 
 def on_threads(size: int, work: Callable[[ThreadRanks], Any]) -> list[Any]:
-    """Runs a function as each of some ranks; returns what they return, or raises what the first raised."""
+    """Runs a function on each of ``size`` thread ranks; returns the results, or raises the first error."""
     barrier = threading.Barrier(size, timeout=TIMEOUT_S)
     slots: list[Tensor | None] = [None] * size
     found: list[Any] = [None] * size
@@ -96,17 +96,17 @@ def verify_plan(trace: Trace, plan: Plan) -> None:
             if not error <= TOLERANCE and not _is_same_in_double(whole, name, inner, steps):
                 raise BlockError(
                     name,
-                    f"{name} ({type(block).__name__}) does not give the same on {plan.size} ranks as whole"
+                    f"{name} ({type(block).__name__}) gives other results on {plan.size} ranks than whole"
                     f"{when}: the largest relative difference is {error:.1e}. {_advice(name)}",
                 )
 
 
 def _is_same_in_double(whole: nn.Module, name: str, plan: Plan, steps: Steps) -> bool:
-    """Tells whether a difference came from rounding, as where a router's choice hangs on the last digit.
+    """Tells whether a difference came from rounding, as when a router's choice depends on the last bit.
 
-    Such a choice differs from machine to machine and from run to run; a wrong split does not.
+    Rounding differences disappear in float64; those of a wrong split do not.
     """
-    # Some operators do not exist in 64 bits.
+    # Some operators do not support float64.
     with contextlib.suppress(Exception):
         return difference(whole, name, plan, steps, dtype=torch.float64) <= TOLERANCE
     return False
@@ -131,7 +131,7 @@ def _kinds_of_blocks(trace: Trace, plan: Plan) -> list[tuple[str, Plan]]:
 
 
 def blocks_of(trace: Trace, plan: Plan) -> list[str]:
-    """Returns the outermost modules that stand in lists, the layers, and what holds changes besides them."""
+    """Returns the layers (outermost modules in lists), and the other modules that hold changes."""
     found: list[str] = []
     for name, module in trace.modules.items():
         if isinstance(module, nn.ModuleList) and not any(name.startswith(f"{each}.") for each in found):
@@ -155,14 +155,14 @@ def blocks_of(trace: Trace, plan: Plan) -> list[str]:
             and not isinstance(trace.modules[each], lists)
             and all(other.startswith(f"{each}.") for other in members[change.region or name])
         ]
-        # Tables are no part of the proof, and need tokens that they know.
+        # Embeddings are not compared: they would need valid tokens as input.
         small = [h for h in holders if not any(str(end).startswith(f"{h}.") for end in ends)]
         found += (small or holders)[:1]
     return found
 
 
 def part_of_plan(plan: Plan, block: str) -> Plan:
-    """Returns the plan of one block, with names as in it."""
+    """Returns the plan of one block, with names relative to it."""
 
     def inside(name: str) -> bool:
         return name.startswith(f"{block}.") or name == block
@@ -181,7 +181,7 @@ def part_of_plan(plan: Plan, block: str) -> Plan:
 def difference(
     whole: nn.Module, name: str, plan: Plan, steps: Steps, when: str = "", dtype: torch.dtype = torch.float32
 ) -> float:
-    """Returns how much a block's results differ on the ranks, relative to the largest number in them."""
+    """Returns the largest difference of a block's results on the ranks, relative to their largest value."""
     if dtype != torch.float32:
         whole = copy.deepcopy(whole).to(dtype)
 
@@ -196,7 +196,7 @@ def difference(
                     for each in pytree.tree_leaves(block(*call.args, **call.kwargs))
                     if isinstance(each, Tensor)
                 ]
-                # Not what it returns of its heads, such as attention's weights: a rank has those of its own.
+                # Not per-head results such as attention weights, because a rank has only its own heads.
                 found += [each for each in tensors if each.shape == shape] or tensors[:1]
         return found
 
@@ -205,8 +205,8 @@ def difference(
     except Exception as error:
         raise BlockError(
             name,
-            f"{name} ({type(whole).__name__}) cannot be compared whole and split{when}, as it does not run "
-            f"by itself: {type(error).__name__}: {error}. {_advice(name)}",
+            f"{name} ({type(whole).__name__}) cannot be compared whole and split{when}, because it does not "
+            f"run by itself: {type(error).__name__}: {error}. {_advice(name)}",
         ) from error
     try:
         found = on_threads(plan.size, lambda ranks: results(apply_plan(copy.deepcopy(whole), plan, ranks)))
@@ -221,7 +221,7 @@ def difference(
         if [one.shape for one in each] != [one.shape for one in expected]:
             return float("inf")
         for one, other in zip(each, expected, strict=True):
-            # Where the whole block gives no number, as where nothing is left to attend to, ranks give none.
+            # Where the whole block returns NaN, as if a mask leaves nothing to attend to, ranks must too.
             known = ~(one.isnan() & other.isnan())
             if not known.any():
                 continue
@@ -231,7 +231,7 @@ def difference(
 
 
 def _with_random_weights(trace: Trace, block: nn.Module) -> nn.Module:
-    """A copy of a block that really runs, in float32."""
+    """Returns a float32 copy of a block with random weights, without stand-ins."""
     new = {
         id(p): nn.Parameter(torch.randn(p.shape, generator=trace.random).div_(max(1, p.shape[-1]) ** 0.5))
         for p in block.parameters()

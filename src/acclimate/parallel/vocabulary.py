@@ -1,4 +1,4 @@
-"""Whether an embedding may be split by tokens: each rank looks up its own, and the results are summed."""
+"""Checks whether an embedding can be split by tokens: each rank looks up its own, and ranks sum them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKENS = tuple(torch.Size(shape) for shape in ((2, 13), (1, 1), (3, 5)))
 
 
 class _Alone:
-    """A rank whose part of a sum is looked at by itself."""
+    """A rank whose collectives return only its own part."""
 
     size = 2
 
@@ -34,9 +34,9 @@ class _Alone:
 
 
 def splits_by_tokens(module: nn.Module) -> bool:
-    """Tells whether an embedding gives the same split; one with code of its own is tried with a few tokens.
+    """Tells whether a split embedding gives the same results; tries a few tokens if it has its own forward.
 
-    Such code may look at other tokens, or make a number of the table out of any token.
+    Such a forward may depend on other tokens, or compute an index from a token.
     """
     if not isinstance(module, nn.Embedding) or module.max_norm is not None or module.scale_grad_by_freq:
         return False
@@ -70,7 +70,7 @@ def splits_by_tokens(module: nn.Module) -> bool:
 
 
 def _with_rows(module: nn.Embedding, weight: Tensor, random: torch.Generator) -> nn.Embedding:
-    """Returns a copy of an embedding with a few rows, without hooks; random where it has no numbers."""
+    """Returns a copy of an embedding with a few rows and no hooks; random values if it has none."""
     made = copy.copy(module)
     made._forward_hooks = type(made._forward_hooks)()
     made._forward_pre_hooks = type(made._forward_pre_hooks)()
@@ -98,7 +98,7 @@ def _with_rows(module: nn.Embedding, weight: Tensor, random: torch.Generator) ->
 
 
 def _result(module: nn.Module, tokens: Tensor) -> Tensor | None:
-    # Any code may stand in a forward; tokens beyond the vocabulary may be refused.
+    # A forward may raise anything, for example for tokens beyond the vocabulary.
     with contextlib.suppress(Exception), torch.no_grad():
         found = module(tokens)
         return found if isinstance(found, Tensor) else None
