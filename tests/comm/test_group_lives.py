@@ -106,7 +106,7 @@ def create_group(rank: int) -> None:
 def test_a_rank_that_waits_for_others_to_create_a_group_gives_up_and_names_who_is_missing() -> None:
     with RankProcesses(2) as processes:
         told = processes.run(create_group, ranks=[0])[0]
-        assert told.error.startswith("GroupCreationError: Rank 0 gave up after 1 s: rank 1 did not come"), (
+        assert told.error.startswith("GroupCreationError: Rank 0 gave up after 1 s: rank 1 did not join"), (
             told
         )
 
