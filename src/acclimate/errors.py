@@ -44,7 +44,7 @@ class ConflictingChoiceError(AcclimateError, ValueError):
 
 
 class AcceleratorUnavailableError(AcclimateError, ValueError):
-    """An accelerator was chosen explicitly and cannot be used on this machine."""
+    """An accelerator that was chosen explicitly cannot be used on this machine."""
 
 
 class SelectionInProgressError(AcclimateError, RuntimeError):
@@ -201,7 +201,7 @@ class ClosedHandleError(AsyncIOError, ValueError):
 
 
 class InvalidBufferError(AcclimateError, ValueError):
-    """A tensor whose bytes in memory are not the tensor's elements in order."""
+    """A tensor is not contiguous: its bytes in memory are not its elements in order."""
 
 
 class AsyncIOSettingError(AcclimateError, ValueError):
@@ -242,15 +242,15 @@ class ConflictingRanksError(AcclimateError, ValueError):
 
 
 class InvalidRankError(AcclimateError, ValueError):
-    """A rank and a number of ranks that do not fit together, or one without the other."""
+    """A rank is not less than the number of ranks, or one of the two was given without the other."""
 
 
 class RankFailedError(AcclimateError, RuntimeError):
-    """Another of the ranks that share a model failed, with an error that is not acclimate's."""
+    """Another rank of a split model failed with an error that acclimate did not raise."""
 
 
 class GroupCreationError(AcclimateError, RuntimeError):
-    """A rank did not come to create a group of ranks, or ended meanwhile."""
+    """A rank did not join the creation of a process group in time, or ended meanwhile."""
 
 
 # -- the launcher --------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ class ConformanceError(AcclimateError, RuntimeError):
 
 
 class ImportOrderError(AcclimateError, ImportError):
-    """A library was imported too early to be given an accelerator."""
+    """A library was imported before acclimate could register an accelerator with it."""
 
 
 # -- port ----------------------------------------------------------------------------------------
@@ -325,11 +325,11 @@ class InvalidPortSettingsError(AcclimateError, ValueError):
 
 
 class PlanError(AcclimateError, ValueError):
-    """A model cannot be split as asked, or cannot be shown to be right when it is split."""
+    """A model cannot be split as asked, or its split gives other results than the whole model."""
 
 
 class TraceError(PlanError):
-    """A model cannot be run without its weights, to see what can be split."""
+    """A model cannot be traced without its weights to find what can be split."""
 
     def __init__(self, module: object, message: str) -> None:
         super().__init__(message)
@@ -338,7 +338,7 @@ class TraceError(PlanError):
 
 
 class BlockError(PlanError):
-    """A block of a model gives another result when it is split, or none."""
+    """A split block of a model gives another result than the whole block, or raises."""
 
     def __init__(self, block: str, message: str) -> None:
         super().__init__(message)

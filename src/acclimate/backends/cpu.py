@@ -158,7 +158,7 @@ def _launched(variable: str, minimum: int) -> int | None:
         return None
     if not text.strip().isdecimal() or int(text) < minimum:
         raise InvalidEnvironmentError(
-            f'{variable} is "{excerpt(text)}", but must be a whole number from {minimum} on. '
+            f'{variable} is "{excerpt(text)}", but must be an integer of {minimum} or more. '
             "A launcher sets it for each rank; unset it to run without a launcher."
         )
     return int(text)

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, and AMD GPUs with a ROCm build of torch, which calls them CUDA devices, too."""
+"""NVIDIA GPUs, and AMD GPUs with a ROCm build of torch, which also calls them CUDA devices."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def _amd_gpus() -> int:
         lines = (line.split() for line in _read_file(node).splitlines())
         properties = {fields[0]: fields[1] for fields in lines if len(fields) == 2}
         minor = properties.get("drm_render_minor", "0")
-        # A container has the files of its own GPUs, but sees the properties of all of the host's.
+        # A container has device files only for its own GPUs, but sees the properties of all GPUs of the host.
         present = minor == "0" or _files(f"/dev/dri/renderD{minor}")
         count += bool(properties.get("simd_count", "0") != "0" and present)
     return count

@@ -1,4 +1,4 @@
-"""Third parties' records: found through entry points and checked, so that a broken one affects no other."""
+"""Finds and checks third parties' records (entry points), so that a broken plug-in affects no other."""
 
 from __future__ import annotations
 

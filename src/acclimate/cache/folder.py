@@ -1,8 +1,8 @@
-"""Where the cache is, and that nobody but its user can change what is in it.
+"""Finds the cache folder, and checks that only its user can change its content.
 
-What is in the cache is loaded and run, so a folder or file counts only if nobody but this user and root could
-have made or changed it. A path is followed from the root of the file system: each name is looked up in a
-folder that others cannot change, so it still means the same when it is opened.
+Code from the cache is loaded and run, so a folder or file is used only if no user except this one and root
+could have created or changed it. A path is checked from the root of the file system: each name is looked up
+in a folder that others cannot change, so it refers to the same file when it is opened later.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 
 
 def cache_root() -> Path:
-    """The folder all of acclimate's cached files live under, as an absolute path; not created here.
+    """Returns the absolute path of acclimate's cache folder, without creating it.
 
-    ``ACCLIMATE_CACHE``, else ``$XDG_CACHE_HOME/acclimate``, else ``~/.cache/acclimate``.
+    The path is ``ACCLIMATE_CACHE``, else ``$XDG_CACHE_HOME/acclimate``, else ``~/.cache/acclimate``.
 
     Raises:
         CacheWriteError: there is no home folder, or no working directory for a relative path.
@@ -45,7 +45,7 @@ def cache_root() -> Path:
         if os.path.isabs(base):  # the XDG specification says to ignore a relative path
             return Path(base) / "acclimate"
         return Path.home().absolute() / ".cache" / "acclimate"
-    except RuntimeError as error:  # pathlib's, of a user without HOME and without an entry in passwd
+    except RuntimeError as error:  # from pathlib, for a user without HOME and without an entry in passwd
         raise CacheWriteError(
             f"there is no folder for the cache: {error} Set ACCLIMATE_CACHE to an absolute path"
         ) from error
@@ -60,23 +60,23 @@ def cache_root() -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Makes sure that only this user and root can change what a folder of the cache holds.
+    """Checks that only this user and root can change the content of a cache folder.
 
-    A folder above it may be writable by others if it is sticky, as ``/tmp`` is: they can add names to it, but
-    not replace this user's. Folders that do not exist yet pass.
+    A parent folder that others can write to is accepted if it is sticky, as ``/tmp`` is: others can add names
+    to it, but not replace this user's. Folders that do not exist yet are accepted.
 
     Args:
-        folder: an absolute path. Links in it are followed, and the folders they lead through checked too.
+        folder: an absolute path. Symbolic links in it are followed, and their folders are checked too.
 
     Raises:
-        UntrustedCacheError: somebody else can; it names the folder and says what to do.
+        UntrustedCacheError: another user can change it; the message names the folder and says what to do.
         CacheWriteError: there is a file where a folder should be.
         OSError: the path cannot be followed.
     """
     if not checks_owners():
         return
     way, is_whole = _way_to(folder)
-    shared: str | None = None  # who else can write to the folder before
+    shared: str | None = None  # the other users who can write to the parent folder
     for path, status in way:
         owner_is_trusted = is_trusted_owner(status.st_uid) or is_unmapped_root(status.st_uid)
         if stat.S_ISLNK(status.st_mode):
@@ -101,12 +101,12 @@ def check_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder of the cache that others cannot write to, whatever the umask, and checks it.
+    """Creates a cache folder that others cannot write to, regardless of the umask, and checks it.
 
     Raises:
         UntrustedCacheError: others can change it or a folder above it.
         CacheWriteError: there is a file where a folder should be.
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     check_folder(folder)
     missing: list[Path] = []
@@ -117,7 +117,7 @@ def make_folder(folder: Path) -> None:
     for path in missing:
         try:
             path.mkdir(0o755)
-        except FileExistsError:  # another process was faster, or it is a link that leads nowhere
+        except FileExistsError:  # another process was faster, or it is a dangling symbolic link
             if not path.is_dir():
                 raise
         else:
@@ -130,7 +130,8 @@ def check_tree(folder: Path) -> None:
     """Checks a folder of the cache and everything in it.
 
     Raises:
-        UntrustedCacheError: others can change something in it, or there is something else than files.
+        UntrustedCacheError: others can change something in it, or it contains an entry that is neither a file
+            nor a folder.
         OSError: it cannot be read.
     """
     check_folder(folder)
@@ -141,7 +142,7 @@ def check_tree(folder: Path) -> None:
 
 
 def settle_modes(folder: Path) -> None:
-    """Takes from others the right to write to what programs have left in a folder of this process."""
+    """Removes other users' write permission from everything in a folder that this process created."""
     for path in (folder, *folder.rglob("*")):
         mode = os.lstat(path).st_mode
         if stat.S_ISLNK(mode):
@@ -155,15 +156,15 @@ def settle_modes(folder: Path) -> None:
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Opens a file in a folder that was checked; returns a descriptor that the caller closes.
+    """Opens a file in a checked folder; returns a descriptor that the caller closes.
 
-    A link is not followed, and it is the opened file that is checked.
+    Symbolic links are not followed. The check is made on the opened file.
 
     Raises:
         UntrustedCacheError: it is not this user's or root's, or others can write to it.
         OSError: it cannot be opened, or is a link.
     """
-    # O_NONBLOCK: opening a FIFO would wait for somebody to write to it.
+    # O_NONBLOCK, because opening a FIFO would wait for a writer.
     descriptor = os.open(path, flags | os.O_CLOEXEC | _NOFOLLOW | _NONBLOCK, 0o644)
     try:
         status = os.fstat(descriptor)
@@ -193,7 +194,7 @@ def read_file(path: Path) -> bytes:
 
 
 def _way_to(folder: Path) -> tuple[list[tuple[Path, os.stat_result]], bool]:
-    """Every folder and link on the way to a path, from the root on, and whether all of it exists."""
+    """Returns every folder and symbolic link from the root to a path, and whether the path exists."""
     current = Path(folder.anchor)
     way = [(current, os.lstat(current))]
     names = list(reversed(folder.parts[1:]))
@@ -240,7 +241,7 @@ def _check_entry(path: Path, status: os.stat_result) -> None:
 
 
 def _other_writers(path: Path, status: os.stat_result) -> str | None:
-    """Who besides the owner can write to a file or folder."""
+    """Returns the users besides the owner who can write to a file or folder, for a message."""
     if status.st_mode & stat.S_IWOTH:
         return "every user"
     if status.st_mode & stat.S_IWGRP and not is_trusted_group(status.st_gid, path):
@@ -249,7 +250,7 @@ def _other_writers(path: Path, status: os.stat_result) -> str | None:
 
 
 def _share(path: Path, mode: int) -> None:
-    """Gives what this process made to the group that shares the cache, where one does."""
+    """Gives a new file or folder to the group that shares the cache, if there is one."""
     gid = shared_group()
     if gid is not None:
         os.chown(path, -1, gid)
@@ -259,8 +260,8 @@ def _share(path: Path, mode: int) -> None:
 def _refused(path: Path, reason: str) -> UntrustedCacheError:
     return UntrustedCacheError(
         f'{reason}, who could put other code into the cache ("{path}"). Set ACCLIMATE_CACHE to a folder that '
-        "only you can write to; or take the right to write from others, and delete what they could have put "
-        f"there. {TRUST_VARIABLE}=GROUP trusts the members of a group"
+        "only you can write to; or remove the write permission of others, and delete files that they could "
+        f"have put there. {TRUST_VARIABLE}=GROUP trusts the members of a group"
     )
 
 

@@ -1,7 +1,7 @@
-"""One process at a time: a lock file that the kernel frees when its holder dies.
+"""A lock file that one process holds at a time, and that the kernel releases when the holder dies.
 
-Not ``filelock``: before version 4, which needs Python 3.11, it empties the file before the opened descriptor
-can be checked. A hard link under the lock's name would then empty another file.
+``filelock`` is not used: before version 4, which needs Python 3.11, it truncates the file before the opened
+descriptor can be checked. If another user replaced the lock by a hard link, it would empty another file.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def hold(path: Path, timeout_s: float, purpose: str, notice: int = logging.INFO) -> Iterator[None]:
-    """Holds the lock of one file; waits for whoever has it.
+    """Holds a lock file; waits until its holder releases it.
 
-    The file says who holds it. A network file system without locks counts as unlocked: the caller's rename
-    then decides between two builders.
+    The file names its holder. On a network file system without locks, every process gets the lock; the
+    caller's rename then decides which builder's result is kept.
 
     Args:
-        path: of the lock's file, in a folder that exists and was checked.
+        path: the lock file, in a folder that exists and was checked.
         timeout_s: the longest wait, in seconds.
-        purpose: what the holder does, for the messages of those who wait.
-        notice: the log's level of the message that this process waits.
+        purpose: the holder's work, for the messages of waiting processes, such as "building …".
+        notice: the log level of the message that this process waits.
 
     Raises:
-        OpLockTimeoutError: somebody else held it all the time.
-        UntrustedCacheError: others can write to the file, or it is a link.
-        OSError: the file cannot be made.
+        OpLockTimeoutError: another process held the lock until the timeout.
+        UntrustedCacheError: others can write to the file, or it is a symbolic link.
+        OSError: the file cannot be created.
     """
     if fcntl is None:
         yield
@@ -69,7 +69,7 @@ def hold(path: Path, timeout_s: float, purpose: str, notice: int = logging.INFO)
 
 
 def try_hold(path: Path) -> contextlib.AbstractContextManager[None] | None:
-    """The lock of one file where nobody has it; ``None`` where somebody has, or where there are no locks."""
+    """Returns the lock of a file if it is free; ``None`` if it is held or the system has no locks."""
     if fcntl is None:
         return None
     try:
@@ -130,7 +130,7 @@ def _open(path: Path) -> int:
 
 
 def _lock(descriptor: int, path: Path) -> bool:
-    """Whether the lock was free and the file is still the one that others find under its name."""
+    """Acquires the lock if it is free; returns whether that worked and the path still names this file."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -146,14 +146,14 @@ def _is_current(descriptor: int, path: Path) -> bool:
 
 
 def _sign(descriptor: int) -> None:
-    if os.fstat(descriptor).st_nlink != 1:  # also the name of another file, which must stay
+    if os.fstat(descriptor).st_nlink != 1:  # a hard link to another file, which must not be overwritten
         return
     holder = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-    with contextlib.suppress(OSError):  # a full disk: the lock holds, only its holder's name is not told
+    with contextlib.suppress(OSError):  # on a full disk the lock works, but does not name its holder
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(holder).encode(), 0)
 

@@ -1,4 +1,4 @@
-"""Which users and groups may change the cache: this user, root, and a group that the user names."""
+"""Decides which users and groups may change the cache: this user, root, and a group that the user names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def checks_owners() -> bool:
 
 
 def shared_group() -> int | None:
-    """The id of the group whose members share the cache; ``None`` where they do not.
+    """Returns the id of the group whose members share the cache; ``None`` if no group does.
 
     Raises:
         InvalidEnvironmentError: ``ACCLIMATE_CACHE_TRUST`` names no group.
@@ -39,7 +39,7 @@ def shared_group() -> int | None:
 
 
 def is_trusted_owner(uid: int) -> bool:
-    """Whether a file of that owner can be loaded: root's, this user's, or a member's of the shared group."""
+    """Whether a file of this owner may be loaded: root, this user, or a member of the sharing group."""
     if uid in (0, os.geteuid()):
         return True
     gid = shared_group()
@@ -47,10 +47,10 @@ def is_trusted_owner(uid: int) -> bool:
 
 
 def is_unmapped_root(uid: int) -> bool:
-    """Whether that is how this user namespace shows root, as in a container that maps this user alone.
+    """Whether this is the overflow uid, as which a user namespace without root shows root.
 
-    It shows every other user of the host the same way. So this is enough for a folder above the cache, whose
-    owner can rename what is in it but not make it this user's, and not for what is loaded.
+    It also shows every other unmapped user of the host this way. So an owner with this uid is accepted for a
+    parent folder of the cache, which such a user can only rename entries in, but not for files to load.
     """
     try:
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
@@ -60,25 +60,25 @@ def is_unmapped_root(uid: int) -> bool:
 
 
 def is_trusted_group(gid: int, path: Path) -> bool:
-    """Whether a file that this group can write to is as safe as one that only its owner can.
+    """Whether a file that this group can write to is as safe as one that only its owner can write to.
 
-    So for root's group, for a group of this user alone (distributions make one for each, with a umask of
-    002), and for the group that shares the cache.
+    This is true for root's group, for a group whose only member is this user (distributions create one per
+    user, with a umask of 002), and for the group that shares the cache.
     """
-    if _has_access_list(path):  # then the group's bits speak of other users and groups too
+    if _has_access_list(path):  # with an ACL, the group bits are the mask for other users and groups
         return False
     return gid == shared_group() or _is_own_group(gid, os.geteuid())
 
 
 def user_name(uid: int) -> str:
-    """A user as people know it: "ann (uid 1000)"."""
+    """Returns a user's name for a message: "ann (uid 1000)"."""
     with contextlib.suppress(KeyError):
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     return f"the user with uid {uid}"
 
 
 def group_name(gid: int) -> str:
-    """A group as people know it: "staff (gid 50)"."""
+    """Returns a group's name for a message: "staff (gid 50)"."""
     with contextlib.suppress(KeyError):
         return f"{grp.getgrgid(gid).gr_name} (gid {gid})"
     return f"with gid {gid}"
@@ -97,7 +97,7 @@ def _group_id(name: str) -> int:
 
 @cache
 def _groups(uid: int) -> frozenset[int]:
-    """The groups that a user is in."""
+    """Returns the ids of the groups that a user is in."""
     try:
         user = pwd.getpwuid(uid)
         return frozenset(os.getgrouplist(user.pw_name, user.pw_gid))

@@ -1,8 +1,8 @@
-"""How a folder appears in the cache: filled in private by one process, flushed, and renamed into place.
+"""Publishes a folder in the cache: one process fills a private folder, flushes it, and renames it into place.
 
-<parent>/<name>                           what is published
-<parent>/.<name>.lock                     held by the process that fills it
-<parent>/.<name>.<8 hex digits>.partial   where it does
+<parent>/<name>                           the published folder
+<parent>/.<name>.lock                     the lock that the filling process holds
+<parent>/.<name>.<8 hex digits>.partial   the private folder
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from acclimate.cache.folder import check_tree, make_folder, settle_modes
 from acclimate.cache.lock import hold, try_hold
 from acclimate.errors import AcclimateError, CacheWriteError
 
-# What a file system answers when it takes no more bytes: full, over quota, over the process's size limit.
+# The errors of a file system that takes no more bytes: full, over quota, over the process's size limit.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# What it answers when it takes none at all, or when the path cannot be followed.
+# The errors of a file system that cannot be written at all, or of a path that cannot be followed.
 _REFUSED = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG,
     errno.ELOOP, errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.ENOENT,
 }  # fmt: skip
 UNWRITABLE = frozenset(_FULL | _REFUSED)
-"""The numbers of errors that are the file system's, as opposed to a bug of ours."""
+"""The ``errno`` values that come from the file system, as opposed to a bug in acclimate."""
 
 _PARTIAL = ".partial"
 
@@ -37,11 +37,11 @@ _PARTIAL = ".partial"
 def publish_once(
     folder: Path, build: Callable[[Path], None], is_whole: Callable[[], bool] | None = None
 ) -> Path:
-    """Returns ``folder``, after filling it as :func:`publish` does if it does not exist yet.
+    """Returns ``folder``; if it does not exist yet, fills it first with :func:`publish`.
 
     Args:
-        folder: to be filled.
-        build: fills the folder that it is given.
+        folder: the folder to publish.
+        build: fills the private folder that it gets.
         is_whole: whether ``folder`` needs no building; by default, whether it exists.
 
     Raises:
@@ -72,24 +72,24 @@ def publish(
     timeout_s: float = math.inf,
     notice: int = logging.INFO,
 ) -> None:
-    """Fills ``folder`` with ``build(private_folder)``, unless another process has meanwhile.
+    """Fills ``folder`` with ``build(private_folder)``, unless another process does so first.
 
-    The private folder is on the same file system and is renamed into place after everything in it has
-    reached the disk, so ``folder`` is complete or absent, whatever kills the builder. Of several
-    processes that ask at once, one builds and the others wait and use its result; the lock belongs to
-    the kernel, so a dead builder never blocks. Private folders that dead builders left are removed.
+    The private folder is on the same file system, and is renamed into place after its content has reached
+    the disk. So ``folder`` is complete or absent even if the builder is killed. Of several processes that
+    call this at once, one builds and the others wait and use its result. The kernel releases the lock of a
+    dead builder. Private folders of dead builders are removed.
 
     Args:
-        folder: to be filled; what it holds now is replaced if it is not whole.
-        build: fills the folder that it is given.
-        is_whole: whether ``folder`` needs no building.
-        purpose: what the builder does, for those who wait: "building …".
+        folder: the folder to publish; it replaces an existing one that is not complete.
+        build: fills the private folder that it gets.
+        is_whole: returns whether ``folder`` is complete.
+        purpose: the builder's work, for the messages of waiting processes: "building …".
         timeout_s: the longest wait for another process, in seconds.
-        notice: the log's level of the message that this process waits.
+        notice: the log level of the message that this process waits.
 
     Raises:
-        OpLockTimeoutError: another process was building it all the time.
-        UntrustedCacheError: others can change what is in the folder's parent.
+        OpLockTimeoutError: another process was building the folder until the timeout.
+        UntrustedCacheError: others can change the content of the folder's parent.
         OSError: the folder cannot be written.
     """
     parent = folder.parent
@@ -104,7 +104,7 @@ def publish(
             build(private)
             settle_modes(private)
             _flush(private)
-            if os.path.lexists(folder) and not is_whole():  # truncated, or overwritten: of no use to anybody
+            if os.path.lexists(folder) and not is_whole():  # truncated or overwritten, so unusable
                 remove(folder)
             _rename(private, folder)
         finally:
@@ -112,20 +112,20 @@ def publish(
 
 
 def lock_file(folder: Path) -> Path:
-    """Whose lock is held while a folder is filled.
+    """Returns the lock file of a folder, which is held while the folder is filled.
 
-    The file stays: removing it would let two processes hold "the" lock on two different files.
+    The file is never removed: two processes could then hold locks on two different files of this name.
     """
     return folder.with_name(f".{folder.name}.lock")
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """The private folders of one folder's builders: of the one that holds the lock, and of dead ones."""
+    """Returns the private folders of a folder's builders: the lock's holder, and dead builders."""
     return sorted(folder.parent.glob(f".{folder.name}.*{_PARTIAL}"))
 
 
 def _remove_leftovers(parent: Path, held: str) -> None:
-    """Removes the private folders of dead builders: those whose lock nobody holds, or this process does."""
+    """Removes the private folders of dead builders: those whose lock is free or held by this process."""
     for leftover in parent.glob(f".*{_PARTIAL}"):
         name = leftover.name[1 : -len(_PARTIAL)].rpartition(".")[0]
         if name == held:
@@ -138,12 +138,12 @@ def _remove_leftovers(parent: Path, held: str) -> None:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder, and not a link to one."""
+    """Whether the path is a folder, and not a symbolic link to one."""
     return path.is_dir() and not path.is_symlink()
 
 
 def remove(path: Path) -> None:
-    """Removes what is under a name; of a link, only the link."""
+    """Removes a file or folder; removes a symbolic link, but not its target."""
     if is_folder(path):
         shutil.rmtree(path)
     else:
@@ -151,7 +151,7 @@ def remove(path: Path) -> None:
 
 
 def _discard(path: Path) -> None:
-    """Removes what a builder left, as far as that can be done; ``rmtree`` alone would wait at a FIFO."""
+    """Removes a builder's folder as far as possible; plain ``rmtree`` would block on a FIFO."""
     if is_folder(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -160,13 +160,13 @@ def _discard(path: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Makes every file of a folder reach the disk, so that a power cut after the rename loses nothing."""
+    """Syncs every file of a folder to disk, so that a power failure after the rename loses nothing."""
     for path in [*folder.rglob("*"), folder]:
         _sync(path)
 
 
 def _sync(path: Path) -> None:
-    """Makes a file, or the entries of a folder, reach the disk."""
+    """Syncs a file, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -189,7 +189,7 @@ def _rename(private: Path, folder: Path) -> None:
 
 
 def _explained(error: OSError, folder: Path) -> CacheWriteError | None:
-    """The error for a person, where it is about the cache and not about what is read to fill it."""
+    """Returns the error to raise if the cache caused it; ``None`` if reading ``build``'s input did."""
     named = error.filename
     if isinstance(named, str) and not Path(named).is_relative_to(folder.parent) and folder.parent.is_dir():
         return None
@@ -204,12 +204,12 @@ def _explained(error: OSError, folder: Path) -> CacheWriteError | None:
 
 
 def refusal(error: OSError) -> str:
-    """What the file system refused, with the path where the error has one."""
+    """Returns the text of a file system's error, with the path if the error has one."""
     return f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
 
 
 def full_disk_error(folder: Path, needed_bytes: int | None = None) -> CacheWriteError:
-    """The error for a file system that cannot take ``needed_bytes`` more (``None``: it just refused some)."""
+    """Returns the error for a full disk; ``needed_bytes`` is the missing space, if known."""
     amount = "" if needed_bytes is None else f": {needed_bytes / 1e6:.0f} MB are needed"
     with contextlib.suppress(OSError):
         amount += f"{',' if amount else ':'} {shutil.disk_usage(folder).free / 1e6:.0f} MB are free"

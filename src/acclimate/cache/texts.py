@@ -1,4 +1,4 @@
-"""Texts in the cache that cost time to make again, and nothing else: a damaged one is not used."""
+"""Texts in the cache that can always be made again, so a damaged or missing one only costs time."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class KeptTexts:
-    """The texts of one kind, each under a key that covers all that it follows from."""
+    """The texts of one kind, each under a key that covers everything it depends on."""
 
     folder: str
     """The name of their folder in the cache."""
     file: str
     """The name of the file in the folder of each."""
     noun: str
-    """What a text is, for messages: "the plan"."""
+    """A noun for messages: "the plan"."""
     instead: str
-    """What is done without it: "planning anew"."""
+    """What happens without the text, for messages: "planning again"."""
     logger: logging.Logger
 
     def load(self, key: str, read: Callable[[str], _T]) -> _T | None:
-        """Returns what ``read`` makes of the text under a key; ``None`` where there is none that is whole.
+        """Returns ``read``'s result for the text under a key; ``None`` if it is missing or damaged.
 
         ``read`` raises a ValueError, KeyError, IndexError, AttributeError or TypeError for a text that it
         cannot use.
@@ -55,7 +55,7 @@ class KeptTexts:
             return None
 
     def save(self, key: str, text: str) -> None:
-        """Saves a text; a cache that takes no files costs the next start some time, and nothing else."""
+        """Saves a text; if the cache is not writable, only logs it."""
         content = json.dumps({"digest": _digest(text), "text": text})
 
         def write(folder: Path) -> None:
@@ -71,7 +71,7 @@ class KeptTexts:
             folder = self._path(key)
             publish_once(folder, write, is_whole=is_saved)
         except (AcclimateError, OSError) as error:
-            self.logger.info("%s is not kept for the next start: %s", self.noun, error)
+            self.logger.info("%s is not saved for the next start: %s", self.noun, error)
 
     def _path(self, key: str) -> Path:
         return cache_root() / self.folder / key

@@ -1,10 +1,10 @@
-"""A project's own tests on an accelerator of one's choice.
+"""Runs a project's tests on a chosen accelerator.
 
     pytest --on-accelerator sim tests/
     ACCLIMATE_ACCELERATOR=sim pytest tests/
 
-pytest loads this module in every project that has acclimate installed, so it imports next to nothing, and
-does nothing where no accelerator is named.
+pytest loads this module in every project that has acclimate installed, so it imports almost nothing, and does
+nothing unless an accelerator is named.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         OPTION,
         metavar="NAME",
         default=None,
-        help=f"make this accelerator before any test is imported: torch's current accelerator, and what test "
-        f"suites take for their device; also by {VARIABLE}. The default device stays the project's",
+        help=f"select this accelerator before any test is imported, and set the variables from which test "
+        f"suites read their device; same as {VARIABLE}. torch's default device stays unchanged",
     )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Makes the accelerator where one is named, before a conftest looks for devices."""
+    """Selects the named accelerator, if any, before a conftest looks for devices."""
     name = early_config.known_args_namespace.on_accelerator or os.environ.get(VARIABLE)
     if not name:
         return
@@ -56,7 +56,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """A line that tells the device."""
+    """Returns a line that names the device."""
     return config.stash.get(_header, None)
 
 

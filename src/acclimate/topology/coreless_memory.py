@@ -1,8 +1,8 @@
 """Finds fast memory among the memory nodes that have no processors, such as HBM in flat mode.
 
 Such a node may also be slow (CXL, persistent memory), belong to a device (the GPUs of Grace Hopper), or be a
-slice of other memory (``numa=fake``). Sizes and distances cannot tell these apart, so only what the kernel or
-the processor says about speed counts.
+slice of other memory (``numa=fake``). Sizes and distances cannot tell these apart, so only speeds that the
+kernel or the processor reports count.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ _FARTHEST = 40
 
 
 def fast_memory_near(topology: Topology, index: int, root: Path = LIVE) -> int | None:
-    """The nearest node without processors whose memory is faster for node ``index`` than its own, if any.
+    """Returns the nearest node without processors whose memory is faster for node ``index`` than its own.
 
-    The answer is a node only where the system says that it is faster, and ``None`` wherever that is unknown,
-    because memory of the own node is never a bad choice. The node must have memory that this process may
-    use, be at most four times the local distance away, and belong to node ``index``: the kernel lists
-    ``index`` among its initiators or, where it lists none, ``index`` is nearer than all other nodes with
-    processors. Then the first of these decides:
+    Returns ``None`` if no node is known to be faster, because a node's own memory is never a bad choice. The
+    node found must have memory that this process may use, be at most four times the local distance away, and
+    belong to node ``index``: the kernel lists ``index`` among its initiators or, if it lists none, ``index``
+    is nearer than all other nodes with processors. The first of these rules that applies decides:
 
     1. Memory of a device (a generic initiator): no.
     2. The memory tiers of the two nodes, where they differ: yes if its tier is the faster one.
@@ -69,7 +68,7 @@ def _belongs_to(topology: Topology, root: Path, home: MemoryNode, node: MemoryNo
 
 
 def _is_faster(root: Path, home: MemoryNode, node: MemoryNode) -> bool:
-    """Whether the system says that a node's memory is faster for the processors of ``home`` than theirs."""
+    """Whether a node's memory is known to be faster for the processors of ``home`` than their own."""
     if node.index in (read_cpus(under(root, f"{_NODE}/has_generic_initiator")) or ()):
         return False
     tiers = _tiers(root)
@@ -100,7 +99,7 @@ def _access_classes(root: Path, node: int) -> Iterator[tuple[str, list[int]]]:
 
 
 def _read_bandwidth(root: Path, home: int, node: int) -> int | None:
-    """MB/s that firmware (the HMAT) promises to processors of ``home`` that read memory of ``node``."""
+    """Returns the read bandwidth in MB/s from ``home``'s processors to ``node``, as reported by HMAT."""
     for folder, initiators in _access_classes(root, node):
         if home in initiators and (bandwidth := read_number(f"{folder}/read_bandwidth")):
             return bandwidth
@@ -108,7 +107,7 @@ def _read_bandwidth(root: Path, home: int, node: int) -> int | None:
 
 
 def _is_xeon_phi(root: Path) -> bool:
-    # Knights Landing and Knights Mill, by number, as early ones do not have the name.
+    # Knights Landing and Knights Mill, by model number, because early ones do not report the name.
     cpuinfo = (read(under(root, "/proc/cpuinfo")) or "")[:4096]
     return bool(
         re.search(r"^vendor_id\s*: GenuineIntel$", cpuinfo, re.MULTILINE)

@@ -41,7 +41,7 @@ class Core:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a processor is, as far as the kernel says."""
+    """The package and core of a processor, as far as the kernel reports them."""
 
     package: int | None
     core: tuple[int | None, ...] | None
@@ -79,11 +79,11 @@ def read_cores(root: Path, cpus_by_node: Mapping[int, tuple[int, ...]]) -> tuple
 
 
 def _cores_of(root: Path, cpus: Iterable[int], places: Mapping[int, _Place]) -> list[tuple[int, ...]]:
-    """The hardware threads of each core of a node.
+    """Returns the hardware threads of each core of a node.
 
-    What the kernel calls siblings is one core, as in ``lscpu``: also the two halves of an AMD compute
-    unit, which have a core_id each but share their floating-point unit. A core_id is unique only
-    within a node: the two nodes of some packages number theirs alike.
+    The kernel's thread siblings form one core, as in ``lscpu``. So do the two halves of an AMD compute unit,
+    which have different core_ids but share a floating-point unit. A core_id is unique only within a node,
+    because the two nodes of some packages use the same ones.
     """
     cores: dict[object, list[int]] = {}
     for cpu in cpus:
@@ -104,7 +104,7 @@ def _places(root: Path, cpus: Iterable[int]) -> dict[int, _Place]:
     places = {cpu: _place(root, cpu) for cpu in cpus}
     if any(place.package is None or place.core is None for place in places.values()):
         for cpu, place in _places_in_cpuinfo(read(under(root, "/proc/cpuinfo")) or "").items():
-            # One source for both numbers: those of the other may count from another start.
+            # Both numbers come from one source, because the other source may number differently.
             if cpu in places and places[cpu] == _Place(None, None):
                 places[cpu] = place
     return places
@@ -133,8 +133,8 @@ def _places_in_cpuinfo(text: str) -> dict[int, _Place]:
             continue
         before = processors.get((package, core), 0)
         processors[package, core] = before + 1
-        # Some virtual machines give all processors the same numbers, and merged machines repeat them. No
-        # core has more threads than these two lines say.
+        # Some virtual machines give all processors the same ids, and merged machines repeat them. No core has
+        # more threads than siblings / cpu cores.
         threads = number.get("siblings", 0) // (number.get("cpu cores") or 1)
         places[cpu] = _Place(package, (package, core, before // threads if threads else 0))
     return places
@@ -144,17 +144,17 @@ def _places_in_cpuinfo(text: str) -> dict[int, _Place]:
 
 
 def _capacities(root: Path, cpus: list[int]) -> dict[int, int]:
-    """How fast each processor is, all from the same kind of file; zeros where no kind covers them all.
+    """Returns the speed of each processor, all from one kind of file; zeros if no kind covers them all.
 
-    A kind of file by which all are alike gives way to one that tells them apart: older kernels say 1024
-    for each core of some hybrid machines, and the frequencies of Intel's Lakefield are alike.
+    A kind of file with different values is preferred: older kernels report 1024 for each core of some hybrid
+    machines, and Intel's Lakefield reports equal frequencies.
     """
     known: list[dict[int, int]] = []
     for name in ("cpu_capacity", "acpi_cppc/highest_perf", "cpufreq/cpuinfo_max_freq"):
         values = _values(root, cpus, name)
         if values is None or max(values.values()) <= 0:
             continue
-        # AMD ranks cores that are alike by highest_perf, as hints for the scheduler; nominal_perf tells.
+        # AMD's highest_perf differs between equal cores, as a hint for the scheduler; nominal_perf does not.
         if name == "acpi_cppc/highest_perf":
             nominal = _values(root, cpus, "acpi_cppc/nominal_perf")
             if nominal is not None and not _differ(nominal):
@@ -176,7 +176,7 @@ def _values(root: Path, cpus: Iterable[int], name: str) -> dict[int, int] | None
 
 
 def _differ(values: Mapping[int, int]) -> bool:
-    """Whether there is more than one kind of core among these."""
+    """Whether the values show more than one kind of core."""
     return min(values.values()) < _EFFICIENCY_BELOW * max(values.values())
 
 

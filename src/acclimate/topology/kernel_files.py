@@ -12,8 +12,8 @@ from acclimate.errors import TopologyError
 LIVE = Path("/")
 """The root of the running machine. Any other root is that of a recorded machine."""
 
-# Linux supports 8,192 processors and 1,024 memory nodes. The bound keeps a slip of the keyboard such
-# as "0-99999999999" from filling the memory.
+# Linux supports 8,192 processors and 1,024 memory nodes. The bound keeps a typing error such as
+# "0-99999999999" from filling the memory.
 _HIGHEST_NUMBER = 1 << 20
 
 _ITEM = re.compile(r"\s*([0-9]{1,18})(?:-([0-9]{1,18})(?::([0-9]{1,18})/([0-9]{1,18}))?)?\s*", re.ASCII)
@@ -44,7 +44,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
         if last < first:
             raise TopologyError(f'the range "{item.strip()}" descends; write it as "{last}-{first}"')
         if last > _HIGHEST_NUMBER:
-            raise TopologyError(f'"{item.strip()}" is beyond the processors any machine has')
+            raise TopologyError(f'"{item.strip()}" is beyond the processors that Linux supports')
         if not 0 < used <= group:
             raise TopologyError(f'the stride of "{item.strip()}" must be USED/GROUP with 0 < USED <= GROUP')
         chosen = [n for n in range(first, last + 1) if (n - first) % group < used]
@@ -74,7 +74,7 @@ def parse_cpu_mask(text: str) -> tuple[int, ...]:
         TopologyError: the text is not of that form.
     """
     if _MASK.fullmatch(text.strip()) is None:
-        raise TopologyError(f'"{text.strip()}" is no CPU mask; one reads like "00000000,0000ffff"')
+        raise TopologyError(f'"{text.strip()}" is not a CPU mask such as "00000000,0000ffff"')
     bits = int(text.replace(",", ""), 16)
     return tuple(n for n in range(bits.bit_length()) if bits >> n & 1)
 
@@ -109,7 +109,7 @@ def read_number(path: str) -> int | None:
     if not text:
         return None
     if re.fullmatch(r"-?[0-9]{1,20}", text, re.ASCII) is None:
-        raise TopologyError(f'{path} holds "{text[:80]}" where a whole number belongs')
+        raise TopologyError(f'{path} holds "{text[:80]}", but must hold an integer')
     return int(text)
 
 
@@ -117,7 +117,7 @@ def parse_cpus(text: str, path: str) -> frozenset[int]:
     """The set in a CPU list that was read from ``path``.
 
     Raises:
-        TopologyError: it is no such list; the message names the file.
+        TopologyError: the text is not a CPU list; the message names the file.
     """
     try:
         return frozenset(parse_cpu_list(text))

@@ -27,7 +27,7 @@ class _Group(NamedTuple):
 
 
 def total_memory(root: Path = LIVE) -> int:
-    """The most memory that this process can have, in bytes: the host's, or less if a control group limits it.
+    """Returns the bytes of memory that this process can use: the host's, or a control group's lower limit.
 
     Raises:
         TopologyError: the system's files on memory are corrupt, or ``root`` has none.
@@ -40,7 +40,7 @@ def total_memory(root: Path = LIVE) -> int:
 def available_memory(root: Path = LIVE) -> int:
     """The memory that this process can still take without swapping, in bytes.
 
-    This is the smallest of what the host and each of the process's control groups have left. Page cache that
+    This is the smallest amount left in the host and in each of the process's control groups. Page cache that
     the kernel can free on demand counts as available.
 
     Raises:
@@ -80,13 +80,13 @@ def _limit_in(path: str) -> int | None:
     if text == "max":
         return None
     if not (text.isdecimal() and len(text) <= 20):
-        raise TopologyError(f'{path} holds "{text[:80]}" where a number of bytes or "max" belongs')
+        raise TopologyError(f'{path} holds "{text[:80]}", but must hold a number of bytes or "max"')
     return int(text)
 
 
 def _groups(root: Path) -> tuple[_Group, ...]:
-    # Finding the groups takes longer than reading them and they move only with the process, which its
-    # own line in this file then shows.
+    # Cached, because finding the groups takes longer than reading them. They change only if the process moves
+    # to another group, which changes its line in this file.
     return _groups_of(root, read(under(root, "/proc/self/cgroup")))
 
 

@@ -148,7 +148,7 @@ def _online_cpus(root: Path) -> frozenset[int]:
     if not online:
         cpuinfo = read(under(root, "/proc/cpuinfo")) or ""
         online = frozenset(map(int, re.findall(r"^processor\s*:\s*([0-9]{1,9})\s*$", cpuinfo, re.MULTILINE)))
-    # Some containers show fewer processors in /sys than the kernel schedules this process on.
+    # Some containers list fewer processors in /sys than this process may run on.
     online |= _affinity(root) or frozenset()
     return online or frozenset(range(os.cpu_count() or 1))
 
@@ -175,7 +175,7 @@ def _from_status(root: Path, name: str) -> frozenset[int] | None:
 
 
 def _within(numbers: frozenset[int], *restrictions: frozenset[int] | None) -> frozenset[int]:
-    """Narrows a set; a restriction that would leave nothing cannot be this process's and is passed over."""
+    """Intersects sets; skips a restriction that would leave nothing, because it cannot be this process's."""
     for restriction in restrictions:
         if restriction is not None:
             numbers = numbers & restriction or numbers
@@ -195,7 +195,7 @@ def _cpus_by_node(root: Path, online: frozenset[int]) -> dict[int, set[int]]:
         folder = under(root, f"{_NODE}/node{index}")
         # Old kernels list offline processors too.
         own = left.intersection(read_cpus(f"{folder}/cpulist", f"{folder}/cpumap") or ())
-        # A node with online processors is online, whatever the list of nodes says.
+        # A node with online processors is online, even if the list of nodes omits it.
         if own or index in online_nodes or online_nodes.isdisjoint(there):
             nodes[index] = own
             left -= own
@@ -218,7 +218,7 @@ def _memory_bytes(root: Path, index: int) -> int:
         return 0
     amount = re.fullmatch(r"([0-9]{1,18}) kB", match[1].strip(), re.ASCII)
     if amount is None:
-        raise TopologyError(f'{path} gives MemTotal as "{match[1]}" where a number of kB belongs')
+        raise TopologyError(f'{path} gives MemTotal as "{match[1]}", but must give a number of kB')
     return int(amount[1]) * 1024
 
 
@@ -226,8 +226,8 @@ def _distances(root: Path, index: int, nodes: Iterable[int]) -> dict[int, int]:
     path = under(root, f"{_NODE}/node{index}/distance")
     words = (read(path) or "").split()
     if not all(word.isdecimal() and len(word) < 10 for word in words):
-        raise TopologyError(f'{path} holds "{" ".join(words)[:80]}" where whole numbers belong')
-    # A column for each online node, which leaves out the holes in their numbering.
+        raise TopologyError(f'{path} holds "{" ".join(words)[:80]}", but must hold integers')
+    # There is one column per online node, without columns for missing node numbers.
     for columns in (list(nodes), numbered_entries(under(root, _NODE), "node")):
         if len(columns) == len(words):
             return dict(zip(columns, map(int, words), strict=True))
