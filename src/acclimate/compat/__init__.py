@@ -1,1 +1,1 @@
-"""Other libraries on an accelerator that they have no name for: one module a library."""
+"""Makes other libraries work on accelerators that they do not know; one module per library."""

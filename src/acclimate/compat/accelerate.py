@@ -1,8 +1,8 @@
-"""Hugging Face Accelerate on an accelerator that it has no name for.
+"""Makes Hugging Face Accelerate work on accelerators that it does not know.
 
-Accelerate finds hardware by a list of names. For any other it has an environment variable for the device,
-uses a process group that was started before, and takes a number in a device map for a device of torch's
-current accelerator. This module says these three for this process, and changes nothing of Accelerate.
+Accelerate detects hardware from a list of names. For other hardware it reads an environment variable for the
+device, uses an existing process group, and takes a number in a device map for a device of torch's current
+accelerator. This module sets these three for this process, and patches nothing in Accelerate.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"
 """Names the device of a process to Accelerate, and to the ``Trainer`` of transformers."""
 
 ON_A_CPU = {"cpu": True}
-"""Of ``accelerate.Accelerator``: take no accelerator by name, and gloo or the process group that there is."""
+"""The argument of ``accelerate.Accelerator`` that skips detection, and uses gloo or an existing group."""
 
 FOUND_BY_NAME: dict[str, dict[str, bool]] = {
     "cpu": ON_A_CPU,
     **{name: {} for name in ("cuda", "hpu", "mlu", "mps", "musa", "neuron", "npu", "sdaa", "xla", "xpu")},
 }
-"""The device types that Accelerate 1.x finds by itself, and what it has to be told for each."""
+"""The device types that Accelerate 1.x detects, and the arguments that it needs for each."""
 
 
 def accelerator_options() -> dict[str, bool]:
-    """Arguments of ``accelerate.Accelerator``, with which it works on the accelerator of this process.
+    """Returns the arguments with which ``accelerate.Accelerator`` works on this process's accelerator.
 
-    For a device that Accelerate has no name for, sets ``ACCELERATE_TORCH_DEVICE``. In a launched rank also
-    makes the rank's device the current one, and starts the default process group where it was not started.
+    For a device that Accelerate does not know, sets ``ACCELERATE_TORCH_DEVICE``. In a launched rank, also
+    makes the rank's device the current one, and creates the default process group unless it exists.
 
     Returns:
-        ``{"cpu": True}`` on a CPU, and in a launched rank on a device without a name there, where it only
-        keeps Accelerate from choosing a backend of its own; else ``{}``.
+        ``{"cpu": True}`` on a CPU; also in a launched rank on a device that Accelerate does not know, where
+        it only keeps Accelerate from choosing a process-group backend; else ``{}``.
     """
     accelerator = get_accelerator()
     found = FOUND_BY_NAME.get(accelerator.device_type)
@@ -50,10 +50,10 @@ def accelerator_options() -> dict[str, bool]:
 
 
 def max_memory() -> dict[int | str, int] | None:
-    """The argument of that name for ``device_map="auto"``: the free bytes of each device and of the host.
+    """Returns the ``max_memory`` argument for ``device_map="auto"``: free bytes of each device and the host.
 
     Returns:
-        ``None``, its default, for a device that Accelerate finds by itself.
+        ``None``, the argument's default, for a device that Accelerate detects itself.
     """
     accelerator = get_accelerator()
     if accelerator.device_type in FOUND_BY_NAME:

@@ -1,4 +1,4 @@
-"""The environment variables by which test suites of other projects are told their device."""
+"""The environment variables from which test suites of other projects read their device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TEST_DEVICE_VARIABLES = (
 
 
 def tell_libraries(accelerator: Accelerator) -> dict[str, str]:
-    """Sets the variables that are not set yet, in this process and those that it starts.
+    """Sets those of the variables that are unset, for this process and its children.
 
     Returns:
-        What was set.
+        The variables that were set.
     """
     wanted = dict.fromkeys(TEST_DEVICE_VARIABLES, accelerator.device_type)
     if accelerator.device_type not in FOUND_BY_NAME:

@@ -1,11 +1,11 @@
-"""DeepSpeed on any accelerator, and code written for DeepSpeed without it.
+"""Runs DeepSpeed on any accelerator, and code written for DeepSpeed without DeepSpeed.
 
-With DeepSpeed installed, :func:`register` makes it run on this process's accelerator. It must be called
-before the first ``import deepspeed``. ``acclimate run --deepspeed`` does it for programs that cannot be
-edited.
+If DeepSpeed is installed, :func:`register` makes it run on this process's accelerator. Call it before the
+first ``import deepspeed``. ``acclimate run --deepspeed`` calls it for programs that cannot be edited.
 
-Without DeepSpeed, importing this package is enough: ``import deepspeed`` then finds the names of its
-accelerator layer and of what runs here (:mod:`~acclimate.compat.deepspeed.names`).
+If DeepSpeed is not installed, importing this package is enough: ``import deepspeed`` then offers the names of
+DeepSpeed's accelerator layer and of the functions that acclimate implements
+(:mod:`~acclimate.compat.deepspeed.names`).
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from acclimate.errors import ImportOrderError, InvalidEnvironmentError, excerpt
 __all__ = ["OPS_VARIABLE", "STARTUP", "VARIABLE", "child_environment", "register", "start"]
 
 VARIABLE = "ACCLIMATE_DEEPSPEED"
-"""``1`` in the environment: ``import acclimate`` calls :func:`register`. A Python with :data:`STARTUP` on its
-path does so at its start; there, ``names`` only offers the names."""
+"""If this variable is ``1``, ``import acclimate`` calls :func:`register`, and a Python with :data:`STARTUP`
+on its path does so at its start. With ``names``, such a Python only offers DeepSpeed's names."""
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-"""Torch's variable: ``1`` asks Linux for huge pages for host tensors of 2 MiB or more. Torch reads it once,
-when it first allocates memory on the host."""
+"""torch's variable: ``1`` requests huge pages from Linux for CPU tensors of 2 MiB or more. torch reads it
+once, at its first CPU allocation."""
 STARTUP = Path(__file__).with_name("startup")
 """A folder for ``PYTHONPATH``: its ``sitecustomize`` registers in each Python that starts."""
 
 
 def register(*, ops: bool | None = None) -> None:
-    """Makes DeepSpeed run on this process's accelerator, here and in Pythons that this process starts.
+    """Makes DeepSpeed run on this process's accelerator, here and in child Python processes.
 
-    Large host tensors get huge pages, unless the environment has :data:`HUGE_PAGES`: DeepSpeed's offloading
-    makes and frees large tensors for each gradient, and each page of theirs costs a page fault.
+    Large CPU tensors get huge pages, unless :data:`HUGE_PAGES` is set: DeepSpeed's offloading allocates and
+    frees large tensors for each gradient, and each of their pages costs a page fault.
 
     Args:
         ops: whether DeepSpeed's optimizers, swappers and collectives use acclimate's native ops instead of
-            DeepSpeed's, where both have one; ``None``: as ``ACCLIMATE_DEEPSPEED_OPS`` says, or not.
+            DeepSpeed's, if both exist; ``None`` reads ``ACCLIMATE_DEEPSPEED_OPS``, which is off by default.
 
     Raises:
-        ImportOrderError: DeepSpeed was imported before, and has fixed its accelerator and its op builders.
+        ImportOrderError: DeepSpeed was already imported, and keeps its accelerator and op builders.
     """
     if ops is not None:
         if ACCELERATOR_MODULE in sys.modules and ops != (os.environ.get(OPS_VARIABLE) == "1"):
             raise ImportOrderError(
                 "deepspeed was imported before acclimate.compat.deepspeed.register() was called with "
-                f"ops={ops}, so it keeps the op builders that it has. Call register(ops={ops}) first."
+                f"ops={ops}, so it keeps its present op builders. Call register(ops={ops}) first."
             )
         os.environ[OPS_VARIABLE] = str(int(ops))
     if not any(isinstance(finder, AcceleratorFinder) for finder in sys.meta_path):
@@ -64,10 +64,10 @@ def register(*, ops: bool | None = None) -> None:
 
 
 def child_environment(python_path: str, asked: str = "1") -> dict[str, str]:
-    """Returns the variables that make a Python do at its start what is asked for.
+    """Returns the variables with which a Python process acts on :data:`VARIABLE` at its start.
 
     Args:
-        python_path: the ``PYTHONPATH`` that it would have without them.
+        python_path: the ``PYTHONPATH`` that the process would otherwise have.
         asked: the value of :data:`VARIABLE`.
     """
     folders = [folder for folder in python_path.split(os.pathsep) if folder and folder != str(STARTUP)]
@@ -75,10 +75,10 @@ def child_environment(python_path: str, asked: str = "1") -> dict[str, str]:
 
 
 def start() -> None:
-    """Does what :data:`VARIABLE` asks for; called when a Python starts.
+    """Acts on the value of :data:`VARIABLE`; called when Python starts.
 
     Raises:
-        InvalidEnvironmentError: the variable has a value that it cannot have.
+        InvalidEnvironmentError: the variable has an invalid value.
     """
     asked = os.environ.get(VARIABLE, "")
     if asked not in ("", "0", "1", "names"):

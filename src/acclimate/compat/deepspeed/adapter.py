@@ -1,4 +1,4 @@
-"""One of our accelerators as a DeepSpeed accelerator."""
+"""Adapts an acclimate accelerator to DeepSpeed's accelerator class."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _PINNING = ("pin_memory", "pin_empty", "pin_empty_like", "is_pinned", "unpin_mem
 """Methods that stay DeepSpeed's: they count pinned bytes, and use DeepSpeed's own allocator if
 ``DS_PIN_MEMORY_BACKEND=native``. Otherwise they call the ``_torch_…`` methods, which are ours."""
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-"""What DeepSpeed's launcher sets for accelerators without such a variable: it takes the first without asking
-whether there is one. DeepSpeed's CPU accelerator gives the same name."""
+"""The visible-devices variable for accelerators that have none: DeepSpeed's launcher always sets the first
+variable of the list. DeepSpeed's CPU accelerator returns the same name."""
 
 
 class _Differences:
-    """What DeepSpeed expects in another form than our interface has it."""
+    """The members whose form differs between DeepSpeed's interface and acclimate's."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
-        self._name = accelerator.device_type  # ZeRO stage 3 takes it for a device
+        self._name = accelerator.device_type  # ZeRO stage 3 uses it as a device name
         self._communication_backend_name = accelerator.communication_backend_name()
         self._compile_backend = accelerator.get_compile_backend()
 
     def __getattr__(self, name: str) -> Any:
-        """What only our interface has."""
-        if name == "accelerator":  # not set yet: a copy is being made
+        """Returns members that only acclimate's interface has."""
+        if name == "accelerator":  # not set yet, while copy or pickle creates the object
             raise AttributeError(name)
         return getattr(self.accelerator, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return adapt, (self.accelerator,), vars(self)  # the class is made anew in each process
+        return adapt, (self.accelerator,), vars(self)  # each process creates the class itself
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.accelerator.name}>"
@@ -77,8 +77,8 @@ class _Differences:
 def adapt(accelerator: Accelerator) -> Any:
     """Returns the accelerator as an object of a subclass of DeepSpeed's ``DeepSpeedAccelerator``.
 
-    All members of that class are there, so that one added by a later release has DeepSpeed's default or
-    ours. Members that only our interface has work, too.
+    The object has all members of that class; a member that a later release adds has DeepSpeed's default or
+    acclimate's. Members that only acclimate's interface has work too.
     """
     from deepspeed.accelerator.abstract_accelerator import DeepSpeedAccelerator
 

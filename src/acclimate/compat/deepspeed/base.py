@@ -15,9 +15,9 @@ from acclimate.errors import InvalidBackendError
 
 
 class _Constructed(ABCMeta):
-    """Gives an accelerator of the host the host's methods, once its constructor has set its name.
+    """Gives a CPU accelerator the methods of ``CPUAccelerator``, once its constructor has set its name.
 
-    Others get the general ones, which call ``torch.<device>``; ``torch.cpu`` has few of their functions.
+    Other accelerators get the defaults, which call ``torch.<device>``; ``torch.cpu`` lacks most of these.
     """
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
@@ -36,7 +36,7 @@ def _on_the_host(cls: type[Any]) -> type[Any]:
         return cls
     names = ("__module__", "__qualname__", "__doc__")
     members = {name: getattr(cls, name) for name in names}
-    # The class that can be found by its name is the other.
+    # pickle must find the original class under this name, not this one.
     members["__reduce__"] = lambda self: (_host_object, (cls,), vars(self))
     return new_class(cls.__name__, (cls, CPUAccelerator), exec_body=lambda body: body.update(members))
 
@@ -48,9 +48,9 @@ def _host_object(cls: Any) -> Any:
 class DeepSpeedAccelerator(Accelerator, metaclass=_Constructed):
     """DeepSpeed's base class, with a default for everything that a subclass lacks.
 
-    A subclass sets ``_name`` and ``_communication_backend_name``, as DeepSpeed's do; what our interface calls
-    ``name``, ``device_type``, ``communication_backend`` and ``visible_devices_variable`` follows from them.
-    A method that an older release of DeepSpeed declared with fewer arguments takes ours as well.
+    A subclass sets ``_name`` and ``_communication_backend_name``, as DeepSpeed's do; acclimate's ``name``,
+    ``device_type``, ``communication_backend`` and ``visible_devices_variable`` are derived from them. A
+    method that an older release of DeepSpeed declared with fewer arguments accepts acclimate's as well.
     """
 
     _name: str | None = None  # type: ignore[assignment] # a subclass sets it
@@ -69,7 +69,7 @@ class DeepSpeedAccelerator(Accelerator, metaclass=_Constructed):
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:
-        # Code asks with isinstance() whether it got an accelerator, which all of ours are.
+        # Code checks with isinstance() for an accelerator, and all acclimate accelerators must pass.
         return True if cls is DeepSpeedAccelerator and Accelerator in other.__mro__ else NotImplemented
 
     @property
@@ -97,7 +97,7 @@ class DeepSpeedAccelerator(Accelerator, metaclass=_Constructed):
 
 
 class _Amp(MixedPrecision):
-    """``acc.amp.autocast(…)`` as our interface has it, and ``acc.amp()`` as the subclass has it."""
+    """Supports both acclimate's ``acc.amp.autocast(…)`` and the subclass's ``acc.amp()``."""
 
     def __init__(self, accelerator: Any, amp: Callable[[Any], Any]) -> None:
         super().__init__(accelerator)
@@ -110,11 +110,10 @@ class _Amp(MixedPrecision):
 def _with_our_arguments(
     cls: type[Any], own: Callable[..., Any], ours: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Returns a method of a class that can be called with its own arguments or with ours.
+    """Returns a method that accepts both the subclass's arguments and acclimate's.
 
-    An argument of ours that ``own`` does not have, and that has its default, is left out; ``device_index`` is
-    the current device's where only ``own`` needs it. Calls that cannot be expressed so go to the method that
-    the class overrides.
+    An argument that ``own`` lacks is left out if it has its default value. If only ``own`` needs a
+    ``device_index``, it gets the current device's. Other calls go to the method that the class overrides.
     """
     theirs, wanted = inspect.signature(own), inspect.signature(ours)
     taken = theirs.parameters

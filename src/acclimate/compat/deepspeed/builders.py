@@ -1,4 +1,4 @@
-"""The op builders that DeepSpeed gets by name: its own, or ours under the names that it expects."""
+"""The op builders that DeepSpeed gets by name: its own, or acclimate's under the names that it expects."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ PACKAGE = "deepspeed.ops.op_builder"
 """DeepSpeed's builders for CUDA; those for other devices are in subpackages of it."""
 
 OPS_VARIABLE = "ACCLIMATE_DEEPSPEED_OPS"
-"""``1`` in the environment: DeepSpeed uses acclimate's op builders where there is one."""
+"""If this variable is ``1``, DeepSpeed uses acclimate's op builder for each op that has one."""
 
 OURS = frozenset(
     {"AsyncIOBuilder", "CPUAdagradBuilder", "CPUAdamBuilder", "CPULionBuilder", "ShareMemCommBuilder"}
 )
-"""Builders of ours whose modules have the functions of DeepSpeed's."""
+"""acclimate's builders whose modules have the functions of DeepSpeed's."""
 
 
 def builder_package(device_type: str) -> str:
-    """Returns the name of DeepSpeed's package of builders for a device: the host's, if it has none."""
+    """Returns the name of DeepSpeed's package of builders for a device; the CPU's, if there is none."""
     if device_type == "cuda":
         return PACKAGE
     of_device = f"{PACKAGE}.{device_type}"
@@ -34,9 +34,9 @@ def builder_package(device_type: str) -> str:
 
 
 def builder_class(accelerator: Accelerator, class_name: str) -> type[Any]:
-    """Returns a builder's class: ours if ``ACCLIMATE_DEEPSPEED_OPS=1``, else DeepSpeed's.
+    """Returns a builder's class: acclimate's if ``ACCLIMATE_DEEPSPEED_OPS=1``, else DeepSpeed's.
 
-    For an op that neither has, DeepSpeed's ``NotImplementedBuilder``, whose ``load()`` raises.
+    For an op that neither has, returns DeepSpeed's ``NotImplementedBuilder``, whose ``load()`` raises.
     """
     if os.environ.get(OPS_VARIABLE) == "1" and class_name in OURS:
         ours = accelerator.get_op_builder(class_name)

@@ -1,8 +1,8 @@
 """Gives DeepSpeed its accelerator while DeepSpeed is being imported.
 
-``deepspeed.ops.op_builder`` asks for the accelerator once, during ``import deepspeed``, and keeps the op
-builders that it gets: a later ``deepspeed.accelerator.set_accelerator`` would leave those as they are. So the
-accelerator is set as soon as the module that keeps it has run. Nothing here imports torch.
+``deepspeed.ops.op_builder`` asks for the accelerator once, during ``import deepspeed``, and keeps its op
+builders: a later ``deepspeed.accelerator.set_accelerator`` does not change them. So this module sets the
+accelerator as soon as the module that stores it has run. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ACCELERATOR_MODULE = "deepspeed.accelerator.real_accelerator"
 
 
 class AcceleratorFinder(MetaPathFinder):
-    """Finds DeepSpeed's module with the accelerator, and sets the accelerator once the module has run."""
+    """Finds the module that stores DeepSpeed's accelerator, and sets the accelerator once it has run."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -33,7 +33,7 @@ class AcceleratorFinder(MetaPathFinder):
 
         def run_and_set(module: ModuleType) -> None:
             run(module)
-            # Only here: it imports torch, and a class of DeepSpeed's.
+            # Imported only here, because it imports torch and a class of DeepSpeed's.
             from acclimate.compat.deepspeed.adapter import adapt
             from acclimate.selection import get_accelerator
 

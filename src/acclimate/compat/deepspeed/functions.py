@@ -1,4 +1,4 @@
-"""Functions of DeepSpeed with its arguments, which call ours."""
+"""DeepSpeed's functions with its arguments, implemented with acclimate's."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ logger = logging.getLogger("acclimate.deepspeed")
 """DeepSpeed's logger, for code that logs through it."""
 
 installed_ops: dict[str, bool] = {}
-"""The ops that were built when DeepSpeed was installed: none, all are built when they are first loaded."""
+"""DeepSpeed's record of ops built at installation: empty, because ops are built when first loaded."""
 torch_info = {"version": ".".join(torch.__version__.split(".")[:2])}
-"""The torch for which those were built."""
+"""The torch versions for which those ops were built."""
 
 
 def log_dist(message: str, ranks: Sequence[int] | None = None, level: int = logging.INFO) -> None:
@@ -35,7 +35,7 @@ def log_dist(message: str, ranks: Sequence[int] | None = None, level: int = logg
 
 
 def see_memory_usage(message: str, force: bool = False) -> None:
-    """Logs a message, and the memory that is in use on the device, on rank 0; nothing without ``force``."""
+    """Logs a message and the device memory in use, on rank 0; does nothing without ``force``."""
     if force:
         used, peak = (
             read() / 2**30
@@ -56,22 +56,22 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """As :func:`acclimate.init_distributed`, with DeepSpeed's arguments.
+    """Calls :func:`acclimate.init_distributed` with DeepSpeed's arguments.
 
     Args:
-        dist_backend: ``backend`` there.
-        auto_mpi_discovery: has no effect: the rank is always found in the variables of the launcher.
+        dist_backend: its ``backend``.
+        auto_mpi_discovery: has no effect: the rank is always read from the launcher's variables.
         distributed_port: has no effect: the port is the launcher's.
         verbose: has no effect.
-        timeout: as there.
-        init_method: as there.
-        dist_init_required: ``False``: does nothing.
+        timeout: its ``timeout``.
+        init_method: its ``init_method``.
+        dist_init_required: ``False`` makes the call do nothing.
         config: has no effect.
-        rank: as there.
-        world_size: as there.
+        rank: its ``rank``.
+        world_size: its ``world_size``.
 
     Raises:
-        AcclimateError: as :func:`acclimate.init_distributed`.
+        AcclimateError: the errors of :func:`acclimate.init_distributed`.
     """
     if dist_init_required is not False:
         comm.init_distributed(dist_backend, timeout, init_method, rank, world_size)
@@ -95,26 +95,26 @@ _WITHOUT_EFFECT = frozenset(
         "use_triton",
     }
 )
-"""Settings of DeepSpeed's kernels and of how it finds what to split, which have no counterpart here."""
+"""Settings of DeepSpeed's kernels and of its search for modules to split, which have no effect here."""
 
 
 def init_inference(model: Any, config: str | Mapping[str, Any] | None = None, **settings: Any) -> Any:
-    """As :func:`acclimate.init_inference`, with DeepSpeed's settings, in ``config`` or as arguments.
+    """Calls :func:`acclimate.init_inference` with DeepSpeed's settings, in ``config`` or as arguments.
 
     Args:
-        model: as there.
-        config: settings, or the path of a JSON file of them; arguments of the same name take precedence.
-        settings: ``tensor_parallel={"tp_size": n}`` or ``mp_size=n``: the number of ranks; else 1.
-            ``dtype``: torch's. Those of DeepSpeed's kernels have no effect.
+        model: its ``model``.
+        config: settings, or the path of a JSON file with settings; arguments take precedence.
+        settings: ``tensor_parallel={"tp_size": n}`` or ``mp_size=n`` is the number of ranks, 1 by default;
+            ``dtype`` is a torch dtype. Settings of DeepSpeed's kernels have no effect.
 
     Raises:
-        ValueError: ``config`` is neither; DeepSpeed raises this, too.
-        UnsupportedError: a setting that changes results, and that is not here.
-        AcclimateError: as :func:`acclimate.init_inference`.
+        ValueError: ``config`` is neither a mapping nor a path, as in DeepSpeed.
+        UnsupportedError: a setting that changes results is not supported here.
+        AcclimateError: the errors of :func:`acclimate.init_inference`.
     """
     found = json.loads(Path(config).read_text()) if isinstance(config, str) else config or {}
     if not isinstance(found, Mapping):
-        raise ValueError(f"'config' must be a mapping or the path of a JSON file of one, not {found!r}.")
+        raise ValueError(f"'config' must be a mapping or the path of a JSON file with one, not {found!r}.")
     wanted = {**found, **settings}
     mp_size = wanted.pop("mp_size", None)
     tensor_parallel = wanted.pop("tensor_parallel", wanted.pop("tp", None)) or {}
@@ -123,8 +123,8 @@ def init_inference(model: Any, config: str | Mapping[str, Any] | None = None, **
     unknown = sorted(name for name, value in wanted.items() if value and name not in _WITHOUT_EFFECT)
     if unknown:
         raise UnsupportedError(
-            f"deepspeed.init_inference() without DeepSpeed does not know {', '.join(unknown)}. "
-            "acclimate.init_inference() says what it takes."
+            f"Without DeepSpeed, deepspeed.init_inference() does not support {', '.join(unknown)}. "
+            "Remove it, or see acclimate.init_inference() for the supported settings."
         )
     name = str(dtype).rpartition(".")[2]
     return inference.init_inference(model, ranks or 1, _SHORT_NAMES.get(name, name))
@@ -140,7 +140,7 @@ _SHORT_NAMES = {
 
 
 def collective(module: str, name: str) -> Any:
-    """Returns what ``torch.distributed`` has under a name that ``deepspeed.comm`` shares with it.
+    """Returns the function of ``torch.distributed`` for a name that ``deepspeed.comm`` shares with it.
 
     Raises:
         AttributeError: it has no such name.
@@ -152,7 +152,7 @@ def collective(module: str, name: str) -> Any:
 
 
 def get_local_rank() -> int:
-    """Returns this process's number among those of its host, from the launcher's ``LOCAL_RANK``."""
+    """Returns this process's local rank on its host, from the launcher's ``LOCAL_RANK``."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -162,7 +162,7 @@ def get_world_group() -> Any:
 
 
 def inference_all_reduce(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> None:
-    """As ``torch.distributed.all_reduce``, which uses shared memory where acclimate's backend is chosen."""
+    """Calls ``torch.distributed.all_reduce``, which uses shared memory with acclimate's backend ``shm``."""
     dist.all_reduce(tensor, op, group)
 
 
@@ -173,7 +173,7 @@ def get_numa_cores() -> list[list[int]]:
 
 
 def initialize(*args: Any, **options: Any) -> NoReturn:
-    """DeepSpeed's training engine, which is not here.
+    """Raises, because DeepSpeed's training engine has no replacement here.
 
     Raises:
         UnsupportedError: always.

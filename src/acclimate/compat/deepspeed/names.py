@@ -1,8 +1,8 @@
-"""DeepSpeed's module names without DeepSpeed: a table of what stands behind each, and its importer.
+"""DeepSpeed's module names without DeepSpeed: a table of their replacements, and an importer for them.
 
-A module here is made when it is imported, and looks a name up when it is used. Only names of the accelerator
-layer, the op builders and what runs here are in the table; nothing pretends that DeepSpeed is installed:
-``importlib.metadata`` does not know it, so transformers and Accelerate find no DeepSpeed.
+A module is created when it is imported, and looks up a name when it is used. The table has only names of the
+accelerator layer, the op builders and the functions that acclimate implements. Nothing claims that DeepSpeed
+is installed: ``importlib.metadata`` does not list it, so transformers and Accelerate find no DeepSpeed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _COMM = {
 _BY_NAME = f"{_HERE}.op_builder.by_name"
 _BUILDERS = "deepspeed.ops.op_builder"
 DEVICES = ("cpu", "hpu", "klxpu", "mlu", "mps", "npu", "sdaa", "supa", "xpu")
-"""The subpackages of DeepSpeed's builders: a device each."""
+"""The subpackages of DeepSpeed's builders, one per device."""
 _FILES = """
     async_io builder_names by_name cpu_adagrad cpu_adam cpu_lion dc evoformer_attn fp_quantizer fused_adam
     fused_lamb fused_lion gds inference_core_ops inference_cutlass_builder pin_memory quantizer ragged_ops
@@ -63,7 +63,7 @@ _OF_DEVICE = (
     *(f"{_BUILDERS}.{module}" for module in (*_FILES.split(), *DEVICES)),
     *(f"{_BUILDERS}.{device}.by_name" for device in DEVICES),
 )
-"""Modules that have all builders of a device, or of this process's, whichever DeepSpeed has in them."""
+"""Modules that offer all builders of one device or of this process's device, unlike in DeepSpeed."""
 
 NAMES: Mapping[str, Mapping[str, str]] = {
     "deepspeed": {
@@ -109,7 +109,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "deepspeed.utils.logging": _LOGGING,
     "deepspeed.utils.numa": {"get_numa_cores": f"{_HERE}.functions:get_numa_cores"},
 }
-"""What each module has: names, and ``"module:name"`` of what they stand for."""
+"""The names in each module, and the ``"module:name"`` that each refers to."""
 
 _OTHERS: Mapping[str, str] = {
     **dict.fromkeys(("deepspeed.comm", "deepspeed.comm.comm"), f"{_HERE}.functions:collective"),
@@ -120,13 +120,13 @@ _OTHERS: Mapping[str, str] = {
 
 
 def listed(module: str) -> set[str]:
-    """Returns the names of builders that a module shows in ``dir()``, beside those of :data:`NAMES`."""
+    """Returns the names of builders that a module shows in ``dir()``, besides those in :data:`NAMES`."""
     names: set[str] = resolve_name(f"{_BY_NAME}:builder_names")(module) if module in _OF_DEVICE else set()
     return names
 
 
 def missing(module: str, name: str) -> str:
-    """Returns the message for a name of DeepSpeed that is not here."""
+    """Returns the message for a DeepSpeed name that acclimate does not offer."""
     return (
         f"{module} has no {name} here: DeepSpeed is not installed, and acclimate offers only some of its "
         "names (docs/deepspeed.md lists them). Install DeepSpeed and start the program with "
@@ -135,24 +135,24 @@ def missing(module: str, name: str) -> str:
 
 
 class NamesFinder(MetaPathFinder, Loader):
-    """Finds and makes the modules of :data:`NAMES`."""
+    """Finds and creates the modules in :data:`NAMES`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns the spec of a module in the table; ``None`` for what is not of DeepSpeed, or if it is here.
+        """Returns the spec of a module in the table; ``None`` for modules outside DeepSpeed, or if installed.
 
         Raises:
-            ModuleNotFoundError: DeepSpeed may have such a module; the table has not.
+            ModuleNotFoundError: DeepSpeed may have such a module, but the table does not.
         """
         top, _, rest = fullname.partition(".")
         if top != "deepspeed" or (is_installed() if not rest else not _is_ours(sys.modules.get(top))):
             return None
         if fullname in NAMES:
-            # All are packages, so that "from module import name" asks here too, and says what is missing.
+            # All are packages, so that "from module import name" also calls this finder, which can explain.
             return ModuleSpec(fullname, self, origin=_HERE, is_package=True)
         parent, _, name = fullname.rpartition(".")
-        # With the name of the missing module itself, Python would write a message of its own.
+        # Without name=: with the module's own name, Python would replace this message by its own.
         raise ModuleNotFoundError(missing(parent, name), name=top)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -183,7 +183,7 @@ class NamesFinder(MetaPathFinder, Loader):
 
 
 def is_installed() -> bool:
-    """Whether another finder has DeepSpeed: a package with a file."""
+    """Whether another finder finds DeepSpeed as a package with a file."""
     for finder in sys.meta_path:
         if not isinstance(finder, NamesFinder):
             spec = finder.find_spec("deepspeed", None)
@@ -200,11 +200,11 @@ def offer() -> bool:
     """Makes ``import deepspeed`` find these names, unless DeepSpeed is installed.
 
     Returns:
-        Whether these names are what ``import deepspeed`` gives.
+        Whether ``import deepspeed`` gives these names.
     """
     if "deepspeed" in sys.modules:
         return _is_ours(sys.modules["deepspeed"])
     if not any(isinstance(finder, NamesFinder) for finder in sys.meta_path):
-        # First, since Python would take any folder of that name on its path, such as one of configurations.
+        # First in sys.meta_path, because Python would import any folder named deepspeed on its path.
         sys.meta_path.insert(0, NamesFinder())
     return not is_installed()

@@ -1,4 +1,4 @@
-"""DeepSpeed's ``OpBuilder``, for builders that were written for it."""
+"""DeepSpeed's ``OpBuilder`` class, for builders that were written for DeepSpeed."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _native: dict[tuple[type[Any], str], ModuleType] = {}
 
 
 class OpBuilder(builder.OpBuilder):
-    """A builder with DeepSpeed's constructor and methods, and with our compiler, cache and lock.
+    """A builder with DeepSpeed's constructor and methods, and with acclimate's compiler, cache and lock.
 
-    Sources and headers are found where :meth:`deepspeed_src_path` says, or beside the module of the subclass.
+    Sources and headers are looked for under :meth:`deepspeed_src_path`, then beside the subclass's module.
     The native code is a Python module (``PYBIND11_MODULE``).
     """
 
@@ -48,12 +48,12 @@ class OpBuilder(builder.OpBuilder):
         return [arg for arg in args if arg]
 
     def deepspeed_src_path(self, code_path: str) -> str:
-        """Returns the path of a source below DeepSpeed's package, where extensions copy their sources to."""
-        # Two folders deep, since extensions make links to "../..".
+        """Returns the path of a source in DeepSpeed's package, into which extensions copy their sources."""
+        # Two folders deep, because extensions create symbolic links to "../..".
         return os.path.join(cache_root(), "deepspeed_sources", "deepspeed", "ops", code_path)
 
     def jit_load(self, verbose: bool = True) -> ModuleType:
-        """Builds and loads the op: subclasses call this in a ``load`` of their own."""
+        """Builds and loads the op; subclasses call this in their own ``load``."""
         return super().load(verbose)
 
     @staticmethod
@@ -69,7 +69,7 @@ class OpBuilder(builder.OpBuilder):
         return found
 
     def nvcc_args(self) -> list[str]:
-        """Returns flags for CUDA sources, which the accelerator's compiler has already."""
+        """Returns no flags for CUDA sources: the accelerator's compiler has them already."""
         return []
 
     def cpu_arch(self) -> str:
@@ -77,7 +77,7 @@ class OpBuilder(builder.OpBuilder):
         return "-march=native"
 
     def simd_width(self) -> str:
-        """Returns the macro that tells DeepSpeed's sources the widest vectors of this processor."""
+        """Returns the macro that gives DeepSpeed's sources the vector width of this processor."""
         widths = {"AVX512": "-D__AVX512__", "AVX2": "-D__AVX256__"}
         return widths.get(torch.backends.cpu.get_cpu_capability(), "-D__SCALAR__")
 
@@ -106,11 +106,11 @@ class OpBuilder(builder.OpBuilder):
 
     def link_args(self) -> list[str]:
         libraries = [f"-l{name}" for name in self.libraries_args()]
-        # As the shell that torch's builds run in: an entry may be two arguments, or be quoted.
+        # Split like a shell, as in torch's builds: an entry may be two arguments, or be quoted.
         return shlex.split(" ".join([*self.extra_ldflags(), *libraries]))
 
     def define(self) -> None:
-        """Nothing: the native module has its own functions."""
+        """Does nothing: the native module has its own functions."""
 
     def open_library(self, path: Path) -> None:
         _native[type(self), self.name] = self.import_library(path)
@@ -119,7 +119,7 @@ class OpBuilder(builder.OpBuilder):
         """Returns the native module.
 
         Raises:
-            OpBuildError: there is none, since it could not be built and has no fallback.
+            OpBuildError: the op could not be built and has no fallback.
         """
         module = _native.get((type(self), self.name))
         if module is None:

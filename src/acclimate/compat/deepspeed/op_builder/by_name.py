@@ -1,4 +1,4 @@
-"""Op builders by the names that DeepSpeed has for them."""
+"""Op builders under DeepSpeed's names."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _OF_DEEPSPEED = """
     Utils
 """
 OF_DEEPSPEED = frozenset(f"{name}Builder" for name in _OF_DEEPSPEED.split())
-"""Those that DeepSpeed has had: code imports them, and asks afterwards whether they can be used."""
+"""All builders that any DeepSpeed release has had: code imports them, and then checks if they are usable."""
 
 
 class NotImplementedBuilder(OpBuilder):
-    """The builder of an op that only DeepSpeed has: it is never compatible, and does not load."""
+    """The builder of an op that only DeepSpeed has: it is never compatible, and its ``load()`` raises."""
 
     BUILD_VAR = "DS_BUILD_NOT_IMPLEMENTED"
     NAME = "deepspeed_not_implemented"
@@ -46,7 +46,7 @@ class NotImplementedBuilder(OpBuilder):
 
 
 def of_this_accelerator(module: str, name: str) -> type[object]:
-    """Returns the builder that this process's accelerator has: the package's own attributes.
+    """Returns this process's accelerator's builder of a name, as an attribute of the package.
 
     Raises:
         AttributeError: neither it nor DeepSpeed has such an op.
@@ -56,9 +56,9 @@ def of_this_accelerator(module: str, name: str) -> type[object]:
 
 
 def of_device(module: str, name: str) -> type[object]:
-    """Returns the builder of the device that the module is for: attributes of modules below the package.
+    """Returns the builder for a module's device, as an attribute of a module below the package.
 
-    It does not ask the accelerator's ``get_op_builder``: one written for DeepSpeed looks here itself.
+    Does not call the accelerator's ``get_op_builder``, which in accelerators for DeepSpeed looks here itself.
 
     Raises:
         AttributeError: neither it nor DeepSpeed has such an op.
@@ -78,7 +78,7 @@ def _targets(module: str) -> Mapping[str, str]:
     if target is not None:
         builders: Mapping[str, str] = resolve_name(target).op_builders
         return builders
-    # A device without a record of ours has what every device has; other modules are for all devices.
+    # A device without an acclimate record has the builders of every device; other modules serve all devices.
     return Accelerator.op_builders if device in DEVICES else get_accelerator().op_builders
 
 

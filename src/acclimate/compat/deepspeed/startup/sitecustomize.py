@@ -1,6 +1,6 @@
-"""Python runs this at its start, where its folder is on ``PYTHONPATH``: registers with DeepSpeed.
+"""Registers acclimate with DeepSpeed when Python starts, if this folder is on ``PYTHONPATH``.
 
-Not part of the package: it runs by itself, and then runs the ``sitecustomize`` that it hides.
+This file is not part of the package. It also runs the ``sitecustomize`` that it shadows.
 """
 
 import importlib.machinery
