@@ -175,7 +175,7 @@ def test_settings_of_inference_may_be_in_a_file(monkeypatch: pytest.MonkeyPatch,
     (tmp_path / "settings.json").write_text('{"tensor_parallel": {"tp_size": 2}, "dtype": "fp32"}')
     deepspeed.init_inference("m", config=str(tmp_path / "settings.json"), dtype="bf16")
     assert calls == [("m", 2, "bfloat16")]
-    with pytest.raises(ValueError, match=r"must be a mapping or the path of a JSON file of one, not \[1\]"):
+    with pytest.raises(ValueError, match=r"must be a mapping or the path of a JSON file with one, not \[1\]"):
         deepspeed.init_inference("m", [1])  # type: ignore[arg-type]
 
 

@@ -52,7 +52,7 @@ def test_bench_measures_a_quantised_model_and_writes_its_figures(
         (("--json", "/nowhere/figures.json"), "--json cannot write to '/nowhere/figures.json'"),
         (
             ("--prompt-tokens", "60", "--new-tokens", "30"),
-            "the model's context of 64 has no room for 60 and 30",
+            "the model's context of 64 tokens is too short for 60 prompt tokens and 30 new tokens",
         ),
     ],
 )

@@ -101,7 +101,7 @@ def test_a_damaged_description_is_proved_again_and_replaced(
         with caplog.at_level(logging.WARNING):
             assert describe(model) is not None
         assert len(proofs) == count
-        assert "made and proved anew" in caplog.text
+        assert "derived and verified again" in caplog.text
         assert file.read_bytes() == whole
 
 

@@ -186,7 +186,7 @@ def test_a_damaged_file_is_not_used_and_is_replaced(
     ):
         file.write_bytes(damage)
         assert load_plan("key") is None
-    assert "planning anew" in caplog.text
+    assert "planning again" in caplog.text
     save_plan("key", plan)
     assert load_plan("key") == plan
 

@@ -33,7 +33,7 @@ def test_files_that_were_recorded_with_a_nul_at_their_end_are_read(tmp_path):
 
 def test_a_corrupt_mask_is_a_topology_error(tmp_path):
     files = {"sys/devices/system/cpu/online": "0", "sys/devices/system/node/node0/cpumap": "0xff"}
-    with pytest.raises(TopologyError, match=r"node0/cpumap .* no CPU mask"):
+    with pytest.raises(TopologyError, match=r"node0/cpumap .* not a CPU mask"):
         read_topology(write_tree(tmp_path, files))
 
 

@@ -1,4 +1,4 @@
-"""``acclimate bench``: how fast a model runs here, beside how fast this machine reads memory."""
+"""``acclimate bench``: measures a model's speed, and compares it with this machine's memory bandwidth."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OPTIONS = (
     "dtype", "quantize", "num_accelerators", "prompt_tokens", "new_tokens", "sequences", "json",
     "trust_remote_code",
 )  # fmt: skip
-"""What a rank gets as it was given."""
+"""The options that are passed on to the ranks unchanged."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,14 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", metavar="auto|bfloat16|float16|float32", default="auto")
     add_quantize_option(parser)
     parser.add_argument(
-        "--num_accelerators", "--num-accelerators", metavar="N", default="1", help="processes; default 1"
+        "--num_accelerators",
+        "--num-accelerators",
+        metavar="N",
+        default="1",
+        help="number of processes; default 1",
     )
     parser.add_argument(
-        "--prompt-tokens", metavar="N", default="512", help="of all sequences together; default 512"
+        "--prompt-tokens", metavar="N", default="512", help="prompt tokens of all sequences; default 512"
     )
-    parser.add_argument("--new-tokens", metavar="N", default="32", help="default 32")
     parser.add_argument(
-        "--sequences", metavar="N", default="8", help="how many are measured together, after one; default 8"
+        "--new-tokens", metavar="N", default="32", help="tokens to generate per sequence; default 32"
+    )
+    parser.add_argument(
+        "--sequences", metavar="N", default="8", help="batch size of the second measurement; default 8"
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the figures to a file")
     add_remote_code_option(parser)
@@ -109,8 +115,8 @@ def _measure(args: argparse.Namespace, sequences: int, prompt_tokens: int, new_t
             context = loaded.context_length
             if context is not None and context < prompt_tokens + new_tokens + 1:
                 raise GenerationOptionError(
-                    f"the model's context of {context} has no room for {prompt_tokens} and {new_tokens} "
-                    "tokens; choose fewer with --prompt-tokens and --new-tokens"
+                    f"the model's context of {context} tokens is too short for {prompt_tokens} prompt tokens "
+                    f"and {new_tokens} new tokens; choose fewer with --prompt-tokens and --new-tokens"
                 )
     except AcclimateError as error:
         if first or not getattr(error, "is_of_all_ranks", False):
@@ -122,7 +128,7 @@ def _measure(args: argparse.Namespace, sequences: int, prompt_tokens: int, new_t
     speeds = [
         measure_speed(loaded, batch, max(prompt_tokens // batch, 1), new_tokens) for batch in (1, sequences)
     ]
-    # What the measurement of the bandwidth reads is no part of the model's memory.
+    # Measure the peak before the bandwidth test, whose buffer is not part of the model's memory.
     peak = max(ranks.exchange(loaded.accelerator.max_memory_allocated()))
     bandwidth = sum(ranks.exchange(measure_read_bandwidth(loaded)))
     read = sum(ranks.exchange(weights.bytes_per_token))
@@ -185,9 +191,9 @@ def _show(report: Mapping[str, Any]) -> None:
     console.print(table)
     limit = report["read_bytes_per_second"] / report["bytes_per_token"]
     console.print(
-        f"A token reads {report['bytes_per_token'] / 1e6:,.0f} MB of weights. Memory was read at "
-        f"{report['read_bytes_per_second'] / 1e9:.1f} GB/s, so {limit:,.1f} tokens/s is the limit of one "
-        f"sequence; {report['share_of_limit']:.0%} of it was reached."
+        f"A token reads {report['bytes_per_token'] / 1e6:,.0f} MB of weights. The memory bandwidth is "
+        f"{report['read_bytes_per_second'] / 1e9:.1f} GB/s, so the limit of one sequence is {limit:,.1f} "
+        f"tokens/s; the model reached {report['share_of_limit']:.0%} of it."
     )
     step = {
         "native": "one call of native code",

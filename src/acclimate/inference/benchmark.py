@@ -1,4 +1,4 @@
-"""Measures how fast a loaded model runs, beside how fast this machine reads memory."""
+"""Measures the speed of a loaded model, and the bandwidth at which this machine reads memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROUNDS = 3
 
 @dataclass(frozen=True)
 class Speed:
-    """How many tokens a second the model takes or writes, all sequences together."""
+    """The tokens per second that the model reads and generates, over all sequences."""
 
     batch: int
     prompt_tokens: int
@@ -33,19 +33,19 @@ class Speed:
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """How fast the prompt is read."""
+        """Prompt tokens per second until the first token."""
         return self.batch * self.prompt_tokens / self.first_token_seconds
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What one step of one sequence reads on this rank, and by which kernels."""
+    """The weights that one step of one sequence reads on this rank, by kernel."""
 
     kernels: dict[str, int]
-    """The number of matrices by how they are computed with."""
+    """The number of matrices for each kernel."""
     bytes_by_kernel: dict[str, int]
     stayed: dict[str, str]
-    """The names of matrices that stayed dense, with reasons."""
+    """The names of matrices that stayed dense, each with the reason."""
 
     @property
     def bytes_per_token(self) -> int:
@@ -54,7 +54,7 @@ class Weights:
 
 
 def measure_speed(loaded: LoadedModel, batch: int, prompt_tokens: int, new_tokens: int) -> Speed:
-    """Generates greedily from random tokens; medians of three runs after one that warms up."""
+    """Generates greedily from random tokens; returns medians of three runs after a warm-up run."""
     import torch
 
     module = loaded.module
@@ -63,7 +63,7 @@ def measure_speed(loaded: LoadedModel, batch: int, prompt_tokens: int, new_token
     ids = ids.to(loaded.accelerator.current_device_name())
     config = module.generation_config
     before = config.eos_token_id, config.pad_token_id
-    config.eos_token_id, config.pad_token_id = None, 0  # no text ends early
+    config.eos_token_id, config.pad_token_id = None, 0  # no sequence ends early
 
     def run(tokens: int) -> None:
         with torch.inference_mode():
@@ -88,7 +88,7 @@ def _seconds(loaded: LoadedModel, work: Callable[[], None]) -> float:
 
 
 def measure_read_bandwidth(loaded: LoadedModel) -> float:
-    """Returns the bytes a second at which all threads of this process read memory: the best of eight sums."""
+    """Returns the bytes per second at which all threads of this process read memory: the best of 8 runs."""
     import torch
 
     values = torch.ones(_READ_BYTES // 4, device=loaded.accelerator.current_device_name())
@@ -100,7 +100,7 @@ def measure_read_bandwidth(loaded: LoadedModel) -> float:
 
 
 def describe_weights(model: Any) -> Weights:
-    """Returns how the matrices of a model are computed with."""
+    """Returns the weights that a model's step reads, and their kernels."""
     from torch import nn
 
     kernels: Counter[str] = Counter()
@@ -124,7 +124,7 @@ def describe_weights(model: Any) -> Weights:
 
 
 def _kernel(module: Any) -> tuple[str, Any]:
-    """Returns what computes with a module's weight, and the weight."""
+    """Returns the name of the kernel that uses a module's weight, and the weight."""
     if isinstance(module, PackedModule):
         return module.packed.scheme, module.packed
     if isinstance(module, FewRowLinear):
@@ -133,5 +133,5 @@ def _kernel(module: Any) -> tuple[str, Any]:
 
 
 def _is_table(model: Any, parameter: torch.Tensor) -> bool:
-    """Whether a parameter is the input embedding's alone."""
+    """Whether a parameter belongs only to the input embedding, and is not tied to the output head."""
     return parameter is getattr(model.get_input_embeddings(), "weight", None)

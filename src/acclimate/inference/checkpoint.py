@@ -1,8 +1,8 @@
 """The tensors of a model's safetensors files, read in parts.
 
-safetensors' own ``safe_open`` either maps the file, and then every page it touches counts as this process's
-memory until the file is closed, or copies each slice once more than needed. Here a slice goes from the file
-directly to the memory that keeps it.
+safetensors' own ``safe_open`` either maps the file, so that every touched page counts as this process's
+memory until the file is closed, or makes an extra copy of each slice. This module reads a slice from the file
+directly into its final memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SAFETENSORS_DTYPES = {
 }
 # Large enough to make system calls rare, small enough to stay in a core's cache until it is copied.
 _BLOCK_BYTES = 1 << 20
-# Shorter runs of wanted bytes are cheaper to read with what lies between them.
+# Shorter runs of wanted bytes are read together with the bytes between them, which is faster.
 _SHORT_RUN_BYTES = 1 << 16
 
 
@@ -80,13 +80,13 @@ class WeightFile(OpenFile):
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, (CorruptModelError, UnsupportedModelError)):
                 raise
-            raise CorruptModelError(f"{self.path} is corrupt: its header is not safetensors'") from error
+            raise CorruptModelError(f"{self.path} is corrupt: it has no safetensors header") from error
 
     def _tensor(self, name: str, fields: dict[str, Any]) -> FileTensor:
         where = f"the tensor {excerpt(name)} in {self.path}"
         if fields["dtype"] not in SAFETENSORS_DTYPES:
             raise UnsupportedModelError(
-                f"{where} has the dtype {fields['dtype']}, of which parts cannot be read"
+                f"{where} has the dtype {fields['dtype']}, which cannot be read in parts"
             )
         dtype = SAFETENSORS_DTYPES[fields["dtype"]]
         shape = tuple(int(size) for size in fields["shape"])
@@ -94,7 +94,7 @@ class WeightFile(OpenFile):
         if stop - start != prod(shape) * dtype.itemsize or start < 0:
             raise CorruptModelError(
                 f"{where} is corrupt: {list(shape)} in {fields['dtype']} takes "
-                f"{prod(shape) * dtype.itemsize:,} bytes, and the file has {stop - start:,} for it"
+                f"{prod(shape) * dtype.itemsize:,} bytes, but the file has {stop - start:,} for it"
             )
         if self.data_start + stop > self.size_bytes:
             raise CorruptModelError(
@@ -113,18 +113,18 @@ class FileTensor:
     dtype: torch.dtype
     file: WeightFile
     position: int
-    """Of its first byte in the file."""
+    """The position of its first byte in the file."""
 
     def read_into(self, region: Region, out: torch.Tensor) -> None:
-        """Reads a region into a tensor on the host of the region's shape, which may have any strides."""
+        """Reads a region into a CPU tensor of the region's shape, which may have any strides."""
         wanted = [stop - start for start, stop in region]
         if prod(wanted) == 0:
             return
-        # The dimensions from `row` on are read whole, so an index of the ones before is one run of bytes.
+        # The dimensions from `row` on are read whole, so each index of the earlier ones is one run of bytes.
         row = len(region)
         while row and wanted[row - 1] == self.shape[row - 1]:
             row -= 1
-        row = max(row - 1, 0)  # the first of them may be cut
+        row = max(row - 1, 0)  # one dimension more, which may be cut
         run_bytes = prod(wanted[row:]) * self.dtype.itemsize
         if prod(wanted[:row]) == 1:
             self._read_run(region, out)
@@ -177,7 +177,7 @@ class FileTensor:
 
 @dataclass(frozen=True)
 class HostTensor:
-    """A tensor of this process's memory, or of a file that it maps."""
+    """A tensor in this process's memory, or in a file that the process maps."""
 
     name: str
     values: torch.Tensor

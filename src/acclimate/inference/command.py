@@ -38,10 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", metavar="auto|bfloat16|float16|float32", default="auto")
     add_quantize_option(parser)
     parser.add_argument(
-        "--temperature", metavar="T", default="0", help="0 always takes the likeliest token; default 0"
+        "--temperature", metavar="T", default="0", help="0 always takes the most probable token; default 0"
     )
     parser.add_argument(
-        "--repetition-penalty", metavar="P", help="above 1, makes tokens that already occurred less likely"
+        "--repetition-penalty", metavar="P", help="above 1, makes repeated tokens less probable"
     )
     parser.add_argument("--seed", metavar="S", help="makes sampling repeatable")
     parser.add_argument(
@@ -49,18 +49,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--num-accelerators",
         metavar="N",
         default="1",
-        help="split the model over N processes here, each on cores and memory of its own; default 1",
+        help="split the model over N processes on this host, each with its own cores and memory; default 1",
     )
     parser.add_argument(
         "--bind_core_list",
         "--bind-core-list",
         metavar="CORES",
-        help="with --num_accelerators: the only cores to be used, as in 0-51,56-107",
+        help="with --num_accelerators: the cores to use, for example 0-51,56-107",
     )
     add_remote_code_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of streamed text")
-    # For the ranks that this command starts: the columns of the terminal that shows their stderr, or 0; and
-    # whether one shows their stdout.
+    # Passed to the ranks that this command starts: the width of the terminal on stderr, or 0, and whether
+    # stdout is a terminal.
     parser.add_argument("--as-rank", type=int, metavar="COLUMNS", help=argparse.SUPPRESS)
     parser.add_argument("--on-terminal", action="store_true", help=argparse.SUPPRESS)
 
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
             return start_ranks(args, ranks)
         if args.bind_core_list is not None:
-            raise GenerationOptionError("--bind_core_list needs --num_accelerators, and at least 2 of them")
+            raise GenerationOptionError("--bind_core_list needs --num_accelerators with a value of 2 or more")
         with messages():
             return _run_alone(args)
     except AcclimateError as error:
@@ -100,7 +100,7 @@ def _run_alone(args: argparse.Namespace) -> int:
         request = read_request(args)
         prompt = read_prompt(args.prompt)
         # Here, so that Ctrl-C is handled from the start.
-        if request.model is None or os.path.exists(request.model):  # else the error needs no transformers
+        if request.model is None or os.path.exists(request.model):  # else reports the error without importing
             from acclimate.inference.lean_import import import_transformers
 
             import_transformers()

@@ -1,4 +1,4 @@
-"""The manifest of a converted model's folder, by which a damaged folder is found and converted again."""
+"""The manifest of a converted model's folder; it detects a damaged folder, which is converted again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAMPLES, _SAMPLE_BYTES = 32, 4 << 10
 
 
 def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
-    """Records how the folder was made, and the size and digest of each file in it."""
+    """Writes the manifest: how the folder was made, and the size and digest of each file in it."""
     files = {
         path.name: {"bytes": path.stat().st_size, "digest": digest(path)}
         for path in sorted(folder.iterdir())

@@ -1,10 +1,10 @@
 """Tensors that are computed only when, and only where, their values are needed.
 
-A deferred tensor begins as a tensor in a file. Operators on deferred tensors run on shapes alone and are
-recorded, so that code written for whole checkpoints, such as transformers' conversions of old ones, runs
-unchanged and reads nothing. :func:`read` then reads one region of a result: cutting, joining, stacking and
-transposing ask their inputs for the region's part alone. The inputs of any other operator are read whole, so
-an unknown one costs memory and never gives a wrong value.
+A deferred tensor starts as a tensor in a file. Operators on deferred tensors compute only shapes and are
+recorded, so that code for whole checkpoints, such as transformers' conversions of old ones, runs unchanged
+and reads nothing. :func:`read` then reads one region of a result: slicing, concatenating, stacking and
+transposing read only the needed region of their inputs. The inputs of any other operator are read whole, so
+an unknown operator costs memory but never gives a wrong value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from acclimate.ops import huge_pages
 logger = logging.getLogger("acclimate.inference")
 
 Region = tuple[tuple[int, int], ...]
-"""For each dimension the first index and the one after the last."""
+"""The ``(start, stop)`` of each dimension."""
 
 _TEMPORARY_BYTES = 8 << 20
 """The most bytes of another dtype that are read before they are converted."""
@@ -34,7 +34,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in the file."""
+        """The tensor's name in the file."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,7 +45,7 @@ class Source(Protocol):
         """Its dtype."""
 
     def read_into(self, region: Region, out: torch.Tensor) -> None:
-        """Reads a region into a tensor on the host of the region's shape, which may have any strides."""
+        """Reads a region into a CPU tensor of the region's shape, which may have any strides."""
 
 
 class DeferredTensor(torch.Tensor):
@@ -89,7 +89,7 @@ def deferred(source: Source) -> DeferredTensor:
 
 
 def sources(tensor: torch.Tensor) -> Iterator[Source]:
-    """Yields the files' tensors that a tensor is made of; one may come several times."""
+    """Yields the files' tensors from which a tensor is computed; may yield a tensor several times."""
     if isinstance(tensor, DeferredTensor):
         if tensor.source is not None:
             yield tensor.source
@@ -114,7 +114,7 @@ def _record(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         name: each for name, each in options.items() if name not in ("device", "pin_memory", "layout")
     }
     if func._schema.is_mutable:
-        raise NotImplementedError(f"{func} would change a tensor that has not been read")
+        raise NotImplementedError(f"{func} would change a deferred tensor in place; read it first")
     results = func(*tree_map(_on_meta, args), **tree_map(_on_meta, recorded))
 
     def wrap(result: torch.Tensor, output: int | None) -> DeferredTensor:
@@ -136,7 +136,7 @@ def _on_meta(value: Any) -> Any:
 
 
 def _host(value: Any) -> Any:
-    """A tensor of the same shape and dtype that takes no memory until it is written."""
+    """Returns a CPU tensor of the same shape and dtype, which takes no memory until it is written."""
     return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, DeferredTensor) else value
 
 
@@ -145,8 +145,7 @@ def _whole(value: Any) -> Any:
 
 
 def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Compares in pieces: both may be the largest tensor of a model, as tied weights that a file has twice
-    are."""
+    """Compares in pieces, because both may be large: a file can hold tied weights twice."""
     if first.shape != second.shape:
         return False
     if set(map(id, sources(first))) == set(map(id, sources(second))) and first is second:
@@ -218,7 +217,7 @@ def _replaced(region: Region, dim: int, bounds: tuple[int, int]) -> Region:
 
 
 def _argument(tensor: DeferredTensor, index: int, name: str, default: Any) -> Any:
-    """An operator's argument, which may have been given by position or by name."""
+    """Returns an operator's argument, which may have been passed by position or by name."""
     if index < len(tensor.arguments):
         return tensor.arguments[index]
     return tensor.options.get(name, default)
@@ -321,7 +320,7 @@ def _read_permuted(tensor: DeferredTensor, region: Region, out: torch.Tensor) ->
 
 
 def _read_reshaped(tensor: DeferredTensor, region: Region, out: torch.Tensor) -> None:
-    """Reads what covers the region in the shape before, which has its elements in the same order."""
+    """Reads the region of the original shape that covers the wanted region; the element order is the same."""
     origin = tensor.arguments[0]
     plan = regroup(tuple(origin.shape), tuple(tensor.shape), region)
     if plan.is_exact and out.is_contiguous():

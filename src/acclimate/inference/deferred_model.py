@@ -1,8 +1,8 @@
-"""A transformers model whose parameters are deferred: all of transformers' loading, without reading a weight.
+"""Builds a transformers model with deferred parameters: runs transformers' loading, but reads no weights.
 
 transformers renames, converts and ties the tensors of a checkpoint, and decides which are missing or
-superfluous. It does so here on deferred tensors, so a model of each rank's own slices needs no second copy of
-those rules.
+superfluous. Here it does so on deferred tensors, so that each rank can load only its slices without a second
+implementation of those rules.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def deferred_model(
 
     Args:
         found: the model's files, already checked.
-        dtype: of the parameters, except those that transformers keeps in float32.
+        dtype: the dtype of the parameters, except those that transformers keeps in float32.
         trust_remote_code: whether Python code that comes with the model may run.
-        ignore_extra: patterns, as in ``v_head.*``, of tensors that the model has no place for.
+        ignore_extra: patterns, such as ``v_head.*``, of tensors that the model does not use.
 
     Raises:
-        CorruptModelError: a tensor is missing, superfluous, or of another shape or size than it has to be.
+        CorruptModelError: a tensor is missing, superfluous, or has the wrong shape or size.
         UnsupportedModelError: transformers cannot build the model, or its weights cannot be read in parts.
     """
     with _open(found, dtype) as (files, tensors):
@@ -145,7 +145,7 @@ def _adopt_generation_settings(model: Any, folder: Path) -> None:
 
 
 def _check(folder: Path, report: Mapping[str, Any], ignore_extra: tuple[str, ...]) -> None:
-    """Raises :class:`CorruptModelError` unless the tensors and the model's parameters are the same."""
+    """Raises :class:`CorruptModelError` unless the files' tensors match the model's parameters."""
     errors = report.get("conversion_errors") or {}
     if errors:
         name, text = next(iter(errors.items()))
@@ -160,7 +160,7 @@ def _check(folder: Path, report: Mapping[str, Any], ignore_extra: tuple[str, ...
         name, found, wanted = sorted(report["mismatched_keys"], key=str)[0]
         more = len(report["mismatched_keys"]) - 1
         raise CorruptModelError(
-            f"{folder} has weights in another shape than its config asks for: {name} is {list(found)}, not "
+            f"{folder} has weights of another shape than its config asks for: {name} is {list(found)}, not "
             f"{list(wanted)}" + (f", and {more} more" if more else "")
         )
     extra = [
@@ -171,5 +171,5 @@ def _check(folder: Path, report: Mapping[str, Any], ignore_extra: tuple[str, ...
     if extra:
         raise CorruptModelError(
             f"{folder} has weights that its config leaves out: {some_of(extra)}. If they are not needed, "
-            f'pass ignore_extra=["{sorted(extra)[0]}"], in which * stands for any letters'
+            f'pass ignore_extra=["{sorted(extra)[0]}"], in which * matches any text'
         )

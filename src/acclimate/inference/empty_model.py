@@ -1,4 +1,4 @@
-"""A model without weights, on the meta device, from its configuration alone."""
+"""Builds a model without weights, on the meta device, from its configuration only."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ def empty_model(
     """Returns a model without weights, and its name.
 
     Args:
-        model: a folder, of which config.json is enough, a ``.gguf`` file, or the id of a model on the hub, of
-            which
-            only the configuration is downloaded.
-        dtype: as :func:`acclimate.inference.load_model` takes it.
+        model: a folder that has at least a config.json, a ``.gguf`` file, or the id of a model on the hub,
+            from which only the configuration is downloaded.
+        dtype: the ``dtype`` argument of :func:`acclimate.inference.load_model`.
         trust_remote_code: whether Python code that comes with the model may run.
 
     Raises:
@@ -85,7 +84,7 @@ def _config(source: str, is_local: bool, trust_remote_code: bool) -> Any:
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """Returns the GGUF file that a path means, if it means one."""
+    """Returns the GGUF file at a path, or in the folder at a path, if there is one."""
     if path.is_file():
         if path.suffix.lower() == ".gguf":
             return path

@@ -9,10 +9,10 @@ from typing import Any
 
 
 def return_freed_memory() -> None:
-    """Gives the free memory of the C library's heap back, which counts as this process's until then.
+    """Returns the C library's free heap memory to the system, which until then counts as this process's.
 
     The tokenizers library frees two thirds of what it allocates for a vocabulary of 262,144: 190 MB that the
-    C library would keep. Only glibc has such a call; elsewhere this does nothing.
+    C library would keep. Only glibc has a function for this; elsewhere this does nothing.
     """
     trim = _malloc_trim()
     if trim is not None:

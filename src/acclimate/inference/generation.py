@@ -40,7 +40,7 @@ class Generation:
     """The continuation, without the prompt."""
     prompt_tokens: int
     generated_tokens: int
-    """Includes the end token, which has no text of its own."""
+    """Includes the end token, which has no text."""
     tokens: tuple[int, ...]
     finish_reason: str
     """``end`` (the model wrote an end token), ``length``, ``context`` (it is full) or ``interrupted``."""
@@ -96,12 +96,12 @@ def generate(
         dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
             supports. With ``auto``, a GGUF file runs from its own quantised blocks. Ignored for a loaded
             model.
-        quantize: ``int8`` or ``int4``: stores the weights of linear modules and embeddings so. Ignored for a
-            loaded model.
-        temperature: 0 always takes the likeliest token, like ``model.generate(do_sample=False)``; above 0
-            tokens are sampled, within the model's own top-k and top-p, if it sets them.
-        seed: makes sampling repeatable; seeds torch's generators of the accelerator and of the host.
-        repetition_penalty: above 1, makes tokens that already occurred less likely, as in transformers;
+        quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are
+            stored. Ignored for a loaded model.
+        temperature: 0 always takes the most probable token, like ``model.generate(do_sample=False)``; above
+            0, tokens are sampled within the model's own top-k and top-p, if it sets them.
+        seed: makes sampling repeatable; seeds torch's generators of the accelerator and of the CPU.
+        repetition_penalty: above 1, makes repeated tokens less probable, as in transformers;
             ``None`` uses the model's own setting.
         trust_remote_code: whether Python code that comes with the model may run.
         on_text: called with each piece of text as soon as it is final; a piece contains whole characters.
@@ -111,7 +111,7 @@ def generate(
         GenerationOptionError: a number is out of range.
         GenerationInterrupted: Ctrl-C was pressed; holds the text so far.
         DeviceMemoryError: the accelerator is out of memory.
-        AcclimateError: as :func:`acclimate.inference.load_model`.
+        AcclimateError: the errors of :func:`acclimate.inference.load_model`.
     """
     _check_options(max_new_tokens, temperature, seed, repetition_penalty)
     _check_prompt(prompt)
@@ -122,7 +122,7 @@ def generate(
     )
     tokens = _encode(loaded, prompt)
     limit = _new_token_limit(loaded, tokens, max_new_tokens)
-    failures: list[BaseException] = []  # errors of the caller's own function reach the caller unchanged
+    failures: list[BaseException] = []  # errors raised by on_text, which reach the caller unchanged
 
     def deliver(piece: str) -> None:
         try:
@@ -194,8 +194,8 @@ def _run(
 ) -> frozenset[int]:
     """Runs the model and returns its end tokens.
 
-    transformers' own loop knows each model's cache, penalties and end tokens, and its cost beside the
-    model's is too small to measure (``benchmarks/generate.py`` compares it with a bare loop).
+    Uses transformers' own loop, which supports each model's cache, penalties and end tokens. Its cost is too
+    small to measure (``benchmarks/generate.py`` compares it with a bare loop).
     """
     import torch
 
@@ -283,7 +283,7 @@ def _check_prompt(prompt: str) -> None:
 def _new_token_limit(loaded: LoadedModel, tokens: list[int], max_new_tokens: int) -> int:
     """Returns how many tokens to generate: ``max_new_tokens``, or fewer if the context is too short."""
     if not tokens:
-        raise PromptError("the model's tokenizer turns this prompt into no tokens at all")
+        raise PromptError("the model's tokenizer produces no tokens for this prompt; choose another prompt")
     rows = loaded.tokens
     if min(tokens) < 0 or max(tokens) >= rows:
         raise CorruptModelError(

@@ -1,8 +1,9 @@
 """Builds a transformers config from the keys and tensors of a GGUF file.
 
-transformers' own reader takes some keys and leaves the others at the defaults of its config classes, which
-are the values of one checkpoint: a file with another rotary width, window or scaling then loads and writes
-nonsense. Here each key of the architecture is used, known to have no effect, or refused by name.
+transformers' own reader uses some keys, and leaves the others at the defaults of its config classes, which
+are the values of one checkpoint. A file with another rotary width, window or scaling then loads, but
+generates nonsense. Here each key of the architecture is used, ignored because it has no effect, or refused by
+name.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Architecture:
     partial_rotary: bool = False
     """Whether the model can rotate only a part of each head."""
     rotary_base: float = 1e4
-    """The base of the rotary embedding where the file gives none."""
+    """The base of the rotary embedding if the file gives none."""
     tensor_flags: Mapping[str, str] = field(default_factory=dict)
     """Fields that are true if the file has tensors with this ending."""
     more: Callable[[Metadata, dict[str, Any]], dict[str, Any]] | None = None
@@ -80,13 +81,14 @@ def config_fields(header: GGUFHeader, architecture: Architecture) -> dict[str, A
     found = {int(name.split(".")[1]) for name in metadata.tensors if _is_in_a_block(name)}
     if found != set(range(min(blocks, len(found) + 1))):
         raise CorruptModelError(
-            f"{header.path} is corrupt: its header says {blocks:,} blocks, it has tensors of {len(found):,}"
+            f"{header.path} is corrupt: its header says {blocks:,} blocks, but it has tensors for "
+            f"{len(found):,}"
         )
     rows, width = metadata.shape("token_embd.weight", 2)
     if width != metadata.size("embedding_length"):
         raise CorruptModelError(
-            f"{header.path}: tensor 'token_embd.weight' has {width:,} columns, "
-            f"its model needs {metadata.size('embedding_length'):,}"
+            f"{header.path} is corrupt: tensor 'token_embd.weight' has {width:,} columns, but its model "
+            f"needs {metadata.size('embedding_length'):,}"
         )
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     if tokens is None or tokens.array_length is None:
@@ -115,7 +117,7 @@ def _is_in_a_block(name: str) -> bool:
     return head == "blk" and rest.partition(".")[0].isdecimal()
 
 
-# -- what architectures share --------------------------------------------------------------------------
+# -- fields of all architectures ------------------------------------------------------------------------
 
 
 def _architecture_fields(metadata: Metadata, architecture: Architecture) -> dict[str, Any]:
@@ -260,7 +262,7 @@ def _experts(metadata: Metadata, count_field: str) -> dict[str, Any]:
     return {count_field: count, "num_experts_per_tok": used}
 
 
-# -- what single architectures add ---------------------------------------------------------------------
+# -- fields of single architectures ---------------------------------------------------------------------
 
 
 def _llama(metadata: Metadata, _fields: dict[str, Any]) -> dict[str, Any]:
@@ -348,7 +350,8 @@ def _gpt2(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
     heads = fields["num_attention_heads"]
     if fields["num_key_value_heads"] != heads:
         raise UnsupportedModelError(
-            f"{metadata.header.path} shares keys between heads, which a GPT-2 model in transformers cannot"
+            f"{metadata.header.path} shares keys between heads, which transformers' GPT-2 model does not "
+            "support"
         )
     return {
         "n_positions": fields["max_position_embeddings"],

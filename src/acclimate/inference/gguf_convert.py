@@ -5,8 +5,8 @@ unpacks each tensor in one piece. Here the config comes from the file's own keys
 tokenizer from transformers (``gguf_tokenizer``), and tensors are unpacked in blocks (``gguf_weights``).
 A file that cannot be converted to exactly its model is refused before the first block.
 
-Each dtype gets a folder of its own. Each value is unpacked to float32 and rounded once, so ``bfloat16`` loads
-half the bytes and converts nothing, and ``float32`` gives the exact values. A folder of the form
+Each dtype gets its own folder. Each value is unpacked to float32 and rounded once, so ``bfloat16`` loads half
+the bytes and needs no conversion, and ``float32`` gives the exact values. A folder of the form
 :data:`BLOCKS` has no weights: they are read from the GGUF file itself, in its own quantised blocks.
 """
 
@@ -102,7 +102,7 @@ def identity(path: Path) -> str:
 
 
 def _key(content: str) -> str:
-    """Returns a cache key for the content and for what converts it, transformers included."""
+    """Returns a cache key of the content and of the converting code, including transformers."""
     try:
         transformers_version = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError as error:
@@ -134,7 +134,7 @@ def _convert(source: Path, target: Path, form: str) -> None:
     with quiet_transformers(), contextlib.closing(gguf_tensors.GGUFFile(source, header.data_start)) as file:
         model = _empty_model(header, fields)
         tensors = gguf_tensors.gguf_tensors(file, header, architecture, model, dtype)
-        # Before the weights: it is small, and its faults show sooner.
+        # The tokenizer comes before the weights, because it is small and its errors then appear sooner.
         gguf_tokenizer.convert_tokenizer(header, target)
         write_vocabulary(target)
         if form == BLOCKS:
@@ -146,7 +146,7 @@ def _convert(source: Path, target: Path, form: str) -> None:
 
 
 def empty_gguf_model(source: Path) -> Any:
-    """Builds a GGUF file's model on the meta device; reads its header alone.
+    """Builds a GGUF file's model on the meta device; reads only the file's header.
 
     Raises:
         CorruptModelError: the file is truncated or damaged.

@@ -1,6 +1,6 @@
-"""The list of a GGUF file's tensors that belongs to its folder in the cache.
+"""The list of a GGUF file's tensors, which is stored in the file's folder in the cache.
 
-With it, a start neither reads the file's vocabulary nor builds a model to find the tensor of each parameter.
+With this list, a start need not read the file's vocabulary or build a model to find each parameter's tensor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INDEX = "gguf_tensors.json"
 
 
 def write_index(header: GGUFHeader, tensors: list[GGUFTensor], folder: Path) -> None:
-    """Records where the file has each parameter."""
+    """Writes the list: the position of each parameter in the file."""
     content = {
         "architecture": header.architecture,
         "heads": dict(tensors[0].heads),
@@ -41,12 +41,12 @@ def read_index(folder: Path, path: Path, dtype: torch.dtype) -> tuple[GGUFFile, 
     """Opens a GGUF file, and returns it with the tensors of its parameters.
 
     Args:
-        folder: of the cache, with the list.
-        path: the file.
-        dtype: of the parameters where they are unpacked.
+        folder: the cache folder that holds the list.
+        path: the GGUF file.
+        dtype: the dtype of unpacked parameters.
 
     Raises:
-        CorruptModelError: the list is damaged, or the file is shorter than it was.
+        CorruptModelError: the list is damaged, or the file is shorter than before.
     """
     from acclimate.inference.gguf_tensors import GGUFFile, GGUFTensor
 
@@ -62,7 +62,7 @@ def read_index(folder: Path, path: Path, dtype: torch.dtype) -> tuple[GGUFFile, 
     if file.size_bytes < file_bytes:
         file.close()
         raise CorruptModelError(
-            f"{path} is truncated: it has {file.size_bytes:,} bytes, and had {file_bytes:,}"
+            f"{path} is truncated: it has {file.size_bytes:,} bytes, but had {file_bytes:,} when converted"
         )
     file.tensor_count, file.digest = len(placements), hashlib.sha256(text).hexdigest()
     return file, [GGUFTensor(file, architecture, heads, each, dtype) for each in placements]

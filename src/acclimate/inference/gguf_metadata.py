@@ -1,4 +1,4 @@
-"""Reads the keys of a GGUF file's architecture, checks their types, and reports those that nothing read."""
+"""Reads the keys of a GGUF file's architecture, checks their types, and reports keys that were not read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from acclimate.errors import CorruptModelError, UnsupportedModelError
 from acclimate.inference.gguf_header import GGUFHeader, Scalar, TensorEntry
 
 _LARGEST_SIZE = 1 << 31
-# They describe the file or its training, or llama.cpp reads them only for architectures that read them here.
+# Keys that describe the file or its training, or that llama.cpp reads only for architectures handled here.
 _WITHOUT_EFFECT = frozenset(
     {
         "attention.sliding_window",

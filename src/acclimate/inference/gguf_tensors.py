@@ -48,12 +48,12 @@ class GGUFFile(OpenFile):
         """Where the tensors' data begins, in bytes from the start of the file."""
 
     def rows(self, tensor: TensorEntry, numbers: Array) -> Array:
-        """Returns rows of a tensor as the file has them, one row of bytes each."""
+        """Returns rows of a tensor as stored in the file, one row of bytes each."""
         size, _ = stored_bytes(self.path, tensor)
         row_bytes = size // prod(tensor.shape[:-1])
         first, last = int(numbers.min()), int(numbers.max())
         memory = torch.empty((last - first + 1, row_bytes), dtype=torch.uint8)
-        huge_pages.request(memory)  # it is used once, so most of the time would go to mapping its pages
+        huge_pages.request(memory)  # the memory is used once, so page faults would take most of the time
         content: Array = memory.numpy()
         position = self.data_start + tensor.offset + first * row_bytes
         self.pread(tensor.name, content.reshape(-1).data, position)
@@ -68,7 +68,7 @@ class GGUFTensor:
 
     file: GGUFFile
     architecture: Architecture
-    """How llama.cpp's converter changed it."""
+    """The architecture, which tells how llama.cpp's converter changed the tensor."""
     heads: Mapping[str, int]
     """The numbers of attention heads, ``query`` and ``key``."""
     placement: Placement
@@ -111,11 +111,11 @@ class GGUFTensor:
         return np.concatenate(parts), np.concatenate(numbers)
 
     def _order(self, source: TensorEntry) -> Array | None:
-        """The row of the file for each row; ``None`` if they are the same, and for a bias, which has one."""
+        """Returns the file's row for each row; ``None`` if they are the same, and for a bias (one row)."""
         return None if len(source.shape) == 1 else rotary_order(self.architecture, source, self.heads)
 
     def stored_rows(self, rows: Array) -> Array:
-        """Returns the bytes that the file has for rows of the parameter, which all have one type."""
+        """Returns the stored bytes of rows of the parameter, which all have one type."""
         parts, numbers = self._places[0][rows], self._places[1][rows]
         found = [part for part in range(len(self.placement.parts)) if bool(np.any(parts == part))]
         if len(found) == 1:
@@ -169,12 +169,12 @@ class GGUFTensor:
             kind = GGMLQuantizationType(self.placement.parts[parts[begin]].source.ggml_type)
             for first in range(begin, end, step):
                 stored = self.stored_rows(rows[first : min(first + step, end)])
-                # A copy: dequantize may return a view of what it was given.
+                # A copy, because dequantize may return a view of its argument.
                 values: Array = np.array(dequantize(stored, kind), dtype=np.float32)
                 yield torch.from_numpy(values)
 
     def _all(self) -> torch.Tensor:
-        """All values, of a parameter whose rows are not the file's: a vector, or a transposed matrix."""
+        """Returns all values of a vector or a transposed matrix, whose rows are not the file's."""
         source = self.placement.parts[0].source
         values = torch.cat(list(self._unpacked(np.arange(len(self._places[0])))))
         if self.architecture.norms_plus_one and source.name.endswith("norm.weight"):
@@ -206,7 +206,7 @@ def gguf_tensors(
 
 @dataclass(frozen=True)
 class BlockRows:
-    """A matrix, or a part of one, as blocks of the file; nothing of it has been read."""
+    """A matrix, or a part of one, as blocks of the file that have not been read yet."""
 
     rows: tuple[tuple[GGUFTensor, Array], ...]
     """Tensors of one type, each with the numbers of its rows."""
@@ -246,9 +246,9 @@ class BlockRows:
 
 
 _EXPONENT = 0x7C00
-"""The bits of a half-precision number that are all set in infinities and what is not a number."""
+"""The exponent bits of a half-precision number, which are all set in infinities and NaNs."""
 
-# Where the scales of a block are, in bytes of it.
+# The byte offsets of the scales in a block.
 _SCALES = {
     "Q4_0": (0, 2),
     "Q4_1": (0, 4),
@@ -271,7 +271,7 @@ _SAME = (
 
 
 def source_types(tensor: torch.Tensor) -> set[str]:
-    """Returns gguf's names of the types of the files' tensors that a tensor is made of."""
+    """Returns gguf's type names of the files' tensors from which a tensor is computed."""
     return {
         GGMLQuantizationType(part.source.ggml_type).name
         for source in sources(tensor)
@@ -283,8 +283,8 @@ def source_types(tensor: torch.Tensor) -> set[str]:
 def block_rows(tensor: torch.Tensor) -> BlockRows | None:
     """Returns a deferred matrix as blocks of a GGUF file.
 
-    ``None`` if the file has it in another type, or if something other than whole rows and whole blocks was
-    taken from it.
+    Returns ``None`` if the file's tensors have several types or one without kernels, or if the matrix is not
+    made of whole rows and whole blocks.
     """
     if not isinstance(tensor, DeferredTensor) or tensor.dim() != 2:
         return None
@@ -304,7 +304,7 @@ def block_rows(tensor: torch.Tensor) -> BlockRows | None:
 
 
 def _arguments(tensor: DeferredTensor) -> tuple[Any, ...]:
-    """An operator's arguments by position, with the defaults of those that were not given."""
+    """Returns an operator's arguments by position, with defaults for omitted ones."""
     given = dict(
         zip((each.name for each in tensor.operator._schema.arguments), tensor.arguments, strict=False)
     )

@@ -15,7 +15,7 @@ from acclimate.inference.quiet import why_unusable
 logger = logging.getLogger("acclimate.inference")
 
 _MODELS = ("gpt2", "llama")
-# llama.cpp's names for pre-tokenizers that transformers does not know, but that equal one that it knows.
+# llama.cpp's names of pre-tokenizers that equal one which transformers knows under another name.
 _LIKE_GPT2 = frozenset({"gpt-2", "phi-2", "jina-es", "jina-de", "mellum", "modern-bert", "olmo", "mpt"})
 _DIGIT_BY_DIGIT = frozenset(
     {"starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"}
@@ -68,7 +68,7 @@ def convert_tokenizer(header: GGUFHeader, target: Path) -> None:
     """
     from transformers import PreTrainedTokenizerFast
 
-    # In a folder of its own: transformers would also read other files beside it.
+    # In a separate folder, because transformers would also read other files beside it.
     with tempfile.TemporaryDirectory(dir=target, prefix=".vocabulary") as folder:
         (Path(folder) / "model.gguf").symlink_to(header.path.resolve())
         try:
@@ -88,9 +88,9 @@ def convert_tokenizer(header: GGUFHeader, target: Path) -> None:
 
 
 def write_merges_as_lines(file: Path) -> None:
-    """Writes the merges of a tokenizer as the lines "left right", which are read in two thirds of the time.
+    """Writes a tokenizer's merges as lines "left right", which load in two thirds of the time.
 
-    They stay pairs where a line would be read as something else.
+    The merges stay pairs if a line would be parsed differently.
     """
     content = json.loads(file.read_bytes())
     merges = content["model"].get("merges")

@@ -1,4 +1,4 @@
-"""Finds where a GGUF file has the values of each parameter of a transformers model."""
+"""Finds the tensors of a GGUF file that hold each parameter of a transformers model."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def place_tensors(header: GGUFHeader, architecture: Architecture, model: torch.n
         placements.append(Placement(parameter, shape, _parts(header, parameter, expected, sources)))
     if unused:
         raise UnsupportedModelError(
-            f"{header.path} holds tensors that a {config.model_type} model in transformers has no place "
+            f"{header.path} holds tensors that transformers' {config.model_type} model does not have a place "
             f"for: {some_of(unused)}"
         )
     return placements

@@ -1,4 +1,4 @@
-"""Ranges of numbers on the host while a model is built on the meta device."""
+"""Creates ``torch.arange`` tensors on the CPU while a model is built on the meta device."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 MOST = 1 << 16
-"""Values of the longest range that is made: a damaged configuration may ask for any number."""
+"""The longest range that is created on the CPU; a damaged configuration may ask for any length."""
 
 _NAMES = ("start", "end", "step")
 _Model = TypeVar("_Model")
 
 
 def build_with_host_ranges(build: Callable[[], _Model]) -> _Model:
-    """Returns what ``build`` makes, with short ranges on the host where its code allows that."""
+    """Returns ``build``'s model, built with short ranges on the CPU if its code allows that."""
     try:
         with HostRanges():
             return build()
@@ -28,11 +28,11 @@ def build_with_host_ranges(build: Callable[[], _Model]) -> _Model:
 
 
 class HostRanges(TorchFunctionMode):
-    """Makes ``torch.arange`` on the meta device on the host instead, where it is short.
+    """Creates a short ``torch.arange`` on the CPU instead of the meta device.
 
-    Rotary embeddings are computed from such ranges when a model is built. On the meta device, torch does that
-    in Python code that imports its compiler and sympy: about a tenth of a small model's start. For the same
-    reason, ``torch.empty_like`` of a tensor there becomes ``torch.empty`` on the device that is asked for.
+    Models compute rotary embeddings from such ranges when they are built. On the meta device, torch runs
+    Python code for that, which imports its compiler and sympy: 10 % of a small model's start. For the same
+    reason, ``torch.empty_like`` of a meta tensor becomes ``torch.empty`` on the requested device.
     """
 
     def __torch_function__(

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Whole:
-    """What a model was before it was split."""
+    """Facts about a model before it was split."""
 
     parameters: int
-    """Their number; tied ones count once."""
+    """The number of parameters; tied ones count once."""
     config: Any
-    """Its configuration; a rank's own may say how many heads it has."""
+    """The whole model's configuration; a rank's copy may hold the rank's number of heads."""
     tokens: int
     """The number of rows of its input embeddings."""
     folder: Path | None
-    """Of its files."""
+    """The folder of its files."""
 
     @classmethod
     def of(cls, model: Any, folder: Path | None = None) -> Whole:
@@ -44,16 +44,16 @@ class Whole:
 
 
 class InferenceModel:
-    """What a model of ``init_inference`` has besides its own class."""
+    """The class that ``init_inference`` adds to a model's own class."""
 
     tp_plan_applied: Any  # transformers evaluates these annotations, where no Plan is imported
-    """How it is split; ``None``: it is whole."""
+    """How the model is split; ``None`` if it is whole."""
     model_ranks: ModelRanks
-    """The ranks that share it."""
+    """The ranks that share the model."""
     whole: Whole
-    """What it was before it was split."""
+    """Facts about the model before it was split."""
     packing: Packer
-    """Which of its weights are quantised."""
+    """How its weights are stored."""
 
     @property
     def module(self) -> InferenceModel:
@@ -61,7 +61,7 @@ class InferenceModel:
         return self
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generates as transformers does, on all ranks: each must make the same call.
+        """Generates like transformers' ``generate``; every rank must make the same call.
 
         Raises:
             InvalidRankError: the ranks' prompts differ.
@@ -96,7 +96,7 @@ class InferenceModel:
             if other != told[0][0]:
                 raise InvalidRankError(
                     f"rank {rank} generates from another prompt than rank 0; all ranks that share a model "
-                    "have to make the same call"
+                    "must make the same call"
                 )
         host, device = (torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in told[0][1])
         torch.set_rng_state(host)
@@ -127,8 +127,7 @@ def as_inference_model(model: Any, plan: Plan | None, ranks: ModelRanks, whole: 
     """Returns the same object, of a class that adds :class:`InferenceModel` to its own."""
     own = type(model)
     if not issubclass(own, InferenceModel):
-        # The name is what transformers writes into config.json, and the module is where it looks for its
-        # code.
+        # transformers writes the class name into config.json, and looks for the model's code in its module.
         names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
         model.__class__ = type(own.__name__, (InferenceModel, own), names)
     model.tp_plan_applied, model.model_ranks, model.whole = plan, ranks, whole

@@ -1,4 +1,4 @@
-"""``init_inference``: a transformers model on this process's accelerator, split over the ranks of the job."""
+"""``init_inference``: loads a transformers model on the accelerator, split over the job's ranks."""
 
 from __future__ import annotations
 
@@ -56,42 +56,39 @@ def init_inference(
 ) -> Any:
     """Returns a transformers model that runs on this process's accelerator, split over the job's ranks.
 
-    Every rank makes the same call, and later the same calls of ``generate``, with the same arguments. From a
-    path, each rank reads only its own slices of the weights. An error of one rank is raised on all of them.
+    Every rank must make the same call, and later the same calls of ``generate``. If ``model`` is not yet
+    loaded, each rank reads only its own slices of the weights. An error on one rank is raised on all ranks.
 
     Args:
         model: a folder, a ``.gguf`` file, the id of a model on the Hugging Face hub, or a transformers model,
-            which
-            is split where it is and returned.
-        tp_size: the number of ranks that share the model; ``None``: all of the job.
+            which is split in place and returned.
+        tp_size: the number of ranks that share the model; ``None``: all ranks of the job.
         dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
-            supports,
-            or the model's own if it is already loaded.
-        verify: whether blocks are run whole and split, and compared; ``auto``: if the plan came from the
-            structure of
-            the modules alone.
-        plan: how modules are split, by patterns of their names; else the model's own plan, or its structure,
-            says it.
-        quantize: ``int8`` or ``int4``: stores the weights of linear modules and embeddings so, each as soon
-            as it is read. ``None``: as the model has them; a GGUF file's blocks stay as they are unless
-            ``dtype`` names one.
-        compile: whether calls of the model run compiled by ``torch.compile``; a mapping gives its options.
-            Where ``generate`` has a native step, that is the faster one and stays.
+            supports, or the model's own dtype if it is already loaded.
+        verify: whether to run blocks whole and split, and compare the results; ``auto`` does so if the plan
+            was derived only from the structure of the modules.
+        plan: maps patterns of module names to splits; other modules are split by the model's own plan or by
+            its structure.
+        quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are
+            stored; each weight is packed as soon as it is read. ``None`` keeps the model's format; a GGUF
+            file's blocks stay as they are unless ``dtype`` names a dtype.
+        compile: whether to run the model through ``torch.compile``; a mapping gives its options. If
+            ``generate`` has a native step, it uses that instead, because it is faster.
         trust_remote_code: whether Python code that comes with the model may run.
-        ignore_extra: patterns, as in ``v_head.*``, of tensors in the files that the model has no place for.
+        ignore_extra: patterns, such as ``v_head.*``, of tensors in the files that the model does not use.
 
     Raises:
         PlanError: the model cannot be split as asked; no weight has been read.
-        InvalidRankError: the job has not so many ranks.
+        InvalidRankError: ``tp_size`` does not divide the job's number of ranks.
         CorruptModelError: a tensor is missing, superfluous, of another shape, or damaged; the message names
             it.
-        AcclimateError: as :func:`acclimate.inference.load_model`.
+        AcclimateError: the errors of :func:`acclimate.inference.load_model`.
     """
     check_scheme(quantize)
     require_transformers()
     import torch
 
-    # Weights that are made in inference mode could never be trained.
+    # Weights created in inference mode could never be trained.
     with torch.inference_mode(False):
         made = _initialized(
             model, tp_size, dtype, verify, plan, quantize, trust_remote_code, tuple(ignore_extra)
@@ -132,13 +129,13 @@ def load_split_model(
     """Loads a model and its tokenizer, split over the job's ranks, for :func:`acclimate.inference.generate`.
 
     Args:
-        model: as :func:`acclimate.inference.load_model` takes it; the demo model for ``None``.
-        dtype: as there.
-        quantize: as there.
-        trust_remote_code: as there.
+        model: the ``model`` argument of :func:`acclimate.inference.load_model`; ``None``: the demo model.
+        dtype: its ``dtype``.
+        quantize: its ``quantize``.
+        trust_remote_code: its ``trust_remote_code``.
 
     Raises:
-        AcclimateError: as :func:`init_inference`.
+        AcclimateError: the errors of :func:`init_inference`.
     """
     start = time.perf_counter()
     check_scheme(quantize)
@@ -155,7 +152,7 @@ def load_split_model(
     def take_tokenizer(folder: Path) -> None:
         tokenizers.append(load_tokenizer(folder, trust_remote_code))
 
-    # The tokenizer comes first: while it is loaded it takes much more memory than it keeps.
+    # The tokenizer comes first, because loading it takes much more memory than it keeps.
     module = load.from_files(model, form, with_tokenizer=True, before=take_tokenizer)
     return LoadedModel(
         module, tokenizers[-1], module.whole.folder, accelerator, chosen, time.perf_counter() - start
@@ -187,7 +184,7 @@ def _split_loaded(
     with ranks.all_or_none():
         if not isinstance(model, torch.nn.Module):
             raise UnsupportedModelError(
-                "init_inference takes a folder, a .gguf file, a hub id or a model; it got a "
+                "model must be a folder, a .gguf file, a hub id or a transformers model, not a "
                 f"{type(model).__name__}"
             )
         whole = Whole.of(model)
@@ -205,7 +202,7 @@ def _split_loaded(
 
 
 def _finished(model: Any, plan: Plan | None, ranks: ModelRanks, whole: Whole, packer: Packer) -> Any:
-    """Returns a loaded model as the one that a user gets."""
+    """Turns a loaded model into the one that the user gets."""
     from acclimate.inference.packed_modules import use_few_row_kernels
 
     if has_kernels(get_accelerator().current_device_name()):
@@ -216,7 +213,7 @@ def _finished(model: Any, plan: Plan | None, ranks: ModelRanks, whole: Whole, pa
 
 
 class SliceLoader:
-    """Loads a folder's model, each rank its own slices."""
+    """Loads a model from files; each rank reads only its own slices."""
 
     def __init__(
         self,
@@ -242,12 +239,12 @@ class SliceLoader:
         with_tokenizer: bool = False,
         before: Callable[[Path], None] = lambda folder: None,
     ) -> Any:
-        """Finds a model's files, and loads them; a damaged folder in the cache is made once more.
+        """Finds a model's files and loads them; converts a damaged folder in the cache again.
 
         Args:
-            model: as :func:`acclimate.inference.load_model` takes it.
-            form: says what a GGUF file is converted to.
-            with_tokenizer: whether the model has to have a tokenizer.
+            model: the ``model`` argument of :func:`acclimate.inference.load_model`.
+            form: returns the form to which a GGUF file is converted.
+            with_tokenizer: whether the model must have a tokenizer.
             before: called with the model's folder before any weight is read.
         """
 
@@ -268,7 +265,7 @@ class SliceLoader:
         except (CorruptModelError, UnsupportedModelError) as error:
             if not found.folder.is_relative_to(cache_root()):
                 raise
-            # All ranks come here together. The first to convert publishes the folder for the others.
+            # All ranks get here together. The first to finish converting publishes the folder for the others.
             if self.ranks.is_first:
                 logger.warning(
                     "the converted model in %s is damaged (%s); converting it again", found.folder, error
@@ -306,7 +303,7 @@ class SliceLoader:
                 self._fill(folder, model, tensors, plan, packer)
                 for file in files:
                     file.check_unchanged()
-                model = model.to(self.accelerator.current_device_name())  # buffers that no file has
+                model = model.to(self.accelerator.current_device_name())  # buffers that are not in the files
                 self.accelerator.synchronize()
         return _finished(model, plan, self.ranks, whole, packer)
 
@@ -350,7 +347,7 @@ def _difference(first: list[Any], other: list[Any]) -> str:
 
 
 def take_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """Takes a model's deferred tensors out, by name, and leaves empty ones on the meta device."""
+    """Returns a model's deferred tensors by name, and replaces them by empty ones on the meta device."""
     import torch
 
     from acclimate.inference.deferred import DeferredTensor
@@ -384,10 +381,10 @@ def _make_plan(
 
     Args:
         model: the whole model.
-        ranks: to split it over.
+        ranks: the ranks that share it.
         user_plan: the user's mapping.
-        verify: as :func:`init_inference` takes it.
-        is_kept: whether the plan may be one of an earlier start, and is kept for the next.
+        verify: the ``verify`` argument of :func:`init_inference`.
+        is_kept: whether to load the plan from the cache, and to save it there.
     """
     if ranks.size == 1:
         return None

@@ -1,6 +1,6 @@
-"""Ctrl-C while ranks that share a model generate: all of them stop at the same token.
+"""Handles Ctrl-C while ranks that share a model generate: all ranks stop at the same token.
 
-A rank that stopped alone would leave the others in a collective, where they cannot notice Ctrl-C.
+If one rank stopped earlier, the others would wait for it in a collective, where they cannot handle Ctrl-C.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from acclimate.inference.ranks import ModelRanks
 
 @contextlib.contextmanager
 def shared_interrupt(ranks: ModelRanks, accelerator: Accelerator) -> Iterator[Callable[[], None]]:
-    """Defers SIGINT in the ``with`` block; yields what raises it on all ranks that call it.
+    """Defers SIGINT in the ``with`` block; yields a function that all ranks call to raise it together.
 
-    A second SIGINT is raised at once. With one rank nothing is deferred.
+    A second SIGINT is raised immediately. With one rank, SIGINT is not deferred.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if ranks.size == 1 or not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -1,4 +1,4 @@
-"""What loading a model gives, and what each way of loading it shares: dtypes, tokenizers and errors."""
+"""The loaded model, and the dtypes, tokenizers and errors that all ways of loading share."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class LoadedModel:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters; tied ones count once, and those of other ranks too."""
+        """The number of parameters, including those of other ranks; tied ones count once."""
         if isinstance(self.module, InferenceModel):
             return self.module.whole.parameters
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that the model knows."""
+        """The number of rows of the input embeddings."""
         if isinstance(self.module, InferenceModel):
             return self.module.whole.tokens
         return int(self.module.get_input_embeddings().weight.shape[0])
@@ -89,7 +89,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
 
 
 def check_dtype_name(name: str) -> None:
-    """Raises :class:`UnsupportedDtypeError` unless a model can be asked to run in this dtype."""
+    """Raises :class:`UnsupportedDtypeError` unless ``name`` is ``auto`` or one of :data:`DTYPES`."""
     if name not in ("auto", *DTYPES):
         raise UnsupportedDtypeError(
             f"dtype must be one of auto, {', '.join(DTYPES)}; it is '{excerpt(name)}'"
@@ -153,7 +153,7 @@ def require_transformers() -> None:
 
 
 def _load_with(folder: Path, load: Callable[[Path], Tokenizer]) -> Tokenizer:
-    """Loads a tokenizer by calling ``load``; errors as of :func:`load_tokenizer`."""
+    """Loads a tokenizer by calling ``load``; raises the errors of :func:`load_tokenizer`."""
     try:
         tokenizer = load(folder)
     except ImportError as error:
@@ -171,15 +171,15 @@ def _load_with(folder: Path, load: Callable[[Path], Tokenizer]) -> Tokenizer:
 
 @contextlib.contextmanager
 def explained_failures(action: str, folder: Path) -> Iterator[None]:
-    """Turns what transformers raises in the block into errors that name the model's folder.
+    """Turns errors that transformers raises in the block into errors that name the model's folder.
 
     Args:
-        action: what is done with the model there, such as ``"load"``.
-        folder: the model's.
+        action: a verb for the message, such as ``"load"``.
+        folder: the model's folder.
 
     Raises:
         MissingExtraError: the model needs a package that is not installed.
-        UnsupportedModelError: transformers raised any other error, except when memory ran out.
+        UnsupportedModelError: transformers raised any other error, except out-of-memory errors.
     """
     try:
         yield

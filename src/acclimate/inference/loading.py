@@ -62,11 +62,12 @@ def load_model(
             demo model.
         dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
             supports. With ``auto``, a GGUF file runs from its own quantised blocks.
-        quantize: ``int8`` or ``int4``: stores the weights of linear modules and embeddings so.
+        quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are
+            stored.
         trust_remote_code: whether Python code that comes with the model may run.
 
     Raises:
-        QuantizationError: there is no such way to quantise.
+        QuantizationError: ``quantize`` is neither ``int8`` nor ``int4``.
         ModelNotFoundError: there is no such model.
         CorruptModelError: its files are truncated, unreadable or do not fit together.
         UnsupportedModelError: it is not a language model that transformers can run.
@@ -117,7 +118,7 @@ def _load_found(
 
     folder = found.folder
     with memory_errors(accelerator, f"the model {folder.name}"):
-        # First, for while it is loaded it takes much more memory than it keeps.
+        # The tokenizer comes first, because loading it takes much more memory than it keeps.
         tokenizer = load_tokenizer(folder, trust_remote_code)
         if found.gguf is not None or quantize is not None:
             loader = SliceLoader(
@@ -164,13 +165,12 @@ def _check_report(folder: Path, module: Any, report: dict[str, Any]) -> None:
 
     transformers only warns, and fills parameters without weights with random numbers.
     """
-    # The tensors of a layer that the config leaves out are named like those of another layer, except for
-    # the number.
+    # The tensors of a layer that the config leaves out have the names of another layer's, except the number.
     known = {_NUMBER.sub("#", name) for name, _ in module.named_parameters()}
     left_out = [name for name in report["unexpected_keys"] if _NUMBER.sub("#", str(name)) in known]
     for problem, names in (
         ("lacks weights its config asks for", report["missing_keys"]),
-        ("has weights in another shape than its config asks for", report["mismatched_keys"]),
+        ("has weights of another shape than its config asks for", report["mismatched_keys"]),
         ("has weights that its config leaves out", left_out),
     ):
         if names:

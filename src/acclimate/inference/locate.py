@@ -1,4 +1,4 @@
-"""Finds the folder of the model a user chose: a folder, a GGUF file, a hub id, or the demo model."""
+"""Finds the files of the model that a user chose: a folder, a GGUF file, a hub id, or the demo model."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _HUB_FILES = ("*.json", "*.safetensors", "tokenizer.model", "spiece.model", "*.t
 
 @dataclass(frozen=True)
 class FoundModel:
-    """Where a model's files are."""
+    """The location of a model's files."""
 
     folder: Path
-    """Of its config, its tokenizer and, as a rule, its weights."""
+    """The folder of its config, its tokenizer and usually its weights."""
     gguf: Path | None = None
     """The GGUF file that has the weights, if the folder has none."""
 
@@ -48,16 +48,16 @@ def find_model(
     trust_remote_code: bool = False,
     with_tokenizer: bool = True,
 ) -> FoundModel:
-    """Returns where a complete model is.
+    """Returns the location of a complete model; converts or downloads it if needed.
 
     Args:
         model: a folder, a ``.gguf`` file (converted once into the cache), the id of a model on the Hugging
             Face hub (downloaded once), or ``None`` for the demo model.
-        form: says what a GGUF file is converted to: ``bfloat16``, ``float16`` or ``float32``, or
-            :data:`acclimate.inference.packing.BLOCKS`, which leaves the weights in the file. It is asked
-            once there is such a file, since the answer may take the compilation of kernels.
+        form: returns the form to which a GGUF file is converted: ``bfloat16``, ``float16`` or ``float32``, or
+            :data:`acclimate.inference.packing.BLOCKS`, which leaves the weights in the file. Called only for
+            a GGUF file, because it may compile kernels.
         trust_remote_code: whether Python code that comes with the model may run.
-        with_tokenizer: whether the folder has to hold a tokenizer.
+        with_tokenizer: whether the folder must hold a tokenizer.
 
     Raises:
         RemoteCodeError: the model needs its own Python code, which may not run.
@@ -86,7 +86,7 @@ def _gguf_model(path: Path, form: Callable[[], str]) -> FoundModel:
 
 
 def _existing(text: str) -> tuple[Path, Callable[[int], bool] | None]:
-    """Returns the absolute path, and the :mod:`stat` test it passes (folder or file), if it exists."""
+    """Returns the absolute path, and the :mod:`stat` function that its type passes; ``None`` if missing."""
     if not text:
         raise ModelNotFoundError("the model's name is empty")
     try:
@@ -105,10 +105,10 @@ def _existing(text: str) -> tuple[Path, Callable[[int], bool] | None]:
 
 
 def existing_path(text: str) -> Path | None:
-    """Returns the absolute path of a folder or file; ``None`` if there is none, and the name can be a hub id.
+    """Returns the absolute path of a folder or file; ``None`` if it does not exist but may be a hub id.
 
     Raises:
-        ModelNotFoundError: it can be neither.
+        ModelNotFoundError: the text is neither a path nor a possible hub id.
     """
     path, kind = _existing(text)
     if kind is not None:

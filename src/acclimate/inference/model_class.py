@@ -1,4 +1,4 @@
-"""The class of transformers that a model's configuration asks for."""
+"""Finds transformers' class for a model's configuration."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any
 
 from acclimate.errors import UnsupportedModelError
 
-# By preference.
+# In the order of preference.
 _AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForImageTextToText")
 
 
 def model_class(config: Any, source: str) -> Any:
-    """Returns the class of the model that a config describes, one that generates text.
+    """Returns the class of a text-generating model for a config.
 
     Args:
-        config: of transformers.
-        source: the folder or hub id it is from.
+        config: a transformers config.
+        source: the folder or hub id that it came from.
 
     Raises:
-        UnsupportedModelError: transformers has none.
+        UnsupportedModelError: transformers has no such class.
     """
     import transformers
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
@@ -36,7 +36,7 @@ def model_class(config: Any, source: str) -> Any:
 
 
 def _named(config: Any, known: Any) -> Any:
-    """Of several classes that transformers has for a config, the one that the config names."""
+    """Returns the class that the config names, if transformers has several for it."""
     if not isinstance(known, (list, tuple)):
         return known
     names = getattr(config, "architectures", None) or []

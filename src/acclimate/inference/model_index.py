@@ -1,7 +1,7 @@
-"""The index of transformers' models, kept for the next start.
+"""Caches transformers' index of models for the next start.
 
-At import transformers reads all of its 2,500 files of models, twice, to learn the names in them: 0.4 of the
-second that its import takes. What it found is used again while those files keep their sizes and times.
+At import transformers reads all of its 2,500 model files twice to index the names in them, which takes 0.4 s
+of the 1 s import. The cached index is used as long as those files keep their sizes and modification times.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _INDEXES = KeptTexts(
     "transformers",
     "index.json",
     "the index of transformers' models",
-    "transformers makes it anew",
+    "transformers builds it again",
     logging.getLogger("acclimate.inference"),
 )
 
 
 @contextlib.contextmanager
 def kept_model_index() -> Iterator[None]:
-    """Lets transformers take its index from the cache if it is imported in the ``with`` block."""
+    """Makes transformers read its index from the cache if it is imported in the ``with`` block."""
     finder = _Finder()
     sys.meta_path.insert(0, finder)
     try:
@@ -62,7 +62,7 @@ class _Finder:
 
 
 def _kept(make: Callable[[Any], Any], module: ModuleType) -> Callable[[Any], Any]:
-    """Returns the function that makes an index, with results from the cache for the folder of all models."""
+    """Wraps the function that builds an index: for the folder of all models, it reads the cache."""
     models = os.path.join(os.path.dirname(os.path.dirname(str(module.__file__))), "models")
     texts: dict[str, str] = {}
 
@@ -82,7 +82,7 @@ def _kept(make: Callable[[Any], Any], module: ModuleType) -> Callable[[Any], Any
 
 
 def _key(folder: str, code: str) -> str:
-    """A digest of the names, sizes and times of all that the index is made from."""
+    """Returns a digest of the names, sizes and times of all files from which the index is built."""
     content = hashlib.sha256(f"{sys.version} {folder} {_facts(os.stat(code))}".encode())
     folders = [folder]
     while folders:
@@ -101,8 +101,8 @@ def _facts(status: os.stat_result) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-# JSON has no sets. A folder's index has names of folders, each with an index, and sets of packages, each with
-# the modules that need them.
+# JSON has no sets. A folder's index maps folder names to their indices, and sets of packages to the modules
+# that need them.
 def _encoded(index: dict[Any, Any]) -> list[list[Any]]:
     return [
         [sorted(name), {module: sorted(names) for module, names in held.items()}]

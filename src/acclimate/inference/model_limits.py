@@ -1,8 +1,8 @@
 """Stops building a model as soon as it is larger than its files.
 
 A config can ask for a million layers in a few bytes. torch calls a hook for each parameter, buffer and module
-that is registered while a model is built, so the model's size is compared with its files during the build,
-whatever the config's fields are called.
+that is registered while a model is built. So this module compares the model's size with its files during the
+build, independent of the names of config fields.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from acclimate.errors import CorruptModelError
 
 # One tensor in a file can hold all experts or heads of a layer, each of which is a parameter of the model.
 _PARAMETERS_PER_TENSOR, _MODULES_PER_TENSOR = 64, 256
-# Allowed on top, for models of a few tensors.
+# Added to the limit, for models of a few tensors.
 _FEW, _FEW_VALUES = 1_000, 1 << 20
 # Some models have attention masks over all pairs of positions, which are not in the files.
 _BUFFER_VALUES = 1 << 26
@@ -26,7 +26,7 @@ _BUFFER_VALUES = 1 << 26
 
 @dataclass(frozen=True)
 class WeightTotals:
-    """How much a model's files hold."""
+    """The numbers of tensors and values in a model's files."""
 
     source: str
     """The file or folder, for messages."""
@@ -37,7 +37,7 @@ class WeightTotals:
 
 @contextlib.contextmanager
 def bounded_model(totals: WeightTotals) -> Iterator[None]:
-    """Makes building a model that is larger than its files raise :class:`CorruptModelError`.
+    """Raises :class:`CorruptModelError` if a model that is being built is much larger than its files.
 
     Only models built in the ``with`` block and by this thread are checked.
     """
@@ -87,9 +87,9 @@ def bounded_model(totals: WeightTotals) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_initial_values() -> Iterator[None]:
-    """Builds modules without the random numbers that torch fills them with, since files have their weights.
+    """Skips torch's random initialisation of modules, because their weights come from files.
 
-    On the meta device, torch imports its compiler to make them.
+    On the meta device, initialisation would also import torch's compiler.
     """
     from torch import nn
 

@@ -1,4 +1,4 @@
-"""A model's file of weights, open for reading at any position, and whether it stays the same."""
+"""A model's weight file, open for reading at any position; detects changes of the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class OpenFile:
     """An open file of weights."""
 
     digest: str = ""
-    """Of its header; ranks compare it."""
+    """The digest of its header, which ranks compare."""
     tensor_count: int = 0
     """The number of tensors in it."""
 
@@ -36,7 +36,7 @@ class OpenFile:
 
     @property
     def identity(self) -> tuple[str, str, int, int]:
-        """What must be the same for all ranks, which may have copies of the file on their own disks."""
+        """Values that must be equal on all ranks, which may read copies of the file on their own disks."""
         return self.path.name, self.digest, self.size_bytes, self.tensor_count
 
     def check_unchanged(self) -> None:

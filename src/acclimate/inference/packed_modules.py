@@ -1,6 +1,6 @@
-"""Linear and embedding modules that compute with a packed weight: quantised, or a model's own.
+"""Linear and embedding modules that compute with a packed weight, which is quantised or the model's own.
 
-A module keeps its object, its hooks and its place in the model; only its class changes.
+A module stays the same object with its hooks, at its place in the model; only its class changes.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def _unpacked(value: Any) -> Any:
 
 
 class PackedModule(nn.Module):
-    """What modules with a quantised weight share.
+    """The base of modules with a quantised weight.
 
-    The weight is no parameter: it cannot be trained, cast or replaced. ``state_dict`` unpacks it.
+    The weight is not a parameter: it cannot be trained, cast or replaced. ``state_dict`` unpacks it.
     """
 
     packed: PackedWeight
@@ -58,7 +58,7 @@ class PackedModule(nn.Module):
 
     @property
     def weight(self) -> QuantisedTensor:
-        """The weight as a tensor that is unpacked by whatever uses it."""
+        """The weight as a tensor that unpacks itself when an operator uses it."""
         return QuantisedTensor(self.packed, self.compute.dtype, self.compute.device)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -105,7 +105,7 @@ class PackedLinear(PackedModule, nn.Linear):  # type: ignore[misc]  # a property
 
 
 class PackedEmbedding(PackedModule, nn.Embedding):  # type: ignore[misc]
-    """An embedding with a quantised weight, of which it unpacks the rows it returns."""
+    """An embedding with a quantised weight; unpacks only the rows that it returns."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Returns the tokens' rows."""
@@ -113,9 +113,9 @@ class PackedEmbedding(PackedModule, nn.Embedding):  # type: ignore[misc]
 
 
 class FewRowLinear(nn.Linear):
-    """A linear module that reads its own weight at the speed of memory where the input has few rows.
+    """A linear module that multiplies inputs of few rows at full memory bandwidth.
 
-    The weight stays the parameter that it was; where a gradient is asked for, this is :class:`nn.Linear`.
+    The weight stays its parameter. If a gradient is needed, the module works like :class:`nn.Linear`.
     """
 
     _view: PackedWeight | None = None
@@ -123,7 +123,7 @@ class FewRowLinear(nn.Linear):
 
     @property
     def packed(self) -> PackedWeight:
-        """The weight as the kernels take it; the same memory."""
+        """The weight in the kernels' form; it shares the parameter's memory."""
         from acclimate.ops.inference import PackedWeight
 
         weight = self.weight
@@ -135,34 +135,34 @@ class FewRowLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Returns the product."""
         wants_gradient = torch.is_grad_enabled() and (self.weight.requires_grad or input.requires_grad)
-        # A compiler has products of its own, and does not see addresses.
+        # torch.compile has its own matrix products, and cannot trace addresses.
         if wants_gradient or torch.compiler.is_compiling():
             return super().forward(input)
         return self.packed.linear(input, self.bias)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the view, which would be a second copy of the weight."""
+        """Leaves out the packed view, which would be saved as a second copy of the weight."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_view", "_view_of")}
 
 
 def can_be_packed(module: nn.Module, leaf: str) -> bool:
-    """Whether a module computes with its weight only as a linear module or an embedding does."""
+    """Whether a module uses its weight only as a linear module or an embedding would."""
     if leaf != "weight":
         return False
     if isinstance(module, nn.Embedding):
-        # Options that change the table while it is read are of no use here.
+        # Options that change the table during a lookup cannot work with a packed weight.
         return module.max_norm is None and not module.sparse
     return type(module) is nn.Linear
 
 
 def hold(module: nn.Module, packed: PackedWeight, dtype: torch.dtype, device: torch.device | str) -> None:
-    """Puts a packed weight in the place of a module's parameter ``weight``.
+    """Replaces a module's parameter ``weight`` by a packed weight.
 
     Args:
-        module: for which :func:`can_be_packed` is true.
-        packed: the weight.
-        dtype: of what the module returns where its input does not say it.
-        device: of the model.
+        module: a module for which :func:`can_be_packed` is true.
+        packed: the packed weight.
+        dtype: the dtype of the module's result if its input does not determine it.
+        device: the model's device.
     """
     del module._parameters["weight"]
     own = type(module)
@@ -176,12 +176,12 @@ def _packed_embedding(own: type[nn.Module]) -> type[nn.Module]:
     """Returns a model's own embedding class over a quantised table."""
     if own is nn.Embedding:
         return PackedEmbedding
-    # First the model's own: it may scale what the table returns, as Gemma's does.
+    # The model's own class comes first, because it may scale the looked-up rows, as Gemma's does.
     return type(own.__name__, (own, PackedEmbedding), {"__module__": own.__module__})
 
 
 def use_few_row_kernels(model: nn.Module) -> None:
-    """Lets a loaded model's linear modules read their own weights through the few-row kernels."""
+    """Makes a loaded model's linear modules use the few-row kernels with their own weights."""
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.dim() == 2:
             module.__class__ = FewRowLinear

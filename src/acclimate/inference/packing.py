@@ -1,4 +1,4 @@
-"""Packs weights while a model is loaded: each is read, cut, quantised and dropped before the next is read."""
+"""Packs weights while a model is loaded: reads, slices, quantises and frees one after the other."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("acclimate.inference")
 
 BLOCKS = "blocks"
-"""What a GGUF file is converted to if its weights stay in the file, as its own quantised blocks."""
+"""The form of a converted GGUF file whose weights stay in the file, as its own quantised blocks."""
 
 SCHEMES = ("int8", "int4")
-"""How weights can be quantised while they are loaded."""
+"""The formats to which weights can be quantised while they are loaded."""
 
 
 def check_scheme(name: Any) -> None:
-    """Raises :class:`QuantizationError` unless weights can be quantised like this."""
+    """Raises :class:`QuantizationError` unless ``name`` is one of :data:`SCHEMES`."""
     if name is not None and name not in SCHEMES:
         raise QuantizationError(
             f"quantize must be {' or '.join(SCHEMES)}, or left out; it is '{excerpt(str(name), 40)}'"
@@ -33,9 +33,9 @@ def check_scheme(name: Any) -> None:
 
 
 def gguf_form(dtype: Any, scheme: str | None, chosen: torch.dtype, device: str) -> str:
-    """Returns what a GGUF file is converted to: nothing, if neither a dtype nor a scheme was asked for.
+    """Returns the form of a GGUF file: :data:`BLOCKS`, unless the user asked for a dtype or a scheme.
 
-    Where there are no kernels for its blocks, it is converted.
+    If there are no kernels for blocks, returns a dtype.
     """
     as_it_is = str(dtype) == "auto" and scheme is None and has_kernels(device)
     return BLOCKS if as_it_is else str(chosen).removeprefix("torch.")
@@ -61,10 +61,10 @@ _SHORT_ROW = 1024
 
 @dataclass
 class Packer:
-    """Decides for each weight how it is stored, and remembers what stayed as it was."""
+    """Decides how each weight is stored, and records the weights that stayed dense."""
 
     scheme: str | None
-    """``int8`` or ``int4``; ``None``: blocks of a GGUF file stay as they are, and all else is dense."""
+    """``int8`` or ``int4``; ``None``: GGUF blocks stay as they are, and other weights stay dense."""
     source: str
     """The model's folder or file, for messages."""
     packed: Counter[str] = field(default_factory=Counter)
@@ -72,16 +72,16 @@ class Packer:
     dense: dict[str, str] = field(default_factory=dict)
     """The names of matrices that stayed dense, each with the reason."""
     _sensitive: dict[str, str] = field(default_factory=dict)
-    """Those that get another scheme than ``scheme``, by name."""
+    """The weights that get another scheme than ``scheme``, by name."""
 
     def find_sensitive(self, model: torch.nn.Module) -> None:
-        """Notes which parameters of a whole model lose too much in 4 bits, and what ``int4`` stores them in.
+        """Chooses more bits for the parameters of a whole model that lose too much accuracy in ``int4``.
 
-        The tables of the vocabulary get 5 bits: an error in a row of the output head changes every token's
-        chance. Matrices that give fewer numbers than they read (values, attention's output, the MLP's
-        output) get 8: no later layer makes an average of their errors before they are added to what all
-        layers read. The others get 5 where a row is short, as in the smallest models, which lose the most.
-        ``benchmarks/quality.py`` measures what it is worth.
+        Embeddings and output heads get 5 bits, because an error in a row of the output head changes every
+        token's probability. Matrices with fewer outputs than inputs (values, attention's and the MLP's
+        output) get 8 bits, because their errors reach the residual stream without being averaged. Other
+        matrices get 5 bits if their rows are short, as in the smallest models, which lose the most.
+        ``benchmarks/quality.py`` measures the effect.
         """
         import torch
 
@@ -100,14 +100,14 @@ class Packer:
                         self._sensitive[name] = "int5"
 
     def pack(self, each: Slice, device: str) -> bool:
-        """Packs one slice into its modules; returns whether it did."""
+        """Packs one slice into its modules; returns whether it was packed."""
         from acclimate.inference.packed_modules import can_be_packed, hold
 
         if each.shard.dim() != 2 or each.shard.numel() == 0:
             return False
         if not all(can_be_packed(module, leaf) for module, leaf in each.places):
             if self.scheme is not None:
-                self.dense[each.name] = "its module is neither a linear one nor an embedding"
+                self.dense[each.name] = "its module is neither a linear module nor an embedding"
             return False
         made = self._packed(each)
         if made is None:
@@ -119,7 +119,7 @@ class Packer:
         return True
 
     def pack_loaded(self, model: torch.nn.Module, device: str) -> None:
-        """Packs the weights of a model that has been loaded, and perhaps split, one after the other."""
+        """Packs the weights of a loaded model, which may be split, one after the other."""
         from acclimate.inference.slices import Slice
 
         found: dict[int, Slice] = {}
@@ -159,7 +159,7 @@ class Packer:
         blocks = found.read()
         if found.has_broken_scales(blocks):
             raise CorruptModelError(
-                f"the tensor {each.name} in {self.source} is corrupt: the scale of a block is not a number"
+                f"the tensor {each.name} in {self.source} is corrupt: the scale of a block is infinite or NaN"
             )
         return PackedWeight.from_gguf(blocks, found.block_type, found.shape)
 

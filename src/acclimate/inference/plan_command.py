@@ -1,4 +1,4 @@
-"""``acclimate plan``: shows how a model would be split over ranks; reads its configuration and no weight."""
+"""``acclimate plan``: shows how a model would be split over ranks; reads only its configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a folder, a .gguf file or a hub id")
     parser.add_argument("--tp", metavar="N", default="2", help="the number of ranks; default 2")
     parser.add_argument("--dtype", metavar="auto|bfloat16|float16|float32", default="auto")
-    parser.add_argument("--json", action="store_true", help="every parameter, for other programs")
+    parser.add_argument("--json", action="store_true", help="print every parameter as JSON")
     add_remote_code_option(parser)
 
 
@@ -53,9 +53,9 @@ def describe(model: torch.nn.Module, plan: Plan, name: str) -> dict[str, Any]:
     """Returns a plan as plain values.
 
     Args:
-        model: whole.
-        plan: of it.
-        name: of the model.
+        model: the whole model.
+        plan: its plan.
+        name: its name.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     in_order = [plan.splits[name] for name in tensors if name in plan.splits and name not in plan.shared]
@@ -155,7 +155,7 @@ def _grow(tree: Any, node: _Node, ranks: Sequence[int]) -> None:
 
 
 def _alike(node: _Node, names: Sequence[str]) -> list[str]:
-    """Returns the first names, of numbered modules that are split alike."""
+    """Returns the longest prefix of numbered modules that are split alike."""
     first = node.children[names[0]].signature()
     alike = [names[0]]
     for name in names[1:]:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 _COLUMNS: ContextVar[int] = ContextVar("columns", default=0)
-"""The width of the terminal that another process shows this one's stderr on; 0 for none."""
+"""The width of the terminal on which another process shows this one's stderr; 0 if there is none."""
 
 
 @contextlib.contextmanager
 def progress_on_terminal(columns: int) -> Iterator[None]:
-    """Shows progress bars in the ``with`` block although stderr is a pipe, to a process that has a
-    terminal."""
+    """Shows progress bars in the ``with`` block even if stderr is a pipe to a process with a terminal."""
     token = _COLUMNS.set(columns)
     try:
         yield

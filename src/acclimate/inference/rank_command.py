@@ -1,6 +1,6 @@
-"""``acclimate generate --num_accelerators N``: starts the ranks, and is what each of them runs.
+"""``acclimate generate --num_accelerators N``: starts the ranks, and runs each rank's part.
 
-Rank 0 shows the text and reports errors that all ranks have; the others show only errors of their own.
+Rank 0 shows the text and reports errors that all ranks have; the others report only their own errors.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _OPTIONS = (
     "model", "max_new_tokens", "dtype", "quantize", "temperature", "repetition_penalty", "seed",
     "trust_remote_code", "json",
 )  # fmt: skip
-"""What a rank gets as it was given."""
+"""The options that are passed on to the ranks unchanged."""
 _LAUNCHER_NOTICES_S = 3.0
-"""How long a rank that lost another one waits for the launcher, which says what happened and ends it."""
+"""How long a rank that lost another waits for the launcher, which reports the loss and stops all ranks."""
 
 
 # -- the launcher ------------------------------------------------------------------------------------
 
 
 def start_ranks(args: argparse.Namespace, ranks: int) -> int:
-    """Runs the command as so many ranks; returns the exit code.
+    """Runs the command on ``ranks`` ranks; returns the exit code.
 
     Raises:
         GenerationOptionError: an option has an invalid value; no rank is started.
@@ -64,7 +64,7 @@ def start_ranks(args: argparse.Namespace, ranks: int) -> int:
 
 
 def _report(outcome: Outcome) -> str:
-    """Says how a rank failed, unless that rank has said why itself."""
+    """Returns a message about a failed rank, unless that rank has reported its error itself."""
     failed = outcome.failed
     if failed is None or failed.code == _USER_ERROR:
         return ""
@@ -77,8 +77,8 @@ def _report(outcome: Outcome) -> str:
 def run_as_rank(args: argparse.Namespace) -> int:
     """Runs this process's part; returns its exit code.
 
-    A rank that is not the first ends with 0 after an error of all ranks, so that the launcher lets rank 0
-    report it.
+    After an error of all ranks, only rank 0 exits with an error code, so that the launcher lets it report the
+    error.
     """
     rank = int(os.environ.get("RANK", "0"))
     display = Display(args.json, args.on_terminal)

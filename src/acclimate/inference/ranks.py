@@ -1,4 +1,4 @@
-"""The ranks that share one model: who they are, and how they agree that all of them go on or none does."""
+"""The ranks that share one model, and their agreement on whether all of them continue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelRanks:
-    """The ranks that share one model, and this one's place among them."""
+    """The ranks that share one model, and this process's rank among them."""
 
     size: int = 1
     rank: int = 0
@@ -26,11 +26,11 @@ class ModelRanks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank reports for all."""
+        """Whether this is rank 0, which reports for all."""
         return self.rank == 0
 
     def exchange(self, value: Any) -> list[Any]:
-        """Returns the values that the ranks give, by rank."""
+        """Gathers a value from every rank; returns them by rank."""
         import torch.distributed as dist
 
         if self.group is None:
@@ -45,7 +45,7 @@ class ModelRanks:
 
     @contextlib.contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """Makes an error of one rank in the ``with`` block an error of all ranks."""
+        """Raises an error of one rank in the ``with`` block on all ranks."""
         failure: Exception | None = None
         try:
             yield
@@ -62,7 +62,7 @@ class ModelRanks:
 
 
 def _rebuilt(told: tuple[str, str], rank: int) -> AcclimateError:
-    """Returns another rank's error, of which the type's name and the message were told."""
+    """Returns another rank's error from its type name and message."""
     kind, message = told
     own = getattr(errors, kind, None)
     if isinstance(own, type) and issubclass(own, AcclimateError):
@@ -89,7 +89,7 @@ def join_model_ranks(accelerator: Accelerator, tp_size: int | None) -> ModelRank
     world = dist.get_world_size() if started else place.world_size if place is not None else 1
     size = world if tp_size is None else tp_size
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise InvalidRankError(f"tp_size must be a whole number from 1 on; it is {size!r}")
+        raise InvalidRankError(f"tp_size must be an integer of 1 or more; it is {size!r}")
     if size > world:
         raise InvalidRankError(
             f"tp_size is {size}, and this job has {world} rank{'s'[: world != 1]}. Start {size}: "
@@ -114,7 +114,7 @@ def join_model_ranks(accelerator: Accelerator, tp_size: int | None) -> ModelRank
 
 
 def is_lost_rank(error: Exception) -> bool:
-    """Whether an error says that ranks cannot communicate, as after the end of one."""
+    """Whether an error means that ranks cannot communicate, for example because one has ended."""
     import torch.distributed as dist
 
     return dist.is_available() and isinstance(error, dist.DistError)

@@ -2,7 +2,7 @@
 
 transformers asks on stdin whether it may run such code, so a "y" in a pipe is enough. acclimate never asks:
 code from the folder or the hub runs only with ``trust_remote_code``. If transformers itself has the model's
-type, its own code is used, whatever code lies beside the model.
+type, transformers' code is used, even if the model comes with code.
 """
 
 from __future__ import annotations

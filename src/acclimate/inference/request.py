@@ -1,4 +1,4 @@
-"""What a command line asks of text generation, as typed values, and how its result is shown."""
+"""Converts the options of ``acclimate generate`` to typed values, and shows the result."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def add_remote_code_option(parser: argparse.ArgumentParser) -> None:
         "--trust_remote_code",
         "--trust-remote-code",
         action="store_true",
-        help="let Python code that comes with the model run",
+        help="allow Python code that comes with the model to run",
     )
 
 
 def add_quantize_option(parser: argparse.ArgumentParser) -> None:
     """Declares ``--quantize``."""
     parser.add_argument(
-        "--quantize", metavar="int8|int4", help="store the weights in 8 or 4 bits, from when they are loaded"
+        "--quantize", metavar="int8|int4", help="store the weights in 8 or 4 bits while loading them"
     )
 
 
@@ -80,7 +80,7 @@ def number(kind: type[_Number], name: str, text: str) -> _Number:
     """Returns an option's number.
 
     Raises:
-        GenerationOptionError: the text is not such a number.
+        GenerationOptionError: the text is not a number of this type.
     """
     try:
         return kind(text)
@@ -102,7 +102,7 @@ def count(name: str, text: str, most: int) -> int:
 
 
 def options_given(args: argparse.Namespace, *names: str) -> list[str]:
-    """Returns those of the named options that were given, for the command line of a rank."""
+    """Returns the given ones of the named options, for the command line of a rank."""
     return [
         f"--{name}" if value is True else f"--{name.replace('_', '-')}={value}"
         for name in names
@@ -111,7 +111,7 @@ def options_given(args: argparse.Namespace, *names: str) -> list[str]:
 
 
 def positional_given(value: str | None) -> list[str]:
-    """Returns an argument without a name, as the last of a command line; nothing for ``None``."""
+    """Returns a positional argument for the end of a command line; nothing for ``None``."""
     return [] if value is None else ["--", value]
 
 
@@ -119,7 +119,7 @@ def read_prompt(argument: str | None) -> str:
     """Returns the prompt argument, else piped stdin, else a default prompt.
 
     Raises:
-        PromptError: what stdin holds is not text.
+        PromptError: stdin is closed or is not UTF-8.
     """
     if argument is None and not _is_piped():
         return DEFAULT_PROMPT
@@ -147,7 +147,7 @@ def _is_piped() -> bool:
 def messages(level: int = logging.INFO) -> Iterator[None]:
     """Shows the library's messages of a level and above on stderr in the ``with`` block."""
     logger = logging.getLogger("acclimate")
-    # Of these also INFO, which announces what takes a while: a conversion, and compiling the kernels.
+    # These loggers also show INFO, which announces slow steps: a conversion, and compiling the kernels.
     chatty = [logging.getLogger(name) for name in ("acclimate.inference", "acclimate.ops.build")]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("acclimate: %(message)s"))
@@ -168,8 +168,8 @@ class Display:
     """Shows a text as it is generated, and the figures of the run at its end.
 
     Args:
-        as_json: one JSON object instead.
-        on_terminal: whether the text goes to a terminal, which shows the prompt in front of it.
+        as_json: whether to print one JSON object instead.
+        on_terminal: whether the text goes to a terminal; if so, the prompt is shown before it.
     """
 
     def __init__(self, as_json: bool, on_terminal: bool) -> None:

@@ -1,7 +1,7 @@
 """Saves a model that is split over ranks as one folder that transformers loads.
 
-The ranks gather one tensor at a time, and rank 0 writes it to its place in a file, so rank 0 needs room for
-the few tensors that transformers' file format joins, and not for the model.
+The ranks gather one tensor at a time, and rank 0 writes it to its position in a file. So rank 0 needs memory
+only for the few tensors that transformers' file format combines, not for the model.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bi
 
 @dataclass
 class _Gathered:
-    """A whole tensor, which the ranks gather when its turn comes."""
+    """A whole tensor that the ranks gather when it is to be written."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,14 +62,14 @@ class _Gathered:
 
 @dataclass
 class _File:
-    """A file of weights that is written in any order."""
+    """A weight file whose tensors can be written in any order."""
 
     name: str
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
 
     def header(self) -> bytes:
-        """Returns the file's beginning, and finds the position of each tensor."""
+        """Returns the file's header, and computes the position of each tensor."""
         table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         end = 0
         for name, tensor in self.tensors.items():
@@ -97,14 +97,14 @@ def save_split_model(
     """Saves a model; see :meth:`acclimate.inference.inference_model.InferenceModel.save_pretrained`.
 
     Raises:
-        SaveError: the folder cannot be written; nothing of it has appeared.
-        UnsupportedError: an argument of transformers that has no meaning for a split model.
+        SaveError: the folder cannot be written; no part of it has been created.
+        UnsupportedError: an argument of transformers does not apply to a split model.
     """
     wanted = sorted(name for name, value in others.items() if value not in (None, False, True))
     if wanted or others.get("push_to_hub"):
         raise UnsupportedError(
-            f"save_pretrained of a split model does not take {', '.join(wanted) or 'push_to_hub'}; save to a "
-            "folder, and upload that"
+            f"save_pretrained of a split model does not support {', '.join(wanted) or 'push_to_hub'}; "
+            "save to a folder, and upload the folder"
         )
     folder, ranks = Path(save_directory).expanduser().absolute(), model.model_ranks
     with ranks.all_or_none():
@@ -125,8 +125,7 @@ def save_split_model(
 def _tensors_to_save(
     model: Any, save_original_format: bool
 ) -> tuple[dict[str, _Gathered], dict[str, torch.Tensor]]:
-    """Returns what is gathered, by its name in the model, and what is made of it, by its name in the
-    files."""
+    """Returns the tensors to gather, by name in the model, and those to write, by name in the files."""
     from transformers.core_model_loading import revert_weight_conversion
 
     plan = model.tp_plan_applied
@@ -156,7 +155,7 @@ def _whole_on_meta(model: Any) -> Any:
 
 
 def _files(saved: Mapping[str, torch.Tensor], most_bytes: int) -> list[_File]:
-    """Distributes tensors over as few files as have at most so many bytes."""
+    """Distributes tensors over as few files as possible, of at most ``most_bytes`` bytes each."""
     files = [_File("")]
     size = 0
     for name, tensor in saved.items():
@@ -179,12 +178,12 @@ def _size(text: int | str) -> int:
     """Returns bytes for a number or text such as ``5GB``."""
     found = re.fullmatch(r"([\d.]+)\s*([A-Za-z]*)", str(text))
     if found is None or found[2].upper() not in _UNITS or float(found[1]) <= 0:
-        raise UnsupportedError(f"max_shard_size has to be a size such as 5GB; it is {text!r}")
+        raise UnsupportedError(f"max_shard_size must be a size such as 5GB; it is {text!r}")
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
 def _begin(folder: Path, files: list[_File]) -> Path:
-    """Makes the private folder with files that have their headers and lengths."""
+    """Creates the private folder, with files that have their headers and final lengths."""
     if folder.exists() and not folder.is_dir():
         raise SaveError(f"{folder} is a file; save_pretrained needs a folder")
     with _disk_errors(folder):
@@ -210,7 +209,7 @@ def _begin(folder: Path, files: list[_File]) -> Path:
 def _write(model: Any, leaves: Mapping[str, _Gathered], files: list[_File], private: Path | None) -> None:
     """Gathers the tensors, on all ranks, and writes them on rank 0.
 
-    A rank that cannot write goes on gathering, since the others wait for it.
+    A rank that cannot write continues to gather, because the others wait for it.
     """
     waiting = {
         name: (file, tensor, {source.name for source in sources(tensor)})
@@ -293,8 +292,8 @@ def _publish(private: Path, folder: Path) -> None:
         folder.rmdir()
         private.rename(folder)
         return
-    # Beside other files, such as a tokenizer's. Without config.json, a folder is no model, so a reader finds
-    # the old model, none, or the new one.
+    # The folder may hold other files, such as a tokenizer's. A folder without config.json is not a model, so
+    # a reader finds the old model, no model, or the new one.
     new = {path.name for path in private.iterdir()}
     (folder / "config.json").unlink(missing_ok=True)
     for path in folder.iterdir():

@@ -1,4 +1,4 @@
-"""A rank's slices of a model's tensors: where each comes from, and where it goes."""
+"""A rank's slices of a model's tensors: the source and the target of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from acclimate.parallel import Plan
 
 _SUMMED = 1 << 20
-"""The values that are checked at a time."""
+"""The number of values that are checked at a time."""
 
 
 @dataclass
@@ -26,15 +26,15 @@ class Slice:
 
     name: str
     shard: torch.Tensor
-    """Its values; a deferred tensor, unless the checkpoint is a pickle."""
+    """The slice's values; a deferred tensor, unless the checkpoint is a pickle."""
     places: list[tuple[torch.nn.Module, str]] = field(default_factory=list)
-    """The modules that hold it, and its name there; several if it is tied."""
+    """The modules that hold it, each with its name there; several if it is tied."""
 
     def read(self, source: Path | str) -> torch.Tensor:
-        """Returns its values, on the host.
+        """Returns the slice's values, on the CPU.
 
         Raises:
-            CorruptModelError: one of them is not a number; the message names the source.
+            CorruptModelError: a value is NaN; the message names the source.
         """
         values = read(self.shard)
         if has_nan(values):
@@ -45,7 +45,7 @@ class Slice:
         return values
 
     def load(self, folder: Path, device: str) -> None:
-        """Reads it, and puts it into its modules."""
+        """Reads the slice, and stores it in its modules."""
         values = self.read(folder)
         module, leaf = self.places[0]
         before = _tensors(module, leaf)[leaf]
@@ -63,10 +63,10 @@ def slices(
     """Returns this rank's slices of a model, in the order of the files' tensors.
 
     Args:
-        model: with its parameters on the meta device, already split.
-        tensors: the whole model's, by name.
-        plan: how they are split; ``None``: not at all.
-        rank: this one.
+        model: the split model, with its parameters on the meta device.
+        tensors: the whole model's tensors, by name.
+        plan: how the tensors are split; ``None`` if they are not.
+        rank: this process's rank.
 
     Raises:
         CorruptModelError: a tensor of the split model has no slice, or one of another shape.
@@ -96,10 +96,10 @@ def _tensors(module: torch.nn.Module, leaf: str) -> dict[str, Any]:
 
 
 def has_nan(tensor: torch.Tensor) -> bool:
-    """Whether a tensor contains a value that is not a number."""
+    """Whether a tensor contains a NaN."""
     if not tensor.is_floating_point() or tensor.dtype.itemsize == 1 or prod(tensor.shape) == 0:
         return False
-    # A sum is NaN if a summand is, or if infinities of both signs meet. In the tensor's own dtype it takes a
-    # thirtieth of the time of one in float32 (bfloat16), and torch adds in float32 all the same.
+    # A sum is NaN if a summand is NaN, or if infinities of both signs meet. For bfloat16, a sum in the
+    # tensor's dtype takes 1/30 of the time of one in float32, and torch accumulates in float32 anyway.
     pieces = tensor.reshape(-1).split(_SUMMED)
     return any(bool(torch.isnan(each.sum())) and bool(torch.isnan(each).any()) for each in pieces)

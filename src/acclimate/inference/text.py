@@ -13,10 +13,11 @@ from acclimate.inference.freed_memory import return_freed_memory
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # decoders put it in place of an incomplete or invalid character
 _CONTEXT = 6  # prompt tokens decoded with the first piece, whose leading space depends on them
-# A character has at most 4 bytes and a byte at most one token: what is incomplete after 4 tokens is invalid.
+# A character has at most 4 bytes, and a byte at most one token, so an incomplete one after 4 tokens is
+# invalid.
 _LONGEST_CHARACTER = 4
 _FEW_TEXTS = 16
-"""For more texts it pays to read the whole vocabulary."""
+"""For more texts than this, reading the whole vocabulary is faster."""
 
 
 class Tokenizer(Protocol):
@@ -29,7 +30,7 @@ class Tokenizer(Protocol):
         """Returns the prompt's tokens, with the model's start token if it has one."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of some tokens, without special tokens."""
+        """Returns the text of tokens, without special tokens."""
 
 
 class HubTokenizer:
@@ -58,9 +59,9 @@ class HubTokenizer:
 class ConvertedTokenizer:
     """The tokenizer of a folder that acclimate converted.
 
-    Its ``tokenizer.json`` is complete, so the tokenizers library alone gives the same tokens as
-    transformers, which reads the file twice: in 1 s instead of 3 s for a vocabulary of 262,144. Where the
-    folder has a table of the vocabulary, the first texts need only a part of it.
+    Its ``tokenizer.json`` is complete, so the tokenizers library gives the same tokens without transformers,
+    which reads the file twice: 1 s instead of 3 s for a vocabulary of 262,144. If the folder has a table of
+    the vocabulary, the first texts need only a part of it.
     """
 
     end_token: int | None = None  # the folder's generation_config.json always has it

@@ -1,4 +1,4 @@
-"""Where a region of a reshaped tensor lies in the shape before."""
+"""Maps a region of a reshaped tensor to a region of the original shape."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ Region = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Regrouping:
-    """How to get a region after reshaping from a region before it."""
+    """How to get a region of the new shape from a region of the original shape."""
 
     covering: Region
-    """In the shape before; contains all that is needed."""
+    """A region of the original shape that contains all needed elements."""
     grouped: tuple[int, ...]
     """The covering region's shape with each group of dimensions, whose elements stay together, flattened."""
     within: Region
     """The wanted elements of each group."""
     opened: tuple[int, ...]
-    """Their shape with the groups' new dimensions."""
+    """The shape of the wanted elements, with the new dimensions of the groups."""
     inside: Region
-    """The wanted region of that."""
+    """The wanted region of that shape."""
     is_exact: bool
     """Whether the covering region contains nothing else, in the same order."""
 
 
 def regroup(before: tuple[int, ...], after: tuple[int, ...], region: Region) -> Regrouping:
-    """Returns what to read of a tensor of shape ``before`` for a region of it after reshaping to ``after``.
+    """Returns how to read a region of shape ``after`` from a tensor of shape ``before``.
 
-    Dimensions are matched in groups of equal products. In each, the first new dimension decides which rows of
-    the first old one are needed; the others are read whole.
+    Dimensions are matched in groups of equal products. In each group, the first new dimension determines the
+    needed rows of the first old dimension; other dimensions are read whole.
     """
     covering: list[tuple[int, int]] = []
     grouped: list[int] = []

@@ -1,8 +1,8 @@
-"""The vocabulary of a converted tokenizer as a table, of which a text needs a few hundred entries.
+"""The vocabulary of a converted tokenizer as a table; a text needs only a few hundred of its entries.
 
-The tokenizers library takes 0.8 s and 180 MB to read a vocabulary of 262,144 with its 514,906 merges. A text
-can only become tokens that are a piece of it, by merges whose result is a piece of it. A tokenizer that has
-those alone, in the same order, gives the same tokens, and is made in milliseconds.
+The tokenizers library takes 0.8 s and 180 MB to read a vocabulary of 262,144 with its 514,906 merges. A
+text's tokens are substrings of the text, and so is the result of each merge. A tokenizer with only those
+tokens and merges, in the same order, gives the same tokens, and is created in milliseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 FILE = "vocabulary.bin"
 MOST_CHARACTERS = 4000
-"""For a longer text the whole tokenizer is read in less time than the pieces are found."""
+"""For a longer text, reading the whole tokenizer is faster than finding the pieces."""
 
 _UNKNOWN = "\ufdd0"  # Unicode reserves it for a program's own use
 _NOWHERE = 0xFFFFFFFF
@@ -33,15 +33,15 @@ _ARRAYS: dict[str, _Format] = {
     "lefts": "H",
     "rest": "B",
 }
-"""What the file has after its header, in this order, with the type of each one's numbers."""
+"""The arrays after the file's header, in this order, with their number types."""
 
 
 class UnsuitableError(Exception):
-    """A tokenizer, or a text, for which a part of the vocabulary is not known to be enough."""
+    """A part of the vocabulary may not be enough for a tokenizer or a text."""
 
 
 class Vocabulary:
-    """The tokens of a tokenizer, sorted by their text, each with the merges that make it."""
+    """The tokens of a tokenizer, sorted by their text, each with the merges that result in it."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -52,7 +52,7 @@ class Vocabulary:
         if hashlib.sha256(content[start:]).hexdigest() != header["sha256"]:
             raise ValueError(f"{path.name} does not match its digest")
         if hasattr(mapped, "madvise"):
-            mapped.madvise(mmap.MADV_DONTNEED)  # the few pages that a text needs are mapped again
+            mapped.madvise(mmap.MADV_DONTNEED)  # frees the pages read for the digest; a text needs only a few
         held: dict[str, memoryview[int]] = {}
         for name, kind in _ARRAYS.items():
             end = start + header["bytes"][name]
@@ -71,21 +71,21 @@ class Vocabulary:
     # -- texts to tokens -------------------------------------------------------------------------
 
     def encode(self, text: str) -> list[int]:
-        """Returns what the whole tokenizer gives for a text.
+        """Returns the tokens of a text, equal to the whole tokenizer's.
 
         Raises:
-            UnsuitableError: a part of the vocabulary may not be enough for it.
+            UnsuitableError: a part of the vocabulary may not be enough for the text.
         """
         if len(text) > MOST_CHARACTERS:
             raise UnsuitableError
-        # Where there is a normalizer, no added token is normalized: they are looked for in the text as it is.
+        # If there is a normalizer, added tokens are not normalized, and are searched in the original text.
         added = [each for each in self._rest["added_tokens"] if each["content"] in text]
         places = self._pieces(self._symbols(text, added))
         tokens: list[int] = self._tokenizer(*self._part(places), added).encode(text).ids
         return tokens
 
     def _symbols(self, text: str, added: list[dict[str, Any]]) -> str:
-        """Returns what the merges of a text begin with, one character each."""
+        """Returns the symbols that a text's merges start from, one character each."""
         seen = set(text)
         normalizer, splitter = self._probe.normalizer, self._probe.pre_tokenizer
         for normalized in {text, text if normalizer is None else normalizer.normalize_str(text)}:
@@ -100,13 +100,13 @@ class Vocabulary:
                 vocabulary[each] = self._ids[place]
         options = {"unk_token": _UNKNOWN, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
         encoded = self._tokenizer(vocabulary, [], added, options).encode(text, add_special_tokens=False)
-        # A character that the whole vocabulary may know after all, or that becomes bytes.
+        # A character that the whole vocabulary may contain, or that becomes bytes.
         if _UNKNOWN in encoded.tokens:
             raise UnsuitableError
         return "".join(encoded.tokens)
 
     def _pieces(self, symbols: str) -> set[int]:
-        """Returns the places of all tokens that are a piece of a text."""
+        """Returns the table positions of all tokens that are a substring of a text."""
         found: set[int] = set()
         ends: dict[bytes, int | None] = {}
         for start in range(len(symbols)):
@@ -125,7 +125,7 @@ class Vocabulary:
         return found
 
     def _part(self, places: set[int]) -> tuple[dict[str, int], list[list[str]]]:
-        """Returns the vocabulary and the merges of some tokens, besides those that every text may need."""
+        """Returns the vocabulary and merges of the given tokens, and of those that every text may need."""
         vocabulary = {self._text(place).decode(): self._ids[place] for place in places}
         model = self._rest["model"]
         always = [model["unk_token"]] if model.get("unk_token") else []
@@ -198,7 +198,7 @@ class Vocabulary:
 
 
 def write_vocabulary(folder: Path) -> None:
-    """Writes the table beside a ``tokenizer.json`` of a kind for which a part of the vocabulary is enough."""
+    """Writes the table beside a ``tokenizer.json``, if a part of the vocabulary is enough for its kind."""
     content = json.loads((folder / "tokenizer.json").read_bytes())
     try:
         arrays, longest = _table(content)
@@ -211,10 +211,10 @@ def write_vocabulary(folder: Path) -> None:
 
 
 def _table(content: dict[str, Any]) -> tuple[dict[str, bytes], int]:
-    """Returns the arrays of a tokenizer, and the most characters of a token.
+    """Returns the arrays of a tokenizer, and the length of its longest token in characters.
 
     Raises:
-        UnsuitableError: it is not of a kind for which a part of the vocabulary is enough.
+        UnsuitableError: a part of the vocabulary is not enough for this kind of tokenizer.
     """
     model, added = content["model"], content["added_tokens"]
     if model.get("type") != "BPE" or any(
@@ -224,7 +224,7 @@ def _table(content: dict[str, Any]) -> tuple[dict[str, bytes], int]:
     if content.get("normalizer") is not None and any(each["normalized"] for each in added):
         raise UnsuitableError  # releases of the tokenizers library decode such a token to different texts
     vocabulary: dict[str, int] = model["vocab"]
-    # Elsewhere it could stand for a word of the text, too.
+    # An added token with another id, or the placeholder as a known token, could also be part of a text.
     if any(vocabulary.get(each["content"]) != each["id"] for each in added) or _UNKNOWN in vocabulary:
         raise UnsuitableError
     made: dict[str, list[tuple[int, int]]] = {}

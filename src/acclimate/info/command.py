@@ -17,9 +17,9 @@ from acclimate.selection import Candidate
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of ``acclimate info``."""
     parser.add_argument(
-        "--all", action="store_true", help="a table of every accelerator, with its reason in full"
+        "--all", action="store_true", help="show a table of every accelerator, with the full reasons"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:

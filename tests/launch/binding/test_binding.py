@@ -379,7 +379,7 @@ def test_a_core_list_is_exact_and_keeps_both_threads_of_a_core_together(two_sock
         ),
         ("0-2", '4 ranks need at least 4 cores, and --bind_core_list "0-2" names 3'),
         ("0-2,112-114", "names 3: processors 0-2,112-114 (hardware threads of one core stay together)"),
-        ("0-99999999999", "beyond the processors any machine has"),
+        ("0-99999999999", "beyond the processors that Linux supports"),
     ],
 )
 def test_a_bad_core_list_is_refused_with_what_is_wrong(

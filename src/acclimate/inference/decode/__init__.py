@@ -1,1 +1,1 @@
-"""One decoder step as one call: a description of the decoder, proved against transformers' own model."""
+"""Runs a decoder step as one call, from a description that is verified against transformers' model."""

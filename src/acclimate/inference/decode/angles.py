@@ -13,7 +13,7 @@ from acclimate.inference.decode.recording import Call
 
 
 def find_tables(calls: Sequence[Call], length: int) -> Iterator[RotaryTable]:
-    """Returns what computed cosines and sines, if they depend on the position alone."""
+    """Yields the modules that computed cosines and sines, if these depend only on the position."""
     for call in calls:
         pair = call.result
         if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(e, Tensor) for e in pair)):
@@ -54,7 +54,7 @@ def _with_positions(call: Call, length: int) -> AnglesCall | None:
 
 
 def _is_fixed(table: RotaryTable, cos: Tensor, sin: Tensor) -> bool:
-    """Whether an angle depends on its position alone, not on the largest position of the call."""
+    """Whether an angle depends only on its position, not on the largest position of the call."""
     length = cos.shape[1]
     far = torch.cat((torch.arange(length), torch.tensor([1 << 12, 1 << 16, 1 << 22])))
     args, kwargs = table.arguments(far[None].to(cos.device))

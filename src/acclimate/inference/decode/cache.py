@@ -16,10 +16,10 @@ class StepCache:
     """The keys and values of all layers; grows by doubling.
 
     Args:
-        decoder: whose keys and values.
+        decoder: the decoder whose keys and values are stored.
         batch: the number of sequences.
-        device: where.
-        room: the tokens expected.
+        device: the device of the tensors.
+        room: the expected number of tokens.
         values_by_column: whether an element of all tokens' values is contiguous, else a token's values.
     """
 
@@ -43,13 +43,13 @@ class StepCache:
         return [layer.attention for layer in self._decoder.layers]
 
     def _empty(self, heads: int, size: int, by_column: bool = False) -> Tensor:
-        # Zeros, as a masked value is multiplied by zero, and garbage may be no number.
+        # Zeros, because a masked value is multiplied by zero, and uninitialised memory may hold NaN.
         shape = (size, self.capacity) if by_column else (self.capacity, size)
         made = torch.zeros((self._batch, heads, *shape), dtype=self._decoder.dtype, device=self._device)
         return made.transpose(2, 3) if by_column else made
 
     def take(self, cache: Any, length: int) -> None:
-        """Copies transformers' cache after ``length`` tokens; a sliding window's holds the last ones."""
+        """Copies transformers' cache of ``length`` tokens; that of a sliding window holds the last tokens."""
         self.reserve(length)
         for own, other in ((self.keys, "keys"), (self.values, "values")):
             for mine, layer in zip(own, cache.layers, strict=True):
@@ -58,7 +58,7 @@ class StepCache:
         self.length = length
 
     def reserve(self, length: int) -> bool:
-        """Makes room for so many tokens; returns whether the tensors are new ones."""
+        """Makes room for ``length`` tokens; returns whether new tensors were allocated."""
         if length <= self.capacity:
             return False
         while self.capacity < length:

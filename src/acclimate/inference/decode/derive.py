@@ -1,7 +1,7 @@
 """Derives a description of a decoder from a recording of one run.
 
-Nothing is looked up by a name or a class: the recorded values say which module's output is which other
-module's input, and trying the known operations on them says what happens between.
+Nothing is looked up by name or class. The recorded values show which module's output is which other module's
+input, and trying the known operations on them shows which operation lies between.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ _Way = tuple[Rotary | None, Callable[[Tensor], Tensor]]
 
 
 def derive(model: Any, recording: Recording) -> Decoder:
-    """Returns the description of what a model did.
+    """Returns the description of a recorded model.
 
     Raises:
-        NotRepresentedError: it did something that a description cannot say.
+        NotRepresentedError: the model did something that a description cannot express.
     """
     return _Deriver(model, recording).decoder()
 
 
 @dataclass
 class _Projection:
-    """A query's, key's or value's way from a linear module to attention."""
+    """The path of queries, keys or values from a linear module to attention."""
 
     product: Product
     norm: Norm | None = None
@@ -64,7 +64,7 @@ class _Projection:
     rotary: Rotary | None = None
     rotary_first: bool = False
     factor: float = 1.0
-    """What the heads are multiplied by."""
+    """The factor by which the heads are multiplied."""
 
 
 class _Deriver:
@@ -74,7 +74,7 @@ class _Deriver:
         self.numbers = numbers_of(model.config)
         self.dtype: torch.dtype = model.dtype
         self.linear = {id(m) for m in model.modules() if is_linear(m)}
-        # Most layers are like the one before, so that is tried first.
+        # Most layers equal the previous one, whose values are tried first.
         self.last_rotary: Rotary | None = None
         self.last_had_norm = False
         self.tables: list[RotaryTable] = []
@@ -87,7 +87,7 @@ class _Deriver:
         outputs = [_need(call.output, "a layer has no output") for call, _, _ in spans]
         for earlier, later in zip(outputs, inputs[1:], strict=False):
             if not torch.equal(earlier, later):
-                raise NotRepresentedError("something happens between layers")
+                raise NotRepresentedError("a layer's input is not the previous layer's output")
         embedding, factor, positions, offset = self._embedding(inputs[0], spans[0][1])
         layers = tuple(
             self._layer(call, self.calls[first:last], attention)
@@ -147,7 +147,7 @@ class _Deriver:
                 for candidate in self.numbers:
                     if is_sum(((rows.float() * candidate).to(self.dtype), added), start):
                         return table, candidate, places, offset
-        raise NotRepresentedError("the first layer's input is not made of embeddings alone")
+        raise NotRepresentedError("the first layer's input is not made of embeddings only")
 
     def _end(self, hidden: Tensor, after: int) -> tuple[Norm | None, nn.Module, float, float | None]:
         logits = _need(self.recording.logits, "the model has no logits")
@@ -172,8 +172,8 @@ class _Deriver:
     def _caps(self, raw: Tensor, logits: Tensor, factor: float | None) -> Iterator[tuple[float, float]]:
         """Yields factors and caps that turn ``raw`` into ``logits``.
 
-        Where a factor alone is close, the logits may be small beside a cap, or only be rounded in another
-        order: then a cap has to give the same bits.
+        If a factor without a cap is close, either the logits are small compared with a cap, or only the
+        rounding differs. A cap is then accepted only if it gives the same bits.
         """
         for cap in (each for each in self.numbers if each > 1):
             if factor is None:
@@ -255,7 +255,7 @@ class _Deriver:
         raise NotRepresentedError("the layer's output is not a sum of its input, attention and an MLP")
 
     def _branch_ends(self, call: Call, calls: list[Call]) -> tuple[list[Tensor], list[Norm | None]]:
-        """Returns what a branch may add to the residual stream: its last output, or that normalized."""
+        """Returns what a branch may add to the residual stream: its last output, raw or normalized."""
         result = _need(call.output, "no output")
         ends: list[Tensor] = [result]
         norms: list[Norm | None] = [None]
@@ -300,7 +300,7 @@ class _Deriver:
         return None
 
     def _sums_before(self, start: Tensor, calls: list[Call]) -> list[Tensor]:
-        """Returns what the MLP's input may be made of: itself, or what a normalization makes it of."""
+        """Returns the tensors that the MLP may start from: its input, or the input of a normalization."""
         found = [start]
         for call in calls:
             if call.output is not None and call.given is not None and id(call.module) not in self.linear:
@@ -308,7 +308,7 @@ class _Deriver:
         return found
 
     def _added(self, x: Tensor, branch: Tensor, result: Tensor) -> float | None:
-        """Returns the factor of a branch that is added to the residual stream."""
+        """Returns the factor with which a branch is added to the residual stream."""
         if x.shape != branch.shape or x.shape != result.shape:
             return None
         if is_sum((x, branch), result):
@@ -387,12 +387,12 @@ class _Deriver:
             if found is not None:
                 self.last_rotary, self.last_had_norm = found.rotary, found.norm is not None
                 return found
-        raise NotRepresentedError("queries, keys or values do not come from linear modules alone")
+        raise NotRepresentedError("queries, keys or values do not come from linear modules only")
 
     def _direct(
         self, heads: Tensor, sources: list[Call], calls: list[Call], ways: list[_Way]
     ) -> _Projection | None:
-        """The same where at most a rotation or a factor stands between."""
+        """Like ``_projection``, with at most a rotation or a factor in between."""
         size = heads.shape[-1]
         factor = float(size**-0.5)  # a model may scale its queries, and not the scores
         for rotary, change in [*ways, (None, lambda x: x * factor)]:
@@ -406,7 +406,7 @@ class _Deriver:
     def _normalized(
         self, heads: Tensor, sources: list[Call], calls: list[Call], ways: list[_Way]
     ) -> _Projection | None:
-        """The same where a normalization stands between."""
+        """Like ``_projection``, with a normalization in between."""
         for call in calls:
             if id(call.module) in self.linear or call.output is None or call.given is None:
                 continue
@@ -426,7 +426,7 @@ class _Deriver:
         sources: list[Call],
         ways: list[_Way],
     ) -> _Projection | None:
-        """The same with one normalization, from ``given`` to ``made`` (heads x tokens x size) between."""
+        """Like ``_projection``, with one normalization from ``given`` to ``made`` (heads x tokens x size)."""
         size = heads.shape[-1]
         if made.shape != heads.shape or call.given is None or call.output is None:
             return None

@@ -1,7 +1,7 @@
-"""What one step of a decoder computes, as data: which weights, in which order, with which constants.
+"""Describes one step of a decoder as data: its weights, their order, and its constants.
 
-A description is derived from what a loaded model was seen to do (``derive``), and used only after its results
-equal the model's (``proof``). Modules and tensors in it are the model's own; nothing is copied.
+A description is derived from a recorded run of a loaded model (``derive``), and used only if its results
+equal the model's (``proof``). It refers to the model's own modules and tensors; nothing is copied.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class NotRepresentedError(Exception):
-    """A model does something that a description cannot say; the message says what."""
+    """A description cannot express a model; the message names the reason."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ class Product:
 
 
 class _Positions:
-    """Stands for position ids."""
+    """The type of the placeholder for position ids."""
 
 
 POSITIONS = _Positions()
-"""Where a call has position ids."""
+"""The placeholder for position ids in a call's arguments."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class AnglesCall:
 
 @dataclass(frozen=True)
 class RotaryTable:
-    """The model's own module for angles, and how it was called."""
+    """The model's own module for rotary angles, and the arguments of its call."""
 
     module: nn.Module
     arguments: AnglesCall
@@ -118,7 +118,7 @@ class RotaryTable:
 
 
 def _per_pair(values: Tensor, width: int) -> Tensor:
-    """The model repeats each value for both elements of a pair, side by side or half a width apart."""
+    """Returns one value per pair; the model repeats it side by side or half a width apart."""
     if values.shape[-1] * 2 == width:
         return values
     half = width // 2
@@ -134,9 +134,9 @@ class Rotary:
     table: int
     """The index in ``Decoder.tables``."""
     width: int
-    """The first so many elements of a head are rotated."""
+    """The number of leading elements of a head that are rotated."""
     interleaved: bool
-    """Whether a pair is side by side, else half a width apart."""
+    """Whether the elements of a pair are side by side; else they are half a width apart."""
     rounds_products: bool
     """Whether each product is rounded to the model's dtype before they are added."""
 
@@ -215,15 +215,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank has of a split model."""
+    """One rank's part of a split model."""
 
     ranks: Ranks
     summed: frozenset[nn.Module]
     """Linear modules whose outputs are summed over the ranks."""
     tokens: range | None
-    """Those whose rows of the embedding this rank has; ``None``: it has all."""
+    """The tokens whose embedding rows this rank has; ``None``: all."""
     head_widths: tuple[int, ...] | None
-    """Each rank's number of columns of the output head; ``None``: each has all."""
+    """The number of columns of the output head on each rank; ``None``: each rank has all."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class Decoder:
     hidden: int
     vocabulary: int
     share: Share | None
-    """``None``: the whole decoder."""
+    """This rank's part of the decoder; ``None``: the decoder is whole."""
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -255,4 +255,4 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": nn.functional.relu,
     "relu2": lambda x: nn.functional.relu(x).square(),
 }
-"""The activations that a description knows."""
+"""The activations that a description can express."""

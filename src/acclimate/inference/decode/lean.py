@@ -1,4 +1,4 @@
-"""A described decoder that is ready to step: in native code where there is some, else in plain torch."""
+"""A described decoder that can compute steps: in native code if available, else in plain torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from acclimate.inference.decode.plain import PlainStep
 
 
 class Step(Protocol):
-    """Computes what follows one more token of each sequence."""
+    """Computes the logits after one more token of each sequence."""
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Returns batch x vocabulary logits."""
@@ -31,13 +31,13 @@ class LeanDecoder:
     native: NativeDecoder | None
 
     def go_on(self, cache: Any, starts: Tensor, length: int, room: int) -> Step:
-        """Returns a step that goes on from transformers' cache.
+        """Returns a step that continues from transformers' cache.
 
         Args:
-            cache: transformers', of which a copy is made.
-            starts: the place of each sequence's first token; the places before it are padding.
-            length: the places so far.
-            room: the places to begin with.
+            cache: transformers' cache, which is copied.
+            starts: the position of each sequence's first token; earlier positions are padding.
+            length: the number of positions in the cache.
+            room: the number of positions to allocate.
         """
         own = self._cache(starts, max(room, length))
         own.take(cache, length)
@@ -46,11 +46,11 @@ class LeanDecoder:
         return NativeStep(self.native, own, starts)
 
     def begin(self, starts: Tensor, room: int) -> NativeStep | None:
-        """Returns a step that reads the prompt itself; ``None``: the model reads it faster.
+        """Returns a step that also reads the prompt; ``None`` if the model reads it faster.
 
         Args:
-            starts: the place of each sequence's first token; the places before it are padding.
-            room: the places to begin with.
+            starts: the position of each sequence's first token; earlier positions are padding.
+            room: the number of positions to allocate.
         """
         if self.native is None or not self.native.reads_prompts:
             return None

@@ -1,7 +1,7 @@
-"""The lean loop of ``generate``: transformers' tokens without the cost of its loop and modules.
+"""A faster token loop for ``generate``, with transformers' tokens but without its loop and modules.
 
-transformers' ``generate`` prepares everything, and its ``_sample`` then asks for one token after the other.
-A model of ``init_inference`` takes this loop there if nothing was asked for that it does not do.
+transformers' ``generate`` prepares the run, and its ``_sample`` then computes token after token. A model of
+``init_inference`` replaces ``_sample`` by this loop if the loop supports all options of the call.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from acclimate.inference.decode.proof import describe
 from acclimate.inference.ranks import ModelRanks
 
 LARGEST_BATCH = 16
-"""Of more sequences, torch's products are the faster ones."""
+"""The largest batch of this loop; for more sequences, torch's matrix products are faster."""
 
 ROOM = 256
-"""The places for new tokens that a cache begins with."""
+"""The number of new tokens for which a cache is first allocated."""
 
 _KNOWN_INPUTS = {
     "attention_mask", "past_key_values", "use_cache", "cache_position", "position_ids", "logits_to_keep",
@@ -34,12 +34,12 @@ _lock = threading.Lock()
 
 
 def lean_decoder(model: Any) -> LeanDecoder | None:
-    """Returns the description of a model, made at the first call; ``None``: it cannot be described."""
+    """Returns the description of a model, derived at the first call; ``None`` if it cannot be described."""
     ranks = getattr(model, "model_ranks", None) or ModelRanks()
     with _lock:
         known = _found.get(model)
         is_known = known is not None and known[0] == _state(model)
-        # A description is made by all ranks together.
+        # All ranks derive a description together.
         if all(ranks.exchange(is_known)) and known is not None:
             return known[1]
         lean = describe(model, ranks)
@@ -48,7 +48,7 @@ def lean_decoder(model: Any) -> LeanDecoder | None:
 
 
 def step_kind(model: Any) -> str:
-    """Returns what computes a token of a model: ``native``, ``plain`` or ``transformers``."""
+    """Returns which code computes a model's tokens: ``native``, ``plain`` or ``transformers``."""
     lean = lean_decoder(model)
     if lean is None:
         return "transformers"
@@ -56,8 +56,8 @@ def step_kind(model: Any) -> str:
 
 
 def _state(model: Any) -> tuple[Any, ...]:
-    """Identifies weights by their memory and torch's count of changes in place, since a step copies the small
-    ones, and code by hooks and functions that were put in place later."""
+    """Returns values that change with the weights (their addresses, and their version counters because a step
+    copies small weights) and with the code (hooks and replaced functions)."""
     weights = [
         (p.data_ptr(), p.shape, p.dtype, 0 if p.is_inference() else p._version) for p in model.parameters()
     ]
@@ -77,7 +77,7 @@ def lean_sample(
     streamer: Any = None,
     **inputs: Any,
 ) -> Tensor | None:
-    """Does what transformers' ``_sample`` does; ``None``, with nothing done, where it has to do it itself."""
+    """Replaces transformers' ``_sample``; returns ``None`` without doing anything if it cannot."""
     if not _is_plain(model, input_ids, generation_config, synced_gpus, inputs):
         return None
     starts = _starts(inputs.get("attention_mask"), input_ids)
@@ -118,7 +118,7 @@ def lean_sample(
 def _is_plain(
     model: Any, input_ids: Tensor, generation_config: Any, synced_gpus: bool, inputs: dict[str, Any]
 ) -> bool:
-    """Whether nothing is asked for that this loop does not do."""
+    """Whether this loop supports all options of the call."""
     cache = inputs.get("past_key_values")
     return (
         not synced_gpus
@@ -150,7 +150,7 @@ def _is_own_cache(cache: Any) -> bool:
 
 
 def _starts(mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
-    """Returns where each sequence starts after padding on the left; ``None``: the mask is another one."""
+    """Returns each sequence's start after left padding; ``None`` if the mask is not left padding."""
     batch, length = input_ids.shape
     if mask is None:
         return torch.zeros(batch, dtype=torch.long, device=input_ids.device)
@@ -209,7 +209,7 @@ class _Chooser:
 
 
 class _Ends:
-    """Ends sequences as transformers' criteria do; the two common ones without a tensor."""
+    """Ends sequences like transformers' stopping criteria; checks the two common ones without tensors."""
 
     def __init__(self, criteria: Any, generation_config: Any) -> None:
         from transformers import EosTokenCriteria, MaxLengthCriteria

@@ -1,4 +1,4 @@
-"""Finds which known operation turns one recorded tensor into another, by trying them."""
+"""Finds the operation that turns one recorded tensor into another, by trying the known ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from acclimate.inference.decode.description import ACTIVATIONS, Norm, NotRepresentedError, Part, Product
 
 _SLACK = 4.0
-"""Units in the last place that a few rounded operations in another order may differ by."""
+"""The largest difference, in units in the last place, between a few rounded operations in other orders."""
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -31,15 +31,15 @@ def distance(found: Tensor, expected: Tensor) -> float:
 
 
 def is_close(found: Tensor, expected: Tensor) -> bool:
-    """Whether results are equal but for rounding."""
+    """Whether results are equal except for rounding."""
     return distance(found, expected) <= tolerance(expected.dtype)
 
 
 def is_sum(parts: Sequence[Tensor], result: Tensor) -> bool:
-    """Whether a tensor is the sum of others but for rounding.
+    """Whether a tensor is the sum of others except for rounding.
 
-    Each element has its own limit: trained models have a few elements that are a thousand times larger than
-    the others, beside which a missing part would not be seen.
+    Each element has its own tolerance: trained models have a few elements that are 1,000 times larger than
+    the others, so a common tolerance would hide a missing summand.
     """
     if any(part.shape != result.shape for part in parts):
         return False
@@ -49,7 +49,7 @@ def is_sum(parts: Sequence[Tensor], result: Tensor) -> bool:
 
 
 def numbers_of(config: Any) -> list[float]:
-    """Returns the numbers in a model's configuration, and what models make of them."""
+    """Returns the numbers in a model's configuration, and values that models commonly derive from them."""
     found = {1.0}
     for value in config.to_dict().values():
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value:
@@ -80,7 +80,7 @@ def multiplier(x: Tensor, y: Tensor, candidates: Iterable[float]) -> float | Non
 
 
 def norm_of(module: nn.Module, x: Tensor, y: Tensor) -> Norm | None:
-    """Returns which normalization a module is, from one call of it; ``None``: none that is known."""
+    """Returns the normalization that a module computes, from one call; ``None`` if it is unknown."""
     own = dict(module.named_parameters())
     weights = [p for n, p in own.items() if "bias" not in n.rsplit(".", 1)[-1]]
     biases = [p for n, p in own.items() if "bias" in n.rsplit(".", 1)[-1]]
@@ -126,12 +126,12 @@ def blocks_in(source: Tensor, size: int) -> Tensor | None:
 def find_blocks(
     heads: Tensor, source: Tensor, change: Callable[[Tensor], Tensor] = lambda x: x
 ) -> list[int] | None:
-    """Returns which block of columns of ``source`` each head is; ``None``: some head is not in it.
+    """Returns for each head its block of columns in ``source``; ``None`` if a head is not in it.
 
     Args:
         heads: heads x tokens x size.
         source: tokens x columns.
-        change: what is done to blocks (blocks x tokens x size) to make heads of them.
+        change: the function that turns blocks (blocks x tokens x size) into heads.
     """
     blocks = blocks_in(source, heads.shape[-1])
     if blocks is None:
@@ -161,10 +161,10 @@ def product_of(module: nn.Module, blocks: Sequence[int], size: int) -> Product:
 
 
 def check_mask(rule: Callable[..., Any] | None, window: int | None) -> None:
-    """Checks that a rule is: a query sees itself and earlier keys, at most ``window`` of them.
+    """Checks that a mask is causal: a query sees itself and earlier keys, at most ``window`` in all.
 
     Raises:
-        NotRepresentedError: it is another rule.
+        NotRepresentedError: it is another mask.
     """
     if rule is None or (window is not None and window < 1):
         raise NotRepresentedError("attention has no mask that can be read")

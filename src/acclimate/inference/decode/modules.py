@@ -27,8 +27,7 @@ def is_linear(module: nn.Module) -> bool:
 def rows_of(module: nn.Module) -> Tensor:
     """Returns a linear module's weight as outputs x inputs with contiguous rows.
 
-    A weight that is stored the other way round (GPT-2's) gets new memory with the same values, so that
-    nothing is there twice.
+    A transposed weight (GPT-2's) is moved to new memory in this layout, so that no second copy remains.
     """
     parameter = module.weight
     if not isinstance(parameter, Tensor):
@@ -42,9 +41,9 @@ def rows_of(module: nn.Module) -> Tensor:
 
 
 def embedding_rows(table: nn.Module, tokens: Tensor, share: Share | None = None) -> Tensor:
-    """Returns the rows of an embedding's weight for tokens, without what the module does to them.
+    """Returns the rows of an embedding's weight for tokens, without the module's other operations.
 
-    Ranks that have rows of some tokens each sum them, so all have to make the same call.
+    If ranks share the rows, they sum their results, so all ranks must make the same call.
     """
     if share is not None and share.tokens is not None:
         own = tokens - share.tokens.start

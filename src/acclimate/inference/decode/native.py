@@ -1,7 +1,7 @@
-"""The native step: a description as numbers and addresses, and one call for each token.
+"""The native step: passes a description to native code as numbers and addresses; one call computes a token.
 
-Weights stay where they are; small tensors (norms, biases) are kept here in float32. The reader is
-``ops/inference/csrc/decode_program.h``.
+Weights are used in place; small tensors (norms, biases) are copied to float32. The native code that reads the
+description is ``ops/inference/csrc/decode_program.h``.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class NativeDecoder:
     """A description that native code has read.
 
     Args:
-        decoder: the description, of a model on the host.
+        decoder: the description of a model on the CPU.
 
     Attributes:
-        reads_prompts: whether it takes many tokens of a sequence at once.
+        reads_prompts: whether one call can take many tokens of a sequence.
 
     Raises:
         RuntimeError: native code cannot run it.
@@ -67,7 +67,7 @@ class NativeStep:
     Args:
         native: the decoder.
         cache: the earlier tokens' keys, and their values by column.
-        starts: the place of each sequence's first token.
+        starts: the position of each sequence's first token.
     """
 
     def __init__(self, native: NativeDecoder, cache: StepCache, starts: Tensor) -> None:
@@ -75,7 +75,7 @@ class NativeStep:
         self._starts = starts.long().contiguous()
         self._threads = torch.get_num_threads()
         positions = native.decoder.positions
-        # Learned positions end somewhere: native code would read on.
+        # Learned position embeddings have a last row, beyond which native code would read.
         self._end = (
             None
             if positions is None
@@ -109,11 +109,11 @@ class NativeStep:
         """Reads the tokens of a prompt, batch x length.
 
         Returns:
-            What the last ones give: as ``likeliest`` does, or the logits.
+            For the last token of each sequence, the token with the largest logit or the logits.
         """
         batch, length = prompt.shape
         together = max(_READ_TOGETHER // batch, 1)
-        # A part at a time: between them Python sees signals, and they need little memory.
+        # In parts, so that Python handles signals in between and little memory is needed.
         last = (length - 1) // together * together
         for first in range(0, last, together):
             self._run(prompt[:, first : first + together], self._no_logits, self._no_best, self._no_logits)
@@ -124,7 +124,7 @@ class NativeStep:
         cache = self._cache
         length = cache.length + tokens.numel() // len(tokens)
         if self._end is not None and length > self._end:
-            raise IndexError("index out of range in self")  # torch's words for a row that a table lacks
+            raise IndexError("index out of range in self")  # torch's message for an embedding
         if cache.reserve(length):
             self._read_cache()
         torch.ops.acclimate.decode_step(
@@ -136,7 +136,7 @@ class NativeStep:
         cache.length = length
 
     def _read_cache(self) -> None:
-        """Notes where the cache is, and computes the angles of its places."""
+        """Reads the addresses of the cache, and computes the angles of its positions."""
         cache, decoder = self._cache, self._native.decoder
         places = torch.arange(cache.capacity)
         with torch.no_grad():
@@ -153,7 +153,7 @@ class NativeStep:
 
 
 def native_decoder(decoder: Decoder, device: torch.device) -> NativeDecoder | None:
-    """Returns the native form of a description; ``None``: there is no native step here."""
+    """Returns the native form of a description; ``None`` if there is no native step for it here."""
     if device.type != "cpu" or decoder.dtype not in _DTYPES:
         return None
     builder = get_accelerator().create_op_builder("InferenceBuilder")
@@ -167,7 +167,7 @@ def native_decoder(decoder: Decoder, device: torch.device) -> NativeDecoder | No
 
 
 def _head_width(decoder: Decoder) -> int:
-    """The columns of the output head that this rank has."""
+    """Returns the number of this rank's columns of the output head."""
     share = decoder.share
     if share is None or share.head_widths is None:
         return decoder.vocabulary

@@ -16,7 +16,7 @@ class PlainStep:
     Args:
         decoder: the description.
         cache: the earlier tokens' keys and values.
-        starts: the place of each sequence's first token; the places before it are padding.
+        starts: the position of each sequence's first token; earlier positions are padding.
     """
 
     def __init__(self, decoder: Decoder, cache: StepCache, starts: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Proves a description: its steps must give the logits that the model itself gives."""
+"""Verifies a description: its steps must give the model's own logits."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from acclimate.inference.ranks import ModelRanks, is_lost_rank
 
 logger = logging.getLogger("acclimate.inference")
 
-# Two sequences of these are more rows than the kernels for few rows take: those round inputs to 8 bits, and
-# whoever reads prompts does not.
+# Two sequences of this many tokens are too many rows for the few-row kernels, which round inputs to 8 bits;
+# the code that reads prompts does not round.
 _TOKENS = 9
 _STEPS = 2
-# The largest difference of logits, relative to the largest logit. Both ways round at the same places, so most
-# often far less differs; the rest is what sums in another order become after many layers.
+# The largest accepted difference of logits, relative to the largest logit. Both computations round at the
+# same points, so they usually differ far less; sums in another order can add up over many layers.
 _LIMITS = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
-# Kernels of quantised weights round their inputs to 8 bits, which makes a difference of a last digit one of a
-# hundredth; in the 18 layers of a small model that grew to 0.08. A wrong description, of which positions are
-# off by two or which lacks a layer, gave 0.36 and more.
+# Kernels of quantised weights round their inputs to 8 bits, which can turn a difference in the last digit
+# into one of 1 %; in the 18 layers of a small model it grew to 0.08. Wrong descriptions (positions off by
+# two, or a missing layer) gave 0.36 and more.
 _QUANTISED_LIMIT = 0.2
 
 
 def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
-    """Returns the proved description of a model; ``None``, with a message of level INFO: it has none.
+    """Returns the verified description of a model; if there is none, logs the reason and returns ``None``.
 
-    The ranks of a split model make this call together, and all of them get a description or none does.
+    The ranks of a split model make this call together; either all get a description or none does.
     """
     ranks = ModelRanks() if ranks is None else ranks
     key = decoder_key(model) if ranks.size == 1 else None
@@ -72,16 +72,16 @@ def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
 
 
 def _saved(key: str, model: Any) -> LeanDecoder | None:
-    """Returns the description that an earlier start has proved; ``None``: there is none."""
+    """Returns the description that an earlier start verified and saved; ``None`` if there is none."""
     decoder = load_decoder(key, model)
     if decoder is None:
         return None
     try:
         native = native_decoder(decoder, torch.device("cpu"))
-    except (RuntimeError, NotRepresentedError) as error:  # reported where it is made anew
+    except (RuntimeError, NotRepresentedError) as error:  # reported when the description is derived again
         logger.debug("the saved description cannot run: %s", error)
         return None
-    return None if native is None else LeanDecoder(decoder, native)  # it is the native step that was proved
+    return None if native is None else LeanDecoder(decoder, native)  # only the native step was verified
 
 
 @contextlib.contextmanager
@@ -102,10 +102,10 @@ def _together(ranks: ModelRanks) -> Iterator[None]:
 
 
 def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
-    """Compares some steps with the model's own forward, with a cache and two sequences, one of them padded.
+    """Compares a few steps with the model's own forward, on a cache and two sequences, one with padding.
 
     Raises:
-        NotRepresentedError: their logits differ.
+        NotRepresentedError: the logits differ.
     """
     gaps = []
     first, later = tokens[:, :_TOKENS], tokens[:, _TOKENS:]
@@ -133,7 +133,7 @@ def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
                 position_ids=positions[:, place : place + 1], past_key_values=begun.past_key_values,
                 use_cache=True, return_dict=True,
             ).logits[:, -1]  # fmt: skip
-            # Ranks have to make all steps together, so that none ends early.
+            # Ranks make all steps together, so none may stop early.
             gaps += [distance(each(given).to(expected.dtype), expected) for each in steps]
     gap = max(gaps)
     packing = getattr(model, "packing", None)
@@ -141,7 +141,7 @@ def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
     if packing is not None and packing.packed:
         limit = max(limit, _QUANTISED_LIMIT)
     if not gap <= limit:
-        raise NotRepresentedError(f"its logits differ from a step's by {gap:.2g} of the largest")
+        raise NotRepresentedError(f"its logits differ from a step's by {gap:.2g}, relative to the largest")
 
 
 def _tokens(model: Any) -> Tensor:

@@ -1,8 +1,8 @@
 """Runs a model once on a few tokens, and records each module's input and output, and each attention.
 
-Attention is seen through transformers' own registry: for the time of the run the model uses an implementation
-of ours, which gets queries, keys and values after all that comes before, with the scale, window, softcap and
-mask rule that the model passes.
+Attention is recorded through transformers' attention registry. During the run the model uses an
+implementation from this module, which gets the final queries, keys and values, and the scale, window, softcap
+and mask rule.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Call:
         return self._batched(first if isinstance(first, Tensor) else None)
 
     def _batched(self, value: Tensor | None) -> Tensor | None:
-        """Some models flatten batch and tokens into one dimension."""
+        """Restores the batch dimension, because some models flatten batch and tokens into one dimension."""
         is_flat = value is not None and value.dim() == 2 and value.shape[0] == self.length
         return value[None] if is_flat and value is not None else value
 
@@ -74,7 +74,7 @@ class AttentionCall:
 
 @dataclass
 class Recording:
-    """What one run did."""
+    """The calls and values of one run."""
 
     tokens: Tensor
     calls: list[Call] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Recording:
     share: Share | None = None
 
 
-# What transformers passes besides, which does not change the result of one causal attention.
+# Other arguments that transformers passes, which do not change the result of one causal attention.
 _HARMLESS = {
     "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states",
     "position_embeddings", "past_key_values", "cu_seq_lens_q", "cu_seq_lens_k",
@@ -186,7 +186,7 @@ def record(model: Any, tokens: Tensor, share: Share | None = None) -> Recording:
     """Runs the model on tokens (1 x their number) without a cache; all ranks of a split one together.
 
     Raises:
-        NotRepresentedError: it has an attention of its own, or passes it something unknown.
+        NotRepresentedError: the model has its own attention code, or passes attention an unknown argument.
     """
     global _active
     from transformers import AttentionInterface

@@ -1,10 +1,10 @@
-"""Proved descriptions in the user's cache: the next start with the same model and code need not prove again.
+"""Saves verified descriptions in the user's cache, so that later starts skip the verification.
 
-A description follows from the model's code, configuration and weights, and its proof from the kernels and
-the processor too. So its name in the cache is a digest of all of that: what a plan's key has
+A description depends on the model's code, configuration and weights; its verification also depends on the
+kernels and the processor. Its cache key is a digest of all of these: the content of a plan's key
 (``parallel/saved_plans.py``), sums of all weights, this package's files of steps and kernels, and the
-settings that choose kernels. A model with hooks, or one that was not loaded from files, is recorded and
-proved each time.
+settings that select kernels. A model with hooks, or one that was not loaded from files, is recorded and
+verified at each start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DECODERS = KeptTexts(
     "decoders",
     "decoder.json",
     "the description of a decoder",
-    "it is made and proved anew",
+    "it is derived and verified again",
     logging.getLogger("acclimate.inference"),
 )
 _CLASSES = {
@@ -40,16 +40,16 @@ _CLASSES = {
     for name, each in vars(description).items()
     if is_dataclass(each) and isinstance(each, type) and each not in (RotaryTable, AnglesCall)
 }
-# Angles at the first places and some far ones must be those that were saved.
+# The angles at the first positions and at some far ones must equal the saved ones.
 _PLACES = (*range(16), 1000, 5000, 40000)
 
 
 class _NotSavableError(Exception):
-    """A description refers to something that has no name in the model."""
+    """A description refers to a module or tensor that has no name in the model."""
 
 
 def load_decoder(key: str, model: nn.Module) -> Decoder | None:
-    """Returns the description saved under a key, of this model's modules; ``None``: there is none."""
+    """Returns the description saved under a key, with this model's modules; ``None`` if there is none."""
 
     def read(text: str) -> Decoder:
         made = _Reader(model).value(json.loads(text))
@@ -61,7 +61,7 @@ def load_decoder(key: str, model: nn.Module) -> Decoder | None:
 
 
 def save_decoder(key: str, decoder: Decoder, model: nn.Module) -> None:
-    """Saves a description that was proved; one that refers to values of no name is not saved."""
+    """Saves a verified description, unless it refers to modules or tensors without a name."""
     try:
         text = json.dumps(_Writer(model).value(decoder))
     except _NotSavableError:
@@ -70,7 +70,7 @@ def save_decoder(key: str, decoder: Decoder, model: nn.Module) -> None:
 
 
 def decoder_key(model: Any) -> str | None:
-    """Returns a digest of all that a model's description and its proof follow from; ``None``: it has none."""
+    """Returns a digest of everything that a description and its verification depend on; ``None``: no key."""
     whole = getattr(model, "whole", None)
     if whole is None or whole.folder is None:
         return None
@@ -102,7 +102,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _sum(tensor: Tensor) -> int:
-    """The sum of a tensor's memory as whole numbers, which takes as long as to read it."""
+    """Returns the sum of a tensor's memory as integers, which takes no longer than reading it."""
     if tensor.numel() == 0:
         return 0
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
@@ -116,7 +116,7 @@ def _sum(tensor: Tensor) -> int:
 
 
 class _Writer:
-    """Turns a description into what JSON has; modules and tensors become their names."""
+    """Converts a description to JSON values; modules and tensors become their names."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = {id(module): name for name, module in model.named_modules()}
@@ -147,7 +147,7 @@ class _Writer:
 
     def _table(self, table: RotaryTable) -> dict[str, Any]:
         call = table.arguments
-        # Of other tensors only shape and dtype are kept; if their values mattered, the angles differ.
+        # Other tensors keep only shape and dtype; if their values matter, the angles will differ.
         return {
             "table": self._name(self._modules, id(table.module)),
             "args": [self._argument(each) for each in call.args],
@@ -169,7 +169,8 @@ class _Writer:
 class _Reader:
     """The reverse of :class:`_Writer`.
 
-    Raises a ValueError, LookupError, AttributeError or TypeError for what that never wrote.
+    Raises a ValueError, LookupError, AttributeError or TypeError for a text that :class:`_Writer` never
+    wrote.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -198,7 +199,7 @@ class _Reader:
         )
         table = RotaryTable(self._modules[value["table"]], call, value["width"])
         if _angles(table) != value["angles"]:
-            raise ValueError("its angles are others")
+            raise ValueError("its angles differ from the saved ones")
         return table
 
     def _argument(self, value: Any) -> Any:
@@ -220,7 +221,7 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
 def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name)
     if not isinstance(found, torch.dtype):
-        raise TypeError(f"{name} is no dtype")
+        raise TypeError(f"{name} is not a dtype")
     return found
 
 

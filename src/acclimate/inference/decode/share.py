@@ -1,4 +1,4 @@
-"""What one rank of a split model has, and what ranks exchange in a lean step."""
+"""One rank's part of a split model in a decoder step, and the collectives of a step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def share_of(model: Any) -> Share | None:
-    """Returns this rank's share of a model of ``init_inference``; ``None`` for a whole one.
+    """Returns this rank's share of a model of ``init_inference``; ``None`` if the model is not split.
 
-    All ranks get one or none does, as they have the same plan.
+    All ranks have the same plan, so they get the same kind of result.
 
     Raises:
-        NotRepresentedError: a description cannot say how the model is split.
+        NotRepresentedError: a description cannot express the split.
     """
     plan = getattr(model, "tp_plan_applied", None)
     if plan is None or plan.size == 1:
@@ -47,12 +47,12 @@ def share_of(model: Any) -> Share | None:
         elif change.role == "rows":
             summed.append(module)
         elif change.role not in ("columns", "block", "whole"):
-            raise NotRepresentedError(f"{name} is split in a way that a step cannot do")
+            raise NotRepresentedError(f"a step does not support the split of {name}")
     return Share(ranks, frozenset(summed), tokens, widths)
 
 
 def whole_logits(share: Share | None, logits: Tensor) -> Tensor:
-    """Returns the logits of all tokens from those of this rank."""
+    """Gathers the logits of all tokens from all ranks."""
     if share is None or share.head_widths is None:
         return logits
     padded = logits.new_zeros((len(logits), max(share.head_widths)))
@@ -62,16 +62,16 @@ def whole_logits(share: Share | None, logits: Tensor) -> Tensor:
 
 
 def likeliest_token(ranks: Ranks, head_widths: Sequence[int], largest: Tensor, tokens: Tensor) -> Tensor:
-    """Returns the token with the largest logit of all ranks, for each sequence; of equal ones the first.
+    """Returns for each sequence the token with the largest logit of all ranks; the first of equal ones.
 
     Args:
-        ranks: that share the vocabulary.
-        head_widths: how many tokens each of them has.
+        ranks: the ranks that share the vocabulary.
+        head_widths: the number of tokens on each rank.
         largest: this rank's largest logit, for each sequence.
-        tokens: where that is among its own.
+        tokens: the index of that logit among this rank's tokens.
     """
     first = sum(head_widths[: ranks.rank])
-    # Tokens are whole numbers far below 2^53.
+    # float64 holds tokens exactly, because they are integers far below 2^53.
     found = ranks.all_gather(torch.stack((largest.double(), (tokens + first).double())))
     rank = found[:, 0].argmax(0)
     return found[:, 1].gather(0, rank[None])[0].long()
@@ -89,11 +89,11 @@ class Exchange:
 
     @property
     def address(self) -> int:
-        """The function's, which is valid as long as this object is."""
+        """The function's address, which is valid as long as this object exists."""
         return ctypes.cast(self._function, ctypes.c_void_p).value or 0
 
     def _sum(self, address: int, count: int) -> None:
-        # Nothing can be raised through native code; after an error the step only runs to its end.
+        # Exceptions cannot pass through native code, so after an error the step runs to its end.
         if self._error is not None:
             return
         try:
@@ -106,9 +106,9 @@ class Exchange:
             self._error = error
 
     def check(self) -> None:
-        """Raises what the function met since the last check."""
+        """Raises the error that the function caught since the last check, if any."""
         error, self._error = self._error, None
-        # Another batch may get other memory.
+        # Another batch may use other memory.
         if len(self._tensors) > 64:
             self._tensors.clear()
         if error is not None:
