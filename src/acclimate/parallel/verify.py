@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from acclimate.errors import BlockError
 from acclimate.parallel.apply import apply_plan
+from acclimate.parallel.recorded_calls import Steps, calls_of_other_shapes, first_call, generation_steps
 from acclimate.parallel.split import Plan
-from acclimate.parallel.steps import Steps, calls_of_other_shapes, first_call, generation_steps
 from acclimate.parallel.trace import Trace
 
 TOLERANCE = 1e-4
