@@ -96,7 +96,7 @@ class Raw(nn.Module):
 def test_what_cannot_be_split_is_refused_with_module_reason_and_mapping() -> None:
     with pytest.raises(PlanError) as refused:
         plan_of(block=Raw)
-    assert "layers.0 (Raw is no linear module, and its code uses matrix in a way" in str(refused.value)
+    assert "layers.0 (Raw is not a linear module, and its use of matrix cannot be traced" in str(refused.value)
     assert '"layers.*": "replicated"' in str(refused.value)
 
 
