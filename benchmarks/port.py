@@ -28,7 +28,7 @@ from cuda_uses import cuda_names
 
 from acclimate.port.engine import Settings, Status, may_concern
 from acclimate.port.survey import Survey, survey
-from acclimate.port.work import port_file
+from acclimate.port.workers import port_file
 
 DEVICE = re.compile(r"cuda(:\d+)?$")
 Edit = tuple[str, int, str, str, bool]

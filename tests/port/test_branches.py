@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate.port.engine import Settings, Status, port_text
-from acclimate.port.work import port_file
+from acclimate.port.workers import port_file
 
 TYPE = "get_accelerator().device_name()"
 

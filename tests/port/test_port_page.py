@@ -4,7 +4,7 @@ from pathlib import Path
 
 from acclimate.port.engine import Settings
 from acclimate.port.page import page
-from acclimate.port.work import FileResult, port_file
+from acclimate.port.workers import FileResult, port_file
 from browser import LOWEST_CONTRAST, Browser
 from browser import browser as browser
 

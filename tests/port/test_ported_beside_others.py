@@ -9,7 +9,7 @@ import pytest
 from porting import ported_once_for_all
 
 from acclimate.port.engine import Settings
-from acclimate.port.work import port_files
+from acclimate.port.workers import port_files
 
 BOTH = ("acclimate", "torch")
 

@@ -7,7 +7,7 @@ import torch
 
 from acclimate.port.engine import Settings
 from acclimate.port.survey import survey
-from acclimate.port.work import port_files
+from acclimate.port.workers import port_files
 
 GENERATOR = "class Generator(object):\n    def __init__(self, models):\n        self.models = models\n\n    def cuda(self):\n        return self\n"
 USES = (

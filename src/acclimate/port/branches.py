@@ -219,7 +219,7 @@ def keeps_host_out(file: SourceFile, node: cst.CSTNode) -> bool:
     return any(has_host_branch(file, each) for each in uses) or imports_kernels(file) or _pins(file, node)
 
 
-def why_it_stays(file: SourceFile, test: cst.CSTNode) -> str:
+def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
     """Why a comparison with CUDA, or a question for it, means CUDA alone; ``""`` where it need not."""
     if (asks_for_missing_cuda(file, test) and not _skips(file, test)) or _is_in_check_for_cuda(file, test):
         return "it finds a program that is told to use CUDA where there is none"

@@ -19,7 +19,7 @@ from acclimate.port import files, formats
 from acclimate.port.engine import Settings, Site, Status
 from acclimate.port.page import page
 from acclimate.port.settings import TARGETS, check_rules, read_settings
-from acclimate.port.work import FileResult, port_files, usual_jobs
+from acclimate.port.workers import FileResult, port_files, usual_jobs
 
 _FORMATS = ("text", "json", "sarif", "github")
 _MOST_EXEMPT = 20

@@ -171,7 +171,7 @@ def _find(file: SourceFile, settings: Settings) -> list[Finding]:
             for each in finding.claims:
                 claimed.add(each)
                 _claim_chain(each, claimed)
-            findings.append(_spared(file, finding))
+            findings.append(_exempt_vendor_code(file, finding))
             break
     return findings
 
@@ -187,7 +187,7 @@ def _claim_chain(node: cst.CSTNode, claimed: set[cst.CSTNode]) -> None:
             claimed.add(at)
 
 
-def _spared(file: SourceFile, finding: Finding) -> Finding:
+def _exempt_vendor_code(file: SourceFile, finding: Finding) -> Finding:
     """A finding that is none of ours, in a kernel or a build script."""
     node = finding.node or (finding.claims[0] if finding.claims else None)
     if finding.outcome is Outcome.EXEMPT or node is None:
@@ -223,7 +223,7 @@ def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> li
     decisions = [_first(file, finding, settings) for finding in findings]
     for index, decision in enumerate(decisions):
         decision.needs = _needs(file, decisions, index)
-    _drop_clashes(decisions)
+    _leave_overlapping(decisions)
     changed = True
     while changed:
         changed = False
@@ -367,7 +367,7 @@ def _follow(file: SourceFile, decision: _Decision, need: _Decision) -> bool:
     return False
 
 
-def _drop_clashes(decisions: list[_Decision]) -> None:
+def _leave_overlapping(decisions: list[_Decision]) -> None:
     """Leaves what cannot be edited at the same time as something before it."""
     kept: list[Edit] = []
     for decision in sorted(decisions, key=lambda each: (each.finding.place.start, -each.finding.place.end)):
@@ -378,7 +378,7 @@ def _drop_clashes(decisions: list[_Decision]) -> None:
             for e in kept
             if any(e.start <= new.end and new.start <= e.end for new in decision.finding.edits)
         ]
-        if any(_takes_out(each, decision.finding.place) for each in near):
+        if any(_removes(each, decision.finding.place) for each in near):
             decision.status, decision.hidden = Status.EXEMPT, True
         elif clash([*near, *decision.finding.edits]):
             decision.status, decision.reason = Status.LEFT, "another edit is at the same place; run it again"
@@ -386,7 +386,7 @@ def _drop_clashes(decisions: list[_Decision]) -> None:
             kept += decision.finding.edits
 
 
-def _takes_out(edit: Edit, place: Span) -> bool:
+def _removes(edit: Edit, place: Span) -> bool:
     """Whether an edit removes a place, and leaves none of it."""
     kept = [part for part in edit.parts if isinstance(part, Span)]
     is_inside = edit.start <= place.start and place.end <= edit.end

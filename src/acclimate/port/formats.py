@@ -11,7 +11,7 @@ from typing import Any
 from acclimate import __version__
 from acclimate.port.engine import Site, Status
 from acclimate.port.rules import BY_NAME, RULES
-from acclimate.port.work import FileResult
+from acclimate.port.workers import FileResult
 
 _PAGES = "docs/port"
 

@@ -34,13 +34,15 @@ class Notebook:
             if isinstance(cell, dict) and cell.get("cell_type") == "code" and "source" in cell
         ]
         self._has_list = [isinstance(cell["source"], list) for cell in self._cells]
-        self._ended = [_joined(cell).endswith("\n") for cell in self._cells]
+        self._ended = [_cell_source(cell).endswith("\n") for cell in self._cells]
         self.source = "".join(
-            _CELL.format(number) + self._hidden(_joined(cell)) + ("" if self._ended[number] else "\n")
+            _CELL.format(number)
+            + self._without_magics(_cell_source(cell))
+            + ("" if self._ended[number] else "\n")
             for number, cell in enumerate(self._cells)
         )
 
-    def _hidden(self, source: str) -> str:
+    def _without_magics(self, source: str) -> str:
         """A cell without what only a notebook understands."""
         if source.lstrip().startswith("%%"):
             self._magics.append(source.rstrip("\n"))
@@ -75,7 +77,7 @@ class Notebook:
                 text = head + text
             if not self._ended[number] and text.endswith("\n"):
                 text = text[:-1]
-            if text != _joined(cell):
+            if text != _cell_source(cell):
                 cell["source"] = text.splitlines(keepends=True) if self._has_list[number] else text
         return _dumped(self._data, self._style)
 
@@ -83,7 +85,7 @@ class Notebook:
 _Style = tuple[int | str | None, bool, str]
 
 
-def _joined(cell: dict[str, Any]) -> str:
+def _cell_source(cell: dict[str, Any]) -> str:
     source = cell["source"]
     return "".join(source) if isinstance(source, list) else str(source)
 

@@ -8,7 +8,7 @@ from html import escape
 from acclimate import __version__
 from acclimate.port.engine import Site, Status
 from acclimate.port.formats import counts, diff
-from acclimate.port.work import FileResult
+from acclimate.port.workers import FileResult
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --add: #ddf4e2; --del: #fbdcdc; }

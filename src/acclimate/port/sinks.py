@@ -8,7 +8,7 @@ import libcst as cst
 
 from acclimate.port.source import SourceFile
 from acclimate.port.tree import called_name, dotted, position, string_value, walk
-from acclimate.port.values import DEVICE_NAME, Kind, by_name
+from acclimate.port.values import DEVICE_NAME, Kind, guess_by_name
 
 DEVICE_KEYWORDS = {"device", "map_location", "torch_device"}
 DEVICE_METHODS = {"to", "cuda", "to_empty"}
@@ -27,7 +27,7 @@ def sink_of(file: SourceFile, node: cst.CSTNode) -> Sink:
     It is a device only where every place that says something takes one.
     """
     if node not in file.goes_to_device:
-        file.goes_to_device[node] = _Places(file).of(node) == {Sink.DEVICE}
+        file.goes_to_device[node] = _SinkFinder(file).of(node) == {Sink.DEVICE}
     return Sink.DEVICE if file.goes_to_device[node] else Sink.NUMBER
 
 
@@ -44,7 +44,7 @@ def holds_device_name(file: SourceFile, name: cst.Name) -> bool:
     return False
 
 
-class _Places:
+class _SinkFinder:
     """Where one value goes.
 
     Args:
@@ -109,13 +109,13 @@ class _Places:
         if not isinstance(target, (cst.Name, cst.Attribute)):
             return {Sink.NUMBER}
         name = target.value if isinstance(target, cst.Name) else target.attr.value
-        if by_name(name).kind is Kind.NUMBER:
+        if guess_by_name(name).kind is Kind.NUMBER:
             return {Sink.NUMBER}
         if isinstance(target, cst.Name):
             uses = self._file.tree.reads(target)
         else:
             uses = self._reads_of(target)
-            if not uses and by_name(name).kind is Kind.DEVICE:
+            if not uses and guess_by_name(name).kind is Kind.DEVICE:
                 return {Sink.DEVICE}
         return set().union(*(self.of(use) for use in uses))
 

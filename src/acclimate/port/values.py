@@ -149,7 +149,7 @@ class Values:
         known = {value.kind for value in found}
         if len(known) == 1 and Kind.UNKNOWN not in known:
             return Value(known.pop(), all(value.certain for value in found))
-        return by_name(name.value)
+        return guess_by_name(name.value)
 
     def _of_assignment(self, assignment: Assignment, depth: int) -> Value:
         node = assignment.node
@@ -186,7 +186,7 @@ class Values:
     def _of_attribute(self, node: cst.Attribute) -> Value:
         if node.attr.value == "device" and self.of(node.value, 2).kind is Kind.TENSOR:
             return Value(Kind.DEVICE)
-        return by_name(node.attr.value)
+        return guess_by_name(node.attr.value)
 
     def _of_call(self, call: cst.Call, depth: int) -> Value:
         name = self._tree.qualified(call.func)
@@ -256,10 +256,10 @@ class Values:
             return Value(Kind.STRING)
         element = node.slice[0].slice if len(node.slice) == 1 else None
         key = string_value(element.value) if isinstance(element, cst.Index) else None
-        return by_name(key) if key is not None else UNKNOWN
+        return guess_by_name(key) if key is not None else UNKNOWN
 
 
-def by_name(name: str) -> Value:
+def guess_by_name(name: str) -> Value:
     """What a value is likely to be by what it is called."""
     if NUMBER_NAME.search(name):
         return Value(Kind.NUMBER, certain=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from acclimate.port.rules import (
     comparisons,
+    device_indices,
     devices,
     distributed,
     graphs,
     imports,
-    numbers,
     precision,
     runtime,
     tensor_types,
@@ -31,7 +31,7 @@ RULES: tuple[Rule, ...] = (
     runtime.RuntimeReference(),
     imports.OtherUse(),
     devices.AvailableChoice(),
-    numbers.DeviceObject(),
+    device_indices.DeviceObject(),
     devices.DeviceFormat(),
     comparisons.DeviceComparison(),
     devices.DeviceString(),
@@ -45,7 +45,7 @@ RULES: tuple[Rule, ...] = (
     wrappers.SyncBatchNorm(),
     wrappers.DataParallel(),
     distributed.OpBuilders(),
-    numbers.IntegerDevice(),
+    device_indices.IntegerDevice(),
 )
 """The first rule that finds something at a place has it."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import libcst as cst
 
-from acclimate.port.branches import branches, why_it_stays
+from acclimate.port.branches import branches, reason_to_keep
 from acclimate.port.edits import insert, replace
-from acclimate.port.on_a_host import may_be_yes, no_ends_program, other_kinds
-from acclimate.port.on_apple import needs_streams
-from acclimate.port.places import TEXT_STAYS, is_device_like
+from acclimate.port.host_answers import ends_program_if_false, may_be_true_on_host, other_kinds
+from acclimate.port.literals import TEXT_STAYS, is_compared_device
+from acclimate.port.mps import needs_streams
 from acclimate.port.rules.base import Example, Finding, Rule
-from acclimate.port.rules.compared import (
+from acclimate.port.rules.comparison_edits import (
     HOST_CHANGES,
     OTHERS,
     and_not_host,
@@ -109,14 +109,14 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             "communication_backend_name",
         ):
             return self.exempt(file, literal, "the program asks the accelerator which one it is")
-        if not is_device_like(file, other):
+        if not is_compared_device(file, other):
             return self.exempt(file, literal, "nothing shows that a device is compared")
         if file.text_names_device(node) and not is_tensors_device(other):
             return self.exempt(file, literal, TEXT_STAYS)
-        if stays := why_it_stays(file, node):
+        if stays := reason_to_keep(file, node):
             return self.exempt(file, literal, stays)
         negated = isinstance(operator, (cst.NotEqual, cst.NotIn))
-        is_fallback = negated and index is None and not no_ends_program(file, node)
+        is_fallback = negated and index is None and not ends_program_if_false(file, node)
         is_compiled = index is None and file.torchscript.holds(node)
         if is_compiled and any(isinstance(each, cst.Assert) for each in file.tree.ancestors(node)):
             return self.left(file, node, "TorchScript compiles what this assertion guards", (literal,))
@@ -129,7 +129,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         if file.target.name == "acclimate" and not is_fallback and not is_compiled:
             parts = (file.target.device_type,) if index is None else file.device_at(index)
             edits, unsafe = [replace(file.span(literal), *parts)], HOST_CHANGES
-            if not negated and not may_be_yes(file, node):
+            if not negated and not may_be_true_on_host(file, node):
                 end = file.span(target.comparator).end
                 edits, unsafe = [*edits, and_not_host(file, literal, end, other_kinds(file, node))], OTHERS
             return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
@@ -157,7 +157,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
 
     @staticmethod
     def _kinds(file: SourceFile, test: cst.CSTNode) -> tuple[str, ...]:
-        return () if may_be_yes(file, test) else other_kinds(file, test)
+        return () if may_be_true_on_host(file, test) else other_kinds(file, test)
 
     def _whole_name(
         self, file: SourceFile, node: cst.Comparison, literal: cst.CSTNode, target: cst.ComparisonTarget
@@ -177,7 +177,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         literal = node.pattern.value if isinstance(node.pattern, cst.MatchValue) else None
         if literal is None or string_value(literal) != "cuda" or not isinstance(match, cst.Match):
             return None
-        if not is_device_like(file, match.subject):
+        if not is_compared_device(file, match.subject):
             return self.exempt(file, literal, "nothing shows that a device is compared")
         if not isinstance(match.subject, (cst.Name, cst.Attribute)):
             return self.left(file, literal, "a test would evaluate what is matched a second time")
@@ -198,15 +198,15 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         found = [each.value for each in holder.elements if string_value(each.value) == "cuda"]
         if not found:
             return None
-        if not is_device_like(file, node.left):
+        if not is_compared_device(file, node.left):
             return self.exempt(file, found[0], "nothing shows that a device is compared", tuple(found))
         edits = [replace(file.span(each), file.target.device_type) for each in found]
         listed = {string_value(each.value) for each in holder.elements}
-        is_yes = may_be_yes(file, node)
+        is_yes = may_be_true_on_host(file, node)
         beside = [] if is_yes else [each for each in other_kinds(file, node) if each not in listed]
         if beside:
             return self.left(file, node, f"the program has a way of its own for {beside[0]}", tuple(found))
-        if "cpu" in listed or is_yes or no_ends_program(file, node):
+        if "cpu" in listed or is_yes or ends_program_if_false(file, node):
             return self.convert(file, node, *edits, unsafe=HOST_CHANGES, claims=tuple(found))
         left, asked = file.span(node.left), node.comparisons[0]
         host = host_names(file.quote(found[0]))
@@ -228,9 +228,9 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         literal = call.args[0].value
         if string_value(literal) not in ("cuda", "cuda:"):
             return None
-        if not is_device_like(file, call.func.value):
+        if not is_compared_device(file, call.func.value):
             return self.exempt(file, literal, "nothing shows that a device is compared")
-        if stays := why_it_stays(file, call):
+        if stays := reason_to_keep(file, call):
             return self.exempt(file, literal, stays)
         if any("[5:]" in file.tree.source(place) for place in branches(file, call)):
             return self.left(file, literal, 'the length of "cuda:" is counted on', (literal,))
@@ -240,7 +240,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             return self.convert(file, call, edit, unsafe=OTHERS, claims=(literal,))
         if file.target.name == "acclimate":
             edit, place = replace(file.span(literal), file.target.device_type), file.span(call)
-            if may_be_yes(file, call):
+            if may_be_true_on_host(file, call):
                 return self.convert(file, call, edit, unsafe=HOST_CHANGES, claims=(literal,))
             rest = insert(place.end, f" and {file.target.device_type}")
             not_host = and_not_host(file, literal, place.end, other_kinds(file, call), ")")

@@ -8,10 +8,10 @@ import libcst as cst
 
 from acclimate.port.edits import Part
 from acclimate.port.helpers import ACCELERATOR_TYPE
-from acclimate.port.loading import loadable
-from acclimate.port.places import Place, Role, place_of
+from acclimate.port.literals import LiteralUse, Role, classify_literal
+from acclimate.port.map_location import loadable
 from acclimate.port.rules.base import Example, Finding, Rule
-from acclimate.port.rules.compared import as_compared
+from acclimate.port.rules.comparison_edits import adapt_to_comparison
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
 from acclimate.port.tree import Span, called_name, string_value
@@ -39,13 +39,15 @@ def unsafe_at_import(file: SourceFile, node: cst.CSTNode) -> str:
     return AT_IMPORT if file.target.name == "torch" and file.runs_at_import(node) else ""
 
 
-def _report(rule: Rule, file: SourceFile, node: cst.CSTNode, place: Place, *parts: Part) -> Finding | None:
+def _report(
+    rule: Rule, file: SourceFile, node: cst.CSTNode, place: LiteralUse, *parts: Part
+) -> Finding | None:
     if place.role is Role.DATA:
         return rule.exempt(file, node, place.reason or "nothing shows that it is a device")
     if place.role is Role.PATTERN:
         return rule.left(file, node, "a pattern of `match` must be a literal; compare with `if`")
     unsafe = place.reason if place.role is Role.LIKELY else unsafe_at_import(file, node)
-    return as_compared(file, rule.becomes(file, node, *parts, unsafe=unsafe))
+    return adapt_to_comparison(file, rule.becomes(file, node, *parts, unsafe=unsafe))
 
 
 class DeviceString(Rule):
@@ -98,7 +100,7 @@ With `--to torch` a function of three lines is added to the file, since `torch.a
             )
         if not _DEVICE.match(text) or isinstance(file.tree.parent(node), (cst.Expr, cst.ConcatenatedString)):
             return None
-        place = place_of(file, node)
+        place = classify_literal(file, node)
         if place.role is Role.COMPARED:
             return None
         index = index_of(text)
@@ -149,7 +151,7 @@ name. A choice with another condition keeps it."""
         if index is not None and (file.target.name == "torch"):
             return None
         parts = (file.target.device_type,) if index is None else file.device_at(index)
-        place = place_of(file, node)
+        place = classify_literal(file, node)
         unsafe = "" if place.role is Role.DEVICE else unsafe_at_import(file, node)
         unsafe = unsafe or unsafe_at_import(file, node)
         open_, close = ("(", ")") if node.lpar else ("", "")
@@ -191,11 +193,11 @@ not, so a device that gets to a `map_location`, also through a name, is `"cpu"` 
         literal, index, torch_parts = found
         if isinstance(file.tree.parent(node), cst.ConcatenatedString):
             return None
-        place = place_of(file, node)
+        place = classify_literal(file, node)
         if place.role is Role.COMPARED:
-            place = Place(Role.LIKELY, "it is compared with a device's name")
+            place = LiteralUse(Role.LIKELY, "it is compared with a device's name")
         if place.role is Role.DATA and "message" not in place.reason and "key" not in place.reason:
-            place = Place(Role.LIKELY, "only its form says that it is a device")
+            place = LiteralUse(Role.LIKELY, "only its form says that it is a device")
         parts = file.device_at(index) if isinstance(file.target, AcclimateTarget) else torch_parts
         finding = _report(self, file, node, place, *loadable(file, node, *parts))
         if finding is not None:

@@ -8,9 +8,9 @@ import libcst as cst
 
 from acclimate.port.edits import insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
-from acclimate.port.on_a_host import may_be_yes, no_ends_program
+from acclimate.port.host_answers import ends_program_if_false, may_be_true_on_host
 from acclimate.port.rules.base import Example, Finding, Rule, is_assigned, is_read
-from acclimate.port.rules.compared import HOST_CHANGES, OTHERS, negation
+from acclimate.port.rules.comparison_edits import HOST_CHANGES, OTHERS, negation
 from acclimate.port.rules.devices import AT_IMPORT
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
@@ -107,9 +107,9 @@ binds names to literals, as the settings of mmcv's programs do, stays: who reads
         condition = f"!= {file.quote(node)}gloo{file.quote(node)}"
         operator = comparison.comparisons[0].operator
         edits = [name]
-        if isinstance(operator, cst.Equal) and not may_be_yes(file, comparison):
+        if isinstance(operator, cst.Equal) and not may_be_true_on_host(file, comparison):
             edits.append(insert(file.span(comparison.comparisons[0].comparator).end, f" {condition}"))
-        elif isinstance(operator, cst.NotEqual) and not no_ends_program(file, comparison):
+        elif isinstance(operator, cst.NotEqual) and not ends_program_if_false(file, comparison):
             edits += negation(file, comparison, condition)
         return self.convert(file, node, *edits, unsafe=OTHERS if len(edits) > 1 else HOST_CHANGES)
 

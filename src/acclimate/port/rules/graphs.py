@@ -8,7 +8,7 @@ import libcst as cst
 
 from acclimate.port.edits import insert, replace
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_read
-from acclimate.port.rules.compared import off_host
+from acclimate.port.rules.comparison_edits import host_guard
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
 from acclimate.port.tree import has_unpacking, keyword, positional
@@ -75,7 +75,7 @@ CUDA's unless it is told their type; a host has no such device."""
         if given is None or has_unpacking(call) or not _HARDWARE.search(file.tree.source(given.value)):
             return None
         end = file.span(call.args[-1].value).end
-        condition = off_host(file, '"')
+        condition = host_guard(file, '"')
         devices = insert(file.span(given.value).end, f" if {condition} else []")
         return self.convert(file, call, devices, insert(end, f", device_type={file.target.device_type}"))
 

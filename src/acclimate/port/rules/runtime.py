@@ -6,22 +6,22 @@ import dataclasses
 
 import libcst as cst
 
-from acclimate.port.branches import why_it_stays
-from acclimate.port.counts import decides_processes, ends_without
+from acclimate.port.branches import reason_to_keep
+from acclimate.port.cuda_only import chooses_package, is_flag_beside_others
+from acclimate.port.device_counts import decides_processes, ends_without
 from acclimate.port.edits import Edit, Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
-from acclimate.port.on_a_host import (
+from acclimate.port.host_answers import (
     asks_for_none,
     asks_for_several,
     count_may_be_one,
-    may_be_yes,
+    may_be_true_on_host,
     needs_zero,
     other_kinds,
 )
-from acclimate.port.on_apple import needs_streams
-from acclimate.port.questions import chooses_package, is_flag_beside_others
+from acclimate.port.mps import needs_streams
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read, margin_of
-from acclimate.port.rules.compared import host_test
+from acclimate.port.rules.comparison_edits import host_test
 from acclimate.port.sinks import Sink, sink_of
 from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget, Missing, Spelling, TorchTarget
@@ -36,7 +36,7 @@ _PROPERTIES_OF_HOST = {"name": "'cpu'", "gcnArchName": "''", "multi_processor_co
 """What stands in for a property of CUDA's devices elsewhere, where it is not ``0``."""
 
 
-def has_own_rule(name: str) -> bool:
+def has_specific_rule(name: str) -> bool:
     """Whether another rule is about a name of ``torch.cuda``."""
     return name.split(".")[0] in _OWN_RULE or name.endswith(_TENSOR_SUFFIX)
 
@@ -81,7 +81,7 @@ def _with_default(file: SourceFile, call: cst.Call, spelling: Spelling, rest: Sp
     return (f"getattr({module}, {quote}{name}{quote}, lambda{takes}: {on_host})", rest)
 
 
-def _asked_of_held(file: SourceFile, call: cst.Call) -> list[Edit]:
+def _property_edits(file: SourceFile, call: cst.Call) -> list[Edit]:
     """Edits of what is asked of a device's properties that a name holds, which only CUDA's have: ``held.major``."""
     assigned = file.tree.parent(call)
     target = assigned.targets[0].target if isinstance(assigned, cst.Assign) else None
@@ -104,7 +104,7 @@ def _asked_of_held(file: SourceFile, call: cst.Call) -> list[Edit]:
     return edits
 
 
-def _what_is_asked(file: SourceFile, call: cst.Call, name: str) -> tuple[cst.CSTNode, str] | None:
+def _property_read(file: SourceFile, call: cst.Call, name: str) -> tuple[cst.CSTNode, str] | None:
     """What is asked of a call's answer, and the expression that stands in for it on a host.
 
     ``torch.cuda.get_device_properties(0).total_memory`` needs one for the memory, not for the properties.
@@ -171,19 +171,19 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         if not isinstance(node, cst.Call):
             return None
         name = cuda_name(file, node.func)
-        if not name or has_own_rule(name):
+        if not name or has_specific_rule(name):
             return None
         claims = (node.func,)
         if name == "is_available" and chooses_package(file, node):
             return self.left(file, node, "it decides about a package for NVIDIA's hardware", claims)
         if name == "device" and (chosen := _device_that_is_set(file, node)) is not None:
             return self.becomes(file, node, file.span(chosen), claims=claims)
-        stays = why_it_stays(file, node) if name == "is_available" else ""
+        stays = reason_to_keep(file, node) if name == "is_available" else ""
         if not stays and name in ("is_available", "device_count") and is_flag_beside_others(file, node):
             stays = "the program has a flag of its own for other devices beside it"
         if stays:
             return self.exempt(file, node, stays, claims)
-        if name == "is_available" and not may_be_yes(file, node):
+        if name == "is_available" and not may_be_true_on_host(file, node):
             kinds = other_kinds(file, node)
             if kinds or isinstance(file.target, AcclimateTarget):
                 return self._not_on_a_host(file, node, kinds)
@@ -215,7 +215,7 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
                 spelling = dataclasses.replace(spelling, text=f"{file.target.module}.{name}")
             elif name == "device_count" and not file.is_guarded(node) and decides_processes(file, node):
                 return self.becomes(file, node, f"max(1, {spelling.text}())", claims=claims)
-            asked = _what_is_asked(file, node, name)
+            asked = _property_read(file, node, name)
             if asked is not None:
                 holder, on_host = asked
                 if isinstance(holder, cst.Attribute) and holder.attr.value not in _ON_EVERY_DEVICE:
@@ -225,7 +225,7 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
                 parts = guarded(file, node, spelling, *kept, spelling.text, rest)
                 return self.convert(file, node, replace(file.span(holder), *parts), *edits, claims=claims)
             if name == "get_device_properties":
-                edits += _asked_of_held(file, node)
+                edits += _property_edits(file, node)
             if spelling.condition and "hasattr(" in spelling.condition:
                 parts = _with_default(file, node, spelling, rest)
                 if parts:
@@ -443,7 +443,7 @@ accelerator has it, and so is a name that the program replaces."""
         if name == "":
             return self._module(file, node)
         parent = file.tree.parent(node)
-        if has_own_rule(name) and (name != "current_device" or isinstance(parent, cst.Call)):
+        if has_specific_rule(name) and (name != "current_device" or isinstance(parent, cst.Call)):
             return None
         spelling = file.target.runtime(name)
         if isinstance(spelling, Missing):

@@ -9,9 +9,9 @@ import libcst as cst
 from acclimate.port.branches import keeps_host_out
 from acclimate.port.edits import Part, insert, replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
-from acclimate.port.nothing import may_be_none
-from acclimate.port.on_a_host import may_be_yes, other_kinds
-from acclimate.port.on_apple import needs_streams
+from acclimate.port.host_answers import may_be_true_on_host, other_kinds
+from acclimate.port.mps import needs_streams
+from acclimate.port.optional_index import may_be_none
 from acclimate.port.rules.base import (
     Example,
     Finding,
@@ -20,7 +20,7 @@ from acclimate.port.rules.base import (
     is_assigned,
     without_argument,
 )
-from acclimate.port.rules.compared import host_test, off_host
+from acclimate.port.rules.comparison_edits import host_guard, host_test
 from acclimate.port.rules.devices import AT_IMPORT
 from acclimate.port.sinks import holds_device_name
 from acclimate.port.source import SourceFile
@@ -242,7 +242,7 @@ own kernels, as in [ACC204](ACC204.md). In what TorchScript compiles, both targe
             return self.exempt(file, node, "it is part of a message")
         unsafe = "" if _is_torch_object(file, node.value) else "it may not be a tensor"
         value = file.span(node.value)
-        host_has_own = keeps_host_out(file, node) or not may_be_yes(file, node)
+        host_has_own = keeps_host_out(file, node) or not may_be_true_on_host(file, node)
         may_ask = not host_has_own and not file.torchscript.holds(node)
         if isinstance(file.target, AcclimateTarget) and may_ask:
             parts: tuple[Part, ...] = (f"{file.target.accelerator}.on_accelerator(", value, ")")
@@ -342,7 +342,7 @@ are changed together or not at all."""
         given = keyword(node, "pin_memory")
         if given is None or file.is_guarded(node):
             return None
-        return self.becomes(file, given.value, off_host(file, file.quote(node)))
+        return self.becomes(file, given.value, host_guard(file, file.quote(node)))
 
 
 def _is_something_else(file: SourceFile, question: cst.Attribute) -> bool:

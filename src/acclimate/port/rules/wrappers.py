@@ -10,7 +10,7 @@ from acclimate.port.edits import insert
 from acclimate.port.helpers import ACCELERATOR_TYPE, ON_ANY_DEVICE
 from acclimate.port.origins import Origin, origin_of
 from acclimate.port.rules.base import Example, Finding, Rule, is_read
-from acclimate.port.rules.compared import host_test, off_host
+from acclimate.port.rules.comparison_edits import host_guard, host_test
 from acclimate.port.rules.devices import unsafe_at_import
 from acclimate.port.source import SourceFile
 from acclimate.port.tree import called_name, dotted, keyword, positional, string_value, walk
@@ -164,7 +164,7 @@ own, apex's. Where they do not tell, keywords are edited, which is unsafe, and p
         # Ranks on Apple's devices talk through Gloo, which knows the host alone.
         quote = file.quote(node)
         not_gloo = f"{file.target.device_type} {host_test(quote, ('mps',))}"
-        condition = not_gloo if joins else off_host(file, quote)
+        condition = not_gloo if joins else host_guard(file, quote)
         edits = [insert(file.span(each).end, f" if {condition} else None") for each in values]
         finding = self.convert(file, values[0], *edits, unsafe=unknown)
         finding.claims = ()
@@ -304,7 +304,7 @@ layer with a process group, and a program's own conversion or subclass, whose pa
         if file.target.name == "torch" and file.is_guarded(node):
             return None
         model = node.args[0].value
-        condition = off_host(file, '"')
+        condition = host_guard(file, '"')
         # What is in the call, such as a process group, keeps its own edits.
         around: cst.BaseExpression = node
         same = dotted(model)
@@ -346,7 +346,7 @@ layer with a process group, and a program's own conversion or subclass, whose pa
         if _has_own_conversion(file, node):
             reason = "it is part of a conversion of the program's own, whose parts go together"
             return self.left(file, node, reason)
-        condition = off_host(file, file.quote(node))
+        condition = host_guard(file, file.quote(node))
         plain = f"{file.torch}.nn.BatchNorm{dimensions.pop()}d"
         unsafe = "only the file's other layers tell the shape of its input"
         return self.becomes(file, node, "(", file.span(node), f" if {condition} else {plain})", unsafe=unsafe)

@@ -12,8 +12,8 @@ import re
 import libcst as cst
 
 from acclimate.port.branches import asks_for_missing_cuda, decided_by, later_tests, refuses
-from acclimate.port.counts import ends_without, expects_devices
-from acclimate.port.questions import one_use_chooses_package, uses_of_answer
+from acclimate.port.cuda_only import one_use_chooses_package, uses_of_answer
+from acclimate.port.device_counts import ends_without, expects_devices
 from acclimate.port.source import SourceFile, kinds_in
 from acclimate.port.tree import called_name, string_value, walk
 
@@ -33,7 +33,7 @@ _FROM_ONE = (cst.LessThan, cst.GreaterThanEqual)
 """What tells none from one or more beside a 1: ``device_count() < 1``."""
 
 
-def may_be_yes(file: SourceFile, question: cst.CSTNode) -> bool:
+def may_be_true_on_host(file: SourceFile, question: cst.CSTNode) -> bool:
     """Whether a question for CUDA may be answered with yes where the host is all there is.
 
     Args:
@@ -46,12 +46,13 @@ def may_be_yes(file: SourceFile, question: cst.CSTNode) -> bool:
         return True  # a host's device, where there is no other
     uses = uses_of_answer(file, question)
     return bool(uses) and all(
-        ends_without(file, use) or (_decides_alike(file, use) and not _kinds_in_later_branches(file, use))
+        ends_without(file, use)
+        or (_same_effect_on_host(file, use) and not _kinds_in_later_branches(file, use))
         for use in uses
     )
 
 
-def no_ends_program(file: SourceFile, question: cst.CSTNode) -> bool:
+def ends_program_if_false(file: SourceFile, question: cst.CSTNode) -> bool:
     """Whether the program ends where there is no CUDA; it may be a negation, ``device != "cuda"``."""
     if isinstance(question, cst.Comparison) and isinstance(
         question.comparisons[0].operator, (cst.NotEqual, cst.NotIn)
@@ -87,8 +88,8 @@ def _kinds_in_later_branches(file: SourceFile, question: cst.CSTNode) -> list[st
 
 
 def count_may_be_one(file: SourceFile, count: cst.CSTNode, test: cst.CSTNode) -> bool:
-    """Whether a test of the number of devices may take the host for one, as :func:`may_be_yes`."""
-    alike = _decides_alike(file, test) and not _kinds_in_later_branches(file, test)
+    """Whether a test of the number of devices may take the host for one, as :func:`may_be_true_on_host`."""
+    alike = _same_effect_on_host(file, test) and not _kinds_in_later_branches(file, test)
     return ends_without(file, count) or alike
 
 
@@ -141,10 +142,10 @@ def needs_zero(file: SourceFile, count: cst.CSTNode) -> bool:
         named = [each for each in file.tree.of_type(cst.Attribute) if each.attr.value == name]
         uses += [each for each in named if not isinstance(file.tree.parent(each), cst.Call)]
         uses += [each for each in file.tree.of_type(cst.Call) if called_name(each) == name]
-    return any(_own_answer(file, each) for each in uses)
+    return any(_handles_zero_itself(file, each) for each in uses)
 
 
-def _own_answer(file: SourceFile, count: cst.CSTNode) -> bool:
+def _handles_zero_itself(file: SourceFile, count: cst.CSTNode) -> bool:
     """Whether a program tests a number of devices for 0, and does not end there."""
     asked = asks_for_none(file, count)
     return asked is not None and not ends_without(file, count)
@@ -153,13 +154,13 @@ def _own_answer(file: SourceFile, count: cst.CSTNode) -> bool:
 # -- what a question decides about --------------------------------------------------------------------------
 
 
-def _decides_alike(file: SourceFile, question: cst.CSTNode) -> bool:
+def _same_effect_on_host(file: SourceFile, question: cst.CSTNode) -> bool:
     """Whether what a test decides about does the same on a host, and sets no more than the device."""
     decided = decided_by(file, question)
     if isinstance(decided, cst.IfExp):
         sides = (decided.body, decided.orelse)
-        return _asks_for_bfloat16(file, decided) or all(_is_value_alike(file, each) for each in sides)
-    return decided is not None and _is_alike(file, decided)
+        return _asks_for_bfloat16(file, decided) or all(_is_same_value(file, each) for each in sides)
+    return decided is not None and _is_same_statement(file, decided)
 
 
 def _asks_for_bfloat16(file: SourceFile, choice: cst.IfExp) -> bool:
@@ -172,53 +173,53 @@ def _asks_for_bfloat16(file: SourceFile, choice: cst.IfExp) -> bool:
     return asks and _FLOAT16.search(file.tree.source(choice.orelse)) is not None
 
 
-def _is_alike(file: SourceFile, statement: cst.If) -> bool:
+def _is_same_statement(file: SourceFile, statement: cst.If) -> bool:
     at: cst.If | cst.Else | None = statement
     while at is not None:
-        if not _is_block_alike(file, at.body):
+        if not _is_same_block(file, at.body):
             return False
         at = at.orelse if isinstance(at, cst.If) else None
     return True
 
 
-def _is_block_alike(file: SourceFile, block: cst.BaseSuite) -> bool:
+def _is_same_block(file: SourceFile, block: cst.BaseSuite) -> bool:
     nodes = list(walk(block))
     return all(
-        _is_small_statement_alike(file, each) for each in nodes if isinstance(each, cst.BaseSmallStatement)
-    ) and all(_is_call_alike(file, each) for each in nodes if isinstance(each, cst.Call))
+        _is_same_small_statement(file, each) for each in nodes if isinstance(each, cst.BaseSmallStatement)
+    ) and all(_is_same_call(file, each) for each in nodes if isinstance(each, cst.Call))
 
 
-def _is_small_statement_alike(file: SourceFile, statement: cst.BaseSmallStatement) -> bool:
+def _is_same_small_statement(file: SourceFile, statement: cst.BaseSmallStatement) -> bool:
     if isinstance(statement, (cst.Expr, cst.Pass)):
         return True  # its calls are looked at one by one
     if isinstance(statement, cst.Assign):
         names = [file.tree.qualified(each.target) or "" for each in statement.targets]
         is_cudnn = all(name.startswith("torch.backends.cudnn.") for name in names)
-        return is_cudnn or _is_value_alike(file, statement.value)
+        return is_cudnn or _is_same_value(file, statement.value)
     if isinstance(statement, (cst.AnnAssign, cst.Return)):
-        return statement.value is not None and _is_value_alike(file, statement.value)
+        return statement.value is not None and _is_same_value(file, statement.value)
     return False
 
 
-def _is_value_alike(file: SourceFile, value: cst.BaseExpression) -> bool:
+def _is_same_value(file: SourceFile, value: cst.BaseExpression) -> bool:
     """Whether a value is a device, or a tensor or module that is moved or not."""
     if isinstance(value, cst.IfExp):
-        return _is_value_alike(file, value.body) and _is_value_alike(file, value.orelse)
+        return _is_same_value(file, value.body) and _is_same_value(file, value.orelse)
     if isinstance(value, cst.Tuple):
-        return bool(value.elements) and all(_is_value_alike(file, each.value) for each in value.elements)
+        return bool(value.elements) and all(_is_same_value(file, each.value) for each in value.elements)
     if isinstance(value, cst.FormattedString):
         first = value.parts[0] if value.parts else None
         return isinstance(first, cst.FormattedStringText) and first.value.startswith("cuda")
     if isinstance(value, cst.Call):
         if called_name(value) == "device":
-            return bool(value.args) and _is_value_alike(file, value.args[0].value)
-        return called_name(value) not in _NEUTRAL and _is_call_alike(file, value)
+            return bool(value.args) and _is_same_value(file, value.args[0].value)
+        return called_name(value) not in _NEUTRAL and _is_same_call(file, value)
     if isinstance(value, cst.Name):
-        return _is_moved_beside(file, value)
+        return _is_other_side_moved(file, value)
     return _DEVICE.match(string_value(value) or "") is not None
 
 
-def _is_moved_beside(file: SourceFile, name: cst.Name) -> bool:
+def _is_other_side_moved(file: SourceFile, name: cst.Name) -> bool:
     """Whether a name is one side of a choice whose other side moves it: ``x.cuda() if … else x``."""
     choice = file.tree.parent(name)
     if not isinstance(choice, cst.IfExp):
@@ -232,7 +233,7 @@ def _is_moved_beside(file: SourceFile, name: cst.Name) -> bool:
     )
 
 
-def _is_call_alike(file: SourceFile, call: cst.Call) -> bool:
+def _is_same_call(file: SourceFile, call: cst.Call) -> bool:
     """Whether a call does on a host what it does on an accelerator."""
     full, name = file.tree.qualified(call.func) or "", called_name(call) or ""
     if full.startswith("torch.cuda."):

@@ -17,7 +17,7 @@ HOST_CHANGES = "on a CPU the answer changes with what the program does there"
 OTHERS = "other accelerators take the branch that was CUDA's"
 
 
-def as_compared(file: SourceFile, finding: Finding) -> Finding:
+def adapt_to_comparison(file: SourceFile, finding: Finding) -> Finding:
     """A finding about a device's name, as what is done with the device asks for it.
 
     An equality stays false on a host, as it was: a branch on the device may do what a host cannot.
@@ -109,7 +109,7 @@ def host_names(quote: str, kinds: Sequence[str] = ()) -> str:
     return f"({names})" if kinds else names
 
 
-def off_host(file: SourceFile, quote: str) -> str:
+def host_guard(file: SourceFile, quote: str) -> str:
     """The target's condition for code that must not run where the host is all there is."""
     if isinstance(file.target, AcclimateTarget):
         return f"{file.target.device_type} {host_test(quote)}"

@@ -26,14 +26,14 @@ class Role(Enum):
 
 
 @dataclass(frozen=True)
-class Place:
+class LiteralUse:
     """The role of a literal, and how it is known."""
 
     role: Role
     reason: str = ""
 
 
-DEVICE = Place(Role.DEVICE)
+DEVICE = LiteralUse(Role.DEVICE)
 TEXT_STAYS = "a text in this function says which device, and stays"
 _TORCH_TAKES_DEVICE_FIRST = re.compile(
     r"torch\.(device|autocast|amp\.(autocast|GradScaler|autocast_mode\.autocast|grad_scaler\.GradScaler)|Generator"
@@ -47,7 +47,7 @@ _OUTPUT_CALLS = {"print", "info", "debug", "warning", "error", "log", "write", "
 _MOCKS = {"patch", "setattr", "object", "dict", "delattr"}
 
 
-def place_of(file: SourceFile, node: cst.CSTNode) -> Place:
+def classify_literal(file: SourceFile, node: cst.CSTNode) -> LiteralUse:
     """What a literal is for, by where it stands."""
     below, at = node, file.tree.parent(node)
     beside_host = False
@@ -60,21 +60,21 @@ def place_of(file: SourceFile, node: cst.CSTNode) -> Place:
         below, at = at, file.tree.parent(at)
     found = _place(file, below, at)
     if found.role is Role.DATA and beside_host:
-        return Place(Role.LIKELY, 'only the "cpu" beside it says that it is a device')
+        return LiteralUse(Role.LIKELY, 'only the "cpu" beside it says that it is a device')
     return found
 
 
-def _place(file: SourceFile, node: cst.CSTNode, at: cst.CSTNode | None) -> Place:
+def _place(file: SourceFile, node: cst.CSTNode, at: cst.CSTNode | None) -> LiteralUse:
     if isinstance(at, cst.Arg):
         call = file.tree.parent(at)
-        return _argument(file, call, at) if isinstance(call, cst.Call) else Place(Role.DATA)
+        return _argument(file, call, at) if isinstance(call, cst.Call) else LiteralUse(Role.DATA)
     if isinstance(at, (cst.ComparisonTarget, cst.Comparison)):
-        return Place(Role.COMPARED)
+        return LiteralUse(Role.COMPARED)
     if isinstance(at, (cst.Assign, cst.AnnAssign)):
         targets = [each.target for each in at.targets] if isinstance(at, cst.Assign) else [at.target]
         return _assigned(file, targets)
     if isinstance(at, cst.Param):
-        return DEVICE if gets_to_device(file, at) else Place(Role.DATA, "the parameter is no device")
+        return DEVICE if gets_to_device(file, at) else LiteralUse(Role.DATA, "the parameter is no device")
     if isinstance(at, cst.DictElement):
         return _dictionary(file, node, at)
     if isinstance(at, cst.Return):
@@ -82,20 +82,20 @@ def _place(file: SourceFile, node: cst.CSTNode, at: cst.CSTNode | None) -> Place
     if isinstance(at, cst.Element):
         return _element(file, at)
     if isinstance(at, cst.MatchValue):
-        return Place(Role.PATTERN)
+        return LiteralUse(Role.PATTERN)
     if isinstance(at, cst.Index):
-        return Place(Role.DATA, "it is a key of data")
-    return Place(Role.DATA)
+        return LiteralUse(Role.DATA, "it is a key of data")
+    return LiteralUse(Role.DATA)
 
 
-def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Place:
+def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> LiteralUse:
     qualified = file.tree.qualified(call.func) or ""
     name = called_name(call) or ""
     first = string_value(call.args[0].value) if call.args else None
     if argument.keyword is not None:
         word = argument.keyword.value
         if word == "device_types":
-            return Place(Role.DATA, "it says for which device an operator is written")
+            return LiteralUse(Role.DATA, "it says for which device an operator is written")
         if word in _SAFE_KEYWORDS:
             return DEVICE
         if name in ("add_argument", "option", "Option", "DEFINE_string", "add_flag") and word in (
@@ -104,9 +104,9 @@ def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Place:
         ):
             options = [string_value(each.value) or "" for each in positional(call)]
             named = any(DEVICE_NAME.search(option.lstrip("-").replace("-", "_")) for option in options)
-            return DEVICE if named else Place(Role.DATA, "the option is no device")
+            return DEVICE if named else LiteralUse(Role.DATA, "the option is no device")
         if DEVICE_NAME.search(word) or word == "device_map":
-            return Place(Role.LIKELY, "only the argument's name says that it is a device")
+            return LiteralUse(Role.LIKELY, "only the argument's name says that it is a device")
         if word in ("default", "default_factory") and name in ("field", "Field"):
             owner = file.tree.statement(call)
             if isinstance(owner, cst.AnnAssign):
@@ -114,7 +114,7 @@ def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Place:
         parameter = parameter_of(file, call, argument)
         if parameter is not None and gets_to_device(file, parameter):
             return DEVICE
-        return Place(Role.DATA, f"`{word}` is no device")
+        return LiteralUse(Role.DATA, f"`{word}` is no device")
     if takes_device(file, call, argument):
         return DEVICE
     index = position(call, argument)
@@ -127,33 +127,33 @@ def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Place:
     if qualified.startswith("torch.cuda."):
         return DEVICE
     if name in _MOCKS and "torch.cuda" in (string_value(argument.value) or ""):
-        return Place(Role.DATA, "it is the target of a mock")
+        return LiteralUse(Role.DATA, "it is the target of a mock")
     if name in ("get", "getattr", "pop", "setdefault", "getenv", "DEFINE_string"):
         key = call.args[1 if name == "getattr" else 0].value if len(call.args) > 1 else None
         if DEVICE_NAME.search(string_value(key) or ""):
             return DEVICE
     if index is not None and (index > 0 or name in ("str",)) and name in _OUTPUT_CALLS | {"str"}:
-        return Place(Role.DATA, "it is part of a message")
+        return LiteralUse(Role.DATA, "it is part of a message")
     if name in _OUTPUT_CALLS:
-        return Place(Role.DATA, "it is part of a message")
+        return LiteralUse(Role.DATA, "it is part of a message")
     if name in ("startswith", "split", "find", "endswith", "replace", "count", "index"):
-        return Place(Role.COMPARED)
+        return LiteralUse(Role.COMPARED)
     if name == "parametrize" and DEVICE_NAME.search(first or ""):
-        return Place(Role.LIKELY, "it is a parameter of a test")
+        return LiteralUse(Role.LIKELY, "it is a parameter of a test")
     parameter = parameter_of(file, call, argument)
     if parameter is not None and gets_to_device(file, parameter):
         return DEVICE
     receiver = _last_name(call.func.value) if isinstance(call.func, cst.Attribute) else None
     if name in ("append", "add", "insert") and _SEVERAL.search(receiver or ""):
-        return Place(Role.LIKELY, "it is one of several devices to choose from")
+        return LiteralUse(Role.LIKELY, "it is one of several devices to choose from")
     if index == 0 and name in ("init_device_mesh", "autocast", "device", "Generator", "GradScaler"):
-        return Place(Role.LIKELY, f"`{name}` is not known to be torch's")
+        return LiteralUse(Role.LIKELY, f"`{name}` is not known to be torch's")
     if _starts_with_index(argument.value):
-        return Place(Role.LIKELY, "only its form says that it is a device")
-    return Place(Role.DATA, f"nothing shows that `{name}` takes a device")
+        return LiteralUse(Role.LIKELY, "only its form says that it is a device")
+    return LiteralUse(Role.DATA, f"nothing shows that `{name}` takes a device")
 
 
-def _assigned(file: SourceFile, targets: Sequence[cst.CSTNode]) -> Place:
+def _assigned(file: SourceFile, targets: Sequence[cst.CSTNode]) -> LiteralUse:
     for target in targets:
         if DEVICE_NAME.search(_last_name(target) or ""):
             return DEVICE
@@ -167,7 +167,7 @@ def _assigned(file: SourceFile, targets: Sequence[cst.CSTNode]) -> Place:
                     and takes_device(file, call, holder)
                 ):
                     return DEVICE
-    return Place(Role.DATA, f"nothing shows that `{file.tree.source(targets[0])[:40]}` is a device")
+    return LiteralUse(Role.DATA, f"nothing shows that `{file.tree.source(targets[0])[:40]}` is a device")
 
 
 def _last_name(node: cst.CSTNode) -> str | None:
@@ -180,56 +180,56 @@ def _last_name(node: cst.CSTNode) -> str | None:
     return None
 
 
-def _dictionary(file: SourceFile, node: cst.CSTNode, at: cst.DictElement) -> Place:
+def _dictionary(file: SourceFile, node: cst.CSTNode, at: cst.DictElement) -> LiteralUse:
     holder = file.tree.parent(file.tree.parent(at) or at)
     if at.key is node and isinstance(holder, cst.Arg):
-        return Place(Role.DATA, "a key names where whoever saved the data had it")
+        return LiteralUse(Role.DATA, "a key names where whoever saved the data had it")
     if isinstance(holder, cst.Arg) and holder.keyword is not None and holder.keyword.value == "map_location":
-        return Place(Role.LIKELY, "it is the place of what another place had")
+        return LiteralUse(Role.LIKELY, "it is the place of what another place had")
     if at.key is node:
-        return Place(Role.DATA, "it is a key of data")
+        return LiteralUse(Role.DATA, "it is a key of data")
     key = string_value(at.key)
     if file.text_names_device(at):
-        return Place(Role.DATA, TEXT_STAYS)
+        return LiteralUse(Role.DATA, TEXT_STAYS)
     if key is not None and DEVICE_NAME.search(key):
-        return Place(Role.LIKELY, "only the key beside it says that it is a device")
-    return Place(Role.DATA, "it is a value of data")
+        return LiteralUse(Role.LIKELY, "only the key beside it says that it is a device")
+    return LiteralUse(Role.DATA, "it is a value of data")
 
 
-def _returned(file: SourceFile, at: cst.Return) -> Place:
+def _returned(file: SourceFile, at: cst.Return) -> LiteralUse:
     function = file.tree.function(at)
     if isinstance(function, cst.FunctionDef) and re.search(r"device", function.name.value, re.IGNORECASE):
         return DEVICE
-    return Place(Role.DATA, "nothing shows that what is returned is a device")
+    return LiteralUse(Role.DATA, "nothing shows that what is returned is a device")
 
 
-def _element(file: SourceFile, at: cst.Element) -> Place:
+def _element(file: SourceFile, at: cst.Element) -> LiteralUse:
     holder = file.tree.parent(at)
     around = file.tree.parent(holder) if holder is not None else None
     if isinstance(around, cst.ComparisonTarget):
-        return Place(Role.COMPARED)
+        return LiteralUse(Role.COMPARED)
     if isinstance(around, cst.For) and DEVICE_NAME.search(_last_name(around.target) or ""):
-        return Place(Role.LIKELY, "only the name of the loop's variable says that it is a device")
+        return LiteralUse(Role.LIKELY, "only the name of the loop's variable says that it is a device")
     if isinstance(around, cst.Arg):
         call = file.tree.parent(around)
         first = string_value(call.args[0].value) if isinstance(call, cst.Call) and call.args else None
         if isinstance(call, cst.Call) and DEVICE_NAME.search((first or "").lstrip("-").replace("-", "_")):
-            return Place(Role.LIKELY, "it is one of several devices to choose from")
+            return LiteralUse(Role.LIKELY, "it is one of several devices to choose from")
     while isinstance(around, (cst.BinaryOperation, cst.IfExp)):
         around = file.tree.parent(around)
     if isinstance(around, (cst.Assign, cst.AugAssign)):
         target = around.target if isinstance(around, cst.AugAssign) else around.targets[0].target
         name = _last_name(target) or ""
         if _SEVERAL.search(name):
-            return Place(Role.LIKELY, "it is one of several devices to choose from")
-    return Place(Role.DATA, "it is an element of data")
+            return LiteralUse(Role.LIKELY, "it is one of several devices to choose from")
+    return LiteralUse(Role.DATA, "it is an element of data")
 
 
 def _starts_with_index(node: cst.CSTNode) -> bool:
     return bool(re.match(r"cuda:\d*$", string_value(node) or ""))
 
 
-def is_device_like(file: SourceFile, node: cst.CSTNode) -> bool:
+def is_compared_device(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether what is compared with a device's name is one."""
     if isinstance(node, cst.Attribute):
         if node.attr.value == "type":
@@ -237,9 +237,9 @@ def is_device_like(file: SourceFile, node: cst.CSTNode) -> bool:
         return bool(DEVICE_NAME.search(node.attr.value))
     if isinstance(node, cst.Call):
         if isinstance(node.func, cst.Name) and node.func.value == "str" and node.args:
-            return is_device_like(file, node.args[0].value)
+            return is_compared_device(file, node.args[0].value)
         if isinstance(node.func, cst.Attribute) and node.func.attr.value in ("lower", "strip"):
-            return is_device_like(file, node.func.value)
+            return is_compared_device(file, node.func.value)
         return bool(re.search(r"device", called_name(node) or "", re.IGNORECASE))
     if isinstance(node, cst.Name):
         if DEVICE_NAME.search(node.value) or file.values.of(node).kind is Kind.DEVICE:
@@ -247,5 +247,5 @@ def is_device_like(file: SourceFile, node: cst.CSTNode) -> bool:
         given = [each.node for each in file.tree.assignments(node)]
         return any(isinstance(each, cst.Param) and gets_to_device(file, each) for each in given)
     if isinstance(node, cst.Subscript):
-        return bool(DEVICE_NAME.search(_last_name(node) or "")) or is_device_like(file, node.value)
+        return bool(DEVICE_NAME.search(_last_name(node) or "")) or is_compared_device(file, node.value)
     return False

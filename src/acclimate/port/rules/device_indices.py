@@ -6,9 +6,9 @@ import libcst as cst
 
 from acclimate.port.edits import replace
 from acclimate.port.helpers import ACCELERATOR_TYPE
-from acclimate.port.loading import loadable
+from acclimate.port.map_location import loadable
 from acclimate.port.rules.base import Example, Finding, Rule
-from acclimate.port.rules.compared import as_compared
+from acclimate.port.rules.comparison_edits import adapt_to_comparison
 from acclimate.port.rules.devices import unsafe_at_import
 from acclimate.port.sinks import DEVICE_METHODS, holds_device_name
 from acclimate.port.source import SourceFile
@@ -53,13 +53,13 @@ class DeviceObject(Rule):
             parts = loadable(file, node, file.span(node), host=host)
             if len(parts) > 1:
                 whole = replace(file.span(node), *parts)
-                return as_compared(
+                return adapt_to_comparison(
                     file, self.convert(file, node, whole, edit, unsafe=unsafe, claims=(first,))
                 )
-            return as_compared(file, self.convert(file, node, edit, unsafe=unsafe, claims=(first,)))
+            return adapt_to_comparison(file, self.convert(file, node, edit, unsafe=unsafe, claims=(first,)))
         inside = Span(file.span(node.args[0]).start, file.span(node.args[-1]).end)
         edit = replace(inside, *file.device_at(file.span(number.value)))
-        return as_compared(file, self.convert(file, node, edit, unsafe=unsafe, claims=(first,)))
+        return adapt_to_comparison(file, self.convert(file, node, edit, unsafe=unsafe, claims=(first,)))
 
 
 class IntegerDevice(Rule):

@@ -62,13 +62,13 @@ def port_files(
             hopeful.append(path)
         else:
             done()
-    for result in _each(hopeful, replace(settings, survey=known), apply, jobs):
+    for result in _port_each(hopeful, replace(settings, survey=known), apply, jobs):
         results[result.path] = result
         done()
     return [results[path] for path in paths if path in results]
 
 
-def _each(paths: list[Path], settings: Settings, apply: bool, jobs: int) -> Iterator[FileResult]:
+def _port_each(paths: list[Path], settings: Settings, apply: bool, jobs: int) -> Iterator[FileResult]:
     if jobs <= 1 or len(paths) <= _FEW_FILES:
         for path in paths:
             yield port_file(path, settings, apply)
@@ -87,10 +87,10 @@ def _each(paths: list[Path], settings: Settings, apply: bool, jobs: int) -> Iter
                 yield result
     except BrokenProcessPool:
         for path in sorted(remaining):
-            yield _alone(path, settings, apply)
+            yield _port_in_new_process(path, settings, apply)
 
 
-def _alone(path: Path, settings: Settings, apply: bool) -> FileResult:
+def _port_in_new_process(path: Path, settings: Settings, apply: bool) -> FileResult:
     """Ports a file in a process for it alone, after a process that had several files was killed."""
     try:
         with ProcessPoolExecutor(max_workers=1) as pool:
