@@ -22,7 +22,7 @@ of it, and needs no GPU. Made from the rules by `python docs/make_port.py`; a te
 
 ```
 acclimate port repo/                 # shows a diff and what is left, and why; writes nothing
-acclimate port repo/ --write         # applies the safe edits; --unsafe adds those that need judgement
+acclimate port repo/ --write         # applies the safe edits; --unsafe adds those that you must review
 acclimate port repo/ --to torch      # the same with torch alone: no new dependency
 acclimate port repo/ --check         # exit 1 when hardware-specific code is left; --format text|json|sarif|github
 acclimate port repo/ --report out.html
@@ -30,8 +30,8 @@ acclimate port repo/ --report out.html
 
 - A **safe** edit means the same on CUDA as before, and the code shows it. An **unsafe** one rests on a name, or changes
   which branch other devices take; the reason is printed.
-- What a program does on a host, it goes on doing: a question for CUDA is answered with yes there only where no would end
-  the program, or where all that follows is the same. Devices that the file has a way of their own for keep it, too.
+- A program behaves on a CPU as before: `torch.cuda.is_available()` becomes a test that is true there only if the program
+  would otherwise end, or if the code after it does the same on a CPU. Code for other devices is kept too.
 - Edits that must go together, such as a branch on the device and the pinning in it, are made together or not at all.
 - Everything else stays byte for byte: comments, formatting, line ends. A second run changes nothing more.
 - `# acclimate: ignore` on a line keeps it; `# acclimate: ignore[device-string]` keeps it from one rule.

@@ -149,12 +149,12 @@ def test_the_constant_of_a_backend_is_its_name(name: str) -> None:
     assert ported(source, "torch").count("get_default_backend_for_device(accelerator_type())") == 3
 
 
-def test_whether_bfloat16_is_supported_is_asked_for_with_judgement() -> None:
+def test_an_edit_of_is_bf16_supported_is_unsafe() -> None:
     source = "import torch\n\nok = torch.cuda.is_bf16_supported()\n"
     assert port_text(source, Settings()).text == source
     site = port_text(source, Settings()).sites[0]
     assert site.status is Status.UNSAFE
-    assert "a host answers yes" in site.reason
+    assert "it is True on a CPU" in site.reason
     assert "torch.cuda" not in port_text(source, Settings(unsafe=True)).text
 
 

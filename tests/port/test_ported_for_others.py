@@ -95,13 +95,13 @@ def test_torch_has_on_apples_devices_what_is_not_said_to_be_missing() -> None:
     assert missing <= targets._NOT_ON_APPLE | {"device", "get_device_capability"}
 
 
-def test_streams_of_the_devices_module_need_judgement() -> None:
+def test_an_edit_of_streams_for_torch_is_unsafe() -> None:
     source = (
         "import torch\n\n\ndef f():\n    if torch.cuda.is_available():\n        return torch.cuda.Stream()\n"
     )
     sites = port_text(source, Settings("torch")).sites
     assert {site.status for site in sites} == {Status.UNSAFE}
-    assert any("torch's Stream of a host" in site.reason for site in sites)
+    assert any("torch's Stream of a CPU" in site.reason for site in sites)
 
 
 STATEMENTS = """

@@ -196,7 +196,7 @@ def test_a_synchronised_norm_of_unknown_dimensions_is_left_with_a_reason(target:
     source = "from torch import nn\n\n\ndef f():\n    return nn.SyncBatchNorm(8)\n"
     ported = port_text(source, Settings(target, unsafe=True))
     assert ported.text == source
-    assert "raises on a host" in ported.sites[0].reason
+    assert "raises on a CPU" in ported.sites[0].reason
 
 
 OWN_CONVERSIONS = [

@@ -1,4 +1,4 @@
-"""What stands beside a test of the device, or in it, that a host cannot do or has a branch of its own for."""
+"""The code that a test of the device controls, and whether the test must stay false on a CPU-only machine."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _NAME_OF_HOST = re.compile(r"^cpu_|_cpu$|_cpu_")
 
 
 def branches(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
-    """What runs only where a test is true, as far as one statement or expression around it says so.
+    """The code that runs only if a test is true, within the one statement or expression around the test.
 
-    That is also what stands to the right of it in an ``and``.
+    The right operand of ``and`` is part of it.
     """
     return [] if test is None else _Reach(file, test).inside
 
 
 def branches_of_answer(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
-    """The branches of a test, and of the names, attributes and functions that hold its answer."""
+    """The branches of a test, and of the names, attributes and functions that hold or return its result."""
     return _followed(file, test, lambda reach: reach.inside)
 
 
 def where_true(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
-    """What runs only where a test is true.
+    """The code that runs only if a test is true.
 
-    The test may be an assertion, its answer may be held by a name or returned by a function, and the code may
-    follow a branch that leaves where the test is false.
+    The test may be an assertion, a name may hold its result, or a function may return it. The code may also
+    follow a branch that returns or raises if the test is false.
     """
     return _followed(file, test, lambda reach: [*reach.inside, *reach.after, *reach.after_calls()])
 
@@ -49,7 +49,7 @@ def where_true(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
 def _followed(
     file: SourceFile, test: cst.CSTNode | None, places: Callable[[_Reach], list[Span]]
 ) -> list[Span]:
-    """Some places of a test, and of each use of its answer."""
+    """The ranges that a function gives for a test and for each use of its result."""
     found: list[Span] = []
     waiting, seen = [] if test is None else [test], set()
     while waiting:
@@ -62,18 +62,18 @@ def _followed(
 
 
 class _Reach:
-    """What a test decides about.
+    """The code that a test controls.
 
     Args:
         file: the file.
-        test: the test, or a use of its answer.
+        test: the test, or a use of its result.
     """
 
     def __init__(self, file: SourceFile, test: cst.CSTNode) -> None:
         self.inside: list[Span] = []
-        """What the statement or the expression around the test holds."""
+        """The code inside the statement or expression around the test."""
         self.after: list[Span] = []
-        """What comes after that statement, where its other branch leaves."""
+        """The code after that statement, if its other branch returns or raises."""
         self._file = file
         self._holders: list[cst.CSTNode] = []
         self._refusals: list[cst.CSTNode] = []
@@ -121,7 +121,7 @@ class _Reach:
 
     @staticmethod
     def _passes(around: cst.CSTNode) -> bool:
-        """Whether a node's value is the test's answer too: ``all(x.is_cuda for x in xs)``, ``bool(…)``."""
+        """Whether a node has the value of the test: ``all(x.is_cuda for x in xs)``, ``bool(…)``."""
         if isinstance(around, cst.Call):
             return called_name(around) in ("all", "any", "bool")
         kinds = (cst.Arg, cst.GeneratorExp, cst.ListComp, cst.List, cst.Tuple, cst.Element, cst.MatchValue)
@@ -146,11 +146,11 @@ class _Reach:
         returned = last.body[-1] if isinstance(last, cst.SimpleStatementLine) else None
         function = self._file.tree.function(around)
         if isinstance(returned, cst.Return) and isinstance(function, cst.FunctionDef):
-            # `if not x.is_cuda: return False` makes the function's answer the test's.
+            # After `if not x.is_cuda: return False` the function returns the test's result.
             self._holders += [function.name] if dotted(returned.value) == answer else []
 
     def _add_rest(self, statement: cst.CSTNode) -> None:
-        """Adds what follows a statement in its block."""
+        """Adds the code after a statement in its block."""
         at, block = statement, self._file.tree.parent(statement)
         while block is not None and not isinstance(block, (cst.IndentedBlock, cst.Module)):
             at, block = block, self._file.tree.parent(block)
@@ -159,7 +159,7 @@ class _Reach:
             self.after.append(Span(start, max(start, self._file.span(block.body[-1]).end)))
 
     def after_calls(self) -> list[Span]:
-        """What follows the calls of a function that refuses what is tested: ``check(x)``, then a kernel."""
+        """The code after calls of a function that raises if the test is false: ``check(x)``, a kernel."""
         before = len(self.after)
         for refusal in self._refusals:
             function = self._file.tree.function(refusal)
@@ -171,7 +171,7 @@ class _Reach:
         return self.after[before:]
 
     def answers(self) -> list[cst.CSTNode]:
-        """Where the answer is read: uses of a name or an attribute that holds it, calls of a function."""
+        """The uses of names and attributes that hold the result, and calls of functions that return it."""
         found: list[cst.CSTNode] = []
         for holder in self._holders:
             if isinstance(holder, cst.Name):
@@ -199,7 +199,7 @@ class _Reach:
 def _bound_to(
     target: cst.CSTNode, value: cst.CSTNode | None, below: cst.CSTNode, test: cst.CSTNode
 ) -> cst.CSTNode:
-    """What an assignment binds to an answer; of ``a, b = x.shape, x.is_cuda`` the name at its place."""
+    """The target that an assignment binds to a result: ``b`` in ``a, b = x.shape, x.is_cuda``."""
     if below is not value or not isinstance(below, cst.Tuple) or not isinstance(target, cst.Tuple):
         return target
     ending = list(reversed(below.elements))
@@ -220,21 +220,21 @@ def keeps_host_out(file: SourceFile, node: cst.CSTNode) -> bool:
 
 
 def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
-    """Why a comparison with CUDA, or a question for it, means CUDA alone; ``""`` where it need not."""
+    """Why a comparison with CUDA, or a test for it, must keep meaning CUDA; ``""`` if it need not."""
     if (asks_for_missing_cuda(file, test) and not _skips(file, test)) or _is_in_check_for_cuda(file, test):
-        return "it finds a program that is told to use CUDA where there is none"
+        return "it detects that the program was told to use CUDA on a machine without CUDA"
     if "version.cuda" in file.tree.source(_whole_test(file, test)):
-        return "it is about the version of CUDA"
+        return "it tests the version of CUDA"
     places = branches(file, test)
     if any(_imports_kernels_within(file, place) for place in places):
-        return "what it decides about imports a package for NVIDIA's hardware"
+        return "its branch imports a package for NVIDIA GPUs"
     if any(_PROVIDER.search(file.tree.source(place)) for place in places):
-        return "it decides about a package for NVIDIA's hardware"
+        return "it controls the use of a package for NVIDIA GPUs"
     return ""
 
 
 def _whole_test(file: SourceFile, part: cst.CSTNode) -> cst.CSTNode:
-    """The condition that a test is part of, with all that ``and``, ``or`` and ``not`` join to it."""
+    """The whole condition that a test is part of, through ``and``, ``or`` and ``not``."""
     whole, above = part, file.tree.parent(part)
     while isinstance(above, (cst.UnaryOperation, cst.BooleanOperation)):
         whole, above = above, file.tree.parent(above)
@@ -242,14 +242,14 @@ def _whole_test(file: SourceFile, part: cst.CSTNode) -> cst.CSTNode:
 
 
 def decided_by(file: SourceFile, question: cst.CSTNode) -> cst.If | cst.IfExp | None:
-    """The ``if`` statement or the conditional expression whose whole test a question is, or is part of."""
+    """The ``if`` statement or conditional expression whose condition is, or contains, a test."""
     whole = _whole_test(file, question)
     above = file.tree.parent(whole)
     return above if isinstance(above, (cst.If, cst.IfExp)) and above.test is whole else None
 
 
 def _skips(file: SourceFile, test: cst.CSTNode) -> bool:
-    """Whether a test is skipped where a condition is true."""
+    """Whether a true condition skips a test case."""
     statement = decided_by(file, test)
     return isinstance(statement, cst.If) and "skip" in file.tree.source(statement.body).lower()
 
@@ -272,7 +272,7 @@ def _is_in_check_for_cuda(file: SourceFile, test: cst.CSTNode) -> bool:
 
 
 def _only_checks_for_cuda(file: SourceFile, statement: cst.If) -> bool:
-    """Whether all that a statement does for a device of CUDA is to ask whether there is one."""
+    """Whether a statement does nothing for a CUDA device but check that there is one."""
     asks = [each for each in walk(statement.test) if _asks_for_cuda(each)]
     if not asks or statement.orelse is not None or len(statement.body.body) != 1:
         return False
@@ -295,7 +295,7 @@ def _asks_for_any_cuda(file: SourceFile, node: cst.CSTNode) -> bool:
 
 
 def _asks_for_cuda(node: cst.CSTNode) -> bool:
-    """Whether an expression is true for a device of CUDA: ``device == "cuda"``, ``"cuda" in device``."""
+    """Whether an expression is true for a CUDA device: ``device == "cuda"``, ``"cuda" in device``."""
     if isinstance(node, cst.Call):
         first = string_value(node.args[0].value) if node.args else None
         return called_name(node) == "startswith" and (first or "").startswith("cuda")
@@ -306,7 +306,7 @@ def _asks_for_cuda(node: cst.CSTNode) -> bool:
 
 
 def _imports_kernels_within(file: SourceFile, place: Span) -> bool:
-    """Whether a package for NVIDIA's hardware is imported in a place."""
+    """Whether the code in a range imports a package for NVIDIA GPUs."""
     return any(
         _KERNEL_MODULES & set(_parts_of_names(each))
         for each in file.tree.imports
@@ -315,7 +315,7 @@ def _imports_kernels_within(file: SourceFile, place: Span) -> bool:
 
 
 def _needs_device(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether a branch needs a device's index or stream, tells people of a GPU, or chooses 16 bits."""
+    """Whether a branch uses a device's index or stream, or a choice prints "GPU" or takes a 16-bit type."""
     is_choice = any(isinstance(each, cst.IfExp) for each in file.tree.ancestors(node))
     for place in branches(file, node):
         text = file.tree.source(place)
@@ -327,7 +327,7 @@ def _needs_device(file: SourceFile, node: cst.CSTNode) -> bool:
 
 
 def guards_fallback(file: SourceFile, test: cst.CSTNode) -> bool:
-    """Whether what follows a negated test, ``not x.is_cuda``, is code for a host, and no refusal to go on."""
+    """Whether the branch of a negated test, ``not x.is_cuda``, is code for a CPU and not an error."""
     below = test
     for around in file.tree.ancestors(test):
         if isinstance(around, cst.If):
@@ -351,7 +351,7 @@ def refuses(block: cst.CSTNode) -> bool:
 
 
 def imports_kernels(file: SourceFile) -> bool:
-    """Whether a file imports kernels, which accelerators may have and a host has not."""
+    """Whether a file imports kernels, which accelerators may have and a CPU has not."""
     for statement in file.module_imports:
         parts = set(_parts_of_names(statement))
         if parts & _KERNEL_MODULES or any(_KERNELS.search(part) for part in parts):
@@ -360,7 +360,7 @@ def imports_kernels(file: SourceFile) -> bool:
 
 
 def _parts_of_names(statement: cst.Import | cst.ImportFrom) -> list[str]:
-    """The words between the dots of what a statement imports."""
+    """The parts between the dots of the names that a statement imports."""
     if isinstance(statement, cst.Import):
         names = [dotted(alias.name) for alias in statement.names]
     else:
@@ -370,7 +370,7 @@ def _parts_of_names(statement: cst.Import | cst.ImportFrom) -> list[str]:
 
 
 def _pins(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether the answer decides about pinned memory, which a host has not: ``pin_memory=on_gpu``."""
+    """Whether a result controls pinned memory, which a CPU-only machine has not: ``pin_memory=on_gpu``."""
     at = file.tree.parent(node)
     while isinstance(at, (cst.BooleanOperation, cst.AssignTarget)):
         at = file.tree.parent(at)
@@ -384,7 +384,7 @@ def _pins(file: SourceFile, node: cst.CSTNode) -> bool:
         return False
     name = at.targets[0].target
     if _NAME_OF_CUDA.search(name.value):
-        return True  # whoever reads `use_cuda` means other hardware than a host
+        return True  # code that reads `use_cuda` means hardware other than the CPU
     return any(_is_pinning(file.tree.parent(use)) for use in file.tree.accesses(name))
 
 
@@ -394,9 +394,9 @@ def _is_pinning(argument: cst.CSTNode | None) -> bool:
 
 
 def has_host_branch(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether a test is one of several, and a later one is true on the host.
+    """Whether a test is one of several, and a later one is true on a CPU.
 
-    On a machine without an accelerator that later branch is the right one, so the test must stay false there.
+    A CPU-only machine needs that later branch, so this test must stay false there.
     """
     below = node
     for around in file.tree.ancestors(node):
@@ -422,7 +422,7 @@ def has_host_branch(file: SourceFile, node: cst.CSTNode) -> bool:
 
 
 def _follows_host_branch(file: SourceFile, statement: cst.If) -> bool:
-    """Whether the statement before it is the host's branch: ``if "cpu" in device.type: …``."""
+    """Whether the statement before is the branch for the CPU: ``if "cpu" in device.type: …``."""
     block = file.tree.parent(statement)
     if not isinstance(block, (cst.IndentedBlock, cst.Module)):
         return False
@@ -440,13 +440,13 @@ def _last_branch(statement: cst.If) -> cst.CSTNode | None:
 
 
 def _names_host(branch: cst.CSTNode | None) -> bool:
-    """Whether a branch uses something that is called the host's: ``self.cpu_config``, ``filter_cpu(x)``."""
+    """Whether a branch uses a name with ``cpu`` in it: ``self.cpu_config``, ``filter_cpu(x)``."""
     names = [each.value for each in walk(branch) if isinstance(each, cst.Name)] if branch is not None else []
     return any(_NAME_OF_HOST.search(name) for name in names)
 
 
 def later_tests(file: SourceFile, statement: cst.If) -> Iterator[cst.If]:
-    """The ``elif`` branches of a statement, and the ``if`` statements below one whose branches all leave."""
+    """The ``elif`` branches of a statement, and the ``if`` statements after it if all its branches leave."""
     last: cst.CSTNode = statement
     at: cst.If | cst.Else | None = statement.orelse
     all_leave = leaves(statement.body)
@@ -454,7 +454,9 @@ def later_tests(file: SourceFile, statement: cst.If) -> Iterator[cst.If]:
         yield at
         all_leave = all_leave and leaves(at.body)
         at = at.orelse
-    while isinstance(holder := file.tree.parent(last), cst.If):  # an `elif` is held by the `if` before it
+    while isinstance(
+        holder := file.tree.parent(last), cst.If
+    ):  # the parent of an `elif` is the `if` before it
         last = holder
     block = file.tree.parent(last)
     if not all_leave or at is not None or not isinstance(block, (cst.IndentedBlock, cst.Module)):
@@ -468,7 +470,7 @@ def later_tests(file: SourceFile, statement: cst.If) -> Iterator[cst.If]:
 
 
 def leaves(block: cst.BaseSuite) -> bool:
-    """Whether a block ends with ``return`` or the like."""
+    """Whether a block ends with ``return``, ``raise``, ``continue`` or ``break``."""
     last = block.body[-1] if block.body else None
     if isinstance(last, cst.SimpleStatementLine):
         last = last.body[-1]
@@ -476,7 +478,7 @@ def leaves(block: cst.BaseSuite) -> bool:
 
 
 def _is_true_on_host(test: cst.CSTNode) -> bool:
-    """Whether a condition asks for the host: ``device.type == "cpu"``, ``x.is_cpu``."""
+    """Whether a condition tests for the CPU: ``device.type == "cpu"``, ``x.is_cpu``."""
     for node in walk(test):
         if isinstance(node, cst.Attribute) and node.attr.value == "is_cpu":
             return True

@@ -1,4 +1,4 @@
-"""``acclimate port``: parses, ports, and shows what was done and what is left."""
+"""``acclimate port``: parses the options, ports the files, and prints the result."""
 
 from __future__ import annotations
 
@@ -28,16 +28,24 @@ _MOST_EXEMPT = 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of ``acclimate port``."""
     parser.add_argument("paths", nargs="+", metavar="PATH", type=Path, help="files, notebooks and folders")
-    parser.add_argument("--write", action="store_true", help="apply the edits; without, only show them")
-    parser.add_argument("--unsafe", action="store_true", help="also the edits that need judgement")
-    parser.add_argument("--to", choices=TARGETS, help="what the code uses then; default: acclimate")
-    parser.add_argument("--check", action="store_true", help="exit 1 where hardware-specific code is left")
-    parser.add_argument("--format", choices=_FORMATS, default="text", help="of the output; default: text")
     parser.add_argument(
-        "--report", metavar="FILE", type=Path, help="also write an HTML page: what changed, what is left"
+        "--write", action="store_true", help="write the edits to the files; default: print a diff"
+    )
+    parser.add_argument("--unsafe", action="store_true", help="also make edits that a person must review")
+    parser.add_argument(
+        "--to", choices=TARGETS, help="the API that the ported code calls; default: acclimate"
+    )
+    parser.add_argument("--check", action="store_true", help="exit 1 if hardware-specific code is left")
+    parser.add_argument("--format", choices=_FORMATS, default="text", help="output format; default: text")
+    parser.add_argument(
+        "--report", metavar="FILE", type=Path, help="also write the changes and the code left as an HTML page"
     )
     parser.add_argument(
-        "--select", metavar="RULES", type=_names, default=(), help="only these, such as ACC101,ACC2"
+        "--select",
+        metavar="RULES",
+        type=_names,
+        default=(),
+        help="apply only these rules, such as ACC101,ACC2",
     )
     parser.add_argument("--ignore", metavar="RULES", type=_names, default=(), help="not these")
     parser.add_argument(
@@ -48,7 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="files and folders to skip; repeatable",
     )
     parser.add_argument(
-        "--jobs", metavar="N", type=_positive, default=usual_jobs(), help="processes; default: cores"
+        "--jobs",
+        metavar="N",
+        type=_positive,
+        default=usual_jobs(),
+        help="parallel processes; default: one per core",
     )
 
 
@@ -63,10 +75,10 @@ def _positive(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ports; returns 2 where a file could not be, 1 where ``--check`` finds something, else 0."""
+    """Ports the files; returns 2 if one could not be ported, 1 if ``--check`` finds something, else 0."""
     if args.check and args.write:
         raise InvalidPortSettingsError(
-            "--check only looks, so it cannot go with --write. Run them one after the other"
+            "--check writes nothing, so it cannot be combined with --write. Run them one after the other"
         )
     project = read_settings(args.paths[0])
     check_rules((*args.select, *args.ignore), "the command line")
@@ -131,7 +143,9 @@ def _show_text(results: Sequence[FileResult], args: argparse.Namespace, looked_a
                 console.print(Text(line.rstrip("\n"), style=_style(line)))
     if not args.check:
         _show_rest(console, results, Status.LEFT, "Left, because")
-        _show_rest(console, results, Status.UNSAFE, "With --unsafe also, because the edit needs judgement")
+        _show_rest(
+            console, results, Status.UNSAFE, "Edited only with --unsafe, because a person must review it"
+        )
         _show_exempt(console, results)
     for result in results:
         if result.failure:
@@ -167,7 +181,7 @@ def _show_exempt(console: Console, results: Sequence[FileResult]) -> None:
     for result, site in places[:_MOST_EXEMPT]:
         console.print(_line(result, site))
     if len(places) > _MOST_EXEMPT:
-        console.print(f"  … and {len(places) - _MOST_EXEMPT} more; --report FILE and --format json have all")
+        console.print(f"  … and {len(places) - _MOST_EXEMPT} more; --report FILE and --format json list all")
 
 
 def _summarise(
@@ -186,4 +200,4 @@ def _summarise(
         parts.append(f"{failed} files could not be ported")
     console.print(f"\n{'; '.join(parts)}.")
     if not args.write and not args.check and total[Status.CONVERTED]:
-        console.print("Nothing was written; --write applies it.")
+        console.print("Nothing was written; --write writes the edits.")

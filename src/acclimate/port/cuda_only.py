@@ -1,4 +1,4 @@
-"""Questions for CUDA that mean CUDA and nothing else: those about its packages, and flags beside others."""
+"""Tests for CUDA that must keep meaning CUDA: they guard its packages, or set one flag of several."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _NAMED_PACKAGE = re.compile(
 
 
 def is_flag_beside_others(file: SourceFile, question: cst.CSTNode) -> bool:
-    """Whether the answer is one of several flags: ``is_cuda_available`` beside ``is_npu_available``.
+    """Whether the test sets one of several flags: ``is_cuda_available`` beside ``is_npu_available``.
 
-    Whoever reads the flags takes the first true one, so that for CUDA must mean CUDA.
+    Code that reads the flags takes the first true one, so the flag for CUDA must mean CUDA.
     """
     assigned = file.tree.parent(question)
     if isinstance(assigned, cst.Return):
@@ -37,18 +37,18 @@ def is_flag_beside_others(file: SourceFile, question: cst.CSTNode) -> bool:
 
 
 def chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
-    """Whether a question decides only about a package for NVIDIA's hardware."""
+    """Whether a test controls only the use of a package for NVIDIA GPUs."""
     uses = uses_of_answer(file, question)
     return bool(uses) and all(_chooses_package(file, use) for use in uses)
 
 
 def one_use_chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
-    """Whether a question decides about such a package, among other things."""
+    """Whether a test controls the use of a package for NVIDIA GPUs, among other code."""
     return any(_chooses_package(file, use) for use in uses_of_answer(file, question))
 
 
 def uses_of_answer(file: SourceFile, question: cst.CSTNode) -> list[cst.CSTNode]:
-    """The question, or the uses of a name that holds its answer."""
+    """The test, or the uses of a name that holds its result."""
     assigned = next(
         (each for each in file.tree.ancestors(question) if isinstance(each, cst.BaseSmallStatement)), None
     )

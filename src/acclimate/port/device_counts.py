@@ -1,7 +1,7 @@
-"""Whether a number of devices decides how many processes start, or divides.
+"""Whether a device count sets the number of processes to start, or is a divisor.
 
-``torch.accelerator.device_count()`` is 0 on a host. A program that starts one process per device would start
-none there, and ``rank % device_count()`` would raise.
+``torch.accelerator.device_count()`` is 0 on a CPU-only machine. A program that starts one process per device
+would start none there, and ``rank % device_count()`` would raise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DEPTH = 6
 
 
 def decides_processes(file: SourceFile, count: cst.CSTNode) -> bool:
-    """Whether a number gets to a place where it must not be 0; names that hold it are followed."""
+    """Whether a number reaches a use where it must not be 0; names that hold it are followed."""
     return _Flow(file).reaches(count, _DEPTH)
 
 
@@ -37,7 +37,7 @@ class _Flow:
         self._seen: set[cst.CSTNode] = set()
 
     def reaches(self, value: cst.CSTNode, depth: int) -> bool:
-        """Whether an expression's value gets to such a place."""
+        """Whether an expression's value reaches a use where it must not be 0."""
         if depth == 0 or value in self._seen or self._is_asked_before(value):
             return False
         self._seen.add(value)
@@ -79,7 +79,7 @@ class _Flow:
         return isinstance(operation.operator, (cst.FloorDivide, cst.Divide))
 
     def _ends(self, at: cst.CSTNode, below: cst.CSTNode, depth: int) -> bool:
-        """What becomes of a value that no expression passes on."""
+        """Whether the statement around a value uses it so, or passes it on to such a use."""
         if isinstance(at, cst.Assign):
             return any(self._assigned(each.target, below, depth) for each in at.targets)
         if isinstance(at, cst.AnnAssign):
@@ -105,7 +105,7 @@ class _Flow:
         return self._target(target, depth)
 
     def _target(self, target: cst.CSTNode, depth: int) -> bool:
-        """Whether what is bound to a name, or to an attribute, gets to such a place."""
+        """Whether the value of a name or an attribute reaches a use where it must not be 0."""
         if isinstance(target, cst.Subscript):
             element = target.slice[0].slice
             key = string_value(element.value) if isinstance(element, cst.Index) else None
@@ -155,7 +155,7 @@ class _Flow:
         return parameter is not None and self._parameter(parameter, depth)
 
     def _option(self, call: cst.Call, depth: int) -> bool:
-        """Whether an option of the command line, whose default is the number, gets there."""
+        """Whether a command-line option with this default reaches a use where it must not be 0."""
         for each in positional(call):
             said = (string_value(each.value) or "").lstrip("-").replace("-", "_")
             if _PROCESSES.search(said) or any(self.reaches(use, depth - 1) for use in self._attributes(said)):
@@ -163,7 +163,7 @@ class _Flow:
         return False
 
     def _loop_starts(self, call: cst.Call) -> bool:
-        """Whether a loop over ``range(…)`` starts a process each time."""
+        """Whether a loop over ``range(…)`` starts a process in each iteration."""
         loop = self._file.tree.parent(call)
         holder = self._file.tree.parent(loop) if isinstance(loop, cst.CompFor) else loop
         if not isinstance(loop, (cst.For, cst.CompFor)) or holder is None or loop.iter is not call:
@@ -172,7 +172,7 @@ class _Flow:
         return bool(names & _STARTS)
 
     def _parameter_of(self, call: cst.Call, argument: cst.Arg, index: int | None) -> cst.Param | None:
-        """The parameter of a function of this file that an argument is given to."""
+        """The parameter that receives an argument, if this file defines the function."""
         if not isinstance(call.func, cst.Name):
             return None
         for assignment in self._file.tree.assignments(call.func):
@@ -196,7 +196,7 @@ class _Flow:
         return any(self.reaches(use, depth - 1) for use in uses)
 
     def _is_after_option(self, at: cst.CSTNode, below: cst.CSTNode) -> bool:
-        """Whether a value stands behind the option of a launcher: ``["torchrun", "--nproc_per_node", n]``."""
+        """Whether a value follows a launcher's option: ``["torchrun", "--nproc_per_node", n]``."""
         if isinstance(at, cst.FormattedStringExpression):
             text = self._file.tree.parent(at)
             parts: Sequence[cst.CSTNode] = text.parts if isinstance(text, cst.FormattedString) else ()
@@ -208,17 +208,17 @@ class _Flow:
             return element > 0 and bool(_OPTION.search(string_value(values[element - 1]) or ""))
         return False
 
-    # -- what the program does where there is none ---------------------------------------------------
+    # -- what the program does with no device --------------------------------------------------------
 
     def _refuses(self, comparison: cst.CSTNode | None) -> bool:
-        """Whether a comparison of a name that holds the number ends the program where it is 0."""
+        """Whether a comparison of a name that holds the number ends the program if it is 0."""
         if not isinstance(comparison, cst.Comparison):
             return False
         sides = (comparison.left, comparison.comparisons[0].comparator)
         return any(side in self._seen and ends_without(self._file, side) for side in sides)
 
     def _is_asked_before(self, use: cst.CSTNode) -> bool:
-        """Whether the program has looked at the number, and so has an answer of its own for 0."""
+        """Whether the program has tested the number before, and so handles 0 itself."""
         tree, text = self._file.tree, self._file.tree.source(use)
 
         def asks(test: cst.CSTNode) -> bool:
@@ -249,13 +249,13 @@ class _Flow:
 
 
 def ends_without(file: SourceFile, asked: cst.CSTNode) -> bool:
-    """Whether a test is there to end the program where no device is.
+    """Whether a test ends the program if there is no device.
 
     ``assert is_available()``, ``if device_count() == 0: raise …``.
 
     Args:
         file: the file.
-        asked: what is asked: whether there is a device, or how many there are.
+        asked: the call that tells whether there is a device, or how many there are.
     """
     below, positive = asked, True
     for around in file.tree.ancestors(asked):
@@ -277,13 +277,13 @@ def ends_without(file: SourceFile, asked: cst.CSTNode) -> bool:
         elif not isinstance(around, cst.BooleanOperation):
             return False
         elif isinstance(around.operator, cst.Or) == positive:
-            return False  # something else may do in place of a device
+            return False  # the other operand of `or` may let the program go on
         below = around
     return False
 
 
 def expects_devices(comparison: cst.Comparison, count: cst.CSTNode) -> bool | None:
-    """Whether a comparison is true where there is a device; ``None`` where one device makes no difference."""
+    """Whether a comparison is true if there is a device; ``None`` if one device makes no difference."""
     if len(comparison.comparisons) != 1:
         return None
     right = comparison.comparisons[0]
@@ -298,7 +298,7 @@ def expects_devices(comparison: cst.Comparison, count: cst.CSTNode) -> bool | No
 
 
 def _ends_program(block: cst.BaseSuite) -> bool:
-    """Whether a block's last statement ends the program, or raises; a test that is skipped goes on."""
+    """Whether a block's last statement raises or ends the program; a skipped test does not end it."""
     last = block.body[-1] if block.body else None
     if last is None or not refuses(last):
         return False

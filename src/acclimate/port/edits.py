@@ -1,4 +1,4 @@
-"""Edits as cuts of bytes: what replaces a node may keep parts of it, in which other edits apply."""
+"""Edits of byte ranges. A replacement may keep parts of the old text, which other edits may change."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from acclimate.port.tree import Span
 
 Part = str | Span
-"""New text, or a range of the old text that stays, with the edits within it."""
+"""New text, or a range of the old text to keep, with the edits inside that range."""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """Replaces bytes ``start`` to ``end`` by the parts."""
+    """Replaces bytes ``start`` to ``end`` with the parts."""
 
     start: int
     end: int
@@ -21,24 +21,24 @@ class Edit:
 
 
 def replace(place: Span, *parts: Part) -> Edit:
-    """An edit of one range."""
+    """An edit that replaces one range."""
     return Edit(place.start, place.end, parts)
 
 
 def insert(offset: int, text: str) -> Edit:
-    """An edit that only adds."""
+    """An edit that inserts text and removes none."""
     return Edit(offset, offset, (text,))
 
 
 def render(source: bytes, edits: Sequence[Edit]) -> bytes:
-    """The text after all edits, which must be nested or apart from each other."""
-    # The outer edit comes first; insertions at a place come before what begins there.
+    """The text after all edits. Two edits must be nested or disjoint."""
+    # The outer edit comes first; an insertion comes before an edit that starts at the same offset.
     ordered = sorted(edits, key=lambda edit: (edit.start, edit.start != edit.end, -edit.end))
     return _render(source, Span(0, len(source)), ordered)
 
 
 def _render(source: bytes, place: Span, edits: list[Edit]) -> bytes:
-    """The text of one range; the edits lie in it and are in order."""
+    """The text of one range, given the edits inside it in order."""
     result: list[bytes] = []
     at, index = place.start, 0
     while index < len(edits):
@@ -58,7 +58,7 @@ def _render(source: bytes, place: Span, edits: list[Edit]) -> bytes:
 
 
 def clash(edits: Sequence[Edit]) -> bool:
-    """Whether two edits overlap without one lying in a kept part of the other."""
+    """Whether two edits overlap, and neither is inside a kept part of the other."""
     ordered = sorted(edits, key=lambda edit: (edit.start, edit.start != edit.end, -edit.end))
     open_edits: list[Edit] = []
     for edit in ordered:

@@ -1,4 +1,4 @@
-"""Ports the text of one file: finds, decides what goes together, and applies."""
+"""Ports the text of one file: finds edits, decides which must be made together, and applies them."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _IGNORE = re.compile(r"#\s*acclimate:\s*ignore(?:\[([^\]]*)\])?")
 
 
 class Status(Enum):
-    """What became of a place."""
+    """What the port did with a piece of hardware-specific code."""
 
     CONVERTED = "converted"
     UNSAFE = "unsafe"
-    """It would be converted with ``--unsafe``."""
+    """``--unsafe`` would convert it."""
     LEFT = "left"
     EXEMPT = "exempt"
 
 
 @dataclass(frozen=True)
 class Site:
-    """One place in the report."""
+    """One entry of the report."""
 
     code: str
     rule: str
@@ -62,7 +62,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Ported:
-    """What became of one text."""
+    """The result of porting one text."""
 
     text: str
     sites: tuple[Site, ...] = ()
@@ -70,14 +70,14 @@ class Ported:
 
 @dataclass(frozen=True)
 class Settings:
-    """What to do.
+    """The options of a port.
 
     Args:
         target: ``acclimate`` or ``torch``.
-        unsafe: whether to apply edits that need judgement.
+        unsafe: whether to apply edits that a person must review.
         select: codes or names of rules; empty for all.
         ignore: rules that are not applied and not reported.
-        survey: what other files say about classes that a file uses.
+        survey: facts from other files about the classes that a file uses.
         compiles_all: whether another file may give any module of this one to TorchScript.
     """
 
@@ -137,10 +137,10 @@ def port_text(
 
 
 def _parse_again(text: str) -> None:
-    """Raises for what is no Python.
+    """Checks that the result is Python.
 
     Raises:
-        libcst.ParserSyntaxError: neither this Python nor libcst, which may know a newer one, can read it.
+        libcst.ParserSyntaxError: neither this Python nor libcst, which may know a newer Python, can parse it.
     """
     try:
         with warnings.catch_warnings():
@@ -177,7 +177,7 @@ def _find(file: SourceFile, settings: Settings) -> list[Finding]:
 
 
 def _claim_chain(node: cst.CSTNode, claimed: set[cst.CSTNode]) -> None:
-    """A claimed chain of attributes holds its own beginning: ``torch.cuda`` of ``torch.cuda.Stream``."""
+    """Claims the prefixes of a claimed chain of attributes: ``torch.cuda`` of ``torch.cuda.Stream``."""
     at = node
     while isinstance(at, cst.Attribute):
         if at.attr.value in ("is_cuda",):
@@ -188,7 +188,7 @@ def _claim_chain(node: cst.CSTNode, claimed: set[cst.CSTNode]) -> None:
 
 
 def _exempt_vendor_code(file: SourceFile, finding: Finding) -> Finding:
-    """A finding that is none of ours, in a kernel or a build script."""
+    """The finding, exempt in a kernel or a build script, and left in code that TorchScript compiles."""
     node = finding.node or (finding.claims[0] if finding.claims else None)
     if finding.outcome is Outcome.EXEMPT or node is None:
         return finding
@@ -198,19 +198,19 @@ def _exempt_vendor_code(file: SourceFile, finding: Finding) -> Finding:
     elif own := file.one_vendor.reason(node, _is_test(file, finding)):
         reason = own
     elif file.kernels.are_for_cuda_alone and _is_test(file, finding):
-        reason = "it guards kernels in CUTLASS, which only NVIDIA's hardware runs"
+        reason = "it guards CUTLASS kernels, which only NVIDIA GPUs run"
     if reason:
         return Finding(
             finding.rule, finding.place, Outcome.EXEMPT, reason, claims=finding.claims, node=finding.node
         )
     if finding.outcome is Outcome.CONVERT and file.torchscript.holds(node) and _asks(file, finding):
-        reason = "TorchScript compiles this, and cannot call what tells the accelerator"
+        reason = "TorchScript compiles this code, and cannot call get_accelerator() or torch.accelerator"
         return finding.rule.left(file, node, reason, finding.claims)
     return finding
 
 
 def _asks(file: SourceFile, finding: Finding) -> bool:
-    """Whether an edit adds a call that asks for the accelerator."""
+    """Whether an edit adds a call that looks up the accelerator."""
     names = (f"{file.accelerator}()", f"{file.helper}()", f"{file.torch}.accelerator.", "get_device_module(")
     new = [part for edit in finding.edits for part in edit.parts if isinstance(part, str)]
     return any(name in part for part in new for name in names)
@@ -244,10 +244,12 @@ def _first(file: SourceFile, finding: Finding, settings: Settings) -> _Decision:
         return _Decision(finding, Status.LEFT, True, finding.reason, hidden or _is_ignored(file, finding))
     kernel = file.kernels.called_in(where_true(file, finding.node)) if _is_test(file, finding) else ""
     if kernel:
-        reason = f"the branch calls `{kernel}`, which by its name, or by what it calls, is CUDA's own"
+        reason = (
+            f"the branch calls `{kernel}`, which needs CUDA by its name or by the functions that it calls"
+        )
         return _Decision(finding, Status.LEFT, True, reason, hidden or _is_ignored(file, finding))
     if hidden or _is_ignored(file, finding):
-        return _Decision(finding, Status.LEFT, True, "it is ignored", hidden=True)
+        return _Decision(finding, Status.LEFT, True, "a comment or the settings ignore it", hidden=True)
     return _Decision(finding, Status.CONVERTED, finding.safe, finding.reason)
 
 
@@ -265,7 +267,7 @@ def _is_ignored(file: SourceFile, finding: Finding) -> bool:
 
 
 def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int]:
-    """The decisions that one depends on."""
+    """The indices of the decisions that a decision depends on."""
     finding = decisions[index].finding
     needs: list[int] = []
     for body in branches(file, finding.node) if _is_test(file, finding) else []:
@@ -278,7 +280,7 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
         keeps = _holds_unknown_device(file, body, decisions) or _keeps_device(file, body, decisions)
         if decisions[index].status is Status.CONVERTED and keeps:
             decisions[index].status = Status.LEFT
-            decisions[index].reason = "the branch names CUDA's device in a form that is not ported"
+            decisions[index].reason = "the branch names a CUDA device in a form that no rule converts"
     if decisions[index].status is Status.CONVERTED and _is_test(file, finding) and finding.node is not None:
         function = next(
             (each for each in file.tree.ancestors(finding.node) if isinstance(each, cst.Decorator)), None
@@ -286,7 +288,9 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
         decorated = file.tree.parent(function) if function is not None else None
         if decorated is not None and _keeps_device(file, file.span(decorated), decisions):
             decisions[index].status = Status.LEFT
-            decisions[index].reason = "what it decorates names CUDA's device in a form that is not ported"
+            decisions[
+                index
+            ].reason = "the decorated function names a CUDA device in a form that no rule converts"
     for body in branches_of_answer(file, finding.node) if _is_test(file, finding) else []:
         needs += [
             other
@@ -307,14 +311,14 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
         )
         if holder is None:
             decisions[index].status = Status.LEFT
-            decisions[index].reason = "a use of it stays"
+            decisions[index].reason = "one of its uses stays as it is"
         else:
             needs.append(holder)
     return [*decisions[index].needs, *needs]
 
 
 def _keeps_device(file: SourceFile, body: Span, decisions: list[_Decision]) -> bool:
-    """Whether a branch binds ``"cuda"`` to something that is not known to be a device, so that it stays."""
+    """Whether a branch assigns ``"cuda"`` to a name not known to be a device, so that the literal stays."""
     return any(
         each.finding.rule.name == "device-string"
         and each.finding.outcome is Outcome.EXEMPT
@@ -325,7 +329,7 @@ def _keeps_device(file: SourceFile, body: Span, decisions: list[_Decision]) -> b
 
 
 def _holds_unknown_device(file: SourceFile, body: Span, decisions: list[_Decision]) -> bool:
-    """Whether a branch has a text such as ``f"cuda:{a}{b}"`` of which no rule says what it is."""
+    """Whether a branch has a string that no rule converts, such as ``f"cuda:{a}{b}"``."""
     found = [each.finding.place for each in decisions]
     for kind in (cst.FormattedString, cst.ConcatenatedString):
         for node in file.tree.of_type(kind):
@@ -342,7 +346,7 @@ def _holds_unknown_device(file: SourceFile, body: Span, decisions: list[_Decisio
 
 
 def _is_test(file: SourceFile, finding: Finding) -> bool:
-    """Whether a finding is a test of the device, which may decide what runs."""
+    """Whether a finding is a test of the device, which may control a branch."""
     if finding.node is None or finding.outcome is not Outcome.CONVERT:
         return False
     is_question = finding.rule.name == "runtime-call" and "is_available" in file.tree.source(finding.place)
@@ -350,25 +354,25 @@ def _is_test(file: SourceFile, finding: Finding) -> bool:
 
 
 def _follow(file: SourceFile, decision: _Decision, need: _Decision) -> bool:
-    """Makes a decision follow one that it depends on; whether it changed."""
+    """Gives a decision the status of one that it depends on; returns whether it changed."""
     if decision.status is not Status.CONVERTED:
         return False
     if need.status is Status.LEFT:
         line = file.tree.line(need.finding.place.start)
         decision.status = Status.LEFT
-        decision.reason = f"line {line}, which goes together with it, stays as it is"
+        decision.reason = f"line {line}, which must be edited with it, stays as it is"
         return True
     if decision.safe and not need.safe:
         decision.safe = False
         decision.reason = (
-            f"it goes together with line {file.tree.line(need.finding.place.start)}: {need.reason}"
+            f"it must be edited with line {file.tree.line(need.finding.place.start)}: {need.reason}"
         )
         return True
     return False
 
 
 def _leave_overlapping(decisions: list[_Decision]) -> None:
-    """Leaves what cannot be edited at the same time as something before it."""
+    """Leaves each finding whose edits overlap those of an earlier one."""
     kept: list[Edit] = []
     for decision in sorted(decisions, key=lambda each: (each.finding.place.start, -each.finding.place.end)):
         if decision.status is not Status.CONVERTED:
@@ -381,13 +385,16 @@ def _leave_overlapping(decisions: list[_Decision]) -> None:
         if any(_removes(each, decision.finding.place) for each in near):
             decision.status, decision.hidden = Status.EXEMPT, True
         elif clash([*near, *decision.finding.edits]):
-            decision.status, decision.reason = Status.LEFT, "another edit is at the same place; run it again"
+            decision.status, decision.reason = (
+                Status.LEFT,
+                "it overlaps another edit; run acclimate port again",
+            )
         else:
             kept += decision.finding.edits
 
 
 def _removes(edit: Edit, place: Span) -> bool:
-    """Whether an edit removes a place, and leaves none of it."""
+    """Whether an edit removes a whole range."""
     kept = [part for part in edit.parts if isinstance(part, Span)]
     is_inside = edit.start <= place.start and place.end <= edit.end
     return is_inside and not any(part.start < place.end and place.start < part.end for part in kept)
@@ -397,7 +404,7 @@ def _removes(edit: Edit, place: Span) -> bool:
 
 
 def _head(file: SourceFile, applied: list[_Decision]) -> list[Edit]:
-    """The imports and the helper that the edits need."""
+    """The imports and helper functions that the edits need."""
     accelerator, helper, torch = f"{file.accelerator}()", f"{file.helper}()", f"{file.torch}."
     texts = [
         (decision.finding, part)
@@ -442,7 +449,7 @@ def _site(file: SourceFile, decision: _Decision) -> Site:
     )
 
 
-def known_rules(names: Collection[str]) -> list[str]:
-    """The names among these that no rule has."""
+def unknown_rules(names: Collection[str]) -> list[str]:
+    """The names that match no rule."""
     families = {rule.code[:4] for rule in RULES}
     return sorted(name for name in names if name not in BY_NAME and name not in families)

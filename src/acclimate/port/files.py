@@ -1,4 +1,4 @@
-"""Files to port: found below folders, read in their encoding, and replaced whole or not at all."""
+"""Finds the files to port, reads them in their encoding, and replaces them atomically."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SUFFIXES = (".py", ".pyi", ".ipynb", ".yaml", ".yml")
 
 
 class UnreadableError(Exception):
-    """A file that cannot be ported, and why."""
+    """A file cannot be ported; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Content:
     has_mark: bool
 
     def encode(self, text: str) -> bytes:
-        """The bytes of another text of the same file."""
+        """The bytes of a new text, in the file's encoding."""
         return (codecs.BOM_UTF8 if self.has_mark else b"") + text.encode(self.encoding)
 
 
 def find(paths: Sequence[Path], exclude: Sequence[str]) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """The files to look at, each once, and what could not be looked at."""
+    """The files to port, each once, and the paths that cannot be read, with the reason."""
     found: dict[Path, Path] = {}
     failures: list[tuple[Path, str]] = []
     for path in paths:
@@ -63,7 +63,7 @@ def find(paths: Sequence[Path], exclude: Sequence[str]) -> tuple[list[Path], lis
                 _add(each, found, failures)
         except OSError as error:
             failures.append((path, error.strerror or str(error)))
-        except RuntimeError:  # Path.is_dir() on a loop of links, in some versions of Python
+        except RuntimeError:  # some Python versions raise it in Path.is_dir() for a loop of links
             failures.append((path, "it is a loop of symbolic links"))
     return list(found.values()), failures
 
@@ -82,7 +82,7 @@ def _below(folder: Path, exclude: Sequence[str], failures: list[tuple[Path, str]
     def on_error(error: OSError) -> None:
         failures.append((Path(error.filename), error.strerror or str(error)))
 
-    # Links to folders are not followed, so a loop of them does no harm.
+    # os.walk does not follow links to folders, so loops of links are harmless.
     for where, folders, names in os.walk(folder, onerror=on_error):
         folders[:] = sorted(
             name
@@ -96,7 +96,7 @@ def _below(folder: Path, exclude: Sequence[str], failures: list[tuple[Path, str]
 
 
 def is_excluded(path: Path, folder: Path, patterns: Sequence[str]) -> bool:
-    """Whether a pattern names a file or folder: its name, or its path below the folder given."""
+    """Whether a pattern matches a file or folder: its name, or its path relative to ``folder``."""
     relative = path.relative_to(folder).as_posix()
     return any(
         fnmatch.fnmatch(path.name, pattern)
@@ -110,7 +110,7 @@ def decode(data: bytes) -> Content:
     """The text of a Python file.
 
     Raises:
-        UnreadableError: its encoding is unknown, or not the one that it declares.
+        UnreadableError: its encoding is unknown, or the bytes do not match it.
     """
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
@@ -124,7 +124,7 @@ def decode(data: bytes) -> Content:
     except (UnicodeDecodeError, LookupError) as error:
         raise UnreadableError(f"it is not {plain}: {error}") from error
     if "\0" in text:
-        raise UnreadableError("it holds a null byte, so it is not source")
+        raise UnreadableError("it contains a null byte, so it is not Python source")
     content = Content(text, plain, has_mark)
     if content.encode(text) != data:
         raise UnreadableError(f"its {plain} cannot be written back byte for byte")
@@ -132,15 +132,15 @@ def decode(data: bytes) -> Content:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Replaces a file at once, with its mode kept; a link stays a link.
+    """Replaces a file atomically and keeps its mode; a link stays a link.
 
     Raises:
-        UnreadableError: it is read-only, or its folder takes no new file.
+        UnreadableError: the file is read-only, or no file can be created in its folder.
     """
     real = Path(os.path.realpath(path))
     mode = stat.S_IMODE(os.stat(real).st_mode)
     if not mode & 0o222 or not os.access(real, os.W_OK):
-        raise UnreadableError("it is read-only, so it was not changed")
+        raise UnreadableError("it is read-only and was not changed; make it writable and run again")
     temporary = None
     try:
         descriptor, temporary = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name}.")
@@ -163,5 +163,5 @@ _YAML = re.compile(
 
 
 def yaml_lines(text: str) -> list[tuple[int, str]]:
-    """The lines of a YAML file that name a device or a backend, which are reported and not edited."""
+    """The lines of a YAML file that name a device or a backend; they are reported and not edited."""
     return [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if _YAML.match(line)]

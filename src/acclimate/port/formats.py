@@ -1,4 +1,4 @@
-"""What was found, for people's terminals and for machines: text, JSON, SARIF, GitHub's annotations."""
+"""The output formats: diff, text, JSON, SARIF and GitHub annotations."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def diff(result: FileResult) -> list[str]:
 
 
 def counts(results: Sequence[FileResult]) -> Counter[Status]:
-    """How many places have each status."""
+    """The number of entries with each status."""
     return Counter(site.status for result in results for site in result.sites)
 
 
 def remaining(result: FileResult) -> list[Site]:
-    """The hardware-specific places of a file as it was: those to convert, and those that are left."""
+    """The hardware-specific code in the original file: the entries to convert, and those left."""
     return [site for site in result.sites if site.status is not Status.EXEMPT]
 
 
 def message(site: Site) -> str:
-    """One place in a sentence."""
+    """One entry as a sentence."""
     rule = BY_NAME.get(site.code)
     what = rule.summary.replace("`", "") if rule is not None else "a device or backend in YAML"
     if site.status is Status.LEFT:
@@ -49,7 +49,7 @@ def message(site: Site) -> str:
 
 
 def as_json(results: Sequence[FileResult]) -> str:
-    """Everything, as one JSON object."""
+    """All results as one JSON object."""
     files = [
         {
             "path": str(result.path),
@@ -77,7 +77,7 @@ def _site(site: Site) -> dict[str, Any]:
 
 
 def as_sarif(results: Sequence[FileResult]) -> str:
-    """What remains, as SARIF 2.1.0."""
+    """The hardware-specific code of the original files, as SARIF 2.1.0."""
     rules = [
         {
             "id": rule.code,
@@ -114,7 +114,7 @@ def as_sarif(results: Sequence[FileResult]) -> str:
 
 
 def as_github(results: Sequence[FileResult]) -> Iterator[str]:
-    """What remains, as commands that GitHub's runner shows beside the lines."""
+    """The hardware-specific code of the original files, as GitHub workflow commands."""
     for result in results:
         if result.failure:
             yield f"::error file={_property(str(result.path))}::{_data(result.failure)}"

@@ -1,4 +1,4 @@
-"""Functions that an edit adds to a file, where no library has them."""
+"""Source of the functions that an edit adds to a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def accelerator_type() -> str:
 
 ON_ANY_DEVICE = '''\
 def on_any_device(parallel: torch.nn.DataParallel) -> torch.nn.DataParallel:
-    """Only CUDA's devices can share a batch; elsewhere the device of the module takes all of it."""
+    """torch splits a batch over CUDA devices only; elsewhere the module's device gets the whole batch."""
     if {device_type} != "cuda":  # acclimate: ignore
         parallel.device_ids = []
         parallel.register_forward_pre_hook(_move_inputs, with_kwargs=True)
@@ -20,7 +20,7 @@ def on_any_device(parallel: torch.nn.DataParallel) -> torch.nn.DataParallel:
 
 
 def _move_inputs(parallel: torch.nn.Module, inputs: tuple, options: dict) -> tuple[tuple, dict]:
-    """What a DataParallel is called with, on its device."""
+    """Moves the arguments of a DataParallel to its device."""
     device = next(parallel.parameters()).device
 
     def moved(value):
@@ -32,4 +32,4 @@ def _move_inputs(parallel: torch.nn.Module, inputs: tuple, options: dict) -> tup
 
     return moved(inputs), moved(options)
 '''
-"""For both targets; ``{device_type}`` is how the target asks for the type."""
+"""For both targets; ``{device_type}`` is the target's expression for the device type."""

@@ -1,8 +1,8 @@
-"""Whether a question for CUDA may be answered with yes on a host.
+"""Whether a ported test for CUDA may be true on a CPU-only machine.
 
-For acclimate a host is an accelerator too, for torch it is none. A program that asks has a way of its own for
-a host, which it must go on taking: with 32-bit numbers, without CUDA's kernels or a device's limits.
-The answer may be yes where all that it decides about is the same there, or where no would end the program.
+acclimate counts the CPU as an accelerator, torch does not. A program that tests for CUDA has a CPU path and
+must still take it: with 32-bit numbers, without CUDA's kernels or a device's limits. The test may be true
+there only if the code that it controls does the same on a CPU, or if the program would otherwise end.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _NEUTRAL = {
 }
 _MOVES = re.compile(r"(^|_)(to|move|move_to|put_on)_(cuda|gpu|device)$")
 _FROM_ONE = (cst.LessThan, cst.GreaterThanEqual)
-"""What tells none from one or more beside a 1: ``device_count() < 1``."""
+"""Operators that tell 0 devices from 1 or more when compared with 1: ``device_count() < 1``."""
 
 
 def may_be_true_on_host(file: SourceFile, question: cst.CSTNode) -> bool:
-    """Whether a question for CUDA may be answered with yes where the host is all there is.
+    """Whether a ported test for CUDA may be true on a CPU-only machine.
 
     Args:
         file: the file.
-        question: what is true where there is CUDA: a call, a comparison.
+        question: the test, true if there is CUDA: a call or a comparison.
     """
     if one_use_chooses_package(file, question):
         return False
     if isinstance(question, cst.Comparison) and asks_for_missing_cuda(file, question):
-        return True  # a host's device, where there is no other
+        return True  # the choice of a device: a CPU-only machine has its CPU
     uses = uses_of_answer(file, question)
     return bool(uses) and all(
         ends_without(file, use)
@@ -53,7 +53,7 @@ def may_be_true_on_host(file: SourceFile, question: cst.CSTNode) -> bool:
 
 
 def ends_program_if_false(file: SourceFile, question: cst.CSTNode) -> bool:
-    """Whether the program ends where there is no CUDA; it may be a negation, ``device != "cuda"``."""
+    """Whether the program ends if there is no CUDA. The test may be negated: ``device != "cuda"``."""
     if isinstance(question, cst.Comparison) and isinstance(
         question.comparisons[0].operator, (cst.NotEqual, cst.NotIn)
     ):
@@ -70,12 +70,12 @@ def ends_program_if_false(file: SourceFile, question: cst.CSTNode) -> bool:
 
 
 def other_kinds(file: SourceFile, question: cst.CSTNode) -> tuple[str, ...]:
-    """The types of other devices that later branches, or other places in the file, have a way for."""
+    """The other device types that later branches, or other code in the file, handle."""
     return tuple(dict.fromkeys([*_kinds_in_later_branches(file, question), *file.other_kinds]))
 
 
 def _kinds_in_later_branches(file: SourceFile, question: cst.CSTNode) -> list[str]:
-    """The types of devices that are asked for where the answer is no: ``elif mps.is_available():``."""
+    """The device types tested for in the branches after a false test: ``elif mps.is_available():``."""
     decided = decided_by(file, question)
     tests: list[cst.BaseExpression] = []
     if isinstance(decided, cst.If):
@@ -88,13 +88,13 @@ def _kinds_in_later_branches(file: SourceFile, question: cst.CSTNode) -> list[st
 
 
 def count_may_be_one(file: SourceFile, count: cst.CSTNode, test: cst.CSTNode) -> bool:
-    """Whether a test of the number of devices may take the host for one, as :func:`may_be_true_on_host`."""
+    """Whether a test of the device count may count the CPU; see :func:`may_be_true_on_host`."""
     alike = _same_effect_on_host(file, test) and not _kinds_in_later_branches(file, test)
     return ends_without(file, count) or alike
 
 
 def asks_for_several(file: SourceFile, count: cst.CSTNode) -> tuple[cst.CSTNode, bool] | None:
-    """The test whether there are several devices, and whether several make it true; ``None``: no such test.
+    """The test for several devices, and whether it is true for several; ``None``: no such test.
 
     ``device_count() > 1``, ``device_count() < 4``.
     """
@@ -108,7 +108,7 @@ def asks_for_several(file: SourceFile, count: cst.CSTNode) -> tuple[cst.CSTNode,
 
 
 def asks_for_none(file: SourceFile, count: cst.CSTNode) -> tuple[cst.CSTNode, bool] | None:
-    """The test whether a number of devices is 0, and whether it is true for none; ``None``: there is no test.
+    """The test for 0 devices, and whether it is true for 0; ``None``: no such test.
 
     ``device_count() > 0``, ``not device_count()``, ``if device_count():``.
     """
@@ -127,7 +127,7 @@ def asks_for_none(file: SourceFile, count: cst.CSTNode) -> tuple[cst.CSTNode, bo
 
 
 def needs_zero(file: SourceFile, count: cst.CSTNode) -> bool:
-    """Whether a program asks elsewhere if a number of devices is 0, or takes at least 1: ``max(1, n)``."""
+    """Whether the program tests the device count for 0 elsewhere, or uses at least 1: ``max(1, n)``."""
     holder = file.tree.parent(count)
     call = file.tree.parent(holder) if isinstance(holder, cst.Arg) else None
     if isinstance(call, cst.Call) and called_name(call) == "max":
@@ -146,16 +146,16 @@ def needs_zero(file: SourceFile, count: cst.CSTNode) -> bool:
 
 
 def _handles_zero_itself(file: SourceFile, count: cst.CSTNode) -> bool:
-    """Whether a program tests a number of devices for 0, and does not end there."""
+    """Whether the program tests the device count for 0, and goes on if it is 0."""
     asked = asks_for_none(file, count)
     return asked is not None and not ends_without(file, count)
 
 
-# -- what a question decides about --------------------------------------------------------------------------
+# -- the code that a test controls --------------------------------------------------------------------------
 
 
 def _same_effect_on_host(file: SourceFile, question: cst.CSTNode) -> bool:
-    """Whether what a test decides about does the same on a host, and sets no more than the device."""
+    """Whether the code that a test controls does the same on a CPU, and chooses nothing but the device."""
     decided = decided_by(file, question)
     if isinstance(decided, cst.IfExp):
         sides = (decided.body, decided.orelse)
@@ -164,7 +164,7 @@ def _same_effect_on_host(file: SourceFile, question: cst.CSTNode) -> bool:
 
 
 def _asks_for_bfloat16(file: SourceFile, choice: cst.IfExp) -> bool:
-    """Whether a choice also asks for bfloat16, and is float16 otherwise, which suits a host less."""
+    """Whether a choice also tests for bfloat16 and falls back to float16, which suits a CPU less."""
     asks = any(
         file.tree.qualified(each.func) == "torch.cuda.is_bf16_supported"
         for each in walk(choice.test)
@@ -191,7 +191,7 @@ def _is_same_block(file: SourceFile, block: cst.BaseSuite) -> bool:
 
 def _is_same_small_statement(file: SourceFile, statement: cst.BaseSmallStatement) -> bool:
     if isinstance(statement, (cst.Expr, cst.Pass)):
-        return True  # its calls are looked at one by one
+        return True  # the caller checks its calls one by one
     if isinstance(statement, cst.Assign):
         names = [file.tree.qualified(each.target) or "" for each in statement.targets]
         is_cudnn = all(name.startswith("torch.backends.cudnn.") for name in names)
@@ -202,7 +202,7 @@ def _is_same_small_statement(file: SourceFile, statement: cst.BaseSmallStatement
 
 
 def _is_same_value(file: SourceFile, value: cst.BaseExpression) -> bool:
-    """Whether a value is a device, or a tensor or module that is moved or not."""
+    """Whether a value is a device, or a tensor or module that may be moved to one."""
     if isinstance(value, cst.IfExp):
         return _is_same_value(file, value.body) and _is_same_value(file, value.orelse)
     if isinstance(value, cst.Tuple):
@@ -234,7 +234,7 @@ def _is_other_side_moved(file: SourceFile, name: cst.Name) -> bool:
 
 
 def _is_same_call(file: SourceFile, call: cst.Call) -> bool:
-    """Whether a call does on a host what it does on an accelerator."""
+    """Whether a call does the same on a CPU as on an accelerator."""
     full, name = file.tree.qualified(call.func) or "", called_name(call) or ""
     if full.startswith("torch.cuda."):
         return full.rpartition(".")[2] in _ALIKE

@@ -1,4 +1,4 @@
-"""Calls of what only CUDA has: compiled extensions, packages for NVIDIA's hardware, and what calls those."""
+"""Calls that need CUDA: of compiled extensions, packages for NVIDIA GPUs, and functions that call those."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Kernels:
 
     @cached_property
     def are_for_cuda_alone(self) -> bool:
-        """Whether the file writes kernels in a language for NVIDIA's hardware alone."""
+        """Whether the file defines kernels in a language that only NVIDIA GPUs run."""
         return not _LANGUAGES.isdisjoint(self._tree.imported_packages)
 
     def called_in(self, places: list[Span]) -> str:
-        """The name of a function of CUDA's own that is called in one of some places; ``""`` where none is."""
+        """The name of a CUDA-only function called in one of the ranges; ``""`` if there is none."""
         return next((name for place in places for name in _names_in(place, self._calls)), "")
 
     @cached_property
     def _calls(self) -> list[tuple[Span, str]]:
-        """Where a function of CUDA's own is called, and its name."""
+        """The range and the function's name of each call of a CUDA-only function."""
         calls = [
             (node, self._tree.span(node), dotted(node.func))
             for node in self._tree.of_type(cst.Call)
@@ -61,8 +61,8 @@ class Kernels:
         ]
         named = [(span, name) for _, span, name in calls if _is_cuda_function(name)]
         native += [(span, name) for _, span, name in calls if _is_cudnn(name)]
-        # A function that calls an extension needs it too, and so does whoever calls that function; what only
-        # has a telling name is followed once, as a name may mislead.
+        # A function that calls an extension needs CUDA, and so do its callers, however many calls away. A
+        # function known only by its name is followed to its direct callers, as a name may mislead.
         count = -1
         while count != len(native):
             count = len(native)
@@ -72,7 +72,7 @@ class Kernels:
     def _with_callers(
         self, calls: list[tuple[cst.Call, Span, str]], found: list[tuple[Span, str]]
     ) -> list[tuple[Span, str]]:
-        """Calls, and those of the file's functions and classes that make them."""
+        """The calls, and the calls of the file's functions and classes that contain them."""
         own = {name for name, place in self._definitions if any(_names_in(place, found))}
         own |= {target for target, value in self._aliases if value.partition(".")[0] in own}
         known = set(found)
@@ -85,7 +85,7 @@ class Kernels:
 
     @cached_property
     def _definitions(self) -> list[tuple[str, Span]]:
-        """The functions, classes and methods of the file, these as ``self.name``, and where they are."""
+        """The name and range of each function, class and method of the file; a method is ``self.name``."""
         found: list[tuple[str, Span]] = []
         for node in self._tree.module.body:
             if isinstance(node, (cst.FunctionDef, cst.ClassDef)):
@@ -100,7 +100,7 @@ class Kernels:
 
     @cached_property
     def _aliases(self) -> list[tuple[str, str]]:
-        """Names that are bound to other names, with those: ``attend = AttendFunction.apply``."""
+        """Pairs of a name and the name assigned to it: ``attend = AttendFunction.apply``."""
         return [
             (dotted(target.target), dotted(node.value))
             for node in self._tree.of_type(cst.Assign)
@@ -111,7 +111,7 @@ class Kernels:
 
     @cached_property
     def _bound(self) -> set[str]:
-        """What the file binds to an extension or to a function of one: ``self.norm = FusedNormFunction``."""
+        """Names bound to an extension or to its functions: ``self.norm = FusedNormFunction``."""
         found: set[str] = set()
         for node in self._tree.of_type(cst.Assign):
             if self._gives_native(node.value):
@@ -136,20 +136,20 @@ class Kernels:
         return False
 
     def _is_native(self, node: cst.CSTNode, is_call: bool = True) -> bool:
-        """Whether a name is one of an imported extension, or of a package for NVIDIA's hardware alone."""
+        """Whether a name comes from an imported extension, or from a package that only NVIDIA GPUs run."""
         for full in self._tree.may_be(node):
             parts = full.split(".")
             modules = parts[:-1] if is_call else parts
             if parts[0] in _CUDA_PACKAGES:
                 return True
-            # yacs' users call their settings `_C` too.
+            # Programs that use yacs call their configuration `_C` too.
             is_settings = any("config" in each or "default" in each for each in parts)
             if not is_settings and any(_NATIVE_MODULE.search(each) for each in modules):
                 return parts[0] != "torch"
         return False
 
     def _is_torch(self, node: cst.CSTNode) -> bool:
-        """Whether a function is one of torch's that is not for CUDA alone by its name."""
+        """Whether a function belongs to torch, and its name does not say that it needs CUDA."""
         name = self._tree.qualified(node) or ""
         return name.startswith("torch.") and not name.startswith("torch.ops.") and not _is_cudnn(name)
 
@@ -168,7 +168,7 @@ def _of_self(name: str) -> str:
 
 
 def _names_in(place: Span, calls: list[tuple[Span, str]]) -> Iterator[str]:
-    """The names of the calls that stand in a place."""
+    """The names of the calls inside a range."""
     return (name for span, name in calls if place.start <= span.start and span.end <= place.end)
 
 
@@ -179,7 +179,7 @@ def _is_cudnn(name: str) -> bool:
 
 
 def _is_cuda_function(name: str) -> bool:
-    """Whether the name of a function says that it is CUDA's own: ``scan_cuda``, ``scan_cuda.forward``."""
+    """Whether a function's name says that it needs CUDA: ``scan_cuda``, ``scan_cuda.forward``."""
     *modules, last = name.split(".")
     own = _CUDA_FUNCTION.search(last) and not _MOVES_OR_ASKS.search(last)
     return bool(own) or any(each.endswith("_cuda") for each in modules)

@@ -1,4 +1,4 @@
-"""Whether a literal such as ``"cuda"`` stands where a device does, or is only data that looks like one."""
+"""Whether a literal such as ``"cuda"`` is a device, or data that looks like one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from acclimate.port.values import DEVICE_NAME, Kind
 
 
 class Role(Enum):
-    """What a literal is for."""
+    """The use of a literal."""
 
     DEVICE = "device"
     LIKELY = "likely a device"
@@ -27,14 +27,14 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class LiteralUse:
-    """The role of a literal, and how it is known."""
+    """The role of a literal, and the reason for it."""
 
     role: Role
     reason: str = ""
 
 
 DEVICE = LiteralUse(Role.DEVICE)
-TEXT_STAYS = "a text in this function says which device, and stays"
+TEXT_STAYS = "a string in this function names the device, and stays as it is"
 _TORCH_TAKES_DEVICE_FIRST = re.compile(
     r"torch\.(device|autocast|amp\.(autocast|GradScaler|autocast_mode\.autocast|grad_scaler\.GradScaler)|Generator"
     r"|set_default_device|get_device_module|get_autocast_dtype|set_autocast_dtype|set_autocast_enabled"
@@ -48,7 +48,7 @@ _MOCKS = {"patch", "setattr", "object", "dict", "delattr"}
 
 
 def classify_literal(file: SourceFile, node: cst.CSTNode) -> LiteralUse:
-    """What a literal is for, by where it stands."""
+    """The use of a literal, judged by the code around it."""
     below, at = node, file.tree.parent(node)
     beside_host = False
     while isinstance(at, (cst.IfExp, cst.BooleanOperation, cst.NamedExpr)):
@@ -60,7 +60,7 @@ def classify_literal(file: SourceFile, node: cst.CSTNode) -> LiteralUse:
         below, at = at, file.tree.parent(at)
     found = _place(file, below, at)
     if found.role is Role.DATA and beside_host:
-        return LiteralUse(Role.LIKELY, 'only the "cpu" beside it says that it is a device')
+        return LiteralUse(Role.LIKELY, 'only the "cpu" beside it suggests a device')
     return found
 
 
@@ -95,7 +95,7 @@ def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> LiteralUse
     if argument.keyword is not None:
         word = argument.keyword.value
         if word == "device_types":
-            return LiteralUse(Role.DATA, "it says for which device an operator is written")
+            return LiteralUse(Role.DATA, "it names the device that an operator is written for")
         if word in _SAFE_KEYWORDS:
             return DEVICE
         if name in ("add_argument", "option", "Option", "DEFINE_string", "add_flag") and word in (
@@ -106,7 +106,7 @@ def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> LiteralUse
             named = any(DEVICE_NAME.search(option.lstrip("-").replace("-", "_")) for option in options)
             return DEVICE if named else LiteralUse(Role.DATA, "the option is no device")
         if DEVICE_NAME.search(word) or word == "device_map":
-            return LiteralUse(Role.LIKELY, "only the argument's name says that it is a device")
+            return LiteralUse(Role.LIKELY, "only the argument's name suggests a device")
         if word in ("default", "default_factory") and name in ("field", "Field"):
             owner = file.tree.statement(call)
             if isinstance(owner, cst.AnnAssign):
@@ -149,7 +149,7 @@ def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> LiteralUse
     if index == 0 and name in ("init_device_mesh", "autocast", "device", "Generator", "GradScaler"):
         return LiteralUse(Role.LIKELY, f"`{name}` is not known to be torch's")
     if _starts_with_index(argument.value):
-        return LiteralUse(Role.LIKELY, "only its form says that it is a device")
+        return LiteralUse(Role.LIKELY, "only its form suggests a device")
     return LiteralUse(Role.DATA, f"nothing shows that `{name}` takes a device")
 
 
@@ -183,16 +183,18 @@ def _last_name(node: cst.CSTNode) -> str | None:
 def _dictionary(file: SourceFile, node: cst.CSTNode, at: cst.DictElement) -> LiteralUse:
     holder = file.tree.parent(file.tree.parent(at) or at)
     if at.key is node and isinstance(holder, cst.Arg):
-        return LiteralUse(Role.DATA, "a key names where whoever saved the data had it")
+        return LiteralUse(
+            Role.DATA, "a key of such a dictionary (map_location) is the device that the data was saved from"
+        )
     if isinstance(holder, cst.Arg) and holder.keyword is not None and holder.keyword.value == "map_location":
-        return LiteralUse(Role.LIKELY, "it is the place of what another place had")
+        return LiteralUse(Role.LIKELY, "it is a map_location value")
     if at.key is node:
         return LiteralUse(Role.DATA, "it is a key of data")
     key = string_value(at.key)
     if file.text_names_device(at):
         return LiteralUse(Role.DATA, TEXT_STAYS)
     if key is not None and DEVICE_NAME.search(key):
-        return LiteralUse(Role.LIKELY, "only the key beside it says that it is a device")
+        return LiteralUse(Role.LIKELY, "only the key beside it suggests a device")
     return LiteralUse(Role.DATA, "it is a value of data")
 
 
@@ -200,7 +202,7 @@ def _returned(file: SourceFile, at: cst.Return) -> LiteralUse:
     function = file.tree.function(at)
     if isinstance(function, cst.FunctionDef) and re.search(r"device", function.name.value, re.IGNORECASE):
         return DEVICE
-    return LiteralUse(Role.DATA, "nothing shows that what is returned is a device")
+    return LiteralUse(Role.DATA, "nothing shows that the return value is a device")
 
 
 def _element(file: SourceFile, at: cst.Element) -> LiteralUse:
@@ -209,7 +211,7 @@ def _element(file: SourceFile, at: cst.Element) -> LiteralUse:
     if isinstance(around, cst.ComparisonTarget):
         return LiteralUse(Role.COMPARED)
     if isinstance(around, cst.For) and DEVICE_NAME.search(_last_name(around.target) or ""):
-        return LiteralUse(Role.LIKELY, "only the name of the loop's variable says that it is a device")
+        return LiteralUse(Role.LIKELY, "only the loop variable's name suggests a device")
     if isinstance(around, cst.Arg):
         call = file.tree.parent(around)
         first = string_value(call.args[0].value) if isinstance(call, cst.Call) and call.args else None
@@ -230,7 +232,7 @@ def _starts_with_index(node: cst.CSTNode) -> bool:
 
 
 def is_compared_device(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether what is compared with a device's name is one."""
+    """Whether a value that is compared with a device's name is a device."""
     if isinstance(node, cst.Attribute):
         if node.attr.value == "type":
             return True

@@ -1,4 +1,4 @@
-"""Whether a device's name gets to what loads files, which on a host takes ``"cpu"`` and no ``"cpu:0"``."""
+"""Whether a device's name reaches a function that loads files; those accept ``"cpu"`` but not ``"cpu:0"``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _TAKE_ANY_EXPRESSION = (cst.Arg, cst.Assign, cst.AnnAssign, cst.Return, cst.Elem
 def loadable(
     file: SourceFile, node: cst.CSTNode, *parts: Part, host: str = "{quote}cpu{quote}"
 ) -> tuple[Part, ...]:
-    """The expression for a numbered device in a node's place; ``"cpu"`` on a host where files go to it.
+    """The expression for a device with an index; ``"cpu"`` on a CPU-only machine if files are loaded to it.
 
-    acclimate's name of a host has no number, so only ``--to torch`` needs that.
+    acclimate's name for the CPU has no index, so only ``--to torch`` needs this.
     """
     if isinstance(file.target, AcclimateTarget) or file.is_guarded(node) or not is_loaded_to(file, node):
         return parts
@@ -32,9 +32,9 @@ def loadable(
 
 
 def is_loaded_to(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether an expression's value gets to a ``map_location``, or to the device of safetensors.
+    """Whether an expression's value reaches a ``map_location``, or the ``device`` of safetensors.
 
-    A name, an attribute of that text, and a parameter of this file's functions are followed.
+    The value is followed through names, attributes, and parameters of the file's functions.
     """
     seen: set[cst.CSTNode] = set()
     waiting: list[cst.CSTNode] = [node]
@@ -72,7 +72,7 @@ def _loads(file: SourceFile, call: cst.Call, argument: cst.Arg) -> bool:
 
 
 def _following(file: SourceFile, call: cst.Call, argument: cst.Arg) -> list[cst.CSTNode]:
-    """Where what a call is given goes: ``torch.device(…)`` and ``str(…)`` keep it, a parameter holds it."""
+    """The nodes that hold a call's argument: ``torch.device(…)``, ``str(…)``, or reads of a parameter."""
     if file.tree.qualified(call.func) == "torch.device" or called_name(call) == "str":
         return [call]
     parameter = parameter_of(file, call, argument)

@@ -1,4 +1,4 @@
-"""What torch lacks for Apple's devices, behind a test of the device."""
+"""Streams in a branch that a ported test would also take on MPS, where torch has none."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _STREAMS = ("Stream", "stream", "set_stream", "current_stream", "default_stream"
 
 
 def needs_streams(file: SourceFile, test: cst.CSTNode) -> bool:
-    """Whether streams are made where a test is true, of which torch has none for Apple's devices.
+    """Whether code that runs where a test is true makes streams, which torch lacks on MPS.
 
-    Only ``--to torch`` needs to know: acclimate has streams for them.
+    This matters for ``--to torch`` only: acclimate has streams for MPS.
     """
     if not isinstance(file.target, TorchTarget):
         return False

@@ -1,4 +1,4 @@
-"""Notebooks: the code cells as one source, so that names keep their meaning from cell to cell."""
+"""Notebooks. All code cells are ported as one source, so that a name means the same in each cell."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _HIDDEN = re.compile(r"^([ \t]*)pass  # acclimate: magic (\d+)$", re.MULTILINE)
 
 
 class Notebook:
-    """The code of a notebook, and a way to write the rest of it as it was.
+    """The code cells of a notebook, and a way to write them back without changing the rest.
 
     Args:
-        text: the file.
+        text: the text of the file.
 
     Raises:
-        ValueError: it is no notebook, or is not written as JSON usually is.
+        ValueError: it is not a notebook, or its JSON has an unusual format.
     """
 
     def __init__(self, text: str) -> None:
@@ -43,7 +43,7 @@ class Notebook:
         )
 
     def _without_magics(self, source: str) -> str:
-        """A cell without what only a notebook understands."""
+        """A cell with its magics and shell commands replaced by ``pass``."""
         if source.lstrip().startswith("%%"):
             self._magics.append(source.rstrip("\n"))
             ended = "\n" if source.endswith("\n") else ""
@@ -51,7 +51,7 @@ class Notebook:
 
         def hide(found: re.Match[str]) -> str:
             hidden: list[str] = []
-            # A command for the shell may go on, after a backslash, on further lines.
+            # A backslash continues a shell command on the next line.
             for line in found[2].split("\n"):
                 self._magics.append(line.removeprefix(found[1]) if hidden else line)
                 hidden.append(f"{found[1]}pass  # acclimate: magic {len(self._magics) - 1}")
@@ -60,7 +60,7 @@ class Notebook:
         return _MAGIC.sub(hide, source)
 
     def cell_of(self, line: int) -> tuple[int, int]:
-        """The cell that holds a line of the source, counted from 1, and the line in it."""
+        """The cell of a line of the source, and the line in that cell; both are counted from 1."""
         before = list(_CELL_LINE.finditer("".join(self.source.splitlines(keepends=True)[:line])))
         if not before:
             return 1, line
@@ -91,14 +91,16 @@ def _cell_source(cell: dict[str, Any]) -> str:
 
 
 def _style(text: str, data: Any) -> _Style:
-    """How a notebook was written: indentation, escapes, and its end."""
+    """The JSON format of a notebook: indentation, escapes, and final newline."""
     for indent in (1, 2, 4, None, "\t", 0):
         for ascii_only in (False, True):
             for end in ("\n", ""):
                 style = (indent, ascii_only, end)
                 if _dumped(data, style) == text:
                     return style
-    raise ValueError("its JSON is not written as notebooks are, so the rest of it would change")
+    raise ValueError(
+        "its JSON has an unusual format, so an edit would change the whole file; save it in Jupyter first"
+    )
 
 
 def _dumped(data: Any, style: _Style) -> str:

@@ -1,4 +1,4 @@
-"""Code that is about one vendor's hardware on purpose: builds, kernels, runtimes, and what fakes it."""
+"""Code meant for one vendor's hardware: builds, kernels, runtimes, and tests that replace torch.cuda."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RUNTIMES = {
 
 
 class OneVendor:
-    """Why a place stays as it is.
+    """Finds the code that a port must leave because it is meant for one vendor's hardware.
 
     Args:
         tree: the file.
@@ -39,11 +39,11 @@ class OneVendor:
         self._tree = tree
 
     def reason(self, node: cst.CSTNode, is_test: bool) -> str:
-        """Why a place is one vendor's own; ``""`` where it is not.
+        """Why a node is code for one vendor; ``""`` if it is not.
 
         Args:
-            node: the place.
-            is_test: whether it is a test of the device, which may decide about a build.
+            node: the node.
+            is_test: whether it is a test of the device, which may control a build.
         """
         around = list(self._tree.ancestors(node))
         if any(isinstance(each, cst.Call) and self._is_build(each) for each in around):
@@ -51,16 +51,16 @@ class OneVendor:
         if any(isinstance(each, cst.FunctionDef) and self._is_kernel(each) for each in around):
             return "a kernel for one vendor's hardware"
         if is_test and self._decides_build(node, around):
-            return "it decides about the build of a native extension for one vendor's hardware"
+            return "it controls the build of a native extension for one vendor's hardware"
         if self._replacing and any(each in self._replacing for each in around):
             return "the test replaces names of torch.cuda"
         for each in around:
             if isinstance(each, cst.FunctionDef) and each in self._of_runtimes:
-                return f"the function uses {self._of_runtimes[each]}, which only NVIDIA's hardware has"
+                return f"the function uses {self._of_runtimes[each]}, which only NVIDIA GPUs have"
         if (_NUMBERED.match(string_value(node) or "") or isinstance(node, cst.Call)) and any(
             each in self._only_comparing for each in around
         ):
-            return "the test only compares devices that differ, and a host has one"
+            return "the test compares devices with different indices, and a CPU-only machine has one device"
         return ""
 
     def _is_build(self, call: cst.Call) -> bool:
@@ -100,7 +100,7 @@ class OneVendor:
     def _replacing(self) -> set[cst.CSTNode]:
         """The functions and classes in which a test replaces names of torch.cuda.
 
-        What they say of a device is what the stand-in says.
+        Their calls of torch.cuda get the replacement's answers.
         """
         found: set[cst.CSTNode] = set()
         for call in self._tree.of_type(cst.Call):
@@ -115,7 +115,7 @@ class OneVendor:
 
     @cached_property
     def _of_runtimes(self) -> dict[cst.CSTNode, str]:
-        """The functions that use a runtime for NVIDIA's hardware alone, with its name."""
+        """The functions that use a runtime of NVIDIA GPUs, with the runtime's name."""
         used = {first for first in (name.partition(".")[0] for name in self._imports) if first in _RUNTIMES}
         found: dict[cst.CSTNode, str] = {}
         for function in self._tree.of_type(cst.FunctionDef) if _COMMAND in self._tree.text else []:
@@ -136,7 +136,7 @@ class OneVendor:
         return {each.name.value: each for each in self._tree.of_type(cst.FunctionDef)}
 
     def _uses_torch_only_for_cuda(self, function: cst.FunctionDef) -> bool:
-        """Whether a function computes nothing with torch, so that it only asks about GPUs."""
+        """Whether a function uses torch only to query GPUs, and computes nothing with it."""
         for node in walk(function.body):
             name = self._tree.qualified(node) if isinstance(node, cst.Attribute) else None
             if name and name.startswith("torch.") and not name.startswith("torch.cuda"):
@@ -145,7 +145,7 @@ class OneVendor:
 
     @cached_property
     def _only_comparing(self) -> set[cst.CSTNode]:
-        """The tests that name several numbered devices and put nothing on them."""
+        """The tests that name several device indices and put nothing on those devices."""
         numbered: dict[cst.CSTNode, set[str]] = defaultdict(set)
         for text in self._tree.of_type(cst.SimpleString):
             if _NUMBERED.match(string_value(text) or ""):
@@ -158,7 +158,7 @@ class OneVendor:
         }
 
     def _puts_on_device(self, function: cst.CSTNode) -> bool:
-        """Whether a numbered device, or a name that holds one, is given to what takes a device."""
+        """Whether a call gets a device with an index, or a name that holds one, as its device."""
         devices = {
             target.target.value
             for assign in walk(function)

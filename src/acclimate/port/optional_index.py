@@ -1,4 +1,4 @@
-"""Whether a number of a device may be ``None``, which torch.cuda takes for the current device."""
+"""Whether a device index may be ``None``, which torch.cuda takes as the current device."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from acclimate.port.tree import called_name, dotted, keyword, positional, string
 
 
 def may_be_none(file: SourceFile, value: cst.CSTNode) -> bool:
-    """Whether the file shows that a name or an attribute may hold ``None`` where it is used.
+    """Whether the file shows that a name or an attribute may be ``None`` where it is used.
 
-    It compares it with ``None``, or gives the parameter or the option no other default. A test around the use
-    may rule ``None`` out.
+    The file compares the name with ``None``, or ``None`` is the default of the parameter or option. A test
+    around the use may rule ``None`` out.
     """
     text = dotted(value)
     if not text or text.startswith(".") or _is_ruled_out(file, value, text):

@@ -1,4 +1,4 @@
-"""Whose a class or a function is, by its file's imports and definitions: torch's, another's, or unknown."""
+"""The package that defines a class or function, by the file's imports and definitions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from acclimate.port.source import SourceFile
 from acclimate.port.values import methods
 
 _SAME_AS_TORCH = ("torch.", "deepspeed.comm.")
-"""DeepSpeed's module has torch.distributed's functions, with the same parameters."""
+"""deepspeed.comm has the functions of torch.distributed, with the same parameters."""
 
 
 class Origin(Enum):
-    """Who defines it."""
+    """The package that defines a class or function."""
 
     TORCH = "torch"
     OTHER = "other"
@@ -23,7 +23,7 @@ class Origin(Enum):
 
 
 def origin_of(file: SourceFile, function: cst.CSTNode) -> Origin:
-    """Who defines what a call runs; unknown where nothing tells, or where a branch decides."""
+    """The package that defines a called function; unknown if nothing shows it, or if branches differ."""
     names = _full_names(file, function, depth=4)
     is_torch = {name is not None and name.startswith(_SAME_AS_TORCH) for name in names}
     if not names or None in names or len(is_torch) > 1:
@@ -32,7 +32,7 @@ def origin_of(file: SourceFile, function: cst.CSTNode) -> Origin:
 
 
 def _full_names(file: SourceFile, node: cst.CSTNode, depth: int) -> set[str | None]:
-    """Its names in the module that defines it; one with a dot in front is of this package."""
+    """The full names of a function where it is defined; a leading dot means this package."""
     if not depth or not isinstance(node, (cst.Name, cst.Attribute)):
         return {None}
     found: set[str | None] = set(file.tree.may_be(node))
@@ -59,7 +59,7 @@ def _full_names(file: SourceFile, node: cst.CSTNode, depth: int) -> set[str | No
 
 
 def _names_of_class(file: SourceFile, definition: cst.ClassDef, depth: int) -> set[str | None]:
-    """What a class of the file takes: what its base takes, unless it says itself."""
+    """The full names of the base whose parameters a class of the file takes, unless it defines its own."""
     own = f".{definition.name.value}"
     if not definition.bases:
         return {own}

@@ -1,4 +1,4 @@
-"""The report as one HTML page: no script, no other file, and nothing of a source can become markup."""
+"""The report as one HTML page without scripts or other files. All text from source files is escaped."""
 
 from __future__ import annotations
 

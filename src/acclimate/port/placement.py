@@ -1,4 +1,4 @@
-"""Where a new import, or a function that edits need, goes in a file."""
+"""Where in a file to insert new imports and helper functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIRST_PARTY_GUESS = frozenset(sys.stdlib_module_names)
 
 @dataclass(frozen=True)
 class _Line:
-    """An import statement that has a line of its own at the top level."""
+    """A top-level import statement on its own line."""
 
     node: cst.Import | cst.ImportFrom
     first: int
@@ -38,11 +38,11 @@ class _Line:
 
 
 def new_lines(file: SourceFile, first_use: int, imports: list[str], helpers: list[str]) -> list[Edit]:
-    """Insertions of import statements and of functions, before what uses them when the module is imported.
+    """Insertions of import statements and functions, before the first code that uses them at import.
 
     Args:
         file: the file.
-        first_use: the offset of the first use that runs when the module is imported; its end where none does.
+        first_use: the offset of the first use that runs at import; the end of the file if none does.
         imports: whole statements.
         helpers: the texts of functions.
     """
@@ -83,7 +83,7 @@ def new_lines(file: SourceFile, first_use: int, imports: list[str], helpers: lis
 
 
 def _import_lines(file: SourceFile) -> list[_Line]:
-    """The imports that form the head of the module: those before its first definition."""
+    """The imports before the module's first definition."""
     found: list[_Line] = []
     for statement in file.tree.module.body:
         if isinstance(statement, (cst.FunctionDef, cst.ClassDef)) and found:
@@ -104,7 +104,7 @@ def _import_lines(file: SourceFile) -> list[_Line]:
 
 
 def _place_for(statement: str, lines: list[_Line]) -> tuple[_Line, bool, bool] | None:
-    """The line beside which a statement goes, whether after it, and whether a blank line comes between."""
+    """The line next to which a statement goes, whether after it, and whether with a blank line between."""
     is_from, module = statement.startswith("from "), statement.split()[1]
     others = [line for line in lines if not line.is_future and not line.module.startswith(".")]
     anchor = next((line for line in others if line.module.partition(".")[0] == "torch"), None)
@@ -130,7 +130,7 @@ def _place_for(statement: str, lines: list[_Line]) -> tuple[_Line, bool, bool] |
 
 
 def _group(lines: list[_Line], anchor: _Line) -> list[_Line]:
-    """The lines without a gap around one."""
+    """The block of adjacent lines that contains a line."""
     index = lines.index(anchor)
     start = end = index
     while start and lines[start - 1].last + 1 == lines[start].first and not lines[start - 1].is_future:
@@ -147,7 +147,7 @@ def _line_start(file: SourceFile, line: int) -> int:
 
 
 def _after_head(file: SourceFile, lines: list[_Line]) -> int:
-    """The offset after the imports, or after the docstring where there are none."""
+    """The offset after the imports, or after the docstring if there are no imports."""
     if lines:
         return _line_start(file, max(line.last for line in lines) + 1)
     for statement in file.tree.module.body:

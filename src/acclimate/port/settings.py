@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from acclimate.errors import InvalidPortSettingsError, excerpt
-from acclimate.port.engine import known_rules
+from acclimate.port.engine import unknown_rules
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,7 +20,7 @@ TARGETS = ("acclimate", "torch")
 
 @dataclass(frozen=True)
 class ProjectSettings:
-    """What a project says of how it is ported."""
+    """A project's settings for ``acclimate port``."""
 
     target: str | None = None
     unsafe: bool = False
@@ -33,7 +33,7 @@ def read_settings(path: Path) -> ProjectSettings:
     """The settings for a file or folder.
 
     Raises:
-        InvalidPortSettingsError: the file is no TOML, or holds something that is not known.
+        InvalidPortSettingsError: the file is not TOML, or has an unknown setting or value.
     """
     here = path.resolve() if path.exists() else Path.cwd()
     for folder in (here, *here.parents):
@@ -81,12 +81,12 @@ def _read(path: Path) -> ProjectSettings:
 
 
 def check_rules(names: tuple[str, ...], where: str) -> None:
-    """Raises for a rule that does not exist.
+    """Checks that every name is a rule's.
 
     Raises:
-        InvalidPortSettingsError: a name that no rule has.
+        InvalidPortSettingsError: no rule has one of the names.
     """
-    wrong = known_rules(names)
+    wrong = unknown_rules(names)
     if wrong:
         raise InvalidPortSettingsError(
             f'{where}: there is no rule "{excerpt(wrong[0])}"; docs/port/ lists them'

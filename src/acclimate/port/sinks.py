@@ -1,4 +1,4 @@
-"""Where a value goes: to a place that takes a device, or to one that takes a number."""
+"""The sinks of a value: the calls and names that it reaches, which take a device or a number."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ DEVICE_METHODS = {"to", "cuda", "to_empty"}
 
 
 class Sink(Enum):
-    """What a place takes."""
+    """The kind of value that a sink takes."""
 
     DEVICE = "device"
     NUMBER = "number"
 
 
 def sink_of(file: SourceFile, node: cst.CSTNode) -> Sink:
-    """Where an expression's value goes; a name, an attribute or a dictionary that holds it is followed.
+    """The kind of value that an expression's sinks take; names, attributes and dictionaries are followed.
 
-    It is a device only where every place that says something takes one.
+    It is a device only if every known sink takes a device.
     """
     if node not in file.goes_to_device:
         file.goes_to_device[node] = _SinkFinder(file).of(node) == {Sink.DEVICE}
@@ -32,7 +32,7 @@ def sink_of(file: SourceFile, node: cst.CSTNode) -> Sink:
 
 
 def holds_device_name(file: SourceFile, name: cst.Name) -> bool:
-    """Whether a name holds ``torch.cuda.current_device()`` that becomes a device's name."""
+    """Whether a name holds a ``torch.cuda.current_device()`` that the port replaces with a device's name."""
     for assignment in file.tree.assignments(name):
         holder = file.tree.parent(assignment.node)
         holder = file.tree.parent(holder) if isinstance(holder, cst.AssignTarget) else holder
@@ -45,7 +45,7 @@ def holds_device_name(file: SourceFile, name: cst.Name) -> bool:
 
 
 class _SinkFinder:
-    """Where one value goes.
+    """Finds the sinks of a value.
 
     Args:
         file: the file.
@@ -56,7 +56,7 @@ class _SinkFinder:
         self._seen: set[cst.CSTNode] = set()
 
     def of(self, node: cst.CSTNode) -> set[Sink]:
-        """What the places take that an expression's value gets to; none where no place says it."""
+        """The kinds that an expression's sinks take; empty if no sink shows its kind."""
         if node in self._seen:
             return set()
         self._seen.add(node)
@@ -85,7 +85,7 @@ class _SinkFinder:
         return set() if _is_none(at) else {Sink.NUMBER}
 
     def _beside(self, choice: cst.BaseExpression, other: cst.BaseExpression) -> set[Sink]:
-        """What a choice between a value and another goes to; a number is chosen beside a number."""
+        """The sinks of a choice between a value and another; beside a number, a value is a number."""
         is_number = self._file.values.of(other).kind is Kind.NUMBER and not _asks_device(self._file, other)
         return {Sink.NUMBER} if is_number else self.of(choice)
 
@@ -120,7 +120,7 @@ class _SinkFinder:
         return set().union(*(self.of(use) for use in uses))
 
     def _reads_of(self, target: cst.Attribute) -> list[cst.CSTNode]:
-        """Reads of an attribute by the same text, or else of any object's attribute of that name."""
+        """Reads of an attribute with the same text, or else of any object's attribute of that name."""
         tree, text = self._file.tree, dotted(target)
         alike = [
             use
@@ -130,7 +130,7 @@ class _SinkFinder:
         return [use for use in alike if dotted(use) == text] or [*alike]
 
     def _of_entry(self, holder: cst.CSTNode, key: str) -> set[Sink]:
-        """Where an entry of a dictionary goes: into calls, or to where its key is read."""
+        """The sinks of a dictionary entry: the calls that get it, or the reads of its key."""
         at = self._file.tree.parent(holder)
         if isinstance(at, cst.Arg):
             call = self._file.tree.parent(at)
@@ -150,7 +150,7 @@ class _SinkFinder:
         return self._of_entries(target, key, at=target)
 
     def _of_entries(self, holder: cst.Name | cst.Attribute, key: str, at: cst.CSTNode) -> set[Sink]:
-        """Where the entries of that key go, of the dictionary that a name or an attribute holds."""
+        """The sinks of one key of the dictionary that a name or an attribute holds."""
         found: set[Sink] = set()
         for use in self._file.tree.reads(holder):
             if use in self._seen:
@@ -184,7 +184,7 @@ def _is_none(at: cst.CSTNode | None) -> bool:
 
 
 def takes_device(file: SourceFile, call: cst.Call, argument: cst.Arg) -> bool:
-    """Whether an argument of a call is a device, as torch defines the call."""
+    """Whether an argument of a torch function is a device."""
     if argument.keyword is not None:
         return argument.keyword.value in DEVICE_KEYWORDS and not _is_property_question(file, call)
     if argument.star:
@@ -204,7 +204,7 @@ def takes_device(file: SourceFile, call: cst.Call, argument: cst.Arg) -> bool:
 
 
 def parameter_of(file: SourceFile, call: cst.Call, argument: cst.Arg) -> cst.Param | None:
-    """The parameter that an argument is for, where this file defines what is called."""
+    """The parameter that gets an argument, if this file defines the called function."""
     function, is_bound = _defined(file, call)
     if function is None or argument.star:
         return None
@@ -221,7 +221,7 @@ def parameter_of(file: SourceFile, call: cst.Call, argument: cst.Arg) -> cst.Par
 
 
 def _defined(file: SourceFile, call: cst.Call) -> tuple[cst.FunctionDef | None, bool]:
-    """The function of this file that a call runs, and whether its first parameter is given by Python."""
+    """The function of this file that a call runs, and whether Python passes its first argument (``self``)."""
     if isinstance(call.func, cst.Name):
         for assignment in file.tree.assignments(call.func):
             if isinstance(assignment.node, cst.FunctionDef):
@@ -247,7 +247,7 @@ def _method(owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
 
 
 def gets_to_device(file: SourceFile, parameter: cst.Param, depth: int = 3) -> bool:
-    """Whether a parameter is a device: its name says so, or its function gives it to what takes a device."""
+    """Whether a parameter is a device: by its name, or because its function passes it on as a device."""
     if DEVICE_NAME.search(parameter.name.value):
         return True
     for use in file.tree.reads(parameter.name) if depth else []:
@@ -264,5 +264,5 @@ def gets_to_device(file: SourceFile, parameter: cst.Param, depth: int = 3) -> bo
 
 
 def _is_property_question(file: SourceFile, call: cst.Call) -> bool:
-    """Whether a call is one of torch.cuda's, which take numbers as well as devices."""
+    """Whether a call is of torch.cuda, whose functions take device numbers as well as devices."""
     return (file.tree.qualified(call.func) or "").startswith("torch.cuda.")

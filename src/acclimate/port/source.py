@@ -1,4 +1,4 @@
-"""What the rules see of a file: its tree, what its values are, and how the target spells things."""
+"""A file as the rules see it: its tree, the kinds of its values, and the target's code."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _HOME_OF_ACCELERATOR = {
     "deepspeed.accelerator.real_accelerator.get_accelerator": True,
 }
 OTHER_KINDS = ("mps", "xpu", "npu", "hpu", "mlu", "musa", "xla", "tpu")
-"""The words by which programs speak of devices other than CUDA's and the host."""
+"""Words that programs use for devices other than CUDA and the CPU."""
 _KINDS = re.compile(
     rf"(?<![A-Za-z])({'|'.join(OTHER_KINDS)})(?![A-Za-z])"
     rf"|(?:(?<=[a-z])|(?<![A-Za-z]))({'|'.join(OTHER_KINDS).upper()})(?![A-Za-z])"
 )
 _LONGEST_NAME = 40
-"""A longer text is prose, or a program."""
+"""A longer string is prose or a program."""
 
 
 def kinds_in(text: str) -> list[str]:
-    """The types of devices, other than CUDA's and the host, that a name or an expression speaks of."""
+    """The device types other than CUDA and the CPU that a name or an expression contains."""
     return [each[0].lower().replace("tpu", "xla") for each in _KINDS.finditer(text)]
 
 
@@ -46,10 +46,10 @@ class SourceFile:
 
     Args:
         text: its source.
-        target: the name of what it is ported to.
+        target: ``acclimate`` or ``torch``.
         is_build_script: whether its name is that of a build script.
         is_package_init: whether it is an ``__init__.py``, whose names others import.
-        survey: what other files say about classes that this one uses.
+        survey: facts from other files about the classes that this one uses.
         compiles_all: whether another file may give any module of this one to TorchScript.
     """
 
@@ -69,7 +69,7 @@ class SourceFile:
         self.torchscript = TorchScript(self.tree, self.survey.compiled, compiles_all)
         self.one_vendor = OneVendor(self.tree)
         self.goes_to_device: dict[cst.CSTNode, bool] = {}
-        """What ``sinks.py`` has found of values that it followed."""
+        """Results of ``sinks.py`` for the values that it followed."""
         self.is_build_script = is_build_script
         self.is_package_init = is_package_init
         self.torch = self._module_name("torch") or "torch"
@@ -124,12 +124,12 @@ class SourceFile:
 
     @property
     def helper_text(self) -> str:
-        """The function that tells the type of device, as this file spells it."""
+        """The source of the function that returns the device type, with this file's names."""
         return self._spelled(ACCELERATOR_TYPE)
 
     @property
     def on_any_device_text(self) -> str:
-        """The function that lets a ``DataParallel`` run anywhere, as this file spells it."""
+        """The source of the function that runs a ``DataParallel`` on any device, with this file's names."""
         text = ON_ANY_DEVICE.replace("on_any_device", self.on_any_device)
         hook = "_move_inputs"
         text = text.replace(hook, f"{hook}_to_device" if hook in self.names else hook)
@@ -142,9 +142,9 @@ class SourceFile:
 
     @cached_property
     def _has_plain_import_of_torch(self) -> bool:
-        """Whether torch is imported at the head of the file, and in no ``if`` or ``try`` there."""
+        """Whether torch is imported at the head of the file, outside any ``if`` or ``try``."""
         if self.needs_torch_import:
-            return True  # the import that is added is plain
+            return True  # the port adds a plain import
         lines = [each for each in self.tree.module.body if isinstance(each, cst.SimpleStatementLine)]
         imports = [each for line in lines for each in line.body if isinstance(each, cst.Import)]
         return any(
@@ -153,7 +153,7 @@ class SourceFile:
 
     @cached_property
     def other_kinds(self) -> tuple[str, ...]:
-        """The types of other devices that the file knows: by ``"mps"``, or by ``is_npu_available``."""
+        """The other device types in the file's names and strings: ``"mps"``, ``is_npu_available``."""
         words = {*self.names, *(string_value(each) or "" for each in self.tree.of_type(cst.SimpleString))}
         found = {kind for word in words if len(word) < _LONGEST_NAME for kind in kinds_in(word)}
         return tuple(sorted(found))
@@ -200,7 +200,7 @@ class SourceFile:
                 imported.add(dotted(statement.module))
         return any(name in _BUILD_MODULES for name in imported)
 
-    # -- where a node is -----------------------------------------------------------------------------
+    # -- positions -----------------------------------------------------------------------------------
 
     def runs_at_import(self, node: cst.CSTNode) -> bool:
         """Whether a node is evaluated when the module is imported."""
@@ -227,7 +227,7 @@ class SourceFile:
         return isinstance(around.operator, cst.And) and self.tests_device(around.left)
 
     def tests_device(self, test: cst.CSTNode) -> bool:
-        """Whether a condition is true only where there is a device that is not the host."""
+        """Whether a condition is true only if there is a device other than the CPU."""
         if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
             return self.tests_device(test.left) or self.tests_device(test.right)
         if isinstance(test, cst.Call):
@@ -242,16 +242,16 @@ class SourceFile:
         return isinstance(test, cst.Attribute) and test.attr.value == "is_cuda"
 
     def quote(self, node: cst.CSTNode) -> str:
-        """The quote for a new string: the literal's own, or one that no string around it has."""
+        """The quote for a new string: the same as the literal's, or one that no enclosing string uses."""
         for around in (node, *self.tree.ancestors(node)):
             if isinstance(around, cst.FormattedString):
                 return "'" if '"' in around.start else '"'
         return node.quote[0] if isinstance(node, cst.SimpleString) else '"'
 
     def text_names_device(self, node: cst.CSTNode) -> bool:
-        """Whether a text around a node, such as a command line or YAML, names CUDA as the device.
+        """Whether a string near a node, such as a command line or YAML, names CUDA as the device.
 
-        A program that compares what it reads from that text with "cuda" compares data.
+        A comparison with "cuda" of a value read from such a string is a comparison of data.
         """
         around = self.tree.function(node)
         return around is not None and any(
@@ -277,7 +277,7 @@ class SourceFile:
 
 
 def walk_outside_functions(node: cst.CSTNode) -> list[cst.CSTNode]:
-    """A node and what it holds, without the bodies of functions and classes."""
+    """A node and its descendants, without the bodies of functions and classes."""
     found: list[cst.CSTNode] = []
     waiting = [node]
     while waiting:

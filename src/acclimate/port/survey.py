@@ -1,4 +1,4 @@
-"""What files say about classes that other files use, found in their text before any of them is ported."""
+"""Facts from each file that matter for porting the others, found by regular expressions."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _NAMES_DEVICE = re.compile(rb"\b(\w+)[ \t]*(?::[ \t]*\w+[ \t]*)?=[ \t]*[\"']cuda
 
 @dataclass(frozen=True)
 class Survey:
-    """Names of classes, and what concerns every file."""
+    """Facts about the classes and functions of all files to port."""
 
     with_own_cuda: frozenset[str] = frozenset()
-    """Those that have a method ``cuda`` and none that is called ``to``, so they are no modules."""
+    """Classes with a method ``cuda`` and no method ``to``, which therefore are not modules."""
     compiled: frozenset[str] = frozenset()
-    """Those that a file imports, makes, and may give to TorchScript."""
+    """Classes that another file imports and instantiates, and may compile with TorchScript."""
     makers: frozenset[Path] = frozenset()
-    """Folders, and files without their suffix, whose functions make what others give to TorchScript."""
+    """Folders, and files without suffix, with functions whose results others compile with TorchScript."""
     device_names: frozenset[str] = frozenset()
-    """What is bound to a device's name, or given one as an argument: ``master_rank="cuda"``."""
+    """Names that are assigned a device's name, also as keyword arguments: ``master_rank="cuda"``."""
     old_constructor: bool = False
-    """Whether ``torch.Tensor(…)`` is called, in a file or in a library such as fairscale that one imports."""
+    """Whether a file, or a library that it imports such as fairscale, calls ``torch.Tensor(…)``."""
 
     def __or__(self, other: Survey) -> Survey:
-        """Both together."""
+        """The union of both."""
         return Survey(
             self.with_own_cuda | other.with_own_cuda,
             self.compiled | other.compiled,
@@ -47,12 +47,12 @@ class Survey:
         )
 
     def may_compile_all(self, path: Path) -> bool:
-        """Whether any module of a file may be given to TorchScript, as a function beside it made it."""
+        """Whether another file may compile any module of this file with TorchScript."""
         return bool(self.makers) and not self.makers.isdisjoint([path.with_suffix(""), *path.parents])
 
 
 def survey(source: bytes, path: Path | None = None) -> Survey:
-    """What one file says."""
+    """The facts from one file."""
     makers = frozenset(_makers(source, path)) if path is not None else frozenset()
     own, compiled = frozenset(_own_cuda(source)), frozenset(_compiled(source))
     named = frozenset(found[1].decode() for found in _NAMES_DEVICE.finditer(source))
@@ -81,7 +81,7 @@ def _compiled(source: bytes) -> Iterator[str]:
 
 
 def _makers(source: bytes, path: Path) -> Iterator[Path]:
-    """Where the functions are, beside the file, whose results it gives to TorchScript."""
+    """The neighbouring modules whose functions return modules that the file compiles with TorchScript."""
     given = {found[1] for found in _GIVEN.finditer(source)}
     callers: set[bytes] = set()
     for name in given:
@@ -100,7 +100,7 @@ def _makers(source: bytes, path: Path) -> Iterator[Path]:
 
 
 def _beside(path: Path, up: int, module: bytes) -> Iterator[Path]:
-    """The package, or the module, of an import, where it is beside the file."""
+    """The package or module that an import names, if it is a neighbour of the file."""
     folder = path.parents[up] if up < len(path.parents) else path.parent
     first = module.decode().partition(".")[0]
     found = folder / first if first else folder

@@ -1,4 +1,4 @@
-"""What hardware-specific code becomes: how each target spells a device, a call, a backend."""
+"""The two targets of a port: the code that each writes for a device, a call, a backend."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from acclimate.port.edits import Part
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a target writes one name of ``torch.cuda``."""
+    """A target's code for one name of ``torch.cuda``."""
 
     text: str
     keywords: tuple[str, ...] | None = None
-    """The parameters' names by position; ``None``: the same as torch.cuda's."""
+    """The parameter names in order; ``None``: the same as in torch.cuda."""
     positional_only: bool = False
     on_host: str | None = None
-    """The expression that stands in for a call on a host, where it would raise."""
+    """The expression to use instead of the call on a CPU-only machine, where the call would raise."""
     condition: str | None = None
-    """Where the call can be made; ``None``: wherever there is an accelerator."""
+    """The condition for making the call; ``None``: there is an accelerator."""
     unsafe: str = ""
-    """Why an edit needs judgement."""
+    """Why a person must review the edit; ``""``: it is safe."""
     default: str = ""
-    """The one argument, by keyword, where the target has another default for it than torch.cuda."""
+    """The one keyword argument whose default differs from torch.cuda's."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Why a target cannot write it."""
+    """The reason why a target has no code for a name of ``torch.cuda``."""
 
     reason: str
 
 
 class Target(ABC):
-    """One way to write code for any accelerator.
+    """The code for any accelerator, in terms of one library.
 
     Args:
-        torch: the file's name for torch.
+        torch: the name under which the file imports torch.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Target(ABC):
     @property
     @abstractmethod
     def not_host(self) -> str:
-        """A condition that is true where devices are not the host."""
+        """A condition that is false on a CPU-only machine."""
 
     @abstractmethod
     def device_at(self, *index: Part) -> tuple[Part, ...]:
@@ -74,7 +74,7 @@ class Target(ABC):
 
     @abstractmethod
     def runtime(self, name: str) -> Spelling | Missing:
-        """How a name of ``torch.cuda`` is written; submodules such as ``amp`` have rules of their own."""
+        """The code for a name of ``torch.cuda``. Other rules handle submodules such as ``amp``."""
 
 
 # The names of torch.cuda that acclimate's interface has too; a test compares them with the interface.
@@ -102,12 +102,12 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
     "set_rng_state": ("new_state", "device_index"),
 }
 _DEFAULTS = {"is_bf16_supported": "including_emulation=True"}
-"""torch.cuda's, where acclimate has another."""
-_UNSAFE = {"is_bf16_supported": "a host answers yes, where torch.cuda without a GPU answers no"}
+"""Defaults of torch.cuda that differ from acclimate's."""
+_UNSAFE = {"is_bf16_supported": "it is True on a CPU, where torch.cuda's is False"}
 
-# DeepSpeed's takes no argument, and asks torch with its default.
+# DeepSpeed's function takes no argument and calls torch's with the default.
 _KEYWORDS_OF_DEEPSPEED: dict[str, tuple[str, ...]] = {**_KEYWORDS, "is_bf16_supported": ()}
-# What DeepSpeed 0.19's interface lacks of these.
+# Of the names above, those that DeepSpeed 0.19's interface lacks.
 _NOT_IN_DEEPSPEED = {
     *("is_initialized", "init", "get_device_name", "get_device_capability", "get_device_properties"),
     *("get_rng_state_all", "set_rng_state_all", "seed", "seed_all", "set_stream", "mem_get_info"),
@@ -116,12 +116,12 @@ _NOT_IN_DEEPSPEED = {
 
 
 class AcclimateTarget(Target):
-    """``get_accelerator()``, of acclimate or of DeepSpeed.
+    """Code that calls ``get_accelerator()`` of acclimate or of DeepSpeed.
 
     Args:
-        torch: the file's name for torch.
-        accelerator: the file's name for ``get_accelerator``.
-        of_deepspeed: whether that is DeepSpeed's.
+        torch: the name under which the file imports torch.
+        accelerator: the name under which the file imports ``get_accelerator``.
+        of_deepspeed: whether the file imports ``get_accelerator`` from DeepSpeed.
     """
 
     name = "acclimate"
@@ -159,7 +159,7 @@ class AcclimateTarget(Target):
         if name not in _SAME:
             return Missing(f"torch.cuda.{name} is CUDA's own; no other accelerator has it")
         if self.of_deepspeed and name in _NOT_IN_DEEPSPEED:
-            return Missing(f"DeepSpeed's accelerator has no {name}; acclimate's has")
+            return Missing(f"DeepSpeed's accelerator has no {name}; get_accelerator() of acclimate has it")
         keywords = _KEYWORDS_OF_DEEPSPEED if self.of_deepspeed else _KEYWORDS
         default = "" if self.of_deepspeed else _DEFAULTS.get(name, "")
         text, unsafe = f"{self.accelerator}.{name}", _UNSAFE.get(name, "")
@@ -168,7 +168,7 @@ class AcclimateTarget(Target):
 
 @cache
 def torch_calls() -> frozenset[tuple[str, str]]:
-    """Module and name of what every recorded release of torch has, from 2.10 on."""
+    """Module and name of each function that every recorded torch release from 2.10 on has."""
     text = resources.files("acclimate.port").joinpath("torch_calls.json").read_text(encoding="utf-8")
     releases = [
         {(module, name) for module, names in offered.items() for name in names}
@@ -182,7 +182,7 @@ _RENAMED = {
     "current_device": "current_device_index",
     "mem_get_info": "get_memory_info",
 }
-# torch.accelerator has a function of that name which returns something else.
+# torch.accelerator has functions of these names that return something else.
 _OTHER_MEANING = {"get_device_capability", "memory_stats", "device_index", "current_stream", "set_stream"}
 _RETURN_NUMBERS = {
     *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
@@ -193,7 +193,7 @@ _RETURN_NOTHING = {
     *("reset_accumulated_memory_stats", "manual_seed", "manual_seed_all", "set_rng_state"),
     *("set_rng_state_all", "init", "seed", "seed_all"),
 }
-# What stands in on a host, where torch.accelerator raises and torch.cpu lacks the name.
+# Replacements on a CPU-only machine, where torch.accelerator raises and torch.cpu lacks the name.
 _ON_HOST = {
     **dict.fromkeys(_RETURN_NUMBERS, "0"),
     **dict.fromkeys(_RETURN_NOTHING, "None"),
@@ -208,13 +208,13 @@ _ON_HOST = {
     "is_bf16_supported": "True",
     "device": "{torch}.accelerator.device_index(None)",
 }
-# Apple's devices have no such allocator in torch 2.10 to 2.12, and these raise there.
+# These raise on MPS in torch 2.10 to 2.12, which has no such allocator there.
 _OF_ALLOCATOR = {
     *("empty_cache", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
     *("reset_peak_memory_stats", "reset_accumulated_memory_stats", "mem_get_info"),
 }
 _EMPTY_ON_HOST = {"Event", "Stream"}
-# What torch.mps lacks of the names that the modules of CUDA and XPU share.
+# Names that torch.cuda and torch.xpu have and torch.mps lacks.
 _NOT_ON_APPLE = {
     *("Stream", "stream", "set_stream", "get_device_name", "get_device_properties", "get_rng_state_all"),
     *("init", "initial_seed", "is_bf16_supported", "is_initialized", "manual_seed_all", "memory_stats"),
@@ -223,11 +223,11 @@ _NOT_ON_APPLE = {
 
 
 class TorchTarget(Target):
-    """``torch.accelerator``, and the device's module where that has no equivalent.
+    """Code that calls ``torch.accelerator``, or the device's module if that has no equivalent.
 
     Args:
-        torch: the file's name for torch.
-        helper: the name of a function in the file that tells the type of device.
+        torch: the name under which the file imports torch.
+        helper: the name of the function in the file that returns the device type.
     """
 
     name = "torch"
@@ -276,15 +276,15 @@ class TorchTarget(Target):
             text = f"{self.torch}.accelerator.{here}"
             return Spelling(text, positional_only=True, on_host=on_host, condition=condition)
         if name == "get_device_capability":
-            # Intel's is a dictionary, and Apple has none.
+            # torch.xpu's is a dictionary, and torch.mps has none.
             return Spelling(f"{self.module}.{name}", on_host=on_host, condition=f'{self.helper} == "cuda"')
         if ("device module", name) in torch_calls():
             lacks = name in _NOT_ON_APPLE
             condition = f'hasattr({self.module}, "{name}")' if lacks and on_host is not None else None
-            unsafe = f"torch has no {name} for Apple's devices" if lacks and on_host is None else ""
+            unsafe = f"torch has no {name} for MPS" if lacks and on_host is None else ""
             if name in _EMPTY_ON_HOST:
-                unsafe = f"torch's {name} of a host has no methods; --to acclimate has one that works"
+                unsafe = f"torch's {name} of a CPU has no methods; acclimate's has (--to acclimate)"
             return Spelling(f"{self.module}.{name}", on_host=on_host, condition=condition, unsafe=unsafe)
         if name in _SAME:
-            return Missing(f"torch has no {name} for every device; --to acclimate has")
+            return Missing(f"torch has no {name} for every device; acclimate has one (--to acclimate)")
         return Missing(f"torch.cuda.{name} is CUDA's own; no other accelerator has it")

@@ -13,14 +13,14 @@ _TAKES_CLASS = {"set_default_tensor_type", "isinstance", "issubclass"}
 
 
 def is_alias(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether a class is given a name, alone or as one branch of a choice."""
+    """Whether a class is assigned to a name, directly or as one branch of a conditional expression."""
     return _holder(file, node) is not None
 
 
 def type_calls(file: SourceFile, node: cst.CSTNode) -> list[cst.Attribute] | None:
-    """The ``x.type`` of every ``x.type(Tensor)`` where the name holds this class.
+    """The ``x.type`` of every ``x.type(Tensor)`` where ``Tensor`` holds this class.
 
-    ``None`` where a function that needs a real class gets it.
+    ``None`` if a function that needs a real class gets the name.
     """
     found: list[cst.Attribute] = []
     holder = _holder(file, node)
@@ -38,7 +38,7 @@ def type_calls(file: SourceFile, node: cst.CSTNode) -> list[cst.Attribute] | Non
 
 
 def tensor_classes(file: SourceFile, name: cst.CSTNode) -> list[cst.CSTNode]:
-    """The expressions whose value a name or an attribute may hold, each branch of a choice alone."""
+    """The expressions assigned to a name or an attribute, with each branch of a conditional expression."""
     found: list[cst.CSTNode] = []
     for assignment in file.tree.of_type(cst.Assign):
         for each in assignment.targets:

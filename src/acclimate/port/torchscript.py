@@ -1,4 +1,4 @@
-"""What TorchScript compiles, which knows no function that asks which accelerator there is."""
+"""Finds the code that TorchScript compiles, which cannot call the functions that choose the accelerator."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ class TorchScript:
                     self._add(found, asks)
         return found.functions
 
-    # -- what is given to the compiler ---------------------------------------------------------------
+    # -- values given to the compiler ----------------------------------------------------------------
 
     def _is_compiler(self, node: cst.CSTNode, depth: int = _DEEPEST) -> bool:
-        """Whether an expression gives what compiles, as far as the file or its name shows."""
+        """Whether an expression is a TorchScript compiler, as shown by the file or by its name."""
         if isinstance(node, cst.Call):
             held = [node.func, *(argument.value for argument in node.args)]
             return any(self._is_compiler(each, depth) for each in held)
@@ -95,7 +95,7 @@ class TorchScript:
         return bool(_NAME_OF_COMPILER.search(name.rpartition(".")[2])) and self._is_decorator(node)
 
     def _compiles_argument(self, function: cst.FunctionDef) -> bool:
-        """Whether a function gives a parameter to the compiler, as a decorator of the file's own does."""
+        """Whether a function passes a parameter to the compiler, as the file's own decorators do."""
         given = {each.name.value for each in function.params.params}
         return any(
             isinstance(each, cst.Call)
@@ -112,7 +112,7 @@ class TorchScript:
 
     @cached_property
     def _aliases(self) -> dict[str, list[cst.CSTNode]]:
-        """What the file assigns to each name: ``script = torch.jit.script``."""
+        """The expressions that the file assigns to each name: ``script = torch.jit.script``."""
         found: dict[str, list[cst.CSTNode]] = defaultdict(list)
         for assign in self._tree.of_type(cst.Assign):
             for target in assign.targets:
@@ -145,7 +145,7 @@ class TorchScript:
         return holder if isinstance(holder, cst.ClassDef) else None
 
     def _is_meant_for_it(self, node: cst.ClassDef) -> bool:
-        """Whether a class's objects are compiled, by its base, a method's mark, or what other files say."""
+        """Whether a class's objects are compiled: its base, a method's decorator or another file shows it."""
         if node.name.value in self._elsewhere:
             return True
         if self._all_modules and any(method.name.value == "forward" for method in methods(node)):
@@ -159,7 +159,7 @@ class TorchScript:
         )
 
     def _add_value(self, found: _Found, value: cst.CSTNode, depth: int) -> None:
-        """Adds what a value that is given to the compiler holds: ``Net(…)``, ``net``, ``self.step``."""
+        """Adds the functions and classes of a compiled value: ``Net(…)``, ``net``, ``self.step``."""
         if value in found.values:
             return
         found.values.add(value)
@@ -178,7 +178,7 @@ class TorchScript:
                     self._add_value(found, each, depth - 1)
 
     def _add_function(self, found: _Found, function: cst.FunctionDef, node: cst.CSTNode, depth: int) -> None:
-        """Adds a function; where it is called, the compiler gets the modules that it makes."""
+        """Adds a function or, if it is called, the modules that it returns."""
         call = self._tree.parent(node)
         if not (isinstance(call, cst.Call) and call.func is node):
             self._add(found, function)
@@ -195,10 +195,10 @@ class TorchScript:
                         self._add(found, method)
                 return
 
-    # -- what is compiled with it --------------------------------------------------------------------
+    # -- functions compiled with them ----------------------------------------------------------------
 
     def _add(self, found: _Found, node: cst.FunctionDef | cst.ClassDef) -> None:
-        """Adds a function, or each method of a class, and what they call."""
+        """Adds a function, or each method of a class, and the functions that they call."""
         if isinstance(node, cst.ClassDef):
             for method in methods(node):
                 self._add(found, method)
@@ -221,14 +221,14 @@ class TorchScript:
                 self._add_methods(found, of_class, each.attr.value)
 
     def _add_methods(self, found: _Found, of_class: cst.ClassDef, name: str) -> None:
-        """Adds the methods of a name of a class and of its bases in the file."""
+        """Adds the methods of one name, of a class and of its bases in the file."""
         for each in self._with_bases(of_class):
             for method in methods(each):
                 if method.name.value == name:
                     self._add(found, method)
 
     def _add_module(self, found: _Found, node: cst.ClassDef) -> None:
-        """Adds what is compiled of a module: what ``forward`` calls, and the modules that it is made of."""
+        """Adds the compiled parts of a module: the functions that ``forward`` calls, and its submodules."""
         for each in self._with_bases(node):
             if each in found.modules:
                 continue
@@ -251,13 +251,13 @@ class TorchScript:
                     waiting.append(known)
         return found
 
-    # -- what the compiler does not read -------------------------------------------------------------
+    # -- code that the compiler skips ----------------------------------------------------------------
 
     def _is_left_to_python(self, node: cst.FunctionDef) -> bool:
         return any(bool(self._tree.may_be(each) & _LEFT_TO_PYTHON) for each in decorators(node))
 
     def _is_for_python(self, node: cst.CSTNode, function: cst.CSTNode) -> bool:
-        """Whether a node runs only where no script is compiled: behind ``not torch.jit.is_scripting()``."""
+        """Whether a node runs in Python only: behind ``not torch.jit.is_scripting()``."""
         below = node
         for around in self._tree.ancestors(node):
             if around is function:
@@ -274,7 +274,7 @@ class TorchScript:
 
 
 class _Found:
-    """The functions that are compiled, and the classes whose objects are."""
+    """The compiled functions, and the classes whose objects are compiled."""
 
     def __init__(self) -> None:
         self.functions: set[cst.CSTNode] = set()
@@ -283,7 +283,7 @@ class _Found:
 
 
 def decorators(node: cst.FunctionDef | cst.ClassDef) -> Iterator[cst.BaseExpression]:
-    """What decorates a function or a class; ``f`` for ``@f(…)`` too."""
+    """The decorators of a function or a class; ``f`` for ``@f(…)`` too."""
     for each in node.decorators:
         yield each.decorator
         if isinstance(each.decorator, cst.Call):

@@ -1,6 +1,6 @@
-"""A parsed source file: its concrete syntax tree, where each node stands, and what each name means.
+"""A parsed source file: its concrete syntax tree, the position of each node, and the meaning of each name.
 
-Positions are offsets into the UTF-8 text, so an edit is a cut of bytes and all other bytes stay as they are.
+Positions are byte offsets into the UTF-8 text, so an edit leaves all bytes outside its range unchanged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Span:
 class _Scopes(ScopeProvider):
     """The scope of each node.
 
-    libcst's wrapper would visit the whole tree twice more for it, with nothing to do there.
+    libcst's metadata wrapper would visit the whole tree twice more to compute it.
     """
 
     def __init__(self, module: cst.Module) -> None:
@@ -50,7 +50,7 @@ class _Scopes(ScopeProvider):
         self.visit_Module(module)
 
     def get_metadata(self, key: Any, node: cst.CSTNode, default: Any = None) -> Any:
-        """Whether a name is read or bound, which is all that is asked for here."""
+        """Whether a name is read or bound, the only metadata that the scope provider asks for."""
         return self._contexts.found.get(node, default)
 
     def set_metadata(self, node: cst.CSTNode, value: Any) -> None:
@@ -84,7 +84,7 @@ class Tree:
         self.text = text
         self.bytes = text.encode()
         self.module = cst.parse_module(text)
-        # A tree that was just parsed shares no nodes, so the copy that would part them is not needed.
+        # A tree that was just parsed has no shared nodes, so it needs no deep copy.
         wrapper = MetadataWrapper(self.module, unsafe_skip_copy=True)
         self._spans: Mapping[cst.CSTNode, Any] = wrapper.resolve(ByteSpanPositionProvider)
         self._scopes = _Scopes(self.module).found
@@ -104,7 +104,7 @@ class Tree:
         for node in self.of_type(cst.ImportAlias):
             self._imported.add((node.evaluated_alias or node.evaluated_name).partition(".")[0])
 
-    # -- places --------------------------------------------------------------------------------------
+    # -- positions -----------------------------------------------------------------------------------
 
     def span(self, node: cst.CSTNode) -> Span:
         """The bytes of a node, with the parentheses around it."""
@@ -145,7 +145,7 @@ class Tree:
         return self._parents.get(node)
 
     def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """The nodes around one, from the nearest."""
+        """The nodes around a node, nearest first."""
         at = self._parents.get(node)
         while at is not None:
             yield at
@@ -184,9 +184,9 @@ class Tree:
         return None
 
     def qualified(self, node: cst.CSTNode) -> str | None:
-        """The full dotted name behind a name or a chain of attributes, where an import gives it.
+        """The full dotted name of a name or a chain of attributes that an import binds.
 
-        ``None`` for whatever else, such as a name that a branch binds to something else.
+        ``None`` for any other, such as a name that one branch binds to something else.
         """
         if node not in self._qualified:
             self._qualified[node] = self._qualify(node)
@@ -197,7 +197,7 @@ class Tree:
         return names.pop() if len(names) == 1 else None
 
     def may_be_cuda(self, name: cst.Name) -> bool:
-        """Whether a name is one of torch.cuda's only where some branch is taken."""
+        """Whether a name belongs to torch.cuda in some branches and not in others."""
         meanings = self._meanings(name)
         return len(meanings) > 1 and any((each or "").startswith("torch.cuda") for each in meanings)
 
@@ -206,7 +206,7 @@ class Tree:
         return {name for name in self._full_names(node) if name is not None}
 
     def _full_names(self, node: cst.CSTNode) -> set[str | None]:
-        """Its full names, and ``None`` for what no import binds."""
+        """The full names of a node, with ``None`` for a binding that is not an import."""
         attributes: list[str] = []
         at = node
         while isinstance(at, cst.Attribute):
@@ -237,16 +237,16 @@ class Tree:
         return meanings
 
     def assignments(self, name: cst.Name) -> Sequence[Assignment]:
-        """Every place that binds a name, where the name is looked up."""
+        """Every binding of a name in the scope where it is looked up."""
         scope = self.scope(name)
         return [] if scope is None else [a for a in scope[name.value] if isinstance(a, Assignment)]
 
     def accesses(self, name: cst.Name) -> list[cst.CSTNode]:
-        """Every place that reads what a name holds."""
+        """Every read of a name."""
         return [access.node for each in self.assignments(name) for access in each.references]
 
     def reads(self, holder: cst.Name | cst.Attribute) -> list[cst.CSTNode]:
-        """Where what a name, or an attribute of that text, holds is read elsewhere."""
+        """The other reads of a name, or of an attribute with the same text."""
         if isinstance(holder, cst.Name):
             return [use for use in self.accesses(holder) if use is not holder]
         text = dotted(holder)
@@ -254,7 +254,7 @@ class Tree:
 
     @cached_property
     def imports(self) -> list[cst.Import | cst.ImportFrom]:
-        """Every import statement, also those in functions: first the plain ones."""
+        """Every import statement, also those in functions; ``import x`` before ``from x import y``."""
         return [*self.of_type(cst.Import), *self.of_type(cst.ImportFrom)]
 
     @cached_property
@@ -279,9 +279,9 @@ class Tree:
 
 
 def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """A node and all below it, each before what it holds; not always in the order of the text.
+    """A node and all its descendants, each before its children; not always in source order.
 
-    libcst's own ``children`` visits each node anew, which takes longer than everything else here.
+    libcst's own ``children`` visits each node again, which takes longer than the rest of this class.
     """
     waiting = [node]
     while waiting:
@@ -291,7 +291,7 @@ def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def child_nodes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """The nodes directly below one; white space is left out, as nothing here asks for it."""
+    """The children of a node, without white space, which no rule needs."""
     for name in _fields(type(node)):
         value = getattr(node, name)
         if isinstance(value, (list, tuple)):
@@ -303,7 +303,7 @@ def child_nodes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def _is_node(kind: type) -> bool:
-    """Whether a class is one of libcst's nodes; asked once of each, as ``isinstance`` is slow here."""
+    """Whether a class is a libcst node class. Cached, as ``isinstance`` is slow for these classes."""
     known = _IS_NODE.get(kind)
     if known is None:
         known = _IS_NODE[kind] = issubclass(kind, cst.CSTNode)
@@ -337,7 +337,7 @@ def dotted(node: cst.CSTNode | None) -> str:
 
 
 def called_name(call: cst.Call) -> str | None:
-    """The last name of what is called: ``to`` for ``a.b.to(…)``."""
+    """The last name of the called function: ``to`` for ``a.b.to(…)``."""
     if isinstance(call.func, cst.Attribute):
         return call.func.attr.value
     return call.func.value if isinstance(call.func, cst.Name) else None
@@ -354,7 +354,7 @@ def positional(call: cst.Call) -> list[cst.Arg]:
 
 
 def position(call: cst.Call, argument: cst.Arg) -> int | None:
-    """Where an argument stands among a call's positional ones; ``None``: it is none of them."""
+    """The index of an argument among a call's positional arguments; ``None``: it is not positional."""
     return next((i for i, each in enumerate(positional(call)) if each is argument), None)
 
 

@@ -1,7 +1,7 @@
-"""What a value is: a number, a device, a string, a tensor, a module; followed through one function.
+"""Infers the kind of a value within one function: a number, a device, a string, a tensor, a module.
 
-Each answer says whether it is known from the code or only likely from a name: an edit that rests on a name
-alone is unsafe.
+Each result says whether the code shows the kind or only a name suggests it. An edit based only on a name is
+unsafe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from acclimate.port.tree import Tree, called_name, string_value
 
 
 class Kind(Enum):
-    """What a value is."""
+    """The kind of a value."""
 
     NUMBER = "number"
     DEVICE = "device"
@@ -96,7 +96,7 @@ _DEPTH = 6
 
 
 class Values:
-    """Answers for one file."""
+    """Infers the kinds of the values in one file."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
@@ -115,7 +115,7 @@ class Values:
         return own
 
     def of(self, node: cst.CSTNode, depth: int = _DEPTH) -> Value:
-        """What an expression's value is."""
+        """The kind of an expression's value."""
         if depth == 0:
             return UNKNOWN
         if isinstance(node, cst.Integer):
@@ -260,7 +260,7 @@ class Values:
 
 
 def guess_by_name(name: str) -> Value:
-    """What a value is likely to be by what it is called."""
+    """The kind that a name suggests."""
     if NUMBER_NAME.search(name):
         return Value(Kind.NUMBER, certain=False)
     return Value(Kind.DEVICE, certain=False) if DEVICE_NAME.search(name) else UNKNOWN
@@ -272,5 +272,5 @@ def methods(node: cst.ClassDef) -> set[str]:
 
 
 def base_names(node: cst.ClassDef) -> set[str]:
-    """The bases of a class, as far as they are plain names."""
+    """The bases of a class that are plain names."""
     return {base.value.value for base in node.bases if isinstance(base.value, cst.Name)}

@@ -1,4 +1,4 @@
-"""Ports files, several at a time, each in a process of its own."""
+"""Ports files in parallel worker processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BUILD_SCRIPTS = ("setup.py", "setup_cuda.py", "build.py")
 
 @dataclass(frozen=True)
 class FileResult:
-    """What became of a file."""
+    """The result of porting one file."""
 
     path: Path
     before: str = ""
@@ -38,14 +38,14 @@ class FileResult:
 
     @property
     def changed(self) -> bool:
-        """Whether the text is another one."""
+        """Whether the text differs from the original."""
         return self.before != self.after
 
 
 def port_files(
     paths: Sequence[Path], settings: Settings, apply: bool, jobs: int, done: Callable[[], None]
 ) -> list[FileResult]:
-    """Ports files, and writes them where asked to; the results are in the order of the files."""
+    """Ports files and, if asked, writes them; the results are in the order of the files."""
     hopeful: list[Path] = []
     results: dict[Path, FileResult] = {}
     known = Survey()
@@ -73,7 +73,7 @@ def _port_each(paths: list[Path], settings: Settings, apply: bool, jobs: int) ->
         for path in paths:
             yield port_file(path, settings, apply)
         return
-    # The longest files first, so that none is left for the end.
+    # The longest files go first, so that no process works on one while the others are idle.
     ordered = sorted(paths, key=_size, reverse=True)
     remaining = set(ordered)
     try:
@@ -91,12 +91,12 @@ def _port_each(paths: list[Path], settings: Settings, apply: bool, jobs: int) ->
 
 
 def _port_in_new_process(path: Path, settings: Settings, apply: bool) -> FileResult:
-    """Ports a file in a process for it alone, after a process that had several files was killed."""
+    """Ports one file in a new process, after a worker with several files was killed."""
     try:
         with ProcessPoolExecutor(max_workers=1) as pool:
             return pool.submit(port_file, path, settings, apply).result()
     except BrokenProcessPool:
-        return FileResult(path, failure="the process that worked on it was killed")
+        return FileResult(path, failure="its worker process was killed; run again with this file alone")
 
 
 def _size(path: Path) -> int:
@@ -107,7 +107,7 @@ def _size(path: Path) -> int:
 
 
 def port_file(path: Path, settings: Settings, apply: bool) -> FileResult:
-    """Ports one file; a fault of the file is part of the result."""
+    """Ports one file; an error in the file is part of the result."""
     try:
         data = path.read_bytes()
         if not may_concern(data):
@@ -129,14 +129,14 @@ def port_file(path: Path, settings: Settings, apply: bool) -> FileResult:
     except UnicodeEncodeError as error:
         return FileResult(path, failure=f"its encoding cannot hold the edit: {error}")
     except Exception as error:  # noqa: BLE001 - a fault of ours with one file must not keep the others from it
-        return FileResult(path, failure=f"a fault of acclimate's own: {type(error).__name__}")
+        return FileResult(path, failure=f"a bug in acclimate: {type(error).__name__}; please report it")
 
 
 def _refuse_deep(text: str) -> None:
-    """Raises for source that libcst's parser, which is native code, would crash on.
+    """Raises if libcst's native parser would crash on the source.
 
     Raises:
-        UnreadableError: it is nested so deeply that Python does not read it either.
+        UnreadableError: it is nested too deeply for Python's own parser too.
     """
     try:
         with warnings.catch_warnings():
@@ -145,7 +145,7 @@ def _refuse_deep(text: str) -> None:
     except (MemoryError, RecursionError) as error:
         raise UnreadableError(_TOO_DEEP) from error
     except (SyntaxError, ValueError) as error:
-        # Other errors are libcst's to tell: it may know a newer Python than this one.
+        # libcst reports other errors: it may know a newer Python than this one.
         if "too many" in str(error) and "nested" in str(error):
             raise UnreadableError(_TOO_DEEP) from error
 
@@ -186,6 +186,6 @@ def _in_cell(notebook: Notebook, site: Site) -> Site:
 
 
 def usual_jobs() -> int:
-    """As many processes as this one has cores."""
+    """The default number of processes: the cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""All rules, in the order in which they look at a place."""
+"""All rules, in the order in which they check a node."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ RULES: tuple[Rule, ...] = (
     distributed.OpBuilders(),
     device_indices.IntegerDevice(),
 )
-"""The first rule that finds something at a place has it."""
+"""The first rule with a finding for a node wins."""
 
 BY_NAME: dict[str, Rule] = {key: rule for rule in RULES for key in (rule.code, rule.name)}
 

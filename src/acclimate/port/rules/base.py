@@ -1,4 +1,4 @@
-"""What a rule is, and what it finds."""
+"""The base class of the rules, and of their findings."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from acclimate.port.tree import Span
 
 
 class Outcome(Enum):
-    """What a rule says of a place."""
+    """A rule's verdict on a piece of code."""
 
     CONVERT = "convert"
     LEFT = "left"
     EXEMPT = "exempt"
-    """It looks like hardware-specific code, and is data or belongs to one vendor's kernels."""
+    """It looks like hardware-specific code, but is data or belongs to one vendor's kernels."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A snippet, and what each target makes of it; ``None``: left as it is."""
+    """A snippet before and after the port to each target; ``None``: left as it is."""
 
     before: str
     acclimate: str | None
@@ -34,26 +34,26 @@ class Example:
 
 @dataclass
 class Finding:
-    """One place of hardware-specific code."""
+    """One piece of hardware-specific code."""
 
     rule: Rule
     place: Span
     outcome: Outcome
     reason: str = ""
-    """Why it is unsafe, or why it is left."""
+    """Why the edit is unsafe, or why the code is left."""
     safe: bool = True
     edits: tuple[Edit, ...] = ()
     claims: tuple[cst.CSTNode, ...] = ()
-    """Nodes that need no finding of their own."""
+    """Nodes that this finding covers, so that no other rule checks them."""
     needs_applied_in: tuple[Span, ...] = ()
-    """Every finding in these places must be applied too."""
+    """Every finding in these ranges must be applied too."""
     needs_applied_at: tuple[Span, ...] = ()
-    """Each of these places must be part of a finding that is applied."""
+    """Each of these ranges must be part of a finding that is applied."""
     node: cst.CSTNode | None = None
 
 
 class Rule(ABC):
-    """Finds one kind of hardware-specific code, and says what it becomes."""
+    """Finds one kind of hardware-specific code, and makes its edits."""
 
     code: ClassVar[str]
     name: ClassVar[str]
@@ -65,7 +65,7 @@ class Rule(ABC):
 
     @abstractmethod
     def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        """What this rule finds in a node."""
+        """This rule's finding for a node; ``None`` if there is none."""
 
     def convert(
         self,
@@ -75,7 +75,7 @@ class Rule(ABC):
         unsafe: str = "",
         claims: tuple[cst.CSTNode, ...] = (),
     ) -> Finding:
-        """A finding with edits; it is unsafe where there is a reason."""
+        """A finding with edits; it is unsafe if a reason is given."""
         return Finding(
             self, file.span(node), Outcome.CONVERT, unsafe, not unsafe, edits, (node, *claims), node=node
         )
@@ -94,18 +94,18 @@ class Rule(ABC):
     def left(
         self, file: SourceFile, node: cst.CSTNode, reason: str, claims: tuple[cst.CSTNode, ...] = ()
     ) -> Finding:
-        """A finding that stays as it is."""
+        """A finding without edits: hardware-specific code that stays as it is."""
         return Finding(self, file.span(node), Outcome.LEFT, reason, claims=(node, *claims), node=node)
 
     def exempt(
         self, file: SourceFile, node: cst.CSTNode, reason: str, claims: tuple[cst.CSTNode, ...] = ()
     ) -> Finding:
-        """A finding that is no fault."""
+        """A finding without edits: code that is not hardware-specific."""
         return Finding(self, file.span(node), Outcome.EXEMPT, reason, claims=(node, *claims), node=node)
 
 
 def without_argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Edit:
-    """An edit that takes an argument and its comma out of a call."""
+    """An edit that removes an argument and its comma from a call."""
     index = next(i for i, each in enumerate(call.args) if each is argument)
     place = file.span(argument)
     if index + 1 < len(call.args):
@@ -133,7 +133,7 @@ def cuda_name(file: SourceFile, node: cst.CSTNode) -> str | None:
 
 
 def is_read(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether a name is used here, rather than bound, imported or only spelled."""
+    """Whether a name is read here, and not bound, imported or an attribute's name."""
     parent = file.tree.parent(node)
     if isinstance(parent, cst.Attribute) and parent.attr is node:
         return False
@@ -161,7 +161,7 @@ def is_assigned(file: SourceFile, node: cst.CSTNode) -> bool:
 
 
 def margin_of(file: SourceFile, statement: cst.Expr) -> str | None:
-    """How far a statement is indented; ``None`` where it has no line of its own."""
+    """The indentation of a statement; ``None`` if it shares its line."""
     line = file.tree.parent(statement)
     if not isinstance(line, cst.SimpleStatementLine) or len(line.body) != 1:
         return None

@@ -1,4 +1,4 @@
-"""Devices that are compared as objects, ``x.device == torch.device("cuda")``, or are keys of a dictionary."""
+"""Edits of comparisons with a device: ``x.device == torch.device("cuda")``, and of dictionary keys."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from acclimate.port.source import SourceFile
 from acclimate.port.targets import AcclimateTarget
 from acclimate.port.tree import Span, string_value, walk
 
-HOST_CHANGES = "on a CPU the answer changes with what the program does there"
-OTHERS = "other accelerators take the branch that was CUDA's"
+HOST_CHANGES = "on a CPU the result may change, and with it the branch taken"
+OTHERS = "other accelerators then take the branch written for CUDA"
 
 
 def adapt_to_comparison(file: SourceFile, finding: Finding) -> Finding:
-    """A finding about a device's name, as what is done with the device asks for it.
+    """A finding for a device's name, changed if the device is compared or is a dictionary key.
 
-    An equality stays false on a host, as it was: a branch on the device may do what a host cannot.
+    An equality stays false on a CPU-only machine, as before: its branch may do what a CPU cannot.
     """
     device = _object(file, finding.node)
     holder = file.tree.parent(device) if device is not None else None
@@ -50,19 +50,19 @@ def _unsafe(finding: Finding, reason: str) -> Finding:
 
 
 def _as_key(file: SourceFile, finding: Finding, element: cst.DictElement) -> Finding:
-    """A key of a dictionary; on a host it is the host's key, and of two equal keys the last one counts."""
+    """A dictionary key. On a CPU-only machine it may equal the key for the CPU, and the last of two equal keys wins."""
     holder = file.tree.parent(element)
     elements = list(holder.elements) if isinstance(holder, cst.Dict) else []
     before = elements[: elements.index(element)] if element in elements else []
     for each in before:
         if isinstance(each, cst.DictElement) and any(string_value(one) == "cpu" for one in walk(each.key)):
-            reason = "on a host it would take the place of the host's entry"
+            reason = "on a CPU it would replace the entry for the CPU"
             return finding.rule.left(file, finding.node or element, reason, finding.claims)
-    return _unsafe(finding, "what belongs to the key may be CUDA's own")
+    return _unsafe(finding, "the value of the key may be specific to CUDA")
 
 
 def _object(file: SourceFile, node: cst.CSTNode | None) -> cst.CSTNode | None:
-    """The device that a name or a call makes: ``torch.device("cuda")``, or its ``type``."""
+    """The device object around a name: ``torch.device("cuda")``, or its ``type``."""
     at = node
     if isinstance(node, (cst.SimpleString, cst.FormattedString)):
         argument = file.tree.parent(node)
@@ -74,55 +74,55 @@ def _object(file: SourceFile, node: cst.CSTNode | None) -> cst.CSTNode | None:
 
 
 def is_type(node: cst.CSTNode) -> bool:
-    """Whether something is the type of a device, which has no index: ``device.type``, ``device_type``."""
+    """Whether a node is a device type, which has no index: ``device.type``, ``device_type``."""
     name = node.attr.value if isinstance(node, cst.Attribute) else getattr(node, "value", "")
     return isinstance(name, str) and name.lower().endswith("type")
 
 
 def is_tensors_device(node: cst.CSTNode) -> bool:
-    """Whether something is the type of a device, ``x.device.type``, and no text that a program reads."""
+    """Whether a node is the type of a device object, ``x.device.type``, and not a string of the program's."""
     return isinstance(node, cst.Attribute) and node.attr.value == "type"
 
 
 def and_not_host(
     file: SourceFile, literal: cst.CSTNode, end: int, kinds: tuple[str, ...], close: str = ""
 ) -> Edit:
-    """An edit that makes ``a == b`` false on the host, and on devices that have a branch: ``a == b != "cpu"``."""
+    """An edit that makes ``a == b`` false on the CPU and on devices with their own branch: ``a == b != "cpu"``."""
     return insert(end, f" {host_test(file.quote(literal), kinds)}{close}")
 
 
 def host_test(quote: str, kinds: Sequence[str] = (), *, is_host: bool = False) -> str:
-    """What stands behind the type of a device to ask that it is not the host: ``!= "cpu"``.
+    """The code after a device type that tests that it is not the CPU: ``!= "cpu"``.
 
     Args:
         quote: the quote for the strings.
-        kinds: types of other devices that count as the host does: ``not in ("cpu", "mps")``.
-        is_host: whether to ask that it is the host, or one of those, instead: ``== "cpu"``.
+        kinds: other device types to treat like the CPU: ``not in ("cpu", "mps")``.
+        is_host: whether to test that it is the CPU, or one of ``kinds``, instead: ``== "cpu"``.
     """
     operator = ("in" if is_host else "not in") if kinds else ("==" if is_host else "!=")
     return f"{operator} {host_names(quote, kinds)}"
 
 
 def host_names(quote: str, kinds: Sequence[str] = ()) -> str:
-    """The name of the host, ``"cpu"``, or a tuple of it and of those of other devices: ``("cpu", "mps")``."""
+    """The string ``"cpu"``, or a tuple of it and other device types: ``("cpu", "mps")``."""
     names = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *kinds))
     return f"({names})" if kinds else names
 
 
 def host_guard(file: SourceFile, quote: str) -> str:
-    """The target's condition for code that must not run where the host is all there is."""
+    """The target's condition for code that must not run on a CPU-only machine."""
     if isinstance(file.target, AcclimateTarget):
         return f"{file.target.device_type} {host_test(quote)}"
     return file.target.not_host
 
 
 def negation(file: SourceFile, node: cst.Comparison, condition: str) -> list[Edit]:
-    """Edits that make ``a != b`` true also where the condition is false: ``not (a == b != "cpu")``.
+    """Edits that make ``a != b`` also true if the condition is false: ``not (a == b != "cpu")``.
 
     Args:
         file: the file.
         node: the comparison.
-        condition: what stands behind ``b``: ``!= "cpu"``.
+        condition: the code after ``b``: ``!= "cpu"``.
     """
     plain = (cst.If, cst.While, cst.Assert, cst.BooleanOperation, cst.Assign, cst.Return)
     alone = isinstance(file.tree.parent(node), plain) and not node.lpar

@@ -34,23 +34,23 @@ class DeviceComparison(Rule):
     name = "device-comparison"
     summary = '`device.type == "cuda"`, `"cuda" in device`, `device.startswith("cuda")`'
     explanation = """\
-With acclimate the name of the accelerator takes the place of `"cuda"`, and the test stays false on a CPU (`!= "cpu"`),
-so that a program's own way for a host is taken as before: `--to torch` asks for nothing else than whether the device is
-something other than `"cpu"`. Where a later branch is for another type of device (`elif device.type == "mps":`), the
-test stays false for that too. It is true on a CPU only where the program would end otherwise (`assert device.type ==
-"cuda"`), or where it decides about nothing but seeds, waiting, the device, and what moves there.
+`--to acclimate` writes the accelerator's name instead of `"cuda"`; `--to torch` only tests that the device is not
+`"cpu"`. The test stays false on a CPU (`!= "cpu"`), so a program takes its CPU path as before. If a later branch tests
+for another device type (`elif device.type == "mps":`), the ported test stays false for that type too. It becomes true
+on a CPU only if the program would otherwise end (`assert device.type == "cuda"`), or if its branch only sets seeds,
+synchronises, chooses the device, or moves tensors and modules to it.
 
-`if device.type != "cuda":` becomes `if device.type == "cpu":`, unless it ends the program. A text such as `device` may
-be `"cuda:1"`, which is not `"cuda"`, so it is compared with the whole name.
+`if device.type != "cuda":` becomes `if device.type == "cpu":`, unless it ends the program. A string `device` may be
+`"cuda:1"`, which does not equal `"cuda"`, so it is compared with the whole name.
 
-A test that leads to a compiled CUDA extension (`_C`, `*_cuda`), to a package for NVIDIA's hardware such as apex or
-flash_attn, or to a function of the file that calls one, stays: through a name that holds the answer, a function that
-returns it, an `assert`, or a fallback before it that returns. In a file with CUTLASS kernels every such test stays.
-So does a test whose branch imports such a package, and `"cuda" in device and not torch.cuda.is_available()`, which
-finds a program that is told to use CUDA where there is none.
+A test is left if it guards a call of a compiled CUDA extension (`_C`, `*_cuda`), of a package for NVIDIA GPUs such as
+apex or flash_attn, or of a function of the file that calls one. It may guard the call through a name that holds its
+result, a function that returns the result, an `assert`, or an earlier fallback that returns. All tests in a file with
+CUTLASS kernels are left, and so is a test whose branch imports such a package. `"cuda" in device and not
+torch.cuda.is_available()` is left too: it detects that the program was told to use CUDA on a machine without CUDA.
 
-The edit is unsafe, since the program may do on other devices what only made sense on CUDA. Better is to ask for the
-property that the branch is about, such as `get_accelerator().is_fp16_supported()`."""
+The edit is unsafe, because other devices may then run code that only made sense on CUDA. It is better to test the
+property that the branch needs, such as `get_accelerator().is_fp16_supported()`."""
     examples = (
         Example(
             'import torch\n\n\ndef f(device):\n    return device.type == "cuda"\n',
@@ -108,7 +108,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
             "device_name",
             "communication_backend_name",
         ):
-            return self.exempt(file, literal, "the program asks the accelerator which one it is")
+            return self.exempt(file, literal, "the program compares the accelerator's own name")
         if not is_compared_device(file, other):
             return self.exempt(file, literal, "nothing shows that a device is compared")
         if file.text_names_device(node) and not is_tensors_device(other):
@@ -149,7 +149,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         edits = [replace(file.span(literal), hosts)]
         if kinds:
             flipped = "not in" if flipped == "!=" else "in"
-            # What is looked for stands on the left.
+            # The left operand of `in` is the name.
             edits = [replace(left, file.span(other)), replace(right, hosts)]
         edits.append(replace(Span(left.end, right.start), f" {flipped} "))
         unsafe = OTHERS if is_fallback else HOST_CHANGES
@@ -162,7 +162,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
     def _whole_name(
         self, file: SourceFile, node: cst.Comparison, literal: cst.CSTNode, target: cst.ComparisonTarget
     ) -> Finding:
-        """A comparison of a text that may be ``"cuda:1"``, which is not ``"cuda"``, and is no host either."""
+        """A comparison of a string that may be ``"cuda:1"``, which equals neither ``"cuda"`` nor ``"cpu"``."""
         end = file.span(target.comparator).end
         kinds = self._kinds(file, node)
         name = replace(file.span(literal), file.target.device_type)
@@ -172,7 +172,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         return self.convert(file, node, *edits, unsafe=OTHERS, claims=(literal,))
 
     def _case(self, file: SourceFile, node: cst.MatchCase) -> Finding | None:
-        """``case "cuda":`` of a ``match`` on a device, which becomes a test, as a pattern must be a literal."""
+        """``case "cuda":`` of a ``match`` on a device. It becomes a guard, as a pattern must be a literal."""
         match = file.tree.parent(node)
         literal = node.pattern.value if isinstance(node.pattern, cst.MatchValue) else None
         if literal is None or string_value(literal) != "cuda" or not isinstance(match, cst.Match):
@@ -180,7 +180,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         if not is_compared_device(file, match.subject):
             return self.exempt(file, literal, "nothing shows that a device is compared")
         if not isinstance(match.subject, (cst.Name, cst.Attribute)):
-            return self.left(file, literal, "a test would evaluate what is matched a second time")
+            return self.left(file, literal, "a guard would evaluate the subject of `match` a second time")
         quote, subject = file.quote(literal), file.tree.source(match.subject)
         test = f"{subject} {host_test(quote)}"
         if file.target.name == "acclimate":
@@ -205,7 +205,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         is_yes = may_be_true_on_host(file, node)
         beside = [] if is_yes else [each for each in other_kinds(file, node) if each not in listed]
         if beside:
-            return self.left(file, node, f"the program has a way of its own for {beside[0]}", tuple(found))
+            return self.left(file, node, f"the program has its own code for {beside[0]}", tuple(found))
         if "cpu" in listed or is_yes or ends_program_if_false(file, node):
             return self.convert(file, node, *edits, unsafe=HOST_CHANGES, claims=tuple(found))
         left, asked = file.span(node.left), node.comparisons[0]
@@ -233,7 +233,7 @@ property that the branch is about, such as `get_accelerator().is_fp16_supported(
         if stays := reason_to_keep(file, call):
             return self.exempt(file, literal, stays)
         if any("[5:]" in file.tree.source(place) for place in branches(file, call)):
-            return self.left(file, literal, 'the length of "cuda:" is counted on', (literal,))
+            return self.left(file, literal, 'the code relies on the length of "cuda:"', (literal,))
         if string_value(literal) == "cuda:":
             quote = file.quote(literal)
             edit = replace(file.span(literal), f"{file.target.device_type} + {quote}:{quote}")

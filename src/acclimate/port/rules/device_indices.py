@@ -1,4 +1,4 @@
-"""Rules for devices that are told by a number."""
+"""Rules for devices given by an index."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DeviceObject(Rule):
     code = "ACC205"
     name = "device-object"
     summary = '`torch.device("cuda", i)`'
-    explanation = "The number stays a number: `torch.device(get_accelerator().device_name(i))`."
+    explanation = "The index stays a number: `torch.device(get_accelerator().device_name(i))`."
     examples = (
         Example(
             'import torch\n\n\ndef f(rank):\n    return torch.device("cuda", rank)\n',
@@ -47,7 +47,7 @@ class DeviceObject(Rule):
             return None
         unsafe = unsafe_at_import(file, node)
         if not isinstance(file.target, AcclimateTarget):
-            # The literal inside keeps an edit of its own, so the call's text stays in its place.
+            # Another edit converts the literal inside, so this edit keeps the call's text.
             edit = replace(file.span(first), file.target.device_type)
             host = f"{file.torch}.device({{quote}}cpu{{quote}})"
             parts = loadable(file, node, file.span(node), host=host)
@@ -63,15 +63,15 @@ class DeviceObject(Rule):
 
 
 class IntegerDevice(Rule):
-    """``x.to(rank)``, where a number stands for a CUDA device."""
+    """``x.to(rank)``, where a number means a CUDA device."""
 
     code = "ACC206"
     name = "integer-device"
     summary = "a number as a device: `x.to(rank)`, `device=rank`"
     explanation = """\
-torch takes a number for a device of the accelerator, and raises on a machine without one. The number gets the device's
-name around it. It is safe where the code shows that the value is a number, and unsafe where only a name such as `rank`
-says so."""
+torch takes a number as a device of the accelerator, and raises on a CPU-only machine. The number becomes a device's
+name. The edit is safe if the code shows that the value is a number, and unsafe if only a name such as `rank`
+suggests it."""
     examples = (
         Example(
             "import torch\n\n\ndef f(x):\n    return x.to(0)\n",
@@ -126,6 +126,6 @@ says so."""
         place = file.span(device.value)
         parts = file.device_at(device.value.value if isinstance(device.value, cst.Integer) else place)
         parts = loadable(file, device.value, *parts)
-        unsafe = "" if value.certain else "only its name says that this is a number"
+        unsafe = "" if value.certain else "only its name suggests a number"
         edit = replace(place, *parts)
         return self.convert(file, device.value, edit, unsafe=unsafe or unsafe_at_import(file, node))

@@ -19,23 +19,23 @@ from acclimate.port.tree import Span, called_name, string_value
 _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
 _WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
 _DEVICE = re.compile(r"cuda(?::(\d+))?$")
-AT_IMPORT = "it asks for the device when the module is imported"
+AT_IMPORT = "it looks up the accelerator when the module is imported"
 
 
 def is_device(text: str) -> bool:
-    """Whether a text is the name of a device of CUDA's."""
+    """Whether a string is the name of a CUDA device."""
     return _DEVICE.match(text) is not None
 
 
 def index_of(text: str) -> str | None:
-    """The number in the name of a device."""
+    """The index in the name of a device."""
     found = _DEVICE.match(text)
     return found[1] if found else None
 
 
 def unsafe_at_import(file: SourceFile, node: cst.CSTNode) -> str:
-    """Why an edit of what runs when the module is imported is unsafe; ``""`` where it is not."""
-    # torch counts the devices for that, and later changes of CUDA_VISIBLE_DEVICES would have no effect.
+    """Why an edit of code that runs at import is unsafe; ``""`` for other code."""
+    # The lookup makes torch count the devices, and later changes of CUDA_VISIBLE_DEVICES would have no effect.
     return AT_IMPORT if file.target.name == "torch" and file.runs_at_import(node) else ""
 
 
@@ -51,22 +51,23 @@ def _report(
 
 
 class DeviceString(Rule):
-    """``"cuda"`` and ``"cuda:0"`` where a device is meant."""
+    """``"cuda"`` and ``"cuda:0"`` as a device."""
 
     code = "ACC201"
     name = "device-string"
-    summary = '`"cuda"` or `"cuda:0"` where a device is meant'
+    summary = '`"cuda"` or `"cuda:0"` as a device'
     explanation = """\
 `"cuda"` becomes `get_accelerator().device_name()`, and `"cuda:1"` becomes `get_accelerator().device_name(1)`. On CUDA
 both have the same value as before.
 
-It is an edit where torch takes a device, where a variable, parameter, option or attribute is called a device, or where
-the value gets to such a place. Dictionary keys, messages, and arguments such as `impl="cuda"` are data, and stay.
+The rule edits a literal if torch takes it as a device, if the name of its variable, parameter, option or attribute
+suggests a device, or if the value reaches one of these. Dictionary keys, messages, and arguments such as `impl="cuda"`
+are data, and stay.
 
-A comparison `device == torch.device("cuda")` gets `!= torch.device("cpu")` behind it and is unsafe: on a host it stays
-false, as before.
+`device == torch.device("cuda")` gets `!= torch.device("cpu")` appended, so that it stays false on a CPU, as before.
+This edit is unsafe.
 
-With `--to torch` a function of three lines is added to the file, since `torch.accelerator` has no name for the host."""
+`--to torch` adds a function of three lines to the file, since `torch.accelerator` has no name for the CPU."""
     examples = (
         Example(
             'import torch\n\n\ndef f(n):\n    return torch.empty(n, device="cuda")\n',
@@ -107,7 +108,11 @@ With `--to torch` a function of three lines is added to the file, since `torch.a
         named = (file.target.device_type,) if index is None else file.device_at(index)
         parts = named if index is None else loadable(file, node, *named)
         if index is not None and file.target.name == "torch" and file.in_fstring(node):
-            return self.left(file, node, "a string within an f-string cannot be written anew on every Python")
+            return self.left(
+                file,
+                node,
+                "a string inside an f-string cannot be replaced by code that every Python version parses",
+            )
         return _report(self, file, node, place, *parts)
 
 
@@ -118,8 +123,8 @@ class AvailableChoice(Rule):
     name = "available-choice"
     summary = '`"cuda" if torch.cuda.is_available() else "cpu"`'
     explanation = """\
-Which device there is, the accelerator knows: it is the CPU where there is nothing else. The whole choice becomes its
-name. A choice with another condition keeps it."""
+The whole expression becomes the accelerator's name, which is `"cpu"` on a CPU-only machine. If the condition tests
+something else too, that part stays."""
     examples = (
         Example(
             'import torch\n\n\ndef f():\n    return torch.device("cuda" if torch.cuda.is_available() else "cpu")\n',
@@ -160,16 +165,16 @@ name. A choice with another condition keeps it."""
 
 
 class DeviceFormat(Rule):
-    """``f"cuda:{i}"`` and the other ways to write it."""
+    """``f"cuda:{i}"``, and the same with ``%``, ``format`` and ``+``."""
 
     code = "ACC203"
     name = "device-format"
-    summary = 'a device\'s name made from a number: `f"cuda:{i}"`, `%`, `.format`, `+`'
+    summary = 'a device\'s name made from an index: `f"cuda:{i}"`, `%`, `.format`, `+`'
     explanation = """\
 `get_accelerator().device_name(i)` is the name of device `i`; on a CPU it is `"cpu"`.
 
-`--to torch` keeps the number, and torch takes `"cpu:0"` for a host nearly everywhere. `torch.load` and safetensors do
-not, so a device that gets to a `map_location`, also through a name, is `"cpu"` where there is no accelerator."""
+`--to torch` keeps the index: nearly all of torch accepts `"cpu:0"`. `torch.load` and safetensors do not, so a device
+that reaches a `map_location`, directly or through a name, is `"cpu"` on a CPU-only machine."""
     examples = (
         Example(
             'import torch\n\n\ndef f(x, rank):\n    return x.to(f"cuda:{rank}")\n',
@@ -207,7 +212,7 @@ not, so a device that gets to a `map_location`, also through a name, is `"cpu"` 
     def _parts(
         self, file: SourceFile, node: cst.CSTNode
     ) -> tuple[tuple[cst.CSTNode, ...], Span, tuple[Part, ...]] | None:
-        """The literal, the place of the number, and what torch alone writes."""
+        """The literal, the range of the index, and the code for ``--to torch``."""
         whole, tree = file.span(node), file.tree
         helper = file.target.device_type
         if isinstance(node, cst.FormattedString):

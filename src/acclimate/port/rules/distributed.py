@@ -34,17 +34,18 @@ class CommunicationBackend(Rule):
 
     code = "ACC501"
     name = "communication-backend"
-    summary = '`"nccl"` where a communication backend is meant'
+    summary = '`"nccl"` as a communication backend'
     explanation = """\
-`"nccl"` becomes `get_accelerator().communication_backend_name()`: `"nccl"` on CUDA, `"gloo"` on a CPU. torch alone has
-`torch.distributed.get_default_backend_for_device`. `torch.distributed.Backend.NCCL` is the same string, and
-`is_nccl_available()` asks for that backend. `"cpu:gloo,cuda:nccl"` names the host once where there is no other
-device, since torch refuses a device that is named twice. Among the `choices` of an option it stays, and the
-accelerator's own comes beside it, so that scripts which give it still start.
+`"nccl"` becomes `get_accelerator().communication_backend_name()`: `"nccl"` on CUDA, `"gloo"` on a CPU. `--to torch`
+calls `torch.distributed.get_default_backend_for_device`. `torch.distributed.Backend.NCCL` and `is_nccl_available()` are
+ported in the same way. `"cpu:gloo,cuda:nccl"` becomes `"cpu:gloo"` on a CPU-only machine, since torch refuses a device
+that is named twice. In the `choices` of an option `"nccl"` stays, and the accelerator's backend is added, so that
+scripts which pass `nccl` still start.
 
-A comparison, `backend == "nccl"`, stays false where ranks talk through Gloo, as on a CPU (`!= "gloo"`): what follows is
-seldom for a host. It is true there only where `device == "cuda"` would be, see [ACC204](ACC204.md). A file that only
-binds names to literals, as the settings of mmcv's programs do, stays: who reads it may not import what the edit needs."""
+A comparison, `backend == "nccl"`, stays false if the ranks use Gloo, as on a CPU (`!= "gloo"`): the branch is seldom
+meant for a CPU. It becomes true there only under the conditions for `device == "cuda"`, see [ACC204](ACC204.md). A
+file that only assigns literals to names, such as an mmcv config, is left: its loader may not run the import that the
+edit needs."""
     examples = (
         Example(
             "import torch\n\n\ndef f():\n    torch.distributed.init_process_group(backend='nccl')\n",
@@ -82,7 +83,9 @@ binds names to literals, as the settings of mmcv's programs do, stays: who reads
         if text.lower() != "nccl":
             return None
         if _is_settings_alone(file, node):
-            return self.left(file, node, "this file holds settings alone, and who reads them may not import")
+            return self.left(
+                file, node, "this file holds only settings, and their loader may not run an import"
+            )
         found = self._role(file, node)
         if found is None:
             return self.left(file, node, "nothing shows that it is a backend of torch.distributed")
@@ -93,16 +96,16 @@ binds names to literals, as the settings of mmcv's programs do, stays: who reads
         if file.target.name == "torch" and file.runs_at_import(node):
             found = found or AT_IMPORT
         if found == _ONE_OF_SEVERAL:
-            # Scripts that give the old name still start: many programs choose another backend themselves.
+            # Scripts that pass the old name still start: many programs then choose another backend themselves.
             holder = file.tree.parent(file.tree.parent(node) or node)
             if holder is not None and file.target.backend in file.tree.source(holder):
-                return self.exempt(file, node, "the accelerator's own stands beside it")
+                return self.exempt(file, node, "the accelerator's backend is already among the choices")
             beside = insert(file.span(node).end, f", {file.target.backend}")
             return self.convert(file, node, beside, unsafe=found)
         return self.becomes(file, node, file.target.backend, unsafe=found)
 
     def _compared(self, file: SourceFile, node: cst.CSTNode, comparison: cst.Comparison) -> Finding:
-        """A comparison with NCCL's name, which stays false where ranks talk through Gloo, as on a host."""
+        """A comparison with NCCL's name, which stays false if ranks use Gloo, as on a CPU."""
         name = replace(file.span(node), file.target.backend)
         condition = f"!= {file.quote(node)}gloo{file.quote(node)}"
         operator = comparison.comparisons[0].operator
@@ -125,7 +128,7 @@ binds names to literals, as the settings of mmcv's programs do, stays: who reads
         return self.becomes(file, node, file.target.backend, unsafe=unsafe)
 
     def _both(self, file: SourceFile, node: cst.CSTNode) -> Finding:
-        """A finding for a string that names the host's backend and CUDA's."""
+        """A finding for a string that names the backends of the CPU and of CUDA."""
         unsafe = self._role(file, node)
         if unsafe is None or unsafe == "data" or file.in_fstring(node):
             return self.left(file, node, "nothing shows that it is a backend of torch.distributed")
@@ -141,7 +144,7 @@ binds names to literals, as the settings of mmcv's programs do, stays: who reads
         )
 
     def _role(self, file: SourceFile, node: cst.CSTNode) -> str | None:
-        """Why it is unsafe, ``""`` where it is safe, ``"data"``, or ``None`` where nothing is known."""
+        """Why the edit is unsafe; ``""``: it is safe; ``"data"``: the string is data; ``None``: unknown."""
         below, at = node, file.tree.parent(node)
         while isinstance(at, (cst.IfExp, cst.BooleanOperation)) and not (
             isinstance(at, cst.IfExp) and below is at.test
@@ -201,13 +204,13 @@ binds names to literals, as the settings of mmcv's programs do, stays: who reads
 
 
 def _is_settings_alone(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether a file only binds names, as the settings of mmcv's programs do, or in it this is one of them."""
+    """Whether a file only assigns names, as mmcv's configs do, or a node is part of such an assignment."""
     if any(file.tree.of_type(each) for each in (cst.FunctionDef, cst.ClassDef)):
         return False
     calls = {called_name(each) for each in file.tree.of_type(cst.Call)}
     if calls <= {"dict"} and not file.module_imports:
         return True
-    # mmengine makes a lazy object of whatever such a file imports.
+    # mmengine turns everything that a config imports into a lazy object.
     statement = file.tree.statement(node)
     targets = [each.target for each in statement.targets] if isinstance(statement, cst.Assign) else []
     names = {dotted(each) for each in targets}
@@ -215,14 +218,14 @@ def _is_settings_alone(file: SourceFile, node: cst.CSTNode) -> bool:
 
 
 def _comparison(file: SourceFile, node: cst.CSTNode) -> cst.Comparison | None:
-    """The comparison with one other value that something is a side of."""
+    """The comparison of a node with one other value."""
     at = file.tree.parent(node)
     at = file.tree.parent(at) if isinstance(at, cst.ComparisonTarget) else at
     return at if isinstance(at, cst.Comparison) and len(at.comparisons) == 1 else None
 
 
 def _compares_backend(file: SourceFile, at: cst.CSTNode) -> bool:
-    """Whether something in a comparison is called a backend: ``args.dist_backend``, ``get_backend()``."""
+    """Whether a name in a comparison says backend: ``args.dist_backend``, ``get_backend()``."""
     comparison = at if isinstance(at, cst.Comparison) else file.tree.parent(at)
     if not isinstance(comparison, cst.Comparison):
         return False
@@ -238,13 +241,13 @@ class VisibleDevices(Rule):
     name = "visible-devices"
     summary = "`CUDA_VISIBLE_DEVICES`"
     explanation = """\
-Each vendor has a variable of its own. `get_accelerator().visible_devices_variable` is its name, and a program that
-reads the variable can ask for it; a host has none, so the old name stays behind an `or`. It is unsafe, since the
-accelerator is chosen there, and since the name is another one on ROCm.
+Each vendor has its own variable; `get_accelerator().visible_devices_variable` is its name. Code that reads
+`CUDA_VISIBLE_DEVICES` then reads that variable; a CPU has none, so the old name follows after an `or`. The edit is
+unsafe, since it makes the program choose the accelerator at that line, and since ROCm's variable has another name.
 
-A variable that is set must be set before the vendor's library looks at it. No edit does that for a program in the
-middle of it, so it is left. `acclimate run` sets the right variable for each rank, and
-`get_accelerator().set_visible_devices_envs(…)` does it in code. torch alone has no name for the variable."""
+Code that sets the variable is left: the vendor's library reads it only once, so the program must set it before that.
+`acclimate run` sets the right variable for each rank, and `get_accelerator().set_visible_devices_envs(…)` sets it in
+code. torch has no name for the variable, so `--to torch` leaves it."""
     examples = (
         Example(
             'import os\n\nimport torch\n\n\ndef f():\n    return os.environ.get("CUDA_VISIBLE_DEVICES", "")\n',
@@ -268,17 +271,17 @@ middle of it, so it is left. `acclimate run` sets the right variable for each ra
             return self.left(file, node, "the file calls nvidia-smi, whose devices the variable counts")
         if not _is_read_from_environment(file, node):
             return self.left(
-                file, node, "each vendor has a variable of its own; `acclimate run` sets it for each rank"
+                file, node, "each vendor has its own variable; `acclimate run` sets it for each rank"
             )
         if _sets_visible_devices(file):
-            return self.left(
-                file, node, "this file sets the variable too, and must read the one that it sets"
-            )
+            return self.left(file, node, "this file also sets the variable, and must read the same one")
         if file.needs_torch_import and file.needs_import:
             return self.left(file, node, "this file does not use torch")
         target = file.target
         if not isinstance(target, AcclimateTarget) or target.of_deepspeed:
-            return self.left(file, node, "torch has no name for each vendor's variable; --to acclimate has")
+            return self.left(
+                file, node, "torch has no name for each vendor's variable; acclimate has one (--to acclimate)"
+            )
         return self.becomes(
             file,
             node,
@@ -289,7 +292,7 @@ middle of it, so it is left. `acclimate run` sets the right variable for each ra
 
 
 def _sets_visible_devices(file: SourceFile) -> bool:
-    """Whether a file gives the variable a value, in its own environment or in that of a child."""
+    """Whether a file sets the variable, in its own environment or for a child process."""
     for node in file.tree.nodes:
         if not isinstance(node, cst.SimpleString) or string_value(node) != "CUDA_VISIBLE_DEVICES":
             continue
@@ -328,7 +331,9 @@ class ProfilerActivities(Rule):
     code = "ACC504"
     name = "profiler-activities"
     summary = "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`"
-    explanation = "`torch.profiler.supported_activities()` is what the profiler can watch on this machine."
+    explanation = (
+        "`torch.profiler.supported_activities()` returns the activities that this machine can profile."
+    )
     examples = (
         Example(
             "import torch\nfrom torch.profiler import ProfilerActivity, profile\n\n"
@@ -347,7 +352,9 @@ class ProfilerActivities(Rule):
             if file.tree.qualified(node) not in names:
                 return None
             return self.left(
-                file, node, "an activity that only CUDA has; torch.profiler.supported_activities() has all"
+                file,
+                node,
+                "only CUDA has this activity; torch.profiler.supported_activities() returns those of this machine",
             )
         if not isinstance(node, cst.List):
             return None
@@ -368,8 +375,8 @@ class OpBuilders(Rule):
     name = "op-builder"
     summary = "DeepSpeed's op builders: `CPUAdamBuilder().load()`"
     explanation = """\
-The accelerator knows its own builders: `get_accelerator().create_op_builder("CPUAdamBuilder")` gives one, or `None`
-where it has no such op. torch alone has no op builders."""
+`get_accelerator().create_op_builder("CPUAdamBuilder")` returns the accelerator's builder, or `None` if it has no
+such op. torch has no op builders, so `--to torch` leaves the code."""
     examples = (
         Example(
             "from deepspeed.ops.op_builder import CPUAdamBuilder\n\n\ndef f():\n    return CPUAdamBuilder().load()\n",

@@ -1,4 +1,4 @@
-"""Rules for the parts of ``torch.cuda`` that other devices have in another form: generators, graphs, marks."""
+"""Rules for the parts of ``torch.cuda`` that other devices have under other names: generators, graphs, NVTX."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class DefaultGenerators(Rule):
     name = "default-generators"
     summary = "`torch.cuda.default_generators[i]`"
     explanation = """\
-The generator of a device is `get_accelerator().default_generator(i)`. `torch.random.fork_rng` takes its devices for
-CUDA's unless it is told their type; a host has no such device."""
+`get_accelerator().default_generator(i)` returns the default generator of a device. `torch.random.fork_rng` assumes
+CUDA devices unless it gets a `device_type`; on a CPU-only machine its list of devices must be empty."""
     examples = (
         Example(
             "import torch\n\ng = torch.cuda.default_generators[i]\n",
@@ -53,7 +53,11 @@ CUDA's unless it is told their type; a host has no such device."""
         if isinstance(node, cst.Attribute):
             if cuda_name(file, node) != "default_generators":
                 return None
-            return self.left(file, node, "only one generator at a time can be asked for on every accelerator")
+            return self.left(
+                file,
+                node,
+                "other accelerators have no sequence of generators, only a function that returns one by index",
+            )
         if not isinstance(node, cst.Subscript) or cuda_name(file, node.value) != "default_generators":
             return None
         element = node.slice[0].slice
@@ -87,8 +91,8 @@ class Graphs(Rule):
     name = "graphs"
     summary = "CUDA graphs: `torch.cuda.CUDAGraph()`, `with torch.cuda.graph(…)`"
     explanation = """\
-`get_accelerator().create_graph()` gives CUDA's own graph on CUDA. Elsewhere it records the operators and runs them
-again. torch alone has no graph for every device in each of its releases from 2.10 on."""
+`get_accelerator().create_graph()` returns a CUDA graph on CUDA. Elsewhere it records the operators and runs them
+again. `--to torch` leaves the code: not every torch release from 2.10 on has graphs for every device."""
     examples = (
         Example(
             "import torch\n\ng = torch.cuda.CUDAGraph()\nwith torch.cuda.graph(g):\n    y = f(x)\ng.replay()\n",
@@ -107,13 +111,16 @@ again. torch alone has no graph for every device in each of its releases from 2.
             return None
         if not isinstance(file.target, AcclimateTarget):
             return self.left(
-                file, node, "torch has no graph for every device; --to acclimate has", (node.func,)
+                file,
+                node,
+                "torch has no graph for every device; acclimate has one (--to acclimate)",
+                (node.func,),
             )
         known = {"CUDAGraph": set(), "graph": {"pool", "stream"}}[name]
         said = {argument.keyword.value for argument in node.args if argument.keyword is not None}
         limit = 3 if name == "graph" else 0
         if has_unpacking(node) or said - known or len(positional(node)) > limit:
-            return self.left(file, node, f"these arguments of torch.cuda.{name} are CUDA's own", (node.func,))
+            return self.left(file, node, f"only CUDA has these arguments of torch.cuda.{name}", (node.func,))
         new = "create_graph" if name == "CUDAGraph" else "capture_to_graph"
         edit = replace(file.span(node.func), f"{file.target.accelerator}.{new}")
         return self.convert(file, node, edit, claims=(node.func,))
@@ -124,10 +131,10 @@ class Ranges(Rule):
 
     code = "ACC106"
     name = "nvtx"
-    summary = "marks for a profiler: `torch.cuda.nvtx`"
+    summary = "profiler ranges: `torch.cuda.nvtx`"
     explanation = """\
-`get_accelerator()` marks ranges with what the vendor's profiler reads: NVTX on CUDA. torch alone has no such call for
-every device."""
+`get_accelerator()` marks ranges for the vendor's profiler, with NVTX on CUDA. torch has no such call for every
+device, so `--to torch` leaves the code."""
     examples = (
         Example(
             'import torch\n\ntorch.cuda.nvtx.range_push("step")\ntorch.cuda.nvtx.range_pop()\n',
@@ -145,7 +152,11 @@ every device."""
         if isinstance(file.tree.parent(node), cst.Attribute) and name == "nvtx":
             return None
         if not isinstance(file.target, AcclimateTarget):
-            return self.left(file, node, "torch has no marks for every device's profiler; --to acclimate has")
+            return self.left(
+                file,
+                node,
+                "torch has no profiler ranges for every device; acclimate has them (--to acclimate)",
+            )
         if name in ("nvtx.range_push", "nvtx.range_pop"):
             return self.becomes(file, node, f"{file.target.accelerator}.{name.removeprefix('nvtx.')}")
         if name == "nvtx.range" and not file.target.of_deepspeed:

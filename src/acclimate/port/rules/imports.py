@@ -1,4 +1,4 @@
-"""The rule for imports of ``torch.cuda``, and the one for what no other rule is about."""
+"""The rule for imports of ``torch.cuda``, and the rule that reports all other uses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class CudaImport(Rule):
     name = "cuda-import"
     summary = "an import of `torch.cuda` or from it"
     explanation = """\
-A name imported from `torch.cuda` goes when each of its uses is ported. It stays in an `__init__.py`, in `__all__`, and
-in a `try` block, where others may rely on it."""
+The import of a name from `torch.cuda` is removed if all its uses are ported. It stays in an `__init__.py`, in a
+`try` block, and if `__all__` has the name, as other files may rely on it."""
     examples = (
         Example(
             "import torch\nfrom torch.cuda import synchronize, is_available as has_gpu\n\nif has_gpu():\n    synchronize()\n",
@@ -54,16 +54,18 @@ in a `try` block, where others may rely on it."""
         if isinstance(node, cst.Import) and all(alias.asname is None for alias in aliases):
             return self._plain(file, node, aliases)
         if any(isinstance(around, cst.Try) for around in file.tree.ancestors(node)):
-            return self.left(file, node, "it is imported in a `try` block, so another meaning is possible")
+            return self.left(
+                file, node, "it is imported in a `try` block, so the name may be bound to something else"
+            )
         names = {(a.evaluated_alias or dotted(a.name)).partition(".")[0] for a in aliases}
         if file.is_package_init or names & file.exported:
-            return self.left(file, node, "others may import the name from here")
+            return self.left(file, node, "other files may import the name from here")
         uses = [use for alias in aliases for use in self._uses(file, alias)]
         line = file.tree.parent(node)
         if not isinstance(line, cst.SimpleStatementLine) or len(line.body) != 1:
             return self.left(file, node, "it shares its line with another statement")
         edit = self._removal(file, node, aliases, line)
-        unsafe = "" if uses else "nothing here uses it, so others may import it from here"
+        unsafe = "" if uses else "this file does not use it, so other files may import it from here"
         finding = self.convert(file, node, edit, unsafe=unsafe)
         finding.needs_applied_at = tuple(file.span(use) for use in uses)
         return finding
@@ -103,12 +105,12 @@ in a `try` block, where others may rely on it."""
 
 
 class OtherUse(Rule):
-    """Whatever else names ``torch.cuda``."""
+    """Any other use of ``torch.cuda``."""
 
     code = "ACC199"
     name = "other-use"
-    summary = "a use of `torch.cuda` that no other rule is about"
-    explanation = "It is reported, so that nothing is overlooked, and left."
+    summary = "a use of `torch.cuda` that no other rule handles"
+    explanation = "The use is reported and left, so that the report is complete."
     examples = (Example("import torch\n\nshape = torch.cuda.CUDAGraph\n", None, None),)
     nodes = (cst.Attribute, cst.Name)
 
@@ -119,10 +121,14 @@ class OtherUse(Rule):
         if name is None:
             if isinstance(node, cst.Name) and file.tree.may_be_cuda(node):
                 return self.left(
-                    file, node, f"`{node.value}` is torch.cuda's or something else, by the branch taken"
+                    file,
+                    node,
+                    f"`{node.value}` comes from torch.cuda in one branch and from elsewhere in another",
                 )
             return None
         parent = file.tree.parent(node)
         if isinstance(parent, cst.Attribute) and cuda_name(file, parent) is not None:
             return None
-        return self.left(file, node, f"this use of torch.cuda.{name} is not known".replace("cuda. ", "cuda "))
+        return self.left(
+            file, node, f"no rule converts this use of torch.cuda.{name}".replace("cuda. ", "cuda ")
+        )

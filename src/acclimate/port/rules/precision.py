@@ -30,11 +30,11 @@ class MixedPrecision(Rule):
     name = "mixed-precision"
     summary = "`torch.cuda.amp`: `autocast`, `GradScaler`, `custom_fwd`, `custom_bwd`"
     explanation = """\
-`get_accelerator().amp` has the same classes and decorators with the same arguments. torch alone takes the type of the
-device as the first argument of `torch.amp.autocast` and `torch.amp.GradScaler`. Without `dtype` a device takes its own:
-float16 on CUDA, as before, and bfloat16 on a CPU, where a GradScaler then scales what needs no scaling.
+`get_accelerator().amp` has the same classes and decorators with the same arguments. `--to torch` passes the device type
+as the first argument of `torch.amp.autocast` and `torch.amp.GradScaler`. Without `dtype` each device uses its default:
+float16 on CUDA, as before, and bfloat16 on a CPU, where a GradScaler is not needed.
 
-A decorator in a class runs when the module is imported, so the accelerator is chosen then: such an edit is unsafe."""
+A decorator in a class runs at import, so its edit makes the program choose the accelerator then, and is unsafe."""
     examples = (
         Example(
             "import torch\n\n\ndef f(x, enabled):\n    with torch.cuda.amp.autocast(enabled, dtype=torch.float16):\n"
@@ -78,11 +78,11 @@ A decorator in a class runs when the module is imported, so the accelerator is c
         plain = _PLAIN.get(name)
         target = file.target
         if plain is None:
-            return self.left(file, node, f"torch.cuda.{name} has no equal on every device", (function,))
+            return self.left(file, node, f"torch.cuda.{name} has no equivalent on every device", (function,))
         unsafe = AT_IMPORT if file.runs_at_import(node) else ""
         call = file.tree.parent(parent) if isinstance(parent, cst.Arg) else None
         if plain == "GradScaler" and isinstance(call, cst.Call) and called_name(call) in _ASKS_FOR_CLASS:
-            # What a library makes is torch's class, of which each device's own is one.
+            # A library's scaler is an instance of torch.amp.GradScaler, the base class of each device's scaler.
             return self.becomes(file, node, f"{file.torch}.amp.GradScaler")
         if isinstance(target, AcclimateTarget) and not target.of_deepspeed:
             edit = replace(file.span(function), f"{target.accelerator}.amp.{plain}")
@@ -92,12 +92,14 @@ A decorator in a class runs when the module is imported, so the accelerator is c
         if plain.startswith("custom_") and isinstance(parent, cst.Decorator):
             text = f"{file.torch}.amp.{plain}(device_type={target.device_type})"
             return self.becomes(file, node, text, unsafe=unsafe)
-        return self.left(file, node, f"torch.amp.{plain} needs the type of the device where it is called")
+        return self.left(
+            file, node, f"torch.amp.{plain} needs the device type as an argument, and this use is not a call"
+        )
 
     def _call(self, file: SourceFile, node: cst.Call, plain: str, unsafe: str) -> Finding:
         function = replace(file.span(node.func), f"{file.torch}.amp.{plain}")
         if has_unpacking(node):
-            return self.left(file, node, "its arguments are not known", (node.func,))
+            return self.left(file, node, "no rule converts these arguments", (node.func,))
         word = "device_type=" if plain.startswith("custom_") else ""
         text = f"{word}{file.target.device_type}"
         edits: list[Edit] = [function]
@@ -105,7 +107,7 @@ A decorator in a class runs when the module is imported, so the accelerator is c
         arguments = positional(node)
         if plain == "autocast":
             if len(arguments) > len(names):
-                return self.left(file, node, "its arguments are not known", (node.func,))
+                return self.left(file, node, "no rule converts these arguments", (node.func,))
             edits += [
                 insert(file.span(each.value).start, f"{name}=")
                 for each, name in zip(arguments, names, strict=False)
@@ -113,7 +115,7 @@ A decorator in a class runs when the module is imported, so the accelerator is c
         if not node.args:
             rest = Span(file.span(node.func).end, file.span(node).end)
             if file.tree.source(rest).replace(" ", "") != "()":
-                return self.left(file, node, "a comment stands in the call", (node.func,))
+                return self.left(file, node, "there is a comment inside the call", (node.func,))
             edits.append(replace(rest, f"({text})"))
         elif word:
             edits.append(insert(file.span(node.args[-1].value).end, f", {text}"))
@@ -129,8 +131,8 @@ class AutocastState(Rule):
     name = "autocast-state"
     summary = "the state of CUDA's autocast: `torch.is_autocast_enabled()`, `torch.get_autocast_gpu_dtype()`"
     explanation = """\
-Without the type of a device these functions of torch ask and set what holds on CUDA. The same functions take the type:
-`torch.is_autocast_enabled(get_accelerator().device_name())`."""
+Without a device type these functions of torch read and set the autocast state of CUDA. They also take the device
+type: `torch.is_autocast_enabled(get_accelerator().device_name())`."""
     examples = (
         Example(
             "import torch\n\n\ndef f(x):\n    if torch.is_autocast_enabled():\n"
@@ -167,7 +169,7 @@ Without the type of a device these functions of torch ask and set what holds on 
         if not new or len(node.args) != arguments or has_unpacking(node):
             return None
         if any(argument.keyword is not None for argument in node.args):
-            return self.left(file, node, "its arguments are not known")
+            return self.left(file, node, "no rule converts these arguments")
         device, unsafe = file.target.device_type, unsafe_at_import(file, node)
         rename = replace(file.span(node.func), f"{file.torch}.{new}")
         if node.args:

@@ -33,16 +33,16 @@ _STATES = ("get_rng_state", "set_rng_state", "manual_seed")
 _TENSOR_SUFFIX = "Tensor"
 _ON_EVERY_DEVICE = ("name", "total_memory")
 _PROPERTIES_OF_HOST = {"name": "'cpu'", "gcnArchName": "''", "multi_processor_count": "1"}
-"""What stands in for a property of CUDA's devices elsewhere, where it is not ``0``."""
+"""The values of CUDA device properties to use on other devices; ``0`` for all others."""
 
 
 def has_specific_rule(name: str) -> bool:
-    """Whether another rule is about a name of ``torch.cuda``."""
+    """Whether another rule handles a name of ``torch.cuda``."""
     return name.split(".")[0] in _OWN_RULE or name.endswith(_TENSOR_SUFFIX)
 
 
 def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) -> tuple[Part, ...]:
-    """A call with what keeps it from raising on a host, where the target's function raises there."""
+    """A call, with a condition around it if the target's function would raise on a CPU-only machine."""
     if spelling.on_host is None or (spelling.condition is None and file.is_guarded(call)):
         return parts
     quote = file.quote(call)
@@ -58,7 +58,7 @@ def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) 
 
 
 def _device_that_is_set(file: SourceFile, call: cst.Call) -> cst.BaseExpression | None:
-    """The number in ``torch.cuda.set_device(torch.cuda.device(i))``, where it may stand alone."""
+    """The index in ``torch.cuda.set_device(torch.cuda.device(i))``, if it can replace the device."""
     argument = file.tree.parent(call)
     around = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
     if not isinstance(around, cst.Call) or cuda_name(file, around.func) != "set_device":
@@ -71,7 +71,7 @@ def _asks_stream(file: SourceFile, call: cst.Call) -> bool:
 
 
 def _with_default(file: SourceFile, call: cst.Call, spelling: Spelling, rest: Span) -> tuple[Part, ...]:
-    """A call of what a device's module may lack; ``()`` where the call is a statement of its own."""
+    """A call of a function that a device's module may lack; ``()`` if the call is a whole statement."""
     if isinstance(file.tree.parent(call), cst.Expr) or spelling.on_host is None:
         return ()
     quote = file.quote(call)
@@ -82,7 +82,7 @@ def _with_default(file: SourceFile, call: cst.Call, spelling: Spelling, rest: Sp
 
 
 def _property_edits(file: SourceFile, call: cst.Call) -> list[Edit]:
-    """Edits of what is asked of a device's properties that a name holds, which only CUDA's have: ``held.major``."""
+    """Edits of the reads of CUDA-only properties through a name that holds device properties: ``held.major``."""
     assigned = file.tree.parent(call)
     target = assigned.targets[0].target if isinstance(assigned, cst.Assign) else None
     if not isinstance(target, (cst.Name, cst.Attribute)):
@@ -91,7 +91,7 @@ def _property_edits(file: SourceFile, call: cst.Call) -> list[Edit]:
         [each.node for each in file.tree.assignments(target)] if isinstance(target, cst.Name) else [target]
     )
     if min(file.span(each).start for each in bound) < file.span(target).start:
-        return []  # what is bound first asks for all
+        return []  # the first binding has the edits
     edits: list[Edit] = []
     for use in file.tree.reads(target):
         asked = file.tree.parent(use)
@@ -105,9 +105,9 @@ def _property_edits(file: SourceFile, call: cst.Call) -> list[Edit]:
 
 
 def _property_read(file: SourceFile, call: cst.Call, name: str) -> tuple[cst.CSTNode, str] | None:
-    """What is asked of a call's answer, and the expression that stands in for it on a host.
+    """The attribute read from a call's result, and the expression to use instead on a CPU-only machine.
 
-    ``torch.cuda.get_device_properties(0).total_memory`` needs one for the memory, not for the properties.
+    ``torch.cuda.get_device_properties(0).total_memory`` needs a value for the memory, not for the properties.
     """
     holder = file.tree.parent(call)
     if name == "get_device_properties" and isinstance(holder, cst.Attribute):
@@ -125,23 +125,23 @@ class RuntimeCall(Rule):
     summary = "a call of `torch.cuda`"
     explanation = """\
 Most functions of `torch.cuda` exist on every accelerator under the same name. `get_accelerator()` has them with the
-same arguments. torch alone has some in `torch.accelerator`, where a few have another name, and others in the module of
-the device. `torch.accelerator` raises on a machine without an accelerator, so with `--to torch` a call that is not yet
-inside a test of the device gets one; what Apple's devices lack in torch, such as figures of memory, is not asked for
-there. It counts no device there: a number of devices that decides how many processes start, or that divides, is at
-least 1. A test that ends the program where there is no device asks the device's module, which a host has too.
+same arguments. torch has some in `torch.accelerator`, a few of them renamed, and others in the device's module.
+`torch.accelerator` raises on a CPU-only machine, so `--to torch` adds a test around a call that has none. Functions
+that MPS lacks in torch, such as memory statistics, are not called there. `torch.accelerator.device_count()` is 0 on a
+CPU-only machine, so a count that sets the number of processes, or is a divisor, becomes at least 1. A test that ends
+the program without a device calls the device's module instead, which the CPU has too.
 
-`get_accelerator().is_available()` is also true where the host is all there is. It is written where a program without
-CUDA would end, or where the question decides about nothing but seeds, waiting, the device, and what moves there. Any
-other question becomes `get_accelerator().device_name() != "cpu"`: a program that has a way of its own for a host goes
-on taking it, with its own precision, options and kernels. So does one that asks whether `device_count()` is 0. A
-question that decides about a package for NVIDIA's hardware is left, and so is a flag for CUDA beside others, such as
-`is_cuda_available` beside `is_npu_available`. `is_bf16_supported()` becomes
-`is_bf16_supported(including_emulation=True)`, since torch counts GPUs that emulate bfloat16 unless told otherwise, and
-acclimate does not. It is unsafe: a host answers yes, where `torch.cuda` without a GPU answers no.
+`get_accelerator().is_available()` is also true on a CPU-only machine. The rule writes it if the program would otherwise
+end, or if the branch only sets seeds, synchronises, chooses the device, or moves tensors and modules to it. Any other
+`torch.cuda.is_available()` becomes `get_accelerator().device_name() != "cpu"`, so a program still takes its CPU path,
+with its own precision, options and kernels. The same holds for a test whether `device_count()` is 0. A test that
+controls the use of a package for NVIDIA GPUs is left, and so is one of several flags, such as `is_cuda_available`
+beside `is_npu_available`. `is_bf16_supported()` becomes `is_bf16_supported(including_emulation=True)`: by default torch
+counts GPUs that emulate bfloat16, and acclimate does not. This edit is unsafe: the result is `True` on a CPU, where
+`torch.cuda` returns `False` without a GPU.
 
-Functions that only NVIDIA's hardware has are left. So is a stream whose handle is asked for (`.cuda_stream`), as what
-takes the handle is a CUDA kernel, and a call in a function that TorchScript compiles, which knows `torch.cuda`'s only."""
+Functions that only NVIDIA GPUs have are left. So is a stream whose handle is read (`.cuda_stream`), since a CUDA
+kernel takes the handle, and a call in a function that TorchScript compiles, which knows only `torch.cuda`."""
     examples = (
         Example(
             "import torch\n\ntorch.cuda.synchronize()\n",
@@ -175,12 +175,12 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
             return None
         claims = (node.func,)
         if name == "is_available" and chooses_package(file, node):
-            return self.left(file, node, "it decides about a package for NVIDIA's hardware", claims)
+            return self.left(file, node, "it controls the use of a package for NVIDIA GPUs", claims)
         if name == "device" and (chosen := _device_that_is_set(file, node)) is not None:
             return self.becomes(file, node, file.span(chosen), claims=claims)
         stays = reason_to_keep(file, node) if name == "is_available" else ""
         if not stays and name in ("is_available", "device_count") and is_flag_beside_others(file, node):
-            stays = "the program has a flag of its own for other devices beside it"
+            stays = "the program has another flag for other devices beside it"
         if stays:
             return self.exempt(file, node, stays, claims)
         if name == "is_available" and not may_be_true_on_host(file, node):
@@ -194,24 +194,26 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         if name == "is_available" and needs_streams(file, node):
             return self._not_on_a_host(file, node, ("mps",))
         if name in _STATES and "_lazy_call" in file.names:
-            return self.left(file, node, "it goes together with torch.cuda's `_lazy_call`", claims)
+            return self.left(
+                file, node, "it must match torch.cuda's `_lazy_call`, which no rule converts", claims
+            )
         spelling = file.target.runtime(name)
         if isinstance(spelling, Missing):
             return self.left(file, node, spelling.reason, claims)
         if name in ("current_stream", "default_stream", "Stream", "Event") and _gives_handle(file, node):
-            return self.left(file, node, "what takes a CUDA stream's handle is CUDA's own", claims)
+            return self.left(file, node, "only CUDA kernels take a CUDA stream's handle", claims)
         if name in ("current_stream", "default_stream") and isinstance(file.target, TorchTarget):
             return self._stream(file, node, spelling)
         edits = self._keywords(file, node, spelling)
         if edits is None:
-            return self.left(file, node, f"these arguments of torch.cuda.{name} are CUDA's own", claims)
+            return self.left(file, node, f"only CUDA has these arguments of torch.cuda.{name}", claims)
         function = file.span(node.func)
         rest = Span(function.end, file.span(node).end)
         before = Span(file.span(node).start, function.start)
         kept: tuple[Part, ...] = (before,) if before.start != before.end else ()
         if isinstance(file.target, TorchTarget):
             if name in ("is_available", "device_count") and ends_without(file, node):
-                # torch.cpu is available and has one device; torch.accelerator would end the program there.
+                # torch.cpu.is_available() is true and its device count 1; torch.accelerator would end the program.
                 spelling = dataclasses.replace(spelling, text=f"{file.target.module}.{name}")
             elif name == "device_count" and not file.is_guarded(node) and decides_processes(file, node):
                 return self.becomes(file, node, f"max(1, {spelling.text}())", claims=claims)
@@ -235,7 +237,7 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         return self.convert(file, node, whole, *edits, unsafe=spelling.unsafe, claims=claims)
 
     def _stream(self, file: SourceFile, node: cst.Call, spelling: Spelling) -> Finding:
-        """A call of ``torch.cuda.current_stream``; a statement about it is left out on a host."""
+        """A call of ``torch.cuda.current_stream``; a statement with it is skipped on a CPU-only machine."""
         edits = [replace(file.span(node.func), spelling.text)]
         statement = file.tree.statement(node)
         margin = margin_of(file, statement) if isinstance(statement, cst.Expr) else None
@@ -244,7 +246,7 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
             unsafe = (
                 ""
                 if file.is_guarded(node)
-                else "torch's stream of a host has no methods; --to acclimate has one"
+                else "torch's stream of a CPU has no methods; acclimate's has (--to acclimate)"
             )
             return self.convert(file, node, *edits, unsafe=unsafe, claims=(node.func,))
         if file.span(node).start == min(file.span(each).start for each in asks):
@@ -257,7 +259,7 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         self, file: SourceFile, call: cst.Call, asked: cst.Attribute, on_host: str, spelling: Spelling,
         edits: list[Edit],
     ) -> Finding:  # fmt: skip
-        """A property that only CUDA's devices have: ``torch.cuda.get_device_properties(0).major``."""
+        """A property that only CUDA devices have: ``torch.cuda.get_device_properties(0).major``."""
         rest = Span(file.span(call.func).end, file.span(call).end)
         quote = file.quote(call)
         properties = _with_default(file, call, spelling, rest) or (spelling.text, rest)
@@ -266,7 +268,7 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         return self.convert(file, call, replace(file.span(asked), *parts), *edits, claims=(call.func,))
 
     def _count(self, file: SourceFile, node: cst.Call, target: AcclimateTarget) -> Finding | None:
-        """A number of devices that the program compares with 0, which a host has; ``None``: any other."""
+        """A device count that the program compares with 0, which it is on a CPU-only machine; ``None``: any other."""
         quote, kind = file.quote(node), target.device_type
         asked = asks_for_none(file, node)
         if asked is not None and not count_may_be_one(file, node, asked[0]):
@@ -275,7 +277,7 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
             return self.convert(file, node, replace(file.span(around), text), claims=(node.func,))
         several = asks_for_several(file, node) if asked is None else None
         if several is not None and not ends_without(file, node):
-            # A host with two memory nodes counts as two devices, and goes on as one.
+            # acclimate counts a host with two NUMA nodes as two devices; the program must treat it as one.
             around, is_several = several
             joined = "and" if is_several else "or"
             start = f"({kind} {host_test(quote, is_host=not is_several)} {joined} "
@@ -288,7 +290,7 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
         return self.becomes(file, node, text, claims=(node.func,))
 
     def _not_on_a_host(self, file: SourceFile, node: cst.Call, kinds: tuple[str, ...]) -> Finding:
-        """A question that is answered with no where the host is all there is, or another type of device."""
+        """A test that is false on a CPU-only machine, and for the device types in ``kinds``."""
         quote, above = file.quote(node), file.tree.parent(node)
         negated = isinstance(above, cst.UnaryOperation) and isinstance(above.operator, cst.Not)
         text = f"{file.target.device_type} {host_test(quote, kinds, is_host=negated)}"
@@ -302,13 +304,13 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
 
     @staticmethod
     def _keywords(file: SourceFile, call: cst.Call, spelling: Spelling) -> list[Edit] | None:
-        """Edits of the keywords' names; ``None`` where the target has no such argument."""
+        """Edits of the keywords' names; ``None`` if the target lacks an argument."""
         edits: list[Edit] = []
         if spelling.keywords == () and call.args:
             return None
         if spelling.default:
             if has_unpacking(call):
-                return None  # it may hold the argument or not
+                return None  # the unpacked arguments are unknown
             if not call.args:
                 edits.append(insert(file.span(call).end - 1, spelling.default))
         for argument in call.args:
@@ -328,7 +330,7 @@ takes the handle is a CUDA kernel, and a call in a function that TorchScript com
 
 
 def _gives_handle(file: SourceFile, call: cst.Call) -> bool:
-    """Whether a stream's handle is asked for, which kernels take: ``torch.cuda.current_stream().cuda_stream``."""
+    """Whether code reads a stream's handle, to pass it to a kernel: ``torch.cuda.current_stream().cuda_stream``."""
     uses: list[cst.CSTNode] = [call]
     assigned = file.tree.parent(call)
     if isinstance(assigned, cst.Assign) and isinstance(assigned.targets[0].target, cst.Name):
@@ -338,17 +340,17 @@ def _gives_handle(file: SourceFile, call: cst.Call) -> bool:
 
 
 class CurrentDevice(Rule):
-    """``torch.cuda.current_device()``, which is a device here and a number there."""
+    """``torch.cuda.current_device()``, used as a device or as a number."""
 
     code = "ACC102"
     name = "current-device"
     summary = "`torch.cuda.current_device()`, as a device or as a number"
     explanation = """\
-`torch.cuda.current_device()` returns a number. Given to `device=`, `.to(…)` or `.cuda(…)`, torch takes the number for a
-CUDA device, so a ported program needs the device's name there. The rule follows the value inside its function, through
-choices (`device or …`), dictionaries that are unpacked (`**options`) and attributes: where each use is a device it
-becomes `current_device_name()`, and `current_device()` otherwise. What is called a number, such as `gpu` or
-`device_index`, stays one."""
+`torch.cuda.current_device()` returns a number. In `device=`, `.to(…)` and `.cuda(…)` torch takes that number as a
+CUDA device, so a ported program must pass the device's name there. The rule follows the value inside its function,
+through choices (`device or …`), unpacked dictionaries (`**options`) and attributes. If each use is a device, the
+call becomes `current_device_name()`, otherwise `current_device()`. A value whose name suggests a number, such as
+`gpu` or `device_index`, stays a number."""
     examples = (
         Example(
             "import torch\n\n\ndef f(n):\n    return torch.empty(n, device=torch.cuda.current_device())\n",
@@ -395,14 +397,14 @@ class RuntimeReference(Rule):
 
     code = "ACC103"
     name = "runtime-reference"
-    summary = "a name of `torch.cuda` that is passed on, tested for or caught, and not called"
+    summary = "a name of `torch.cuda` that is passed, tested or caught, but not called"
     explanation = """\
-A function that is passed on (`callback=torch.cuda.empty_cache`), an exception that is caught, a class in `isinstance`.
-In an annotation, the class of torch that all devices share stands for that of CUDA. `is_bf16_supported`, whose argument
-has another default in acclimate than in torch, becomes a function with torch's.
+The rule converts a function that is passed (`callback=torch.cuda.empty_cache`), an exception that is caught, and a
+class in `isinstance`. In an annotation, torch's class for all devices replaces the class of CUDA. `is_bf16_supported`
+becomes a lambda, since the default of its argument differs between acclimate and torch.
 
-`getattr`, `hasattr` and `setattr` on `torch.cuda` are left, since only the name in them says whether another
-accelerator has it, and so is a name that the program replaces."""
+`getattr`, `hasattr` and `setattr` on `torch.cuda` are left, since it depends on their second argument whether
+another accelerator has the name. A name that the program assigns to is left too."""
     examples = (
         Example(
             "import torch\n\ntry:\n    step()\nexcept torch.cuda.OutOfMemoryError:\n    pass\n",
@@ -437,7 +439,7 @@ accelerator has it, and so is a name that the program replaces."""
         if name is None or not is_read(file, node):
             return None
         if is_assigned(file, node):
-            return self.left(file, node, "the program replaces this name of torch.cuda")
+            return self.left(file, node, "the program assigns to this name of torch.cuda")
         if file.tree.in_annotation(node):
             return self._annotation(file, node, name)
         if name == "":
@@ -463,7 +465,7 @@ accelerator has it, and so is a name that the program replaces."""
             return self.becomes(file, node, f"{file.torch}.{self._SHARED[name]}")
         if name.endswith(_TENSOR_SUFFIX):
             return self.becomes(file, node, f"{file.torch}.Tensor")
-        return self.left(file, node, f"torch has no class that stands for torch.cuda.{name} on every device")
+        return self.left(file, node, f"torch has no class like torch.cuda.{name} for every device")
 
     def _module(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
         parent = file.tree.parent(node)
@@ -471,7 +473,11 @@ accelerator has it, and so is a name that the program replaces."""
         if isinstance(call, cst.Call):
             name = called_name(call)
             if name in ("getattr", "hasattr", "setattr", "object", "delattr"):
-                return self.left(file, node, f"`{name}` on torch.cuda: the name in it decides")
+                return self.left(
+                    file,
+                    node,
+                    f"`{name}` on torch.cuda: the second argument decides whether other devices have the name",
+                )
         if isinstance(parent, cst.Attribute):
             return None
         target = file.target

@@ -31,12 +31,12 @@ class TensorType(Rule):
     name = "tensor-type"
     summary = "old tensor classes: `torch.cuda.FloatTensor`"
     explanation = """\
-`get_accelerator().FloatTensor` is the same class on CUDA, and makes tensors in the same ways elsewhere. torch alone has
-no such classes for every device: a call with a list becomes `torch.tensor`, a call with sizes becomes `torch.empty`, a
-name that holds a class holds a function, and other uses are left. `x.type(torch.cuda.LongTensor)` becomes `x.to(device,
-torch.int64)`; `x.type(Tensor)` becomes `x.to(Tensor(0))`, which takes the type and the device of an empty tensor,
-together with what the name `Tensor` holds. A `DoubleTensor` fails on hardware without float64, such as Apple's, as
-float64 does there."""
+`get_accelerator().FloatTensor` is the same class on CUDA, and makes tensors in the same ways elsewhere. torch has no
+such classes for every device, so `--to torch` replaces a call with a list by `torch.tensor`, a call with sizes by
+`torch.empty`, and a class that a name holds by a function; it leaves other uses. `x.type(torch.cuda.LongTensor)`
+becomes `x.to(device, torch.int64)`. `x.type(Tensor)` becomes `x.to(Tensor(0))`, which takes the dtype and device of
+an empty tensor; it is edited together with the assignment of `Tensor`. A `DoubleTensor` fails on hardware without
+float64, such as Apple's."""
     examples = (
         Example(
             "import torch\n\n\ndef f(n):\n    return torch.cuda.FloatTensor([1.0]), torch.cuda.LongTensor(2, 3)\n",
@@ -79,7 +79,7 @@ float64 does there."""
             if not isinstance(spelling, Missing):
                 uses = type_calls(file, function)
                 if uses is None:
-                    return self.left(file, node, "a function that asks for a tensor's class gets it", claims)
+                    return self.left(file, node, "a function that needs a real tensor class gets it", claims)
                 finding = self.convert(file, node, replace(file.span(function), spelling.text), claims=claims)
                 finding.needs_applied_at = tuple(file.span(use.attr) for use in uses)
                 return finding
@@ -91,13 +91,13 @@ float64 does there."""
             if uses is None:
                 return self.left(file, node, f"torch has no class like torch.cuda.{name} for every device")
             made = f"(lambda *data: {file.torch}.{name}(*data).to({file.target.device_type}))"
-            finding = self.becomes(file, node, made, unsafe="a function stands in for the class")
+            finding = self.becomes(file, node, made, unsafe="a function replaces the class")
             finding.needs_applied_at = tuple(file.span(use.attr) for use in uses)
             return finding
         return self._made(file, node, name, claims)
 
     def _type_call(self, file: SourceFile, node: cst.Call) -> Finding | None:
-        """``x.type(torch.cuda.LongTensor)``; ``type`` takes classes only, and acclimate's are none."""
+        """``x.type(torch.cuda.LongTensor)``; ``type`` takes only classes, and acclimate has functions."""
         value, method = node.args[0].value, node.func
         if not isinstance(method, cst.Attribute) or node.args[0].keyword or node.args[0].star:
             return None
@@ -123,7 +123,7 @@ float64 does there."""
         plain = not has_unpacking(node) and all(each.keyword is None for each in node.args)
         if not plain or not (is_list or (node.args and kinds == {Kind.NUMBER})):
             return self.left(
-                file, node, f"torch.cuda.{name} takes sizes or data, and this may be either", claims
+                file, node, f"torch.cuda.{name} takes sizes or data, and this argument may be either", claims
             )
         new = "tensor" if is_list else "empty"
         end = file.span(node.args[-1].value).end
@@ -140,13 +140,13 @@ class DefaultTensorType(Rule):
     name = "default-tensor-type"
     summary = "`torch.set_default_tensor_type(torch.cuda.FloatTensor)`"
     explanation = """\
-torch's own replacement is used: `torch.set_default_device` and `torch.set_default_dtype`. It is unsafe, since a default
-device also concerns functions that the old call did not, such as `torch.randperm` in a data loader.
+The call becomes torch's own replacement: `torch.set_default_device` and `torch.set_default_dtype`. The edit is unsafe,
+since a default device also affects functions that the old call did not, such as `torch.randperm` in a data loader.
 
-It does not concern `torch.Tensor(n, m)`, which made its tensor on the device of the default tensor type. Where a file
-that is ported calls it, or imports fairscale or apex, whose layers may make their weights so, the call is left: a model
-that is never moved would have weights on the CPU, also on CUDA. Take the call out by hand, and move the model with
-`.to(…)`. Other libraries may call it too, which the reason printed says."""
+A default device does not affect `torch.Tensor(n, m)`, which the old call did. The call is left if any ported file
+calls `torch.Tensor(…)`, or imports fairscale or apex, whose layers may make their weights with it: a model that is
+never moved would have weights on the CPU, on a CUDA machine too. Remove the call by hand, and move the model with
+`.to(…)`. Other libraries may also call `torch.Tensor(…)`; the printed reason says so."""
     examples = (
         Example(
             "import torch\n\n\ndef f():\n    torch.set_default_tensor_type(torch.cuda.HalfTensor)\n",
@@ -174,17 +174,21 @@ that is never moved would have weights on the CPU, also on CUDA. Take the call o
         if name not in _DTYPES:
             return None
         if file.survey.old_constructor or survey(file.tree.bytes).old_constructor:
-            reason = "`torch.Tensor(…)` and layers that call it do not obey a default device; move the model instead"
+            reason = (
+                "`torch.Tensor(…)`, and layers that call it, ignore a default device; move the model instead"
+            )
             return self.left(file, node, reason, (value,))
         statement = file.tree.parent(node)
         margin = margin_of(file, statement) if isinstance(statement, cst.Expr) else None
         if margin is None:
-            return self.left(file, node, "it needs two statements", (value,))
+            return self.left(
+                file, node, "the edit needs two statements, and this is not a statement", (value,)
+            )
         return self.becomes(
             file,
             node,
             f"{file.torch}.set_default_device({file.target.device_type}){file.tree.newline}{margin}"
             f"{file.torch}.set_default_dtype({file.torch}.{_DTYPES[name]})",
-            unsafe="a default device concerns functions that the old call did not, and not `torch.Tensor(…)`",
+            unsafe="a default device also affects functions that the old call did not, but not `torch.Tensor(…)`",
             claims=(value,),
         )

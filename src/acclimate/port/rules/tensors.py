@@ -34,7 +34,7 @@ _OWN_OBJECTS = re.compile(
     r"^(self|cls|args|opt|opts|options|cfg|config|conf|hparams|hps|FLAGS|params|flags)$"
 )
 _OTHER_LIBRARIES = {"paddle", "jittor", "mindspore", "cupy", "mxnet", "oneflow"}
-"""Libraries whose arrays have a method ``cuda``, or one of that use."""
+"""Libraries whose arrays have a method ``cuda``, or a method like it."""
 _PINNED_FACTORIES = {
     *("torch.empty", "torch.zeros", "torch.ones", "torch.full", "torch.rand", "torch.randn", "torch.randint"),
     *("torch.arange", "torch.tensor", "torch.empty_like", "torch.zeros_like", "torch.ones_like"),
@@ -48,9 +48,9 @@ def _is_torch_object(file: SourceFile, node: cst.CSTNode) -> bool:
 
 
 def _is_storage(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether something is a storage, whose ``to`` takes the device by keyword only.
+    """Whether a value is a storage, whose ``to`` takes the device only by keyword.
 
-    ``map_location`` gives one to its function: ``torch.load(f, map_location=lambda storage, loc: storage.cuda())``.
+    ``map_location`` functions get a storage: ``torch.load(f, map_location=lambda storage, loc: storage.cuda())``.
     """
     if not isinstance(node, cst.Name):
         return False
@@ -73,10 +73,10 @@ class CudaMethod(Rule):
     name = "cuda-method"
     summary = "`x.cuda()`, on tensors and modules"
     explanation = """\
-`x.cuda()` becomes `x.to(get_accelerator().device_name())`. It is safe where the code shows that `x` is a tensor or a
-module, and unsafe elsewhere: an object with a method `cuda` of its own need not have a method `to`.
+`x.cuda()` becomes `x.to(get_accelerator().device_name())`. The edit is safe if the code shows that `x` is a tensor or a
+module, and unsafe otherwise: another class may have a method `cuda` and no method `to`.
 
-A class that offers `cuda` to its users keeps it, and so do calls on its objects and on itself, also in other files."""
+A class that defines a method `cuda` keeps it. Calls of that method stay too, on its objects and in other files."""
     examples = (
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor):\n    return x.cuda()\n",
@@ -111,11 +111,11 @@ A class that offers `cuda` to its users keeps it, and so do calls on its objects
             return self.exempt(file, node, "it is a function of a module")
         own = self._own_method(file, node, receiver)
         if file.needs_torch_import and (library := _OTHER_LIBRARIES & file.tree.imported_packages):
-            own = f"the file's tensors are those of {min(library)}"
+            own = f"the file's tensors come from {min(library)}"
         if own:
             return self.exempt(file, node, own)
         if has_unpacking(node) or (node.args and any(each.comma is None for each in node.args)):
-            return self.left(file, node, "its arguments are not known")
+            return self.left(file, node, "no rule converts these arguments")
         unsafe = "" if _is_torch_object(file, receiver) else "it may be neither a tensor nor a module"
         if file.target.name == "torch" and file.runs_at_import(node):
             unsafe = unsafe or AT_IMPORT
@@ -129,7 +129,7 @@ A class that offers `cuda` to its users keeps it, and so do calls on its objects
         function = file.tree.parent(file.tree.parent(node) or node)
         if node.name.value != "cuda" or not isinstance(function, cst.ClassDef):
             return None
-        return self.exempt(file, node.name, "a method that the class offers to its users")
+        return self.exempt(file, node.name, "the class defines this method for its users")
 
     def _own_method(self, file: SourceFile, node: cst.Call, receiver: cst.CSTNode) -> str:
         own = file.values.classes_with_own_cuda
@@ -138,7 +138,7 @@ A class that offers `cuda` to its users keeps it, and so do calls on its objects
         is_super = isinstance(receiver, cst.Call) and called_name(receiver) == "super"
         has_own = bool(around) and (around[0].name.value in own or "cuda" in methods(around[0]))
         if has_own and (is_self or is_super):
-            return "the class has a method `cuda` of its own"
+            return "the class defines its own method `cuda`"
         made = receiver
         if isinstance(receiver, cst.Name):
             for assignment in file.tree.assignments(receiver):
@@ -148,7 +148,7 @@ A class that offers `cuda` to its users keeps it, and so do calls on its objects
         if isinstance(made, cst.Call):
             name = called_name(made) or ""
             if name in file.survey.with_own_cuda or (isinstance(made.func, cst.Name) and name in own):
-                return f"`{name}` has a method `cuda` of its own"
+                return f"`{name}` defines its own method `cuda`"
         return ""
 
     def _call(self, file: SourceFile, node: cst.Call, function: cst.Attribute, unsafe: str) -> Finding:
@@ -167,7 +167,7 @@ A class that offers `cuda` to its users keeps it, and so do calls on its objects
             kept = file.tree.source(Span(open_paren, file.span(node).end))
             inner = replace(Span(open_paren, file.span(node).end), kept[: kept.index("(") + 1] + text + ")")
             if "".join(kept.split()) != "()":
-                return self.left(file, node, "a comment stands in the call")
+                return self.left(file, node, "there is a comment inside the call")
             return self.convert(file, node, method, inner, unsafe=unsafe, claims=(function,))
         value = first.value
         place = file.span(value)
@@ -180,7 +180,7 @@ A class that offers `cuda` to its users keeps it, and so do calls on its objects
             edit = replace(place, file.target.device_type)
             return self.convert(file, node, method, edit, unsafe=unsafe, claims=(function,))
         if kind.kind in (Kind.DEVICE, Kind.STRING):
-            reason = "" if kind.certain else "only its name says that this is a device"
+            reason = "" if kind.certain else "only its name suggests a device"
             return self.convert(file, node, method, unsafe=unsafe or reason, claims=(function,))
         is_called_device = isinstance(value, cst.Name) and DEVICE_NAME.search(value.value) is not None
         if isinstance(value, cst.IfExp) or (is_called_device and kind.kind is not Kind.NUMBER):
@@ -191,7 +191,7 @@ A class that offers `cuda` to its users keeps it, and so do calls on its objects
         reason = "" if known else "nothing shows that its argument is a number"
         index = value.value if isinstance(value, cst.Integer) else place
         if file.target.name == "torch" and not known:
-            # A name may hold None, which torch's form does not take.
+            # A name may hold None, which the code for --to torch does not accept.
             reason = "nothing shows that its argument is a number and not None"
         parts = file.device_at(index)
         if file.target.name == "torch" and may_be_none(file, value):
@@ -207,11 +207,11 @@ class IsCuda(Rule):
     name = "is-cuda"
     summary = "`x.is_cuda`"
     explanation = """\
-`x.is_cuda` becomes `get_accelerator().on_accelerator(x)` where the program would end otherwise (`assert x.is_cuda`), or
-where it decides about nothing but what is moved. Elsewhere, and with `--to torch`, it becomes a comparison of the
-device's type with `"cpu"`, as the answer must stay no on a host. It is safe where the code shows that `x` is a tensor.
-An attribute of `self` or of a program's options is the program's own, and stays. So does a test that leads to CUDA's
-own kernels, as in [ACC204](ACC204.md). In what TorchScript compiles, both targets compare the device's type."""
+`x.is_cuda` becomes `get_accelerator().on_accelerator(x)` if the program would otherwise end (`assert x.is_cuda`), or
+if the branch only moves tensors. Otherwise, and with `--to torch`, it becomes a comparison of the device type with
+`"cpu"`, since it must stay false on a CPU. The edit is safe if the code shows that `x` is a tensor. An attribute
+`is_cuda` of `self` or of a program's options is left, and so is a test that guards CUDA kernels, as in
+[ACC204](ACC204.md). In code that TorchScript compiles, both targets compare the device type."""
     examples = (
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor):\n    assert x.is_cuda\n",
@@ -237,7 +237,7 @@ own kernels, as in [ACC204](ACC204.md). In what TorchScript compiles, both targe
         if is_assigned(file, node) or own or (isinstance(parent, cst.Call) and parent.func is node):
             return self.exempt(file, node, "an attribute that the program defines")
         if _is_something_else(file, node):
-            return self.left(file, node, "`isinstance` beside it names a class that is no tensor")
+            return self.left(file, node, "`isinstance` beside it names a class that is not a tensor")
         if isinstance(parent, cst.FormattedStringExpression):
             return self.exempt(file, node, "it is part of a message")
         unsafe = "" if _is_torch_object(file, node.value) else "it may not be a tensor"
@@ -262,12 +262,11 @@ class PinMemory(Rule):
     name = "pin-memory"
     summary = "`x.pin_memory()`"
     explanation = """\
-`x.pin_memory()` raises on a machine without an accelerator. `get_accelerator().pin_memory(x)` gives `x` back there.
-With `--to torch` a test goes around it, where it is not in one already and `x` is a plain name; where torch makes the
-tensor in the same expression, the test is its argument `pin_memory`. `pin_memory=True` raises in the same way, and
-becomes a test of the device; a `DataLoader`'s only warns, and stays, but its `pin_memory_device="cuda"` goes, as torch
-pins for the device that it finds. A branch on the device and the pinning inside it
-are changed together or not at all."""
+`x.pin_memory()` raises on a CPU-only machine; `get_accelerator().pin_memory(x)` returns `x` there. `--to torch` adds
+a test around the call, if it has none and `x` is a plain name. If the same expression creates the tensor, the test
+becomes the `pin_memory` argument of that call. `pin_memory=True` also raises, and becomes a test of the device. In a
+`DataLoader` it only warns, and stays; `pin_memory_device="cuda"` is removed, as torch pins for the device that it
+finds. A branch on the device is edited only together with the pinning inside it."""
     examples = (
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor):\n    return x.pin_memory()\n",
@@ -315,7 +314,7 @@ are changed together or not at all."""
             isinstance(each, cst.FunctionDef) and each.name.value == "pin_memory"
             for each in file.tree.ancestors(node)
         ):
-            return None  # a batch's own method, whose caller decides
+            return None  # a batch class's own method; its caller decides whether to pin
         if node.args:
             return None
         unsafe = "" if file.values.of(receiver).kind is Kind.TENSOR else "it may not be a tensor"
@@ -333,7 +332,9 @@ are changed together or not at all."""
             rest = replace(Span(file.span(receiver).end, file.span(node).end))
             return self.convert(file, node, keep, rest, claims=(node.func,))
         if not isinstance(receiver, cst.Name):
-            return self.left(file, node, "a test around it would evaluate what is pinned a second time")
+            return self.left(
+                file, node, "a test around it would evaluate the tensor expression a second time"
+            )
         text = f" if {file.target.not_host} else {receiver.value})"
         return self.becomes(file, node, "(", file.span(node), text, unsafe=unsafe)
 
@@ -346,7 +347,7 @@ are changed together or not at all."""
 
 
 def _is_something_else(file: SourceFile, question: cst.Attribute) -> bool:
-    """Whether ``isinstance(x, Data) and x.is_cuda`` says that ``x`` is no tensor."""
+    """Whether the code shows that ``x`` is not a tensor: ``isinstance(x, Data) and x.is_cuda``."""
     at = file.tree.parent(question)
     held = file.tree.source(question.value)
     while isinstance(at, cst.BooleanOperation):
@@ -360,7 +361,7 @@ def _is_something_else(file: SourceFile, question: cst.Attribute) -> bool:
 
 
 def _makes_tensor(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether a call is one of torch's that make a tensor and take ``pin_memory``."""
+    """Whether a call is of a torch function that creates a tensor and takes ``pin_memory``."""
     if not isinstance(node, cst.Call) or has_unpacking(node) or keyword(node, "pin_memory") is not None:
         return False
     return file.tree.qualified(node.func) in _PINNED_FACTORIES

@@ -1,4 +1,4 @@
-"""Rules for what wraps or changes a whole model so that several devices train it."""
+"""Rules for wrappers and conversions of a whole model for training on several devices."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class DataParallel(Rule):
     name = "data-parallel"
     summary = "`torch.nn.DataParallel(model)`"
     explanation = """\
-torch shares a batch among CUDA's devices only; on another accelerator the first step fails, also with one device. The
-object stays torch's own, and on CUDA nothing changes. Elsewhere the device of the model's parameters takes the whole
-batch, and inputs are moved there, as torch moves them on CUDA. For several devices that are not CUDA's a program needs
+torch splits a batch over CUDA devices only; on another accelerator the first step fails, even with one device. The edit
+keeps torch's object, and on CUDA nothing changes. Elsewhere the device of the model's parameters gets the whole batch,
+and the inputs are moved there, as torch does on CUDA. To use several devices other than CUDA, a program needs
 `DistributedDataParallel`.
 
-A subclass with its own `scatter`, `gather` or `forward` is left, and so are `torch.nn.parallel.data_parallel` and the
-steps that it is made of: outside CUDA a program calls the module itself."""
+A subclass with its own `scatter`, `gather` or `forward` is left, and so are `torch.nn.parallel.data_parallel` and
+the functions that it calls: without CUDA a program should call the module directly."""
     examples = (
         Example(
             "import torch\n\n\ndef f(model):\n    return torch.nn.DataParallel(model).cuda()\n",
@@ -79,7 +79,7 @@ steps that it is made of: outside CUDA a program calls the module itself."""
             return None
         name = file.tree.qualified(node.func)
         if name in _STEPS:
-            reason = "torch shares a batch among CUDA's devices only; elsewhere call the module itself"
+            reason = "torch splits a batch over CUDA devices only; elsewhere call the module directly"
             return self.left(file, node, reason, (node.func,))
         definitions = _own_data_parallel(file, node.func)
         if name not in _DATA_PARALLEL and not definitions:
@@ -89,7 +89,7 @@ steps that it is made of: outside CUDA a program calls the module itself."""
         if isinstance(around, cst.Call) and called_name(around) == file.on_any_device:
             return None
         if any(methods(each) & _STEPS_OF_A_CLASS for each in definitions):
-            reason = "its class has its own way to share a batch, which torch does among CUDA's devices only"
+            reason = "its class splits a batch itself, and torch does that over CUDA devices only"
             return self.left(file, node, reason)
         place = file.span(node)
         edits = insert(place.start, f"{file.on_any_device}("), insert(place.end, ")")
@@ -99,7 +99,7 @@ steps that it is made of: outside CUDA a program calls the module itself."""
 
 
 def _own_data_parallel(file: SourceFile, name: cst.BaseExpression) -> list[cst.ClassDef]:
-    """The classes of the file that a name stands for, where each is a ``DataParallel`` of torch's."""
+    """The classes of the file that a name may be, if each is a subclass of torch's ``DataParallel``."""
     bound = [each.node for each in file.tree.assignments(name)] if isinstance(name, cst.Name) else []
     own = [each for each in bound if isinstance(each, cst.ClassDef) and _is_data_parallel(file, each)]
     return own if len(own) == len(bound) else []
@@ -116,13 +116,14 @@ class DeviceIds(Rule):
     name = "device-ids"
     summary = "`device_ids` of `DistributedDataParallel`, `device_id` of `init_process_group`"
     explanation = """\
-On a CPU `device_ids`, `output_device`, and `device_id` of `init_process_group`, must be `None`, and `device_id` on
-Apple's devices too, whose ranks talk through Gloo. On CUDA they stay: they also make the wrapper move its inputs. They
-are found as arguments and in the dictionary that is given as `**options`. `device_ids` of `barrier` stay: from torch
-2.10 on every backend takes them.
+On a CPU, `device_ids` and `output_device`, and `device_id` of `init_process_group`, must be `None`; `device_id` must be
+`None` on Apple's devices too, whose ranks use Gloo. On CUDA they stay: they also make the wrapper move its inputs. The
+rule finds them as arguments and in a dictionary passed as `**options`. `device_ids` of `barrier` stay, since every
+backend takes them from torch 2.10 on.
 
-A class or function of that name that is not torch's, by the file's imports and definitions, is left: the repository's
-own, apex's. Where they do not tell, keywords are edited, which is unsafe, and positional arguments stay."""
+A class or function of the same name from elsewhere, such as apex or the repository itself, is left. If the file's
+imports and definitions do not show where it comes from, keyword arguments are edited, which is unsafe, and
+positional arguments stay."""
     examples = (
         Example(
             "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n\n"
@@ -161,7 +162,7 @@ own, apex's. Where they do not tell, keywords are edited, which is unsafe, and p
             return self._left_to_its_owner(file, values[0], name)
         if unknown and any(each in by_position for each in values):
             return self._left(file, values[0], f"{unknown}, whose second argument is `device_ids`")
-        # Ranks on Apple's devices talk through Gloo, which knows the host alone.
+        # Ranks on Apple's devices use Gloo, which supports only the CPU.
         quote = file.quote(node)
         not_gloo = f"{file.target.device_type} {host_test(quote, ('mps',))}"
         condition = not_gloo if joins else host_guard(file, quote)
@@ -172,18 +173,18 @@ own, apex's. Where they do not tell, keywords are edited, which is unsafe, and p
 
     def _left_to_its_owner(self, file: SourceFile, value: cst.BaseExpression, name: str) -> Finding:
         return self._left(
-            file, value, f"this `{name}` is not torch's, so nothing says what it takes on a CPU"
+            file, value, f"this `{name}` is not torch's, so it is unknown which values it accepts on a CPU"
         )
 
     def _left(self, file: SourceFile, value: cst.BaseExpression, reason: str) -> Finding:
-        """A finding that stays; what is in the value keeps its own."""
+        """A finding that stays; other rules still check the code inside the value."""
         finding = self.left(file, value, reason)
         finding.claims = ()
         return finding
 
 
 def _may_be_a_device(file: SourceFile, value: cst.BaseExpression) -> bool:
-    """Whether a value must not stay where the host is all there is; one that has a choice in it stays."""
+    """Whether a value may be a device on a CPU-only machine; a conditional expression handles that itself."""
     if isinstance(value, (cst.IfExp, cst.Lambda, cst.BooleanOperation)):
         return False
     if isinstance(value, cst.List) and not value.elements:
@@ -192,7 +193,7 @@ def _may_be_a_device(file: SourceFile, value: cst.BaseExpression) -> bool:
 
 
 def _given(file: SourceFile, call: cst.Call, word: str) -> list[cst.BaseExpression]:
-    """What a keyword of a call is given, also through ``**options`` that are made in the same scope."""
+    """The values of a keyword of a call, also through ``**options`` that are made in the same scope."""
     plain = keyword(call, word)
     if plain is not None:
         return [plain.value]
@@ -203,7 +204,7 @@ def _given(file: SourceFile, call: cst.Call, word: str) -> list[cst.BaseExpressi
             continue
         first = next((use for use in _unpacked(file, options)), None)
         if first is not options:
-            continue  # the call before it has the edits
+            continue  # the earlier call has the edits
         for assignment in file.tree.assignments(options):
             target = file.tree.parent(assignment.node)
             made = file.tree.parent(target) if isinstance(target, cst.AssignTarget) else target
@@ -214,7 +215,7 @@ def _given(file: SourceFile, call: cst.Call, word: str) -> list[cst.BaseExpressi
 
 
 def _unpacked(file: SourceFile, name: cst.Name) -> list[cst.CSTNode]:
-    """The uses of a name as ``**name``, in the order of the text."""
+    """The uses of a name as ``**name``, in source order."""
     uses = [each for each in file.tree.accesses(name) if isinstance(file.tree.parent(each), cst.Arg)]
     return sorted(uses, key=lambda each: file.span(each).start)
 
@@ -231,7 +232,7 @@ def _in_dictionary(node: cst.CSTNode, word: str) -> list[cst.BaseExpression]:
 
 
 def _set_later(file: SourceFile, options: cst.Name, word: str) -> list[cst.BaseExpression]:
-    """What ``options[word] = …`` and ``options.update(word=…)`` give."""
+    """The values set with ``options[word] = …`` and ``options.update(word=…)``."""
     found: list[cst.BaseExpression] = []
     for use in file.tree.accesses(options):
         holder = file.tree.parent(use)
@@ -262,13 +263,13 @@ class SyncBatchNorm(Rule):
     name = "sync-batch-norm"
     summary = "`torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`, `torch.nn.SyncBatchNorm(n)`"
     explanation = """\
-`SyncBatchNorm` raises on a CPU, so there the model keeps its own layers; each rank then takes the figures of its own
-part of the batch. Where the model is more than a name, the test goes around the function, and the model is evaluated
-once.
+`SyncBatchNorm` raises on a CPU, so there the model keeps its layers, and each rank computes batch statistics over its
+own part of the batch. If the model is an expression and not a name, the test chooses the function instead, so that the
+model is evaluated once.
 
-Where a program makes the layer itself, `BatchNorm1d`, `2d` or `3d` stands in on a CPU, with the same parameters. Which
-of them is told by the other layers in the file, so that is unsafe; where they do not tell, the layer is left. So is a
-layer with a process group, and a program's own conversion or subclass, whose parts go together."""
+If a program creates the layer itself, the edit uses `BatchNorm1d`, `2d` or `3d` on a CPU, with the same parameters.
+The file's other layers tell which one, so the edit is unsafe; if they do not, the layer is left. A layer with a
+process group is left too, and so are the program's own conversion functions and subclasses, whose parts must match."""
     examples = (
         Example(
             "import torch\nfrom torch import nn\n\n\ndef f(m):\n    return nn.SyncBatchNorm.convert_sync_batchnorm(m)\n",
@@ -305,7 +306,7 @@ layer with a process group, and a program's own conversion or subclass, whose pa
             return None
         model = node.args[0].value
         condition = host_guard(file, '"')
-        # What is in the call, such as a process group, keeps its own edits.
+        # Other rules still edit the code inside the call, such as a process group.
         around: cst.BaseExpression = node
         same = dotted(model)
         if not same or same.startswith("."):
@@ -318,7 +319,7 @@ layer with a process group, and a program's own conversion or subclass, whose pa
         return finding
 
     def _layer(self, file: SourceFile, node: cst.Attribute | cst.Name) -> Finding | None:
-        """The class itself, which a program calls or passes on as the kind of layer to make."""
+        """The class itself, which a program calls, or passes as the type of layer to create."""
         if file.tree.qualified(node) not in _SYNC_BATCH_NORM or not is_read(file, node):
             return None
         below: cst.CSTNode = node
@@ -341,19 +342,19 @@ layer with a process group, and a program's own conversion or subclass, whose pa
         dimensions = {found[1] for name in file.names if (found := _OF_DIMENSIONS.search(name))}
         takes_group = isinstance(call, cst.Call) and is_made and _takes_group(call)
         if len(dimensions) != 1 or takes_group:
-            reason = "it raises on a host, and what stands in for it there depends on the shape of its input"
+            reason = "it raises on a CPU, and the shape of its input decides which BatchNorm can replace it"
             return self.left(file, node, reason)
         if _has_own_conversion(file, node):
-            reason = "it is part of a conversion of the program's own, whose parts go together"
+            reason = "it is part of the program's own conversion, whose parts must match"
             return self.left(file, node, reason)
         condition = host_guard(file, file.quote(node))
         plain = f"{file.torch}.nn.BatchNorm{dimensions.pop()}d"
-        unsafe = "only the file's other layers tell the shape of its input"
+        unsafe = "the shape of its input is inferred from the file's other layers"
         return self.becomes(file, node, "(", file.span(node), f" if {condition} else {plain})", unsafe=unsafe)
 
 
 def _takes_group(call: cst.Call) -> bool:
-    """Whether a layer is made with a process group, the sixth argument, for which ``BatchNorm2d`` has no place."""
+    """Whether a layer gets a process group, its sixth argument, which ``BatchNorm2d`` lacks."""
     return (
         keyword(call, "process_group") is not None
         or len(positional(call)) > _BEFORE_GROUP
@@ -362,7 +363,7 @@ def _takes_group(call: cst.Call) -> bool:
 
 
 def _has_own_conversion(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether the program has a subclass of the layer, or converts layers itself as torch's function does."""
+    """Whether the program subclasses the layer, or converts layers itself as torch's function does."""
     classes = file.values.classes.values()
     if any(file.tree.qualified(base.value) in _SYNC_BATCH_NORM for each in classes for base in each.bases):
         return True
@@ -376,7 +377,7 @@ def _has_own_conversion(file: SourceFile, node: cst.CSTNode) -> bool:
 
 
 def _makes_own(file: SourceFile, name: cst.Name) -> bool:
-    """Whether a call makes a synchronised layer that is not torch's."""
+    """Whether a call creates a synchronised layer that is not torch's."""
     call = file.tree.parent(name)
     is_made = isinstance(call, cst.Call) and call.func is name and name.value[:1].isupper()
     return (
