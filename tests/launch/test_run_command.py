@@ -281,7 +281,7 @@ sys.exit(code)
 # -- mistakes ----------------------------------------------------------------------------------------
 
 MISTAKES = [
-    ([], "what should the ranks run?"),
+    ([], "there is no script to run"),
     (["no_such.py"], "there is no script no_such.py in "),
     (["some.module"], "To run a module: --module some.module."),
     (["--no_python", "no-such-program"], "there is no executable program no-such-program"),
@@ -322,7 +322,7 @@ MISTAKES = [
     (["--master_addr", "a b", "x"], '"a b" must be an address or the name of a host'),
     (["--hostfile", "many", "x"], "has slots=100000000000000000000; a host runs at most 4096 ranks"),
     (["--hostfile", "nul", "x"], 'nul:1: "a\\x00b" is not the name of a host'),
-    (["--hostfile", "/dev/zero", "x"], "/dev/zero is larger than 16 MiB, so it is no hostfile"),
+    (["--hostfile", "/dev/zero", "x"], "/dev/zero is larger than 16 MiB, so it is not a hostfile"),
     (["--include", f"localhost:{'9' * 5000}", "x"], "should read host"),
     (["."], ". is a folder without a __main__.py, so Python cannot run it"),
     (["s" * 100_000], "there is no script sss"),

@@ -1,4 +1,4 @@
-"""``acclimate run``: starts a script's ranks on this host or on many, bound to cores, and looks after them.
+"""``acclimate run``: starts and supervises a script's ranks on this host or on many, bound to cores.
 
-Nothing here imports torch on the way to a rank, so that a rank's own start is all that a user waits for.
+The launcher does not import torch, so that the user waits only for the start of the ranks themselves.
 """

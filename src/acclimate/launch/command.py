@@ -1,4 +1,4 @@
-"""``acclimate run``: options, then hosts, then ranks, then their end."""
+"""``acclimate run``: reads the options, plans the hosts and ranks, and runs them to their end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["add_arguments", "run", "run_own_module"]
 
 LOCALHOST = "localhost"
 BY_HAND_PORT = 29500
-"""torch's default port, which nodes that are started by hand use without communicating."""
+"""torch's default port. Nodes that are started by hand all use it, as they cannot agree on a free one."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,7 +103,7 @@ def run_own_module(
     return supervise(ranks, grace_s=options.grace_s, quiet=True, tagged=False, name=name)
 
 
-# -- what runs where -----------------------------------------------------------------------------
+# -- planning ------------------------------------------------------------------------------------
 
 
 def plan_job(options: RunOptions, accelerator: Backend | None, environ: Mapping[str, str]) -> JobPlan:
@@ -131,12 +131,12 @@ def plan_job(options: RunOptions, accelerator: Backend | None, environ: Mapping[
 
 
 def _for_libraries(options: RunOptions, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables with which other libraries run on this accelerator."""
+    """The variables that make other libraries run on this accelerator."""
     if not (options.deepspeed or options.deepspeed_names):
         return {}
     asked = "1" if options.deepspeed else "names"
     path = options.environment.get("PYTHONPATH", environ.get("PYTHONPATH", ""))
-    # By name, since compat/ is above this room.
+    # Imported by name, since launch/ must not depend on compat/.
     describe = pkgutil.resolve_name("acclimate.compat.deepspeed:child_environment")
     return dict(describe(path, asked))
 
@@ -270,7 +270,7 @@ def _run_elastic(job: JobPlan, options: RunOptions) -> Outcome:
             "they meet."
         )
     port = options.master_port or (free_port() if max_nodes == 1 else BY_HAND_PORT)
-    # torch's agent reports what it cannot reach with a C++ stack trace; the launcher reports it in a line.
+    # torch's agent prints a C++ stack trace for an unreachable address; the launcher prints one line.
     environ = dict(os.environ)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     from acclimate.launch.elastic import agent as elastic  # imports torch

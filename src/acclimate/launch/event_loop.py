@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 
 class EventLoop:
-    """The loop in which all parts of the launcher wait; none has a thread."""
+    """The loop in which all parts of the launcher wait; the launcher has no threads."""
 
     def __init__(self) -> None:
-        # Not epoll: a guard, which is forked, would share it, and it refuses files, as standard input may be.
+        # Not epoll: forked guards would share it, and it refuses regular files, which stdin may be.
         self._selector = selectors.PollSelector()
         self._timers: list[tuple[float, Callable[[], None]]] = []
 
@@ -33,7 +33,7 @@ class EventLoop:
         next_at = min([until, *(at for at, _ in self._timers)])
         timeout_s = None if math.isinf(next_at) else max(0.0, next_at - time.monotonic())
         for key, _ in self._selector.select(timeout_s):
-            # A callback before this one may have ended this watch, or begun another with the same number.
+            # An earlier callback may have ended this watch, or reused the descriptor for another.
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
         now = time.monotonic()

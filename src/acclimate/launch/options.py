@@ -1,6 +1,6 @@
 """The options of ``acclimate run``, each declared once, as a field.
 
-Agents on other hosts get those that :class:`~acclimate.launch.plan.job.JobPlan` has under the same name.
+Agents on other hosts get the options that are also fields of :class:`~acclimate.launch.plan.job.JobPlan`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ examples:
   acclimate run --num_accelerators 4 --bind_cores_to_rank --bind_core_list 0-51,56-107 train.py
   acclimate run --show_binding --num_accelerators 4     draws which cores 4 ranks would get
   acclimate run --hostfile hosts train.py               on all hosts of a file of "host slots=N" lines
-  acclimate run --num_nodes 2 --node_rank 0 --master_addr 10.0.0.1 train.py      the same on node 1, with 1
+  acclimate run --num_nodes 2 --node_rank 0 --master_addr 10.0.0.1 train.py      on node 1: --node_rank 1
 
-Options come before the script, or before a --; everything after that belongs to the script. Ranks learn
-their place from RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT.
-OMP_NUM_THREADS is the number of a rank's cores, unless it is set already. The exit code is that of the
+Options come before the script, or before a --; all later arguments belong to the script. As with torchrun,
+ranks read RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT.
+OMP_NUM_THREADS is the number of a rank's cores, unless you set it. The exit code is that of the
 first rank that failed, or 128 + the signal that ended it."""
 
 
@@ -167,7 +167,7 @@ class RunOptions:
         "-i", "--include", metavar="WHICH", help="hosts and slots to use, as in host1:0,2@host2"
     )
     exclude: str | None = _hosts(
-        "-e", "--exclude", metavar="WHICH", help="hosts and slots to leave out, written likewise"
+        "-e", "--exclude", metavar="WHICH", help="hosts and slots to leave out, as in --include"
     )
     num_nodes: int | None = _hosts(
         "--num_nodes", type=_whole(1, _MOST_NODES), metavar="N", help="use only the first N hosts"
@@ -179,14 +179,17 @@ class RunOptions:
         help="this is node N of --num_nodes; start the same command on each node by hand",
     )
     master_addr: str | None = _hosts(
-        "--master_addr", type=_address, metavar="ADDRESS", help="address of the first host for the others"
+        "--master_addr",
+        type=_address,
+        metavar="ADDRESS",
+        help="address of the first host, for the other hosts",
     )
     master_port: int | None = _hosts("--master_port", type=_port, metavar="PORT", help="default: a free one")
     launcher: str = _hosts(
         "--launcher",
         default=engine_names()[0],
         choices=engine_names(),
-        help="how to start ranks on other hosts; default: what is installed",
+        help="program that starts ranks on other hosts; default: an installed one",
     )
     launcher_args: tuple[str, ...] = _hosts(
         "--launcher_args",
@@ -196,7 +199,7 @@ class RunOptions:
         help='more arguments for the launcher\'s program, as in --launcher_args="-A project"',
     )
     ssh_port: int | None = _hosts(
-        "--ssh_port", type=_port, metavar="PORT", help="for hosts whose line has none"
+        "--ssh_port", type=_port, metavar="PORT", help="ssh port of hosts without one in the hostfile"
     )
 
     log_dir: str | None = _supervision(
@@ -228,7 +231,7 @@ class RunOptions:
         metavar="N",
         help="elastic: accept at most this many hosts",
     )
-    quiet: bool = _flag(_supervision, "-q", "--quiet", help="only errors and the ranks' output")
+    quiet: bool = _flag(_supervision, "-q", "--quiet", help="print only errors and the ranks' output")
     log_level: str = _supervision(
         "--log_level",
         default="warning",
@@ -255,9 +258,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    # An abbreviation here may be one of the script's own options in full.
+    # An abbreviation of one of our options may be an option of the script.
     parser.allow_abbrev = False
-    # Takes everything that follows, including options; unlike argparse.REMAINDER, it cannot begin with one.
+    # PARSER takes all later arguments, including options; unlike REMAINDER, the first cannot be an option.
     script = parser.add_argument(
         "script", nargs=argparse.PARSER, metavar="script", help="what the ranks run, and its arguments"
     )
@@ -297,17 +300,15 @@ def read_options(args: argparse.Namespace, environ: Mapping[str, str]) -> RunOpt
     values["env"] = tuple(args.env)
     options = RunOptions(command=command, environment=_variables(args.env, environ), **values)
     if not command and not options.show_binding:
-        raise LaunchOptionError(
-            "what should the ranks run? Give a script: acclimate run [options] script.py …"
-        )
+        raise LaunchOptionError("there is no script to run. Give one: acclimate run [options] script.py …")
     if options.module and options.no_python:
         raise LaunchOptionError("--module and --no_python contradict each other: Python runs a module.")
     if options.deepspeed and options.deepspeed_names:
         raise LaunchOptionError(
-            "--deepspeed and --deepspeed_names contradict each other: one is with DeepSpeed, one without."
+            "--deepspeed needs DeepSpeed and --deepspeed_names replaces it; give only one of them."
         )
     if options.use_hyperthreads and not options.bind_cores:
-        raise LaunchOptionError("--use_hyperthreads says how cores are bound; add --bind_cores_to_rank.")
+        raise LaunchOptionError("--use_hyperthreads only affects bound ranks; add --bind_cores_to_rank.")
     if options.node_rank is not None:
         _check_by_hand(options)
     least, most = options.min_nodes, options.max_nodes

@@ -361,7 +361,7 @@ def test_a_core_list_is_exact_and_keeps_both_threads_of_a_core_together(two_sock
 @pytest.mark.parametrize(
     ("core_list", "complaint"),
     [
-        ("", "names no cores"),
+        ("", "is empty"),
         ("0-x", '"0-x" in the CPU list "0-x" is neither a number nor a range'),
         ("0,,3", "neither a number nor a range"),
         ("-4", '"-4"'),

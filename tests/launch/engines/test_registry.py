@@ -112,7 +112,9 @@ def test_a_missing_engine_says_what_to_install(engine: Engine, tmp_path: Path) -
 
 
 def test_without_any_engine_auto_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(EngineNotFoundError, match=r"No way to start ranks .* Install OpenSSH's client"):
+    with pytest.raises(
+        EngineNotFoundError, match=r"No program that starts ranks .* Install OpenSSH's client"
+    ):
         choose_engine(AUTO, {"PATH": str(tmp_path)})
     with pytest.raises(EngineNotFoundError, match="--launcher slurm is not installed here"):
         choose_engine(AUTO, {"PATH": str(tmp_path), **in_allocation()})

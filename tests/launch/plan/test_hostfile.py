@@ -54,7 +54,7 @@ def test_windows_line_ends_are_line_ends() -> None:
         ("b slots=", 'slots=""'),
         ("b slots=1.5", 'slots="1.5"'),
         ("b slots=٣", 'slots="٣"'),
-        ("b slots=1 slots=2", "say it once"),
+        ("b slots=1 slots=2", "give slots once"),
         ("b slots = 2", '"slots" is not known here'),
         ("b slot=2", '"slot=2" is not known here'),
         ("b slots=2 max_slots=4", '"max_slots=4" is not known here'),
@@ -103,7 +103,7 @@ def test_what_is_too_large_for_a_hostfile_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(HostfileError, match="larger than 16 MiB"):
         read_hostfile(Path("/dev/zero"))
     (tmp_path / "hosts").write_text("#" * (16 << 20))
-    with pytest.raises(HostfileError, match="no host in it"):
+    with pytest.raises(HostfileError, match="it names no host"):
         read_hostfile(tmp_path / "hosts")
 
 
@@ -119,7 +119,7 @@ def test_a_slot_that_comes_twice_in_a_filter_is_used_once() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing yet\n"])
 def test_a_file_without_a_host_is_refused(text: str) -> None:
-    with pytest.raises(HostfileError, match=r"^f:1: no host in it; a line reads: host slots=N"):
+    with pytest.raises(HostfileError, match=r"^f:1: it names no host; a line reads: host slots=N"):
         parse_hostfile(text, "f")
 
 
@@ -217,7 +217,7 @@ def test_ports_are_kept() -> None:
         ({"num_nodes": 4}, "--num_nodes 4 must be between 1 and 3"),
         (
             {"num_accelerators": 3},
-            '--num_accelerators 3 must be between 1 and 2: so many slots are left to use on host "b"',
+            '--num_accelerators 3 must be between 1 and 2: 2 slots are left to use on host "b"',
         ),
     ],
 )

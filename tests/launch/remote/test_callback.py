@@ -89,7 +89,7 @@ def test_a_stranger_who_answers_is_not_believed_and_does_not_get_the_proof(said:
 
     with (
         whoever_answers(stranger) as port,
-        pytest.raises(HostUnreachableError, match="whoever answers is not this job's launcher"),
+        pytest.raises(HostUnreachableError, match="the program that answers is not this job's launcher"),
     ):
         call_launcher(f"{KEY}@127.0.0.1:{port}", "3")
     assert b"hello" not in heard

@@ -146,6 +146,6 @@ def test_an_agent_whose_launcher_is_a_stranger_starts_no_rank(tmp_path: Path) ->
                 connection.sendall((plan % (tmp_path / "made")).encode())
                 _, stderr = process.communicate(timeout=240)
     assert process.returncode == 1
-    assert "whoever answers is not this job's launcher" in stderr
+    assert "the program that answers is not this job's launcher" in stderr
     assert "Traceback" not in stderr
     assert not (tmp_path / "made").exists()

@@ -1,7 +1,7 @@
 """Binds this process to cores and memory nodes by system call; no ``numactl`` is needed.
 
-The kernel keeps both over ``exec`` and gives them to children, so the launcher sets them in the forked child,
-before the rank's interpreter starts. Whatever must be looked up is looked up at import, before the fork.
+The kernel keeps both over ``exec`` and children inherit them, so the launcher sets them in the forked child,
+before the rank's interpreter starts. C functions are looked up at import, before the fork.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 def apply_binding(binding: RankBinding) -> str | None:
     """Binds this process and the program that it will execute, as far as the system allows.
 
-    Returns a sentence on what was refused, else ``None``; the same for every rank, so that the launcher
+    Returns a message about the refused calls, else ``None``; the same for every rank, so that the launcher
     prints it once. Does not raise, since an unbound rank still works.
     """
     if not hasattr(os, "sched_setaffinity"):

@@ -36,7 +36,7 @@ from acclimate.topology import (
 )
 
 UNBOUND_ADVICE = ", or leave out --bind_cores_to_rank"
-"""Ends the message of an error that ranks without binding would not have."""
+"""The end of an error message if the ranks could run without binding."""
 
 # OMP_PLACES is not among them: OpenMP uses only those of its places that the process is bound to.
 _PINNING_VARIABLES = {
@@ -133,7 +133,7 @@ def check_environment(environ: Mapping[str, str]) -> None:
             )
 
 
-# -- the cores there are ---------------------------------------------------------------------------
+# -- the usable cores ------------------------------------------------------------------------------
 
 
 def _listed_cpus(topology: Topology, core_list: str) -> tuple[int, ...]:
@@ -142,10 +142,10 @@ def _listed_cpus(topology: Topology, core_list: str) -> tuple[int, ...]:
     except TopologyError as error:
         raise BindingError(f"--bind_core_list: {error}") from error
     if not cpus:
-        raise BindingError('--bind_core_list names no cores; write them as in "0-51,56-107"')
+        raise BindingError('--bind_core_list is empty; list cores, as in "0-51,56-107"')
     ascending = format_cpu_list(cpus)
     if list(cpus) != sorted(cpus):
-        # Refused, since an unordered list looks as if it said which rank gets which cores.
+        # Refused: a user who writes an unordered list may expect that its order assigns cores to ranks.
         raise BindingError(
             f'--bind_core_list "{excerpt(core_list)}" descends; write it as "{ascending}" (the order has no '
             "effect: ranks get cores by memory node)"
@@ -241,7 +241,7 @@ def _grouped(topology: Topology, classed: Sequence[tuple[Core, tuple[str, int]]]
     ]
 
     def nearest(group: list[int], others: Iterable[int]) -> int:
-        """Returns the next node for a group: one of its packages if possible, then the one least distant."""
+        """Returns the next node for a group: in one of its packages if possible, else the nearest."""
         in_group = {package for member in group for package in packages[nodes[member].index]}
 
         def remoteness(other: int) -> tuple[bool, int, int]:

@@ -18,7 +18,7 @@ from rich.text import Text
 from acclimate.launch.binding.cores import RankBinding
 from acclimate.topology import Core, MemoryNode, Topology, format_cpu_list
 
-# Okabe and Ito's palette, which the colour-blind can tell apart, each with a readable text colour.
+# Okabe and Ito's palette for colour-blind readers, each with a readable text colour.
 _COLOURS = (
     "#000000 on #56b4e9",
     "#000000 on #e69f00",

@@ -1,8 +1,8 @@
-"""A search for the most groups of memory nodes, for machines with many nodes that are unlike each other.
+"""A search for the most groups of memory nodes, for machines with many different nodes.
 
-It splits one group after another off the nodes and leaves a rest that is a group itself, so it has an answer
-at any time. It stops when the answer meets an upper bound, when it has tried everything, or after a number
-of steps that no clock decides, so that the same machine always gets the same answer.
+It splits off one group after another, and the remaining nodes are always a group, so it has an answer at any
+time. It stops when the answer meets an upper bound, when it has tried everything, or after a fixed number of
+steps. It uses no clock, so that the same machine always gets the same answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 Counts: TypeAlias = tuple[int, ...]
-"""Cores of one node or of several: one number for each sort of core that ranks get equal shares of."""
+"""Cores of one or several nodes: one number for each type of core, which ranks share equally."""
 
 # About half a second in all. A size of groups gets a part of it, so that larger ones are tried too.
 _MOST_STEPS = 100_000
@@ -20,7 +20,7 @@ _MOST_STEPS_AT_ONCE = 12_500
 
 
 def rank_limits(nodes: Iterable[Counts], shares: Counts) -> tuple[int, int]:
-    """The fewest and the most ranks that can share these nodes evenly; impossible where these cross."""
+    """The fewest and the most ranks that can share these nodes evenly; impossible if fewest exceeds most."""
     totals = tuple(map(sum, zip(*nodes, strict=True)))
     fewest = max(-(-total // (share + 1)) for total, share in zip(totals, shares, strict=True))
     most = min(total // share for total, share in zip(totals, shares, strict=True) if share)
@@ -31,8 +31,8 @@ def rank_limits(nodes: Iterable[Counts], shares: Counts) -> tuple[int, int]:
 class _Pattern:
     """Nodes that can be a group.
 
-    ``uses`` is how many nodes of which types, ``loss`` how far the number of ranks that they can hold
-    is from their part of all cores: groups without loss can always be completed by others.
+    ``uses`` counts the nodes of each type. ``loss`` is the difference between the number of ranks that they
+    can hold and their share of all cores: other groups can always complete a group without loss.
     """
 
     uses: tuple[tuple[int, int], ...]
@@ -44,9 +44,9 @@ class _Pattern:
 
 @dataclass(frozen=True)
 class _State:
-    """How far the search is: groups made, and how many nodes of each type are left.
+    """A state of the search: the groups so far, and the number of remaining nodes of each type.
 
-    The nodes of ``last`` will be in the group that is left at the end, those of ``rest`` are still open.
+    The nodes of ``last`` will be in the last group; those of ``rest`` are not assigned yet.
     """
 
     rest: tuple[int, ...]
@@ -173,7 +173,7 @@ class GroupSearch:
         for pattern in fitting:
             for kind, _ in pattern.uses:
                 choices[kind].append(pattern)
-        # The type with the fewest choices first: a wrong choice shows soonest there.
+        # The type with the fewest choices first, where a wrong choice fails soonest.
         kind = min((kind for kind, number in enumerate(state.rest) if number), key=lambda n: len(choices[n]))
         for pattern in choices[kind]:
             if self._steps >= self._limit:

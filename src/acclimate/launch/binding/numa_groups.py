@@ -1,13 +1,13 @@
-"""Which memory nodes share which ranks, so that ranks have equal cores from as few nodes as possible.
+"""Groups memory nodes and ranks, so that ranks get equal numbers of cores from as few nodes as possible.
 
-Ranks of equal size rarely fit the nodes exactly: of 3 ranks on 2 nodes of 4 cores, one has to reach
-across. Nodes and ranks that share cores form groups, and a group of n nodes and m ranks has at least
-n + m - 1 pairs of a rank and a node it uses. Over all groups that sum is least when there are the most
-groups, so that is what is looked for.
+Ranks of equal size rarely fit the nodes exactly: of 3 ranks on 2 nodes of 4 cores, one needs cores of both
+nodes. Nodes and ranks that share cores form groups, and a group of n nodes and m ranks has at least
+n + m - 1 pairs of a rank and a node that it uses. The sum over all groups is smallest for the most groups,
+so this module looks for the most groups.
 
-That problem contains bin packing, so no quick method is always exact. Where there are few states, all of
-them are weighed. Elsewhere the better one of two answers is taken: the best groups of nodes that follow
-each other, and what a search with a limit finds (``group_search.py``).
+The problem contains bin packing, so no fast method is always exact. If there are few states, all of them are
+compared. Otherwise the better of two answers is used: the best groups of consecutive nodes, and the result of
+a limited search (``group_search.py``).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Candidates: TypeAlias = Callable[
     [tuple[Counts, ...]], Iterator[tuple[tuple[Counts, ...], tuple[Counts, ...]]]
 ]
 
-# Below this many states every way to group is weighed, in milliseconds: any machine of up to 8 nodes, and
-# larger ones whose nodes are mostly alike.
+# Below this many states all groupings are compared, in milliseconds: on any machine of up to 8 nodes, and on
+# larger ones whose nodes are mostly the same.
 _MOST_STATES = 256
 
 
@@ -88,7 +88,7 @@ def _most_groups(
 
 
 def _groupings(remaining: tuple[Counts, ...], shares: Counts, candidates: Candidates) -> list[_Grouping]:
-    """Returns the ways to group all nodes, without those that another way beats in every respect."""
+    """Returns the groupings of all nodes, without those that another grouping dominates."""
 
     @cache
     def solve(remaining: tuple[Counts, ...]) -> list[_Grouping]:

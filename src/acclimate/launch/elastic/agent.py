@@ -82,12 +82,12 @@ def launch(
         max_restarts: how often ranks restart after a failure; hosts that join and leave do not count.
 
     Raises:
-        HostUnreachableError: nobody answers at the rendezvous.
+        HostUnreachableError: the rendezvous does not answer.
     """
     # By default all rounds share one store, where a later round finds the entries of an earlier one, such as
     # addresses at which nobody listens any more.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    if job.log_level not in ("debug", "info"):  # its warnings say what is said here
+    if job.log_level not in ("debug", "info"):  # torch's warnings repeat the launcher's messages
         logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
     membership = _Membership(job, environ, min_nodes, max_nodes, max_restarts)
     with SignalInbox((*TERMINATING, *NOTICES, signal.SIGTSTP)) as inbox:
@@ -101,10 +101,10 @@ def launch(
 
 
 class _Membership:
-    """This host's part in the job: a thread in which torch waits, and the main thread, which never does.
+    """This host's part in the job: a thread that waits in torch, and the main thread, which handles signals.
 
-    torch waits inside C++, where Python's signal handlers do not run. So it has a thread of its own, which is
-    left behind where it does not come back.
+    torch waits inside C++, where Python's signal handlers do not run, so it runs in its own thread. If torch
+    does not return, the process exits without that thread.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class _Membership:
         """Runs the job to its end, or to a signal while no ranks run.
 
         Raises:
-            HostUnreachableError: nobody answers at the rendezvous.
+            HostUnreachableError: the rendezvous does not answer.
         """
         started = time.monotonic()
         accepted: list[float] = []
@@ -151,8 +151,8 @@ class _Membership:
                     probe.start()
                 if accepted and now > accepted[0] + _SILENCE_S:
                     raise HostUnreachableError(
-                        f"{self._place}, where the job's hosts meet, accepts connections but does not "
-                        "answer. Another program may be listening at that port: choose another with "
+                        f"the rendezvous at {self._place} accepts connections but does not answer. "
+                        "Another program may be listening at that port: choose another with "
                         "--master_port, the same on all hosts."
                     )
             elif self._agent.ended_by is not None and not self._agent.has_worker():
@@ -164,9 +164,9 @@ class _Membership:
         return self._outcome
 
     def abandon(self, exit_code: int) -> None:
-        """Lets the process exit without the thread, if that is still running.
+        """Exits the process without waiting for the thread, if it is still running.
 
-        Python's own exit would end the thread in a way that makes C++ abort.
+        Python's normal exit would end the thread so that C++ aborts.
         """
         if self._outcome is None:
             atexit.register(_exit_at_once, exit_code)
@@ -180,9 +180,9 @@ class _Membership:
         return Outcome(-number, None, f"{signal_name(number)} ended the wait for other hosts.")
 
     def _pause(self, inbox: SignalInbox) -> None:
-        """Stops this host's ranks and this process, until it is continued.
+        """Stops this host's ranks and this process until SIGCONT.
 
-        Other hosts count this one as gone after a few seconds, since torch's thread stops too.
+        Other hosts count this host as lost after a few seconds, since torch's thread stops too.
         """
         agent = self._agent
         if agent is not None:
@@ -233,10 +233,10 @@ class _Membership:
             code = agent.outcome.code or 1
             agent.outcome = Outcome(code, None, "the job has ended on the other hosts.")
         except RendezvousTimeoutError as error:
-            agent.outcome = Outcome(1, None, f"the hosts did not meet in time: {_first_line(error)}.")
+            agent.outcome = Outcome(1, None, f"too few hosts joined in time: {_first_line(error)}.")
         except (RendezvousError, DistError):
             closes = False
-            lost = f"{self._place}, where the job's hosts meet, no longer answers"
+            lost = f"the rendezvous at {self._place} no longer answers"
             agent.outcome = Outcome(1, None, f"{lost}, so the ranks of this host were ended.")
         if closes and agent.ended_by is None:  # after a signal to this host the others go on
             with suppress(RendezvousError, DistError):
@@ -260,8 +260,8 @@ class _Membership:
             return get_rendezvous_handler(parameters)
         except (RendezvousConnectionError, DistError) as error:
             raise HostUnreachableError(
-                f"nobody answers at {self._place}, where the job's hosts meet: {_first_line(error)}. Start "
-                "the command on that host too, and let the others reach its port."
+                f"the rendezvous at {self._place} does not answer: {_first_line(error)}. Start the command "
+                "on that host too, and let the others reach its port."
             ) from error
 
 
@@ -308,7 +308,7 @@ class _Agent(SimpleElasticAgent):
         with self._changing:
             if self.ended_by is not None:
                 raise RendezvousGracefulExitError
-            # No pipe: nobody reads before the end, and what a rank wrote last may be too much for one.
+            # Not a pipe: it is read only at the end, and a rank's last lines may not fit into one.
             self._answer = tempfile.TemporaryFile()  # noqa: SIM115 - read when the worker has ended
             self._worker = subprocess.Popen(
                 own_python("acclimate.launch.elastic.worker", str(self._answer.fileno())),
@@ -367,7 +367,7 @@ class _Agent(SimpleElasticAgent):
             if self._worker is None or not self.has_worker():
                 return
             self._worker.send_signal(signal.SIGTSTP)
-            # Its end stays unreaped for Popen.
+            # Popen reaps it later.
             options = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
             while os.waitid(os.P_PID, self._worker.pid, options) is None and time.monotonic() < deadline:
                 time.sleep(0.01)

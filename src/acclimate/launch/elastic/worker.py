@@ -1,8 +1,8 @@
 """``python -m acclimate.launch.elastic.worker``: this host's ranks between two rendezvous of an elastic job.
 
-A process of its own, because the elastic agent has torch's threads in it, and a supervisor forks. It reads a
-line of JSON: ``job``, ``node_rank``, ``variables`` (of all ranks besides). When standard input ends, so do
-the ranks; how they ended is written as JSON to the descriptor that the only argument names.
+It is a separate process because a supervisor forks, and the elastic agent's process has torch's threads. It
+reads a line of JSON: ``job``, ``node_rank``, and ``variables`` (additional ones for all ranks). When standard
+input ends, it ends the ranks. It writes their outcome as JSON to the descriptor that its only argument names.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def _reason_to_stop() -> str | None:
-    """Returns a reason once standard input has ended: the hosts have changed, or the agent has exited."""
+    """Returns a reason once standard input has ended, as the hosts changed or the agent exited."""
     return None if os.read(0, 1 << 16) else REGROUPING
 
 

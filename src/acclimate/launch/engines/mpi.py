@@ -26,7 +26,7 @@ class MpiEngine(Engine):
     programs: ClassVar[tuple[str, ...]]
     """The names of its program."""
     version_text: ClassVar[str]
-    """A text in its ``--version`` that no other MPI prints."""
+    """A string in its ``--version`` output that no other MPI prints."""
     rank_variables: ClassVar[RankVariables]
 
     @abstractmethod
@@ -93,6 +93,6 @@ def _ssh_check(job: JobPlan) -> SshReachabilityCheck | None:
     program = find_ssh(os.environ)
     if program is None or _in_slurm():
         return None
-    # It then gives up on a silent host at the same time as MPI's ssh, which started earlier.
+    # The check then gives up on a silent host at the same time as MPI's ssh, which started earlier.
     connect_s = CONNECT_S - int(CHECK_AFTER_S)
     return SshReachabilityCheck([host.name for host in job.hosts], [program, *_ssh_options(job, connect_s)])

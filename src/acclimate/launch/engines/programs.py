@@ -15,12 +15,12 @@ ANSWER_S = 20.0
 
 
 def find_program(names: Sequence[str], says: str, environ: Mapping[str, str]) -> str | None:
-    """Returns the path of the first program with one of these names on ``PATH`` whose ``--version`` says so.
+    """Returns the path of the first of these programs on ``PATH`` whose ``--version`` contains ``says``.
 
-    Several MPIs may be on ``PATH``, each behind the other's names.
+    Several MPIs may be on ``PATH``, with programs of the same names.
 
     Raises:
-        EngineNotFoundError: there is none, but a program of this name did not answer.
+        EngineNotFoundError: there is none, and a program with one of the names did not answer.
     """
     silent = ""
     for folder in environ.get("PATH", os.defpath).split(os.pathsep):

@@ -63,7 +63,7 @@ def choose_engine(name: str, environ: Mapping[str, str]) -> tuple[Engine, str]:
         raise broken
     if len(wanted) > 1:
         raise EngineNotFoundError(
-            f"No way to start ranks on other hosts is installed here. {wanted[0].remedy}"
+            f"No program that starts ranks on other hosts is installed here. {wanted[0].remedy}"
         )
     raise EngineNotFoundError(f"--launcher {wanted[0].name} is not installed here. {wanted[0].remedy}")
 

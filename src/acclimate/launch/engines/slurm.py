@@ -31,7 +31,7 @@ class Slurm(Engine):
         return shutil.which("srun", path=environ.get("PATH"))
 
     def is_allocated(self, environ: Mapping[str, str]) -> bool:
-        # A process that srun started is one task of a step, and its own job is its own affair.
+        # A process that srun started is one task of a step; a job that it starts itself is not the step's.
         nodes = environ.get("SLURM_JOB_NUM_NODES", "")
         several = "SLURM_JOB_ID" in environ and bool(_SEVERAL.fullmatch(nodes))
         return several and "SLURM_STEP_ID" not in environ
@@ -54,7 +54,7 @@ class Slurm(Engine):
                 "Give a hostfile."
             ) from error
         hosts = asked.stdout.split()
-        # Even if nobody asked for a number of tasks, Slurm sets SLURM_TASKS_PER_NODE, to what would fit.
+        # Without --ntasks, Slurm sets SLURM_TASKS_PER_NODE to the number of tasks that would fit.
         asked_for = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
         tasks = _each_nodes_tasks(environ.get("SLURM_TASKS_PER_NODE", ""), len(hosts)) if asked_for else []
         counts = tasks or [slots] * len(hosts)

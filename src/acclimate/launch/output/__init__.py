@@ -1,1 +1,1 @@
-"""Tags, shows and logs the ranks' output, as fast as its reader reads."""
+"""Tags, shows and logs the ranks' output, and waits for a slow reader."""

@@ -1,4 +1,4 @@
-"""Moves output from pipes to the launcher's own streams, as fast as their reader reads."""
+"""Moves output from pipes to the launcher's own streams, and waits for their slow readers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OutputPump:
     Args:
         loop: waits on the pipes, and on a stream that is behind.
         views: for the launcher's streams 1 and 2.
-        on_error: called once for each stream that cannot be written any more; what comes for it is dropped.
+        on_error: called once for each stream that can no longer be written; its later output is dropped.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""How the output of several ranks looks on one stream: as it is, tagged line by line, or on a terminal.
+"""Formats the output of several ranks on one stream: unchanged, tagged line by line, or for a terminal.
 
-Everything is bytes: a rank may write what is no UTF-8, or write half a letter now and half later.
+All output is bytes: a rank may write invalid UTF-8, or one character in two writes.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Plain(View):
 class TaggedLines(View):
     """Whole lines, each after its rank's tag; for files, pipes and other programs.
 
-    Nothing is left out. An update of a progress bar keeps its carriage return, and has a tag of its own. A
-    line that stays unfinished is shown after a moment and continued; another rank's line breaks it.
+    Nothing is left out. Each update of a progress bar has a tag and keeps its carriage return. A line that
+    stays unfinished is shown after a moment and continued later, unless another rank writes in between.
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -129,10 +129,10 @@ class TaggedLines(View):
 
 
 class WholeLines(View):
-    """Lines of several hosts, whose agents have tagged them; for whatever the launcher's own stream is.
+    """Lines of several hosts, tagged by the hosts' agents; for any kind of stream.
 
-    A line is held back until it is whole, as other hosts write to the same stream; the parts of a very long
-    one are shown as they come. A carriage return ends a line too, so that progress bars move on.
+    A line is held back until it is complete, as other hosts write to the same stream; a very long line is
+    shown in parts. A carriage return ends a line too, so that progress bars update.
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -179,9 +179,9 @@ class WholeLines(View):
 
 
 class TaggedTerminal(View):
-    """Finished lines scroll by; unfinished ones, such as progress bars, stay below them, one row a source.
+    """Finished lines scroll; unfinished ones, such as progress bars, stay below, one row for each source.
 
-    A line that is too long to be kept scrolls by in parts.
+    A line that is too long to keep scrolls in parts.
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -228,7 +228,7 @@ class TaggedTerminal(View):
             return wait
         try:
             size = os.get_terminal_size(self.writer.descriptor)
-        except OSError:  # the terminal was closed, and what follows is for nobody
+        except OSError:  # the terminal was closed
             size = os.terminal_size((80, 24))
         rows = [
             _fitting(_tagged(source, text), size.columns - 1)

@@ -18,13 +18,13 @@ _LONGEST_KEPT = 2000
 
 
 class Writer:
-    """One of the launcher's own streams, written to as fast as its reader takes it.
+    """One of the launcher's own streams; keeps output until a slow reader takes it.
 
     The descriptor is never made non-blocking: the shell and others on the terminal share that setting.
     """
 
     FULL = 1 << 20
-    """With this many waiting bytes, ranks are not read any more."""
+    """With this many waiting bytes, the launcher stops reading the ranks' output."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -67,7 +67,7 @@ class LogFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.error: OSError | None = None
-        # Appended to, so that a second run does not take away what the first one said.
+        # Opened for appending, so that a second run does not delete the log of the first.
         self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def write(self, data: bytes) -> None:

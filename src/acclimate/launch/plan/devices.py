@@ -33,7 +33,7 @@ def find_accelerator() -> Backend | None:
     request = requested()
     if request is not None:
         named = [record for record in records if record.name == request[1]]
-        # Of several ways to the same accelerator, the one whose software is here.
+        # If several records are of the same accelerator, the one whose software is installed here.
         alone = len(named) == 1
         return next((record for record in named if alone or record.is_installed()), next(iter(named), None))
     usable = [record for record in records if record.auto_detect and _is_here(record)]

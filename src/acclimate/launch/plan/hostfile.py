@@ -69,7 +69,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
-            raise HostfileError(f"{shown} is larger than {_MAX_BYTES >> 20} MiB, so it is no hostfile.")
+            raise HostfileError(f"{shown} is larger than {_MAX_BYTES >> 20} MiB, so it is not a hostfile.")
         text = content.decode("utf-8-sig")  # editors on Windows put a mark before the first line
     except UnicodeDecodeError as error:
         raise HostfileError(f"{shown} is not text ({error.reason} at byte {error.start}).") from error
@@ -106,7 +106,7 @@ def parse_hostfile(text: str, source: str = "hostfile") -> tuple[Host, ...]:
             )
         hosts.append(host)
     if not hosts:
-        raise HostfileError(f"{source}:1: no host in it; {_EXAMPLE}.")
+        raise HostfileError(f"{source}:1: it names no host; {_EXAMPLE}.")
     return tuple(hosts)
 
 
@@ -119,7 +119,7 @@ def _host(words: Sequence[str]) -> Host:
         if key != "slots" or not equals:
             raise ValueError(f'"{excerpt(word)}" is not known here; {_EXAMPLE}.')
         if slots is not None:
-            raise ValueError(f'"{excerpt(word)}" comes after slots={slots}; say it once.')
+            raise ValueError(f'"{excerpt(word)}" comes after slots={slots}; give slots once.')
         slots = _number(value)
         if not slots:
             raise ValueError(f'slots="{excerpt(value)}" must be a whole number from 1 up.')
@@ -235,7 +235,7 @@ def _of_host(plan: HostPlan) -> tuple[str, str]:
 
 def _at_most(wanted: int, there: int, option: str, of_what: str) -> int:
     if not 1 <= wanted <= there:
-        raise HostFilterError(f"{option} {wanted} must be between 1 and {there}: so many {of_what}.")
+        raise HostFilterError(f"{option} {wanted} must be between 1 and {there}: {there} {of_what}.")
     return wanted
 
 

@@ -67,7 +67,7 @@ class JobPlan:
         """Returns the plan from :meth:`to_json`'s text.
 
         Raises:
-            LaunchProtocolError: it is not one, or one of another release of acclimate.
+            LaunchProtocolError: the text is not a plan, or a plan of another release of acclimate.
         """
         try:
             return from_wire(cls, json.loads(text))
@@ -102,7 +102,7 @@ def plan_ranks(job: JobPlan, node_rank: int, environ: Mapping[str, str]) -> tupl
         environ: this host's variables, which ranks inherit; the job's take precedence.
 
     Raises:
-        BindingError: the cores cannot be shared as asked for.
+        BindingError: the cores cannot be divided as the job asks.
         LaunchOptionError: the master's address or port is missing, or a slot has no device.
     """
     if job.master_addr is None or job.master_port is None:
@@ -145,7 +145,7 @@ def bind_host(
     """Returns the binding of each rank of one host.
 
     Raises:
-        BindingError: the cores cannot be shared as asked for, or a variable binds threads otherwise.
+        BindingError: the cores cannot be divided as the job asks, or a variable overrides the binding.
     """
     check_environment(environ)
     ranks = len(job.hosts[node_rank].slots)
@@ -153,7 +153,7 @@ def bind_host(
 
 
 def _threads(job: JobPlan, binding: RankBinding) -> int:
-    # A core list that names both threads of a core wants both used.
+    # A core list with both threads of a core asks for both to be used.
     counts_threads = job.use_hyperthreads or job.core_list is not None
     return len(binding.cpus) if counts_threads else binding.cores
 

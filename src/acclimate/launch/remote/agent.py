@@ -24,10 +24,10 @@ from acclimate.launch.remote.protocol import AGENT_IS_HERE, PipeChannel
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the ranks; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m acclimate.launch.remote.agent", description=__doc__)
-    parser.add_argument("--launcher", help="where to call it")
+    parser.add_argument("--launcher", help="key and addresses of the launcher")
     parser.add_argument("--host", help="this host's name in the launcher's list of hosts")
-    parser.add_argument("--rank_variable", help="where the engine tells which rank this is")
-    parser.add_argument("--local_rank_variable", help="where it tells which of its host's ranks this is")
+    parser.add_argument("--rank_variable", help="variable with the number of this rank")
+    parser.add_argument("--local_rank_variable", help="variable with the local rank on this host")
     args = parser.parse_args(arguments)
     try:
         if args.rank_variable is not None:
@@ -81,7 +81,7 @@ def _run_one_rank(rank_variable: str, local_rank_variable: str) -> int:
 
 
 def read_rank(environ: Mapping[str, str], variable: str) -> int:
-    """Returns the rank that the engine gave this process.
+    """Returns the rank that the engine assigned to this process.
 
     Raises:
         LaunchProtocolError: the variable is not set, or holds something else.

@@ -21,15 +21,15 @@ _ANSWER_S = 30.0
 
 
 def call_launcher(where: str, name: str) -> SocketChannel:
-    """Connects to the first of the launcher's addresses at which the launcher itself answers.
+    """Connects to the first address at which the launcher answers and proves its identity.
 
     Args:
         where: as :data:`LAUNCHER_VARIABLE` has it.
         name: which host or rank calls.
 
     Raises:
-        HostUnreachableError: none does.
-        LaunchProtocolError: ``where`` names no address.
+        HostUnreachableError: the launcher answers at none of its addresses.
+        LaunchProtocolError: ``where`` has no address.
     """
     parts = re.fullmatch(r"(\w+)@(\S+):([0-9]{1,5})", where)
     if parts is None or int(parts[3]) > 65535:
@@ -46,7 +46,7 @@ def call_launcher(where: str, name: str) -> SocketChannel:
             continue
         if connection.getsockname() == connection.getpeername():
             connection.close()  # on loopback a free port may connect to itself
-            reasons.append(f"{address}: nobody listens")
+            reasons.append(f"{address}: no program listens")
             continue
         try:
             channel = SocketChannel(connection, FROM_LAUNCHER)
@@ -54,7 +54,7 @@ def call_launcher(where: str, name: str) -> SocketChannel:
             return channel
         except (OSError, LaunchProtocolError) as error:
             connection.close()
-            reasons.append(f"{address}: whoever answers is not this job's launcher ({error})")
+            reasons.append(f"{address}: the program that answers is not this job's launcher ({error})")
     raise HostUnreachableError(
         f"{socket.gethostname()} cannot reach the launcher on port {port} ({'; '.join(reasons)}). Let hosts "
         "connect to the machine that starts the job, start it on one of them, or use --launcher ssh."

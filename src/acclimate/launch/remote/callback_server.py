@@ -27,7 +27,7 @@ HELLO_S = 10.0
 STRANGERS = 64
 """How many callers without a proof are kept, besides one for each missing agent."""
 KEPT_FREE = 16
-"""How many descriptors strangers leave to the launcher, which starts programs while they wait."""
+"""Descriptors that unproven callers must leave free for the launcher, which starts programs meanwhile."""
 _BACKLOG = 1024
 _ACCEPT_AGAIN_S = 1.0
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -55,9 +55,9 @@ class CallbackServer:
         key: the job's key.
         names: the agents' names, each a host or a rank. Each may call once.
         answered: called with a name and a channel when that agent has called.
-        heard: called with a name and a message; returns whether the agent is still wanted.
+        heard: called with a name and a message; returns whether to keep the agent's connection.
         ended: called with a name and a reason when the connection has ended.
-        hindered: called with a reason why agents may not get through.
+        hindered: called with a reason why agents may be unable to connect.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class CallbackServer:
         self._answered, self._heard, self._ended, self._hindered = answered, heard, ended, hindered
         self._strangers: dict[_Caller, None] = {}  # in the order in which they came
         self._room: float = math.inf
-        """How many strangers the launcher's descriptors have room for, once that is known."""
+        """The most unproven callers that fit the launcher's descriptors; set once it is known."""
         self._agents: set[_Caller] = set()
         self._is_watched = False
         self._sweeps = False
@@ -134,7 +134,7 @@ class CallbackServer:
         if connection.fileno() >= _descriptors() - KEPT_FREE:
             self._room = min(self._room, len(self._strangers))
         if self._strangers and len(self._strangers) >= min(self._room, STRANGERS + len(self._awaited)):
-            self._drop(next(iter(self._strangers)))  # agents send at once, so it is not an agent
+            self._drop(next(iter(self._strangers)))  # the oldest: agents send at once, so it is not an agent
         self._strangers[caller] = None
         self._loop.watch(caller.channel.fileno(), partial(self._listen_to, caller))
         if not self._sweeps:

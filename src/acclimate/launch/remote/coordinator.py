@@ -1,4 +1,4 @@
-"""Coordinates a job on many hosts: waits for all, starts them together, ends all when one fails."""
+"""Coordinates a job on many hosts: waits for all, starts their ranks together, and ends all if one fails."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from acclimate.launch.wire import Message
 ANSWER_S = 120.0
 """The time limit for answers of hosts that can be reached."""
 _BRIEFLY_S = 2.0
-"""How long to wait on when one host cannot be reached, to name all such at once; for the engine's program
-when nobody is left of a job that failed; and after a slow reader took what there was."""
+"""How long to wait for more unreachable hosts, to report all of them at once; for the engine's program after
+all agents of a failed job have gone; and after a slow reader has read all output."""
 _SETTLE_S = 10.0
 """How long hosts may take to end after their grace, before the engine is killed."""
 _LOST = 1
@@ -36,7 +36,7 @@ class Peer:
 
     host: str
     channel: Channel | None = None
-    """None before it has connected and after it has gone."""
+    """``None`` before it has connected and after it has disconnected."""
     ready: Ready | None = None
     refused: bool = False
     gone: bool = False
@@ -52,7 +52,7 @@ class Peer:
 
 @contextmanager
 def starting_programs() -> Iterator[None]:
-    """Reports that the system cannot start the programs that reach the hosts.
+    """Turns an OSError into an error that says which limits stopped the programs that reach the hosts.
 
     Raises:
         RankStartError: one was not started.
@@ -123,7 +123,7 @@ class Coordinator:
                 while processes.running and time.monotonic() < self._deadline:
                     self.loop.wait(self._deadline)
                     if processes.waits_for_reader and self._signalled is None:
-                        # As on one host: nothing that ranks wrote is lost because it is read late.
+                        # As on one host, a slow reader loses no output.
                         self._deadline = max(self._deadline, time.monotonic() + _BRIEFLY_S)
             finally:
                 processes.kill()
@@ -170,7 +170,7 @@ class Coordinator:
 
         Args:
             peer: the peer.
-            words: why, if the engine knows.
+            words: the reason, if the engine knows it.
             was_reached: whether the host itself answered.
         """
         if peer.gone:

@@ -1,7 +1,7 @@
 """The proofs with which an agent and the launcher show each other that they have the job's key.
 
-A stranger that listens at one of the launcher's addresses could make an agent run any program, and a stranger
-that calls could take a rank's place. The key itself is not sent.
+Without them, another program that listens at one of the launcher's addresses could make an agent run any
+program, and one that calls could take a rank's place. The key itself is not sent.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def run_assigned_ranks(
         only_local_rank: the only one of this host's ranks to run; ``None``: all.
 
     Returns:
-        0 if the launcher knows how it ended, else the exit code.
+        0 if the launcher got the outcome, else the exit code.
     """
     job, node_rank = assignment.job, assignment.node_rank
     logging.getLogger("acclimate").setLevel(job.log_level.upper())

@@ -27,7 +27,7 @@ def find_ssh(environ: Mapping[str, str]) -> str | None:
 def ssh_options(connect_s: int = CONNECT_S) -> tuple[str, ...]:
     """Returns options with which ssh asks no questions, and notices the loss of a host.
 
-    The user's own options precede them, since ssh uses the first of a kind.
+    The user's own options come first, since ssh uses the first of several values.
     """
     notices = "-oServerAliveInterval=5", "-oServerAliveCountMax=3"
     return "-T", "-oBatchMode=yes", f"-oConnectTimeout={connect_s}", *notices
@@ -47,13 +47,13 @@ def common_port(job: JobPlan, engine: str) -> int | None:
     ports = {host.port or job.ssh_port for host in job.hosts}
     if len(ports) > 1:
         raise LaunchOptionError(
-            f"{engine} takes one ssh port for all hosts. Give all the same, or use --launcher ssh."
+            f"{engine} takes one ssh port for all hosts. Give all hosts the same port, or use --launcher ssh."
         )
     return ports.pop()
 
 
 def what_was_said(code: int, words: str) -> str:
-    """Returns why a host's ssh ended, in the words of ssh or of the remote command."""
+    """Returns why a host's ssh ended, with the message of ssh or of the remote command."""
     if code == FAILED:
         return words or "ssh did not say why"
     return f"exit code {code}: {words}" if words else f"exit code {code}"

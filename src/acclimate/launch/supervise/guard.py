@@ -1,8 +1,8 @@
 """The launcher's end of a guard: starts it, sends it commands, reads its messages and reaps it.
 
-A guard is what containerd calls a shim: a process between the launcher and one rank. It adopts whatever its
-rank leaves behind, daemons included, and ends it. Its parent is a standby process, which does the same if the
-guard is killed. :mod:`acclimate.launch.supervise.guard_process` is what runs in both.
+A guard is what containerd calls a shim: a process between the launcher and one rank. It adopts the processes
+that its rank leaves behind, daemons included, and ends them. Its parent is a standby process, which does the
+same if the guard is killed. Both run :mod:`acclimate.launch.supervise.guard_process`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Guard:
 
     def send(self, command: str, number: int = 0) -> None:
         """Sends a command without blocking, since a stopped guard does not read."""
-        with suppress(OSError):  # it is gone, or far behind
+        with suppress(OSError):  # it has exited, or has not read for long
             self.channel.send(f"{command} {number}\n".encode(), socket.MSG_DONTWAIT)
         self._continue()
 
@@ -74,7 +74,7 @@ class Guard:
         return 0
 
     def _continue(self) -> None:
-        """Continues the two, which SIGSTOP may have stopped."""
+        """Continues the guard and its standby, which SIGSTOP may have stopped."""
         for pid in (self.standby_pid, self.pid):
             if pid is not None:
                 processes.send(pid, signal.SIGCONT)

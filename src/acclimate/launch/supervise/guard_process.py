@@ -1,7 +1,7 @@
-"""What runs in a guard and in its standby: starts one rank, and ends whatever the rank leaves behind.
+"""The code of a guard and its standby: starts one rank, and ends the processes that the rank leaves behind.
 
 The guard adopts the processes that its rank leaves behind and ends them with the rank. It outlives the
-launcher: when the launcher is gone, even by SIGKILL, their connection ends and the guard ends its rank.
+launcher: when the launcher exits, even by SIGKILL, their connection closes and the guard ends its rank.
 
 When the guard is killed, the kernel kills the rank (a parent-death signal) and the rank's process group (a
 socket between guard and standby sends SIGKILL when one of them closes it), and the standby kills the rest. If
@@ -96,9 +96,9 @@ def run_standby(
     settings: GuardSettings,
     mask: Iterable[int],
 ) -> None:
-    """In a fork of the launcher: starts the guard and waits; if the guard is killed, ends what is left.
+    """In a fork of the launcher: starts the guard and waits; if the guard is killed, ends its processes.
 
-    All signals are blocked, and stay so here.
+    All signals are blocked, and stay blocked here.
 
     Args:
         plan: the rank.
@@ -307,7 +307,7 @@ class _GuardProcess:
         elif not processes.send_to_group(self.rank, number) and not self.ended:
             processes.send(self.rank, number)  # between fork and setsid it is in no group of its own
         if number in TERMINATING:
-            # A stopped process would not hear of it.
+            # A stopped process would not handle the signal.
             self._signal_group(signal.SIGCONT)
 
     def _end(self, number: int) -> None:

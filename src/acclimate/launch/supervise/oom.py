@@ -53,6 +53,6 @@ def explain_sigkill(before: KillCount, after: KillCount) -> str | None:
                 f"The kernel's out-of-memory killer is the likely cause: it killed {count} {place} "
                 "meanwhile. Give the job more memory, or let each rank use less."
             )
-        # The group's own counter is the better witness: the host's counts other containers' too.
+        # The group's own counter is more reliable: the host's also counts other containers.
         return "The kernel's out-of-memory killer did not act, so another process sent the signal."
     return None

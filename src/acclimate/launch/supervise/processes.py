@@ -17,7 +17,7 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
-# Loaded here and not when needed: a guard must not have to allocate much on a machine without memory.
+# Loaded at import: a guard must not have to allocate much on a machine that is out of memory.
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -46,7 +46,7 @@ def die_with_parent(parent: int) -> None:
 def kill_group_at_hangup(end: socket.socket, group: int) -> None:
     """Has the kernel kill a process group when the other end of a socket pair closes; Linux only.
 
-    Data that comes has the same effect, so the other end must not send any.
+    Received data has the same effect, so the other end must not send any.
     """
     if _libc is None:
         return

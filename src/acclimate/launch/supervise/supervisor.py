@@ -39,12 +39,12 @@ class StopRequest:
     descriptor: int
     """Readable, or closed, when ``read`` should be called."""
     read: Callable[[], str | None]
-    """Called then; returns a sentence on why the ranks must end, or ``None`` to continue."""
+    """Called when ``descriptor`` is readable, and when due; returns why the ranks must end, or ``None``."""
     failing: Callable[[RankFailure], None] = lambda failure: None
     """Called at once with the first rank that failed. While the others still have their grace, ranks on other
     hosts may fail because this one is missing."""
     due_at: Callable[[], float | None] = lambda: None
-    """Returns when to call ``read`` although nothing came, on the monotonic clock; ``None``: never."""
+    """Returns when to call ``read`` without a message, on the monotonic clock; ``None``: never."""
 
 
 def supervise(
@@ -183,7 +183,7 @@ class _Supervisor:
             self.output_deadline = time.monotonic() + self.grace_s
         if self.abandons_output or (self.output_deadline or math.inf) < time.monotonic():
             return False
-        # All processes are gone: what is in the pipes is all there will be, even if someone kept an end open.
+        # All processes have ended, so the pipes get no more output, even if another process has an end open.
         for pipe in list(self.pipes):
             os.set_blocking(pipe, False)
             self._read(pipe)
@@ -259,7 +259,7 @@ class _Supervisor:
             self.said.add(sentence)
             self.pump.feed(2, Source("", 0), f"{self.name}: {sentence}\n".encode())
 
-    # -- what happens ----------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------
 
     def _listen(self, rank: RankProcess) -> None:
         guard = rank.guard
@@ -353,7 +353,7 @@ class _Supervisor:
                 self.ended_by = self.ended_by or number
                 self._end(number)
             if all(rank.guard is None for rank in self.ranks):
-                self.abandons_output = True  # only a reader that does not read is left
+                self.abandons_output = True  # only the output to a stuck reader is left
 
     def _pause(self) -> None:
         # SIGTSTP has no effect in a session without a shell that could continue it: the ranks', and that of a
@@ -400,7 +400,7 @@ class _Supervisor:
         return Outcome(code, None, self.reason)
 
     def _failed_despite(self, number: int) -> RankProcess | None:
-        """Returns the rank on the terminal if it failed by itself: a Ctrl-C may be long past by then."""
+        """Returns the rank on the terminal if it failed by itself, perhaps long after a Ctrl-C."""
         code = self.ranks[0].code or 0
         return self.ranks[0] if code not in (0, -number, shell_code(-number)) else None
 
