@@ -14,7 +14,7 @@ VARIABLE = "ACCLIMATE_CPU_ISA"
 """The environment variable that overrides the choice, to test or compare kernels."""
 
 BEST = 0
-"""Lets a native kernel choose."""
+"""The number with which a native kernel chooses the instruction set itself."""
 
 # As csrc/isa.h numbers them.
 _NUMBERS: Mapping[str, int] = {"plain": 1, "avx2": 2, "avx512": 3, "avx512_bf16": 4, "neon": 5}

@@ -75,7 +75,7 @@ class Engine(Protocol):
         """Finishes all submitted requests and frees the engine."""
 
     def abandon(self) -> None:
-        """Lets a forked child drop what belongs to its parent, without waiting."""
+        """In a forked child: drops the parent's resources, without waiting."""
 
 
 class NativeEngine:
@@ -146,8 +146,8 @@ class _Block:
 class PythonEngine:
     """Python threads, for machines without a compiler.
 
-    Ctrl-C inside ``concurrent.futures`` can leave a lock locked for ever, since its code is Python. So this
-    uses only primitives written in C: locks, ``SimpleQueue`` and bare threads.
+    Ctrl-C inside ``concurrent.futures`` can leave a lock held, since its code is Python. So this class uses
+    only primitives written in C: locks, ``SimpleQueue`` and bare threads.
     """
 
     name = _PYTHON

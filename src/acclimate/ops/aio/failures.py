@@ -56,8 +56,13 @@ def buffer_too_small(name: Name, size: int, offset: int, length: int) -> AsyncIO
 
 
 def bad_offset(name: Name, offset: int) -> AsyncIOError:
-    """Returns the error for an impossible offset."""
-    return _error(errno.EINVAL, f"{offset} is not an offset in a file", name, offset)
+    """Returns the error for an invalid offset."""
+    return _error(
+        errno.EINVAL,
+        f"a transfer must lie between the file offsets 0 and 2**63 - 1; file_offset is {offset}",
+        name,
+        offset,
+    )
 
 
 def differing_data(name: Name, at: int) -> AsyncIOError:

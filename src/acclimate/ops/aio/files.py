@@ -65,7 +65,7 @@ def open_file(name: Name, writes: bool, length: int) -> OpenFile:
 
 
 def _open(name: str | bytes, flags: int) -> int:
-    # Without O_NONBLOCK, opening a FIFO without a peer would block for ever; it is refused below.
+    # Without O_NONBLOCK, opening a FIFO without a peer would never return; it is refused below.
     fd = os.open(name, flags | os.O_CLOEXEC | os.O_NONBLOCK, _NEW_FILE_MODE)
     # With O_NONBLOCK, io_uring fails transfers that would have to wait.
     os.set_blocking(fd, True)

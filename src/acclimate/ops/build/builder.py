@@ -51,7 +51,7 @@ class OpBuilder:
     name: ClassVar[str]
     """The name of the op and its library: letters, digits and "_"."""
     NAME: ClassVar[str]
-    """The same, as DeepSpeed's builders call it."""
+    """The same name under DeepSpeed's attribute."""
     BUILD_VAR: ClassVar[str]
     """DeepSpeed's variable for building the op while it is installed; without effect here."""
     error_log: str | None = None

@@ -176,7 +176,7 @@ def _build_once(root: Path, recipe: Recipe, key: str, progress: Progress | None)
 
 
 def _build_privately(recipe: Recipe, key: str, progress: Progress | None, reason: str) -> Path:
-    """Builds for this process alone, since the cache cannot be used."""
+    """Builds in a private folder of this process, since the cache cannot be used."""
     global _private_root
     if not _private_folders():
         try:
@@ -184,8 +184,8 @@ def _build_privately(recipe: Recipe, key: str, progress: Progress | None, reason
             check_folder(folder)
         except OSError as error:
             raise CacheWriteError(
-                f"there is no folder to build in: neither the cache can be used ({reason}), nor the folder "
-                f"for temporary files ({error})"
+                f"there is no folder to build in: the cache cannot be used ({reason}), and neither can the "
+                f"folder for temporary files ({error})"
             ) from error
         _logger.warning(
             "This process builds ops for itself alone, in %s. The cache is not used: %s.", folder, reason

@@ -15,7 +15,7 @@ from acclimate.ops.simd import chosen_isa
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
-# The plain kernels would take the longest to optimise, and hardly any processor runs them.
+# The kernels without vector instructions would take longest to optimise, and few processors need them.
 PLAIN_KERNELS = {"plain": ("-O2",)}
 """The flags of each file of kernels that every processor can run."""
 _X86_KERNELS = {
@@ -46,7 +46,7 @@ class InferenceBuilder(OpBuilder):
 
     def module(self) -> ModuleType:
         """Returns :mod:`acclimate.ops.inference`."""
-        # By its name, since the package offers the class that loads this op.
+        # Imported by name, since the package itself loads this op.
         return import_module("acclimate.ops.inference")
 
 

@@ -10,7 +10,7 @@ from acclimate.ops.inference.builder import CPUInferenceBuilder, InferenceBuilde
 from acclimate.ops.simd import chosen_isa, has_tile_products, has_vector_kernels, usable_isas
 
 WITH_KERNELS = ("cpu",)
-"""The kinds of devices that native kernels run on."""
+"""The device types that native kernels run on."""
 
 
 @functools.cache
@@ -32,11 +32,11 @@ def multiplies_many_rows(device_type: str) -> bool:
 
 
 def reads_prompts(number: int) -> bool:
-    """Whether native code should read the prompts of one of its decoders; tiles make torch the faster one."""
+    """Whether native code should read the prompts of one of its decoders; with AMX tiles torch is faster."""
     return not has_tile_products() and bool(torch.ops.acclimate.decode_can_read(number))
 
 
 def kernels_chosen() -> str:
-    """Names what the choice of kernels follows from: the processor, and the settings of the user."""
+    """Returns a string that identifies the choice of kernels: the processor and the user's settings."""
     capability = torch.backends.cpu.get_cpu_capability()
     return f"{chosen_isa()} {usable_isas()} {has_tile_products()} {capability}"

@@ -45,11 +45,11 @@ class PackedWeight:
     def __post_init__(self) -> None:
         device_type = self.data.device.type
         native.load(device_type)
-        # Asked here, since compiled code cannot: dense products of many rows are torch's.
+        # Checked here, since compiled code cannot: torch computes dense products of many rows.
         has_kernel = self.scheme != DENSE and native.multiplies_many_rows(device_type)
         object.__setattr__(self, "_has_kernel_for_many", has_kernel)
 
-    # -- how to make one -------------------------------------------------------------------------
+    # -- constructors ----------------------------------------------------------------------------
 
     @staticmethod
     def dense(weight: Tensor) -> PackedWeight:
@@ -106,7 +106,7 @@ class PackedWeight:
         name = block_type.lower()
         if name not in schemes.GGUF_SCHEMES:
             known = ", ".join(kind.upper() for kind in schemes.GGUF_SCHEMES)
-            raise WeightError(f"Blocks of type {block_type} cannot be run as they are, only {known}.")
+            raise WeightError(f"There is no kernel for GGUF blocks of type {block_type}, only for {known}.")
         kind = schemes.find_scheme(name)
         n, k = shape
         if k % kind.columns:
@@ -121,7 +121,7 @@ class PackedWeight:
         rows = blocks.reshape(n, row_bytes)
         return PackedWeight(name, torch.ops.acclimate.packed_from_gguf(rows, kind.number, n, k), (n, k))
 
-    # -- what it is ------------------------------------------------------------------------------
+    # -- properties ------------------------------------------------------------------------------
 
     @property
     def nbytes(self) -> int:
@@ -143,7 +143,7 @@ class PackedWeight:
         kind = self._kind
         return kind.number if kind else 0
 
-    # -- what it can do --------------------------------------------------------------------------
+    # -- products --------------------------------------------------------------------------------
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Returns ``x @ weight.T + bias`` in the dtype of ``x``.
@@ -219,7 +219,7 @@ class PackedWeight:
         """Returns a part of the rows (``dim`` 0) or columns (``dim`` 1), sharing memory where it can.
 
         Raises:
-            WeightError: columns of a quantised weight can only be parted between blocks.
+            WeightError: columns of a quantised weight can only be split between blocks.
         """
         n, k = self.shape
         if dim not in (0, 1) or not 0 <= start <= stop <= self.shape[dim]:
@@ -240,7 +240,7 @@ class PackedWeight:
             return layout.pack(parts.rows(slice(start - first * GROUP_ROWS, stop - first * GROUP_ROWS)), kind)
         if start % kind.columns or (stop % kind.columns and stop != k):
             raise WeightError(
-                f"The columns of a {self.scheme} weight can only be parted at multiples of {kind.columns}, "
+                f"The columns of a {self.scheme} weight can only be split at multiples of {kind.columns}, "
                 f"not at {start} and {stop}."
             )
         if stop == start:

@@ -33,7 +33,7 @@ def _quantize_int8(weight: Tensor) -> Parts:
 
 
 def _quantize_blocks(weight: Tensor, most_code: int) -> Parts:
-    """Chooses for each block the step and the low that lose least, then rounds both to 8 bits.
+    """Chooses for each block the step and minimum with the smallest error, then rounds both to 8 bits.
 
     A row's largest step and low get the code 255, and the codes of the values are chosen last, for the
     rounded steps and lows.
@@ -76,7 +76,7 @@ def _quantize_blocks(weight: Tensor, most_code: int) -> Parts:
 def _fit(
     blocks: Tensor, codes: Tensor, weights: Tensor, step: Tensor, start: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns the step and the low that lose least for given codes; the low is at most zero."""
+    """Returns the step and minimum with the smallest error for given codes; the minimum is at most zero."""
     total = weights.sum(dim=2, keepdim=True)
     by_code = weights * codes
     codes_1 = by_code.sum(dim=2, keepdim=True)

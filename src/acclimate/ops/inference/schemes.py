@@ -1,4 +1,4 @@
-"""How each scheme stores a weight: the layouts that the native kernels read.
+"""The storage layouts of quantised weights, which the native kernels read.
 
 A quantised weight is a matrix of bytes with one row for each group of 16 weight rows (the last one filled up
 with zeros), which a kernel reads from front to back. A group has its fields, one after the other, each from a
@@ -71,7 +71,7 @@ class Scheme:
 
     @property
     def columns(self) -> int:
-        """The columns that cannot be parted; a row is filled up to a multiple of them."""
+        """The columns of an indivisible block; a row is padded to a multiple of it."""
         return max(BLOCK_COLUMNS, *(field.columns for field in self.fields))
 
     @property
@@ -117,7 +117,7 @@ SCHEMES: Mapping[str, Scheme] = {
 """The quantised schemes by name: ours, and the block types of GGUF files."""
 
 GGUF_SCHEMES = tuple(scheme.name for scheme in SCHEMES.values() if scheme.gguf_bytes)
-"""The block types of GGUF files that can be run as they are, in lower case."""
+"""The block types of GGUF files that have kernels, in lower case."""
 
 
 def find_scheme(name: str) -> Scheme:

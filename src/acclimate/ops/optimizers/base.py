@@ -121,7 +121,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         self.master_weights = master_weights
         self._op = type(self).define_op()
         self._isa = chosen_isa()
-        self._has_shards = False  # set when parameters are added: asking each of them in every step is slow
+        self._has_shards = False  # set when parameters are added: checking each of them in every step is slow
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -218,7 +218,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         Args:
             closure: computes the loss and the gradients again.
             grads: gradients to use instead of ``parameter.grad``, one for each parameter in the order of
-                the groups, ``None`` for a parameter without. Their dtype may differ from the parameter's:
+                the groups; ``None``: the parameter has none. Their dtype may differ from the parameter's:
                 bfloat16 gradients from an accelerator update float32 parameters here without a conversion.
             outputs: tensors that also receive the new parameters, in the same pass over memory; one for each
                 parameter, of the parameter's shape and any supported dtype.

@@ -34,7 +34,7 @@ class OptimizerBuilder(OpBuilder):
         return [Source(path, flags=_CUDA_FLAGS) if path.endswith(".cu") else path]
 
     def include_paths(self) -> list[str]:
-        """Returns the folder of the update rule, which a macro includes: so it is in the cache key."""
+        """Returns the folder of the update rule: a macro includes it, so it must be in the cache key."""
         return [f"{self.folder}/csrc"]
 
     def cxx_args(self) -> list[str]:

@@ -120,7 +120,7 @@ class Worker {
   virtual ~Worker() = default;
   // Takes and completes pieces until the queue is stopped and empty. Runs in its own thread.
   virtual void run(Queue& queue) = 0;
-  // Lets a forked child drop what the kernel shares with its parent.
+  // In a forked child: drops the resources that the kernel shares with its parent.
   virtual void abandon() {}
 };
 

@@ -35,8 +35,7 @@ struct Alignment {
 };
 
 // A file's alignment for direct I/O. Kernels before 6.1 do not report it; a page then suits every file
-// system, and one that refuses direct I/O returns EINVAL, after which the piece is moved through the page
-// cache.
+// system. If a file system refuses direct I/O with EINVAL, the piece is moved through the page cache.
 inline Alignment alignment_of(int fd) {
   constexpr unsigned kDirectAlignment = 0x2000;  // STATX_DIOALIGN, absent from older headers
   alignas(8) unsigned char answer[256] = {};  // struct statx

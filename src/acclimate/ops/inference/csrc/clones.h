@@ -1,5 +1,5 @@
-// Functions of which the compiler makes one for each set of instructions, and the loader chooses. Every
-// processor rounds alike, since nothing is contracted.
+// Functions that the compiler compiles once for each instruction set; the loader chooses one. All of them
+// round in the same way, since no multiplication and addition are fused.
 #pragma once
 
 #if defined(__x86_64__) && defined(__GLIBC__)

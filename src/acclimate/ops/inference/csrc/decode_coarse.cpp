@@ -8,8 +8,8 @@
 namespace acclimate::inference::decode {
 namespace {
 
-// A vector holds one column of all 16 rows, so that no operation goes across a vector. The compiler makes of
-// these vectors what the processor has.
+// A vector holds one column of all 16 rows, so that no operation goes across a vector. The compiler maps
+// these vectors to the processor's registers.
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
@@ -55,7 +55,7 @@ ACCLIMATE_INLINE void round_rows(const uint32_t* words, int64_t stride, int64_t 
       least = columns[column] < least ? columns[column] : least;
       most = columns[column] > most ? columns[column] : most;
     }
-    // Any scale and low will do, as the errors are what they make them; an infinite one makes them infinite.
+    // Any scale and low are valid, as the errors are computed from them; an infinite one makes them infinite.
     Ints low_bits = (Ints)least & ~lost_bits, low_magnitude = low_bits & ~sign_bit;
     low_bits = low_magnitude < least_half ? low_bits * 0 : low_bits;
     low_bits = low_magnitude < most_half ? low_bits : (low_bits & sign_bit) | infinite;

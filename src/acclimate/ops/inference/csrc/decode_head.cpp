@@ -12,10 +12,10 @@ namespace acclimate::inference::decode {
 namespace {
 
 constexpr int64_t head_rows = 512;  // logits that a thread computes at once
-// Of more sequences, some step is often one in which too few rows can be ruled out.
+// With more sequences, the screen often rules out too few rows.
 constexpr int64_t most_sequences = 2;
 constexpr int64_t steps_after_failure = 8;  // until a screen that ruled out too little is tried again
-constexpr int64_t least_share = 4;  // of the groups, of which more than one part is too many
+constexpr int64_t least_share = 4;  // the screen fails if more than 1 / least_share of the groups remain
 constexpr float nothing = -std::numeric_limits<float>::infinity();
 
 float a_little_less(float value) { return value - std::fabs(value) * 0x1p-6f - 1e-30f; }
@@ -65,12 +65,12 @@ bool Step::suits_screen() const {
          decoder_.logit_factor > 1e-6f && Screen::suits(head.parts[0].weight);
 }
 
-// Makes the coarse copy of the head, or makes it again if the head is another one than it was.
+// Makes the coarse copy of the head, or makes it again if the head has changed.
 void Step::update_screen(const Call& call, int threads) {
   if (call.batch > most_sequences) {
-    screen_.reset();  // all of the head is read, so there is no memory to be saved beside it
+    screen_.reset();  // the whole head is read, so the copy saves no memory traffic
   }
-  // The first token does not wait for the copy, and then reads the head that the copy is compared with.
+  // The first token does not wait for the copy; it reads the head with which the copy is compared later.
   const bool is_greedy = call.best != nullptr && call.logits == nullptr;
   const bool may_screen = can_screen_ && is_greedy && call.batch <= most_sequences;
   screens_ = may_screen && call.length == 1;
@@ -162,13 +162,13 @@ void Step::finish(const Call& call, Own& own, int thread, int threads) {
   }
 }
 
-// Keeps the best of some rows, of which it reads those that can be the best of all; returns false if those
-// are too many. All threads meet within it.
+// Finds the best of some rows, and reads only the rows that can be the best of all; returns false if they are
+// too many. It contains a barrier for all threads.
 bool Step::find_best(const Call& call, Own& own, const float* x, int64_t first, int64_t last, int threads) {
   const bool is_found = own.unscreened_steps == 0 && approximate(call, own, x, first, last);
   const int64_t groups = (last - first + group_rows - 1) / group_rows;
   if (is_found) {
-    // What is likely the best gives all threads a limit.
+    // The row with the best bound gives all threads a first limit.
     for (int64_t i = 0; i < call.batch; ++i) {
       const float* most = own.most.data() + i * groups;
       try_group(call, own, x, first, last, i, std::max_element(most, most + groups) - most);
@@ -203,7 +203,7 @@ bool Step::find_best(const Call& call, Own& own, const float* x, int64_t first, 
   return true;
 }
 
-// Computes what the products of each group are at most; returns false for an infinite or NaN input.
+// Computes an upper bound of the products of each group; returns false for an infinite or NaN input.
 bool Step::approximate(const Call& call, Own& own, const float* x, int64_t first, int64_t last) {
   const int64_t batch = call.batch, k = decoder_.head->k;
   const Input rounded = input_for(screen_->coarse(), own, x, batch);

@@ -21,7 +21,7 @@ struct Norm {
 // Rounds to the dtype and back.
 void round_values(Dtype dtype, float* x, int64_t n);
 
-// Normalizes n values, or copies them where there is no norm; row: whose weights. from and to may be the
+// Normalizes n values with the weights of a row, or copies them if there is no norm. from and to may be the
 // same.
 void normalize(const Norm& norm, Dtype dtype, const float* from, int64_t n, int64_t row, float* to);
 
@@ -55,7 +55,7 @@ float exponentials(float factor, float shift, float* x, int64_t n);
 // Of each group of 16 values; NaN counts as none.
 void largest_of_groups(const float* x, int64_t groups, float* largest);
 
-// Mixes bytes into a checksum: another value of one word always gives another one.
+// Mixes bytes into a checksum, which changes with any change of a single word.
 void mix(const uint8_t* from, int64_t bytes, uint32_t (&lanes)[64]);
 
 // to += factor * from

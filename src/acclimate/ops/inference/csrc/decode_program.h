@@ -194,7 +194,7 @@ struct Decoder {
   Weight embedding;
   float embedding_factor;
   Exchange exchange;  // null for one rank
-  bool embedding_is_summed;  // over the ranks, each of which has the rows of some tokens
+  bool embedding_is_summed;  // over the ranks; each rank has the rows of some tokens
   int64_t first_token;  // of those
   Weight positions;  // of learned position embeddings; without data: none
   int64_t position_offset;

@@ -46,8 +46,8 @@ bool Step::can_read() const {
   return can;
 }
 
-// What the threads of one call share. Values are rounded as a step rounds them: products and the residual
-// stream are kept in float32, and what is multiplied next in bf16.
+// The state that the threads of one call share. Values are rounded as in a step: products and the residual
+// stream are kept in float32, and the inputs of the next product in bf16.
 class Step::Reading {
  public:
   Reading(Step& step, const Call& call)
@@ -92,7 +92,7 @@ class Step::Reading {
       const Attention& attention = layer.attention;
       multiply(place, attention.projections, own, normed_, projected_, attention.projections.width);
       const bool is_last = index + 1 == decoder_.layers.size();
-      // Of the last layer's results only those of each sequence's last token are asked for, or none.
+      // The last layer needs only the results of each sequence's last token, or none.
       const int64_t asked = !is_last ? call_.length : gives_logits() ? 1 : 0;
       for_rows(place, [&](int64_t row) {
         if (row % call_.length >= call_.length - asked) {
@@ -173,7 +173,7 @@ class Step::Reading {
     return std::max<int64_t>(place_of(row) - call_.starts[sequence_of(row)], 0);
   }
 
-  // Puts the last row of each sequence at the front of what is read from now on.
+  // Moves the last row of each sequence to the front; later steps read only those rows.
   void keep_last_rows(Place& place, const Attention& attention) {
     share(place, 1, [&](int64_t) {
       const auto keep = [&](auto& values, int64_t stride) {

@@ -57,7 +57,7 @@ void Step::prepare_head(const Attention& attention, const Norm& norm, const Cach
   }
 }
 
-// Adds what attention gave to the residual stream, or to `branch` in a parallel layer, and normalizes the
+// Adds attention's output to the residual stream, or to `branch` in a parallel layer, and normalizes the
 // input of the MLP.
 void Step::join_attention(const Layer& layer, const float* attended, const float* start, float* x,
                           float* branch, float* normed) const {
@@ -70,7 +70,7 @@ void Step::join_attention(const Layer& layer, const float* attended, const float
   normalize(layer.mlp_norm, decoder_.dtype, given, hidden, 0, normed);
 }
 
-// Adds what the MLP gave to the residual stream, and in a parallel layer attention's branch.
+// Adds the MLP's output to the residual stream, and in a parallel layer attention's branch too.
 void Step::join_mlp(const Layer& layer, const float* result, float* branch, float* x, Own& own) const {
   const int64_t hidden = decoder_.hidden;
   if (layer.mlp_post_norm.is_there) {

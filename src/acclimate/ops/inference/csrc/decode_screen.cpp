@@ -25,7 +25,7 @@ Scheme coarse_scheme(const Weight& head) {
 constexpr int64_t least_values = int64_t{4} << 20;  // fewer stay in a cache
 constexpr int64_t tile_rows = 512;  // of a checksum
 constexpr int64_t huge_page = int64_t{2} << 20;
-// More than what is lost by computing the bounds themselves in float32.
+// Covers the rounding errors of the bounds themselves, which are computed in float32.
 constexpr float rounded_up = 1.001f;
 
 int64_t groups_of(const Weight& weight) { return (weight.n + group_rows - 1) / group_rows; }
@@ -132,7 +132,7 @@ void Screen::cut_group(int64_t group) {
   }
   std::memcpy(to, scales, sizeof(scales));
   leave_out_last_bit(from + at.codes, blocks, to + at.codes);
-  const float length = std::sqrt(static_cast<float>(head_.k)) * most;  // a row is no longer
+  const float length = std::sqrt(static_cast<float>(head_.k)) * most;  // an upper bound of a row's norm
   errors_[group] = std::isfinite(length) ? 2 * lost_by_sums(head_.k) * length * rounded_up
                                          : std::numeric_limits<float>::infinity();
   norms_[group] = 0;

@@ -1,11 +1,11 @@
-// Rules out most rows of an output head before they are read: its coarse copy says what each logit is at
-// most, and only rows that can have the largest one are computed.
+// Rules out most rows of an output head before they are read: its coarse copy gives an upper bound of each
+// logit, and only rows that can have the largest one are computed.
 //
 // For a row w of a dense head, its coarse copy v, an input x and its rounded form z, the product w x differs
 // from v z by at most |w| |x - z| + |w - v| |z|. The copy has 6 bits for each value.
 //
 // A head in int5 is multiplied by z itself. Its copy lacks the last bit of each code, which makes 4.5 bits of
-// 5.5: a product is at most what it is if this bit is set where z is positive.
+// 5.5: a product is largest if this bit is set wherever z is positive.
 #pragma once
 
 #include <cstdint>

@@ -297,7 +297,7 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
   }
 }
 
-// Puts the parts of each head together: what the output projection takes.
+// Joins the parts of each head to the input of the output projection.
 void Step::merge(const Attention& attention, const Call& call, Own& own, int threads) {
   const int64_t parts = parts_of(attention, call, threads), size = attention.value_size;
   const int64_t width = attention.heads * size;

@@ -107,7 +107,7 @@ class Step {
     std::vector<float> best;
     std::vector<int64_t> best_token;
     std::vector<Candidate> candidates;
-    std::vector<float> most;  // what the products of each group of rows are at most
+    std::vector<float> most;  // upper bounds of the products of each group of rows
     Input screened;  // the head's, for its coarse copy
     std::vector<int32_t> starts;  // of it
     Screen::Lengths lengths[max_rows];

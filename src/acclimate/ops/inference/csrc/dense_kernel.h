@@ -149,7 +149,7 @@ inline Floats multiply_row(const uint8_t* weight, int64_t k, const Input& input)
     sums[0] = Step::multiply(Step::weights(row + column), Step::inputs(x + column), sums[0]);
   }
   if (column < k) {
-    Value rest[Step::values] = {};  // whatever follows the row must not be read
+    Value rest[Step::values] = {};  // memory after the row must not be read
     __builtin_memcpy(rest, row + column, (k - column) * sizeof(Value));
     sums[1] = Step::multiply(Step::weights(rest), Step::inputs(x + column), sums[1]);
   }

@@ -6,10 +6,10 @@
 
 namespace acclimate::inference {
 
-// Unmaps what was read, front to back, at the latest when it is destroyed: it no longer counts as this
-// process's memory, and is mapped again when it is read. Pages that are not a file's stay, as does what lies
-// around them: a page that was written to, of a private mapping, is nowhere else. Which ones are, the kernel
-// says in a file that this keeps open.
+// Unmaps pages after they were read, front to back, at the latest in the destructor: they no longer count as
+// this process's memory, and are mapped again at the next read. Pages without a file behind them stay mapped,
+// with the pages around them: the content of a written page of a private mapping exists nowhere else. A file
+// of the kernel, which this object keeps open, tells which pages those are.
 class FilePages {
  public:
   FilePages();

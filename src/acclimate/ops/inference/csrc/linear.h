@@ -50,7 +50,7 @@ struct Input {
   const float* scales;  // int8: [m][stride / 32]
   const float* scaled_sums;  // int8: scale * sum of a block
   const int32_t* sums;  // int8: of each 16 values
-  const int32_t* starts = nullptr;  // int8: what a block's sum of codes begins with, for int4; null: 0
+  const int32_t* starts = nullptr;  // int8: the start values of a block's sum of codes, for int4; null: 0
 
   // Some of the rows.
   Input rows(int64_t first, int64_t count) const {

@@ -210,8 +210,8 @@ void multiply_arranged(const Weight& weight, const Rows& rows, const Finish& fin
 }
 
 // Calls finish(thread, first input, inputs, first row, rows, results, stride) for tiles of results in
-// float32. Where there is no product of many inputs, they are multiplied 16 at a time by a tile of rows that
-// stays in the cache.
+// float32. Without a kernel for many inputs, 16 inputs at a time are multiplied by a tile of rows that stays
+// in the cache.
 template <class Finish>
 void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
   if (rows.count > max_rows && rows.dtype == Dtype::bf16 && weight.scheme != Scheme::dense &&

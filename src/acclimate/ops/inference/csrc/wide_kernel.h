@@ -56,7 +56,7 @@ inline void widen_dense(const Weight& weight, int64_t first, int64_t rows, float
         } else if (left >= 8) {
           values[row] = widened_8(dtype, from);
         } else {
-          uint8_t rest[8 * size] = {};  // whatever follows the row must not be read
+          uint8_t rest[8 * size] = {};  // memory after the row must not be read
           __builtin_memcpy(rest, from, left * size);
           values[row] = widened_8(dtype, rest);
         }
