@@ -9,14 +9,14 @@ from typing import IO, TextIO
 
 
 def own_channel() -> TextIO:
-    """Returns standard output; whatever else prints from now on goes to standard error."""
+    """Returns standard output, and redirects all other output from now on to standard error."""
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return channel
 
 
 def ending(returncode: int) -> str:
-    """How a process ended, as the end of a sentence that begins with "a process"."""
+    """The end of a process, to follow "a process": its exit code or signal."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     try:

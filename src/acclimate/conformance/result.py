@@ -1,4 +1,4 @@
-"""The results of the checks, as data. Imports no torch, so a report survives whatever a device does."""
+"""The results of the checks, as data. Does not import torch, so a report survives any fault of a device."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Result:
     """``category/name``."""
     category: str
     promise: str
-    """What was checked, as a sentence."""
+    """The promise that was checked, as a sentence."""
     outcome: Outcome
     reason: str
     """Why it failed or is not offered; if it passed, a note or nothing."""
     rules: tuple[str, ...]
-    """What the interface says: each entry is a name and the first sentence of its documentation."""
+    """The interface's documentation: each entry is a name and its first sentence."""
     seconds: float
     detail: str = ""
     """A traceback, or the last output of a process that crashed."""
@@ -31,12 +31,12 @@ class Result:
     place: str = ""
     """If it failed, the line of the check that noticed."""
     changes: tuple[str, ...] = ()
-    """If it failed, whose code implements each name of the interface, the likeliest first."""
+    """If it failed, where each name of the interface is implemented, the likeliest cause first."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """How many checks of one category passed, failed, or are not offered."""
+    """The numbers of checks of one category that passed, failed, or are not offered."""
 
     category: str
     passed: int
@@ -52,7 +52,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class About:
-    """What was checked, and with what."""
+    """The accelerator that was checked, and the versions of the software."""
 
     accelerator: str
     """The accelerator's name."""

@@ -12,18 +12,18 @@ import torch
 from acclimate.accelerator import Accelerator
 
 Ambient = Mapping[str, object]
-"""By what it is, a value that belongs to the thread or the process."""
+"""State of the thread or the process: each description with its value."""
 
 _DEVICE, _STREAM = "the current device", "the current stream of device"
 _CHANGES: dict[str, tuple[str, ...]] = {
     "set_device": (_DEVICE,),
     "set_stream": (_DEVICE, _STREAM),  # some devices make the stream's device the current one
 }
-"""By method, what it is there to change."""
+"""The state that each method may change."""
 
 
 def look(accelerator: Accelerator) -> Ambient:
-    """The present state; what cannot be read is left out."""
+    """The present state, without values that cannot be read."""
     kind = accelerator.device_type
     readings: dict[str, Callable[[], object]] = {
         _DEVICE: _plain(accelerator, "current_device"),
@@ -40,19 +40,19 @@ def look(accelerator: Accelerator) -> Ambient:
         readings[f"{_STREAM} {index}"] = lambda index=index: current_stream(index)  # type: ignore[misc]
     found: dict[str, object] = {}
     for what, read in readings.items():
-        with suppress(Exception):  # another check is about what raises here
+        with suppress(Exception):  # another check reports errors of these calls
             found[what] = read()
     return found
 
 
 def changed(before: Ambient, after: Ambient, method: str = "") -> str:
-    """The first thing that differs though ``method`` is not there to change it; nothing if none does."""
+    """The first difference that ``method`` may not make, as text; empty if there is none."""
     for what, value in before.items():
         if what not in after or what.startswith(_CHANGES.get(method, ())):
             continue
         now = after[what]
         if what == "the environment":
-            # A driver may add variables when it starts; those that were there belong to the user.
+            # A driver may add variables when it starts; variables that existed before belong to the user.
             variables = _variables(value), _variables(now)
             changes = [name for name, text in variables[0].items() if variables[1].get(name) != text]
             if changes:

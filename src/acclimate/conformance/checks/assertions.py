@@ -1,4 +1,4 @@
-"""What checks share: requirements, refusals, comparisons, and work that takes a while."""
+"""Functions that checks share: requirements, expected errors, comparisons, and work that takes a while."""
 
 from __future__ import annotations
 

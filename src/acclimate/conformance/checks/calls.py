@@ -1,4 +1,4 @@
-"""Which calls of the interface a check made, and where a vendor can fix the one that went wrong."""
+"""Records the calls of the interface that a check made, and finds the vendor's code behind a failure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Calls:
         """The methods that were called, also by one another, in the order of their first call."""
         self._depth = 0
         self.disturbance = ""
-        """The first call that changed what it is not there to change, as text."""
+        """The first call that changed state that it must not change, as text."""
 
     @contextmanager
     def recorded(self, accelerator: Accelerator) -> Iterator[None]:
@@ -55,7 +55,7 @@ class Calls:
                 accelerator.__dict__.pop(name, None)
 
     def told(self, observed: Collection[str]) -> tuple[str, ...]:
-        """The calls as text, up to the last of an observed method, which is the one that was judged."""
+        """The calls as text, up to the last call of an observed method, whose result the check judged."""
         calls = list(self._latest)
         while calls and calls[-1][0] not in observed and any(name in observed for name, _ in calls):
             calls.pop()
@@ -71,7 +71,7 @@ class Calls:
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
             self._depth += 1
-            self.names.setdefault(name)  # also of calls within calls, which may be what is at fault
+            self.names.setdefault(name)  # nested calls too, as one of them may cause the failure
             outcome = ""
             before = ambient.look(accelerator) if self._depth == 1 else None
             try:
@@ -90,7 +90,7 @@ class Calls:
                     told = f"{name}({', '.join(given)})"
                     self._latest.append((name, f"{told} {outcome}"))
                     if before is not None and after is not None and not self.disturbance:
-                        raised = outcome.startswith("raised")  # then it may not change anything
+                        raised = outcome.startswith("raised")  # a call that raises may not change anything
                         change = ambient.changed(before, after, "" if raised else name)
                         if change:
                             self.disturbance = f"{told}{', which raises,' if raised else ''} changes {change}"
@@ -122,11 +122,11 @@ def place_of(error: BaseException) -> str:
 
 
 def where_to_mend(accelerator: Accelerator, names: tuple[str, ...], calls: Calls) -> tuple[str, ...]:
-    """For each name of the interface, whose code implements it, the likeliest first.
+    """Where each relevant name of the interface is implemented, the likeliest cause first.
 
-    These are the ``names`` that a check is about, and what acclimate does not implement of the methods it
-    called and of the names to which these delegate. What the class itself defines comes first, then what the
-    vendor's other classes define.
+    The names are the ``names`` that a check tests, and the vendor's methods among those that it called and
+    those to which they delegate. Names defined by the class itself come first, then those of the vendor's
+    other classes.
     """
     used = dict.fromkeys((*calls.names, *_delegates((*names, *calls.names))))
     theirs = [
@@ -153,7 +153,7 @@ def _delegates(names: Collection[str]) -> Iterator[str]:
 
 
 def _delegation(name: str) -> str:
-    """What the interface says that a name delegates to."""
+    """The function to which a name delegates, by the interface's documentation."""
     member = next((vars(category)[name] for category in CATEGORIES if name in vars(category)), None)
     if not (callable(member) or isinstance(member, property)):
         return ""
@@ -171,7 +171,7 @@ _WORKS_ELSEWHERE: dict[str, Callable[[Accelerator], str]] = {
         "names the op builders, whose classes do the work; fix these, or name others"
     ),
 }
-"""By name, what an attribute names that does the work."""
+"""For each attribute that only names another component: that component, which does the work."""
 
 
 def _implementer(accelerator: Accelerator, name: str) -> type | None:
@@ -180,7 +180,7 @@ def _implementer(accelerator: Accelerator, name: str) -> type | None:
 
 
 def _distance(accelerator: Accelerator, name: str) -> int:
-    """0 for what the class itself defines, 1 for its vendor's bases, 2 for acclimate's defaults."""
+    """0 for a name that the class itself defines, 1 for its vendor's bases, 2 for acclimate's defaults."""
     kind = _implementer(accelerator, name)
     if kind is type(accelerator):
         return 0

@@ -1,4 +1,4 @@
-"""What a check is, and how one is run."""
+"""The definition of a check, and the code that runs one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Check:
     """The package or module of this folder that it is in."""
     name: str
     promise: str
-    """What is promised, as a sentence."""
+    """The promise, as a sentence."""
     observes: tuple[str, ...]
     """The names of the interface that make the promise."""
     function: Observation
@@ -95,7 +95,7 @@ def check(
 def examine(check: Check, subject: Subject) -> Result:
     """Runs one check in this process.
 
-    Whatever a vendor's code raises is a failure with that reason, even ``SystemExit``.
+    Any exception from a vendor's code is a failure with that reason, even ``SystemExit``.
     """
     start = time.perf_counter()
     outcome: Literal["passed", "failed", "not offered"]
@@ -124,7 +124,7 @@ def examine(check: Check, subject: Subject) -> Result:
             reason = claim or reason
     failed = outcome == "failed"
     if failed:
-        # A state that was changed unasked explains what was seen after it.
+        # An unexpected change of state explains later observations.
         reason = where + "; then ".join(filter(None, (calls.disturbance, reason)))
     return Result(
         check=check.id,
@@ -160,7 +160,7 @@ _OFFERS = {
     "graphs": ("supports_graphs", "it says that it has no graphs"),
     "communication": ("supports_collectives", "it says that it has no collectives"),
 }
-"""By category, the flag with which an accelerator says that it lacks the whole category."""
+"""For each category, the flag that is false if an accelerator lacks the whole category."""
 
 
 def _require_offered(category: str, subject: Subject) -> None:

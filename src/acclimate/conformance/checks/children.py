@@ -92,7 +92,7 @@ class Child:
         self._process.communicate()
 
     def _where(self) -> str:
-        """Which call the process is in; nothing if it does not tell."""
+        """The call that the process is in, as text; empty if unknown."""
         self._process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + _TELLING_S
         frames: list[tuple[str, str, str]] = []

@@ -14,14 +14,14 @@ _CLAIMS = {
     torch.float16: "is_fp16_supported",
     torch.float64: "is_fp64_supported",
 }
-"""By dtype, the method that says whether the device computes in it."""
+"""For each dtype, the method that tells whether the device supports it."""
 
 
 def false_claim(accelerator: Accelerator, error: Exception) -> tuple[str, tuple[str, ...]]:
     """Returns which claim about a dtype is false, if that caused an error, and the methods that make it."""
     said = describe(error, whole=True).lower()
     claimed: list[torch.dtype] = []
-    with suppress(Exception):  # another check is about what raises here
+    with suppress(Exception):  # another check reports errors of these calls
         claimed = list(accelerator.supported_dtypes())
     for dtype in claimed:
         name = str(dtype).removeprefix("torch.")

@@ -82,7 +82,7 @@ def _require_same(
 
 
 def _comparable(accelerator: Accelerator, result: object) -> object:
-    """What a method returned; of a block that makes a device current, which device that is.
+    """The result of a method; for a context manager that sets the current device, that device.
 
     The objects need not be alike: None may give a block that does nothing, and an index one that is kept.
     """

@@ -178,7 +178,7 @@ def launched_rank(subject: Subject) -> None:
 
 
 def _describe_rank(source: str) -> dict[str, Any]:
-    """What the accelerator says of its device; then sets one, as programs do."""
+    """Reads the accelerator's device, then sets one, as programs do."""
     accelerator = load(source).accelerator
     found = (accelerator.current_device(), accelerator.device_count(), accelerator.current_device_name())
     torch.ones(1, device=found[2])
@@ -198,11 +198,11 @@ _LAUNCHES: tuple[tuple[dict[str, int], list[int]], ...] = (
     ({"LOCAL_RANK": 2, "LOCAL_SIZE": 7, "RANK": 9, "WORLD_SIZE": 21}, [2, 7]),
     ({"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 4, "LOCAL_SIZE": 4, "RANK": 8, "WORLD_SIZE": 12}, [0, 4]),
 )
-"""What launchers set, each variable to another number; the current device, and how many there are."""
+"""The variables of a launched rank, each with another number; the current device and the device count."""
 
 
 def _later_ranks(accelerator: Accelerator) -> list[tuple[str, list[int], list[int]]]:
-    """What the accelerator says when a worker's variables are set after it was made."""
+    """Reads the accelerator's device if a worker's variables are set after the accelerator was made."""
     seen = []
     for variables, wanted in _LAUNCHES:
         for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "RANK", "WORLD_SIZE"):
@@ -225,7 +225,7 @@ def fork_after_selection(subject: Subject) -> None:
 
 @lru_cache(maxsize=1)
 def _launched(subject: Subject) -> dict[str, Any]:
-    """What one process saw for both checks above, since a process takes seconds to start."""
+    """The observations of one process for both checks above, since a process takes seconds to start."""
     environment = {**os.environ, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2"}
     child = Child(f"{__name__}:launched", subject.source, environment=environment)
     told: dict[str, Any] = child.result(timeout_s=250)

@@ -13,7 +13,7 @@ from acclimate.conformance.result import Planned, Report, Result, Tally
 from acclimate.conformance.runner.files import write_whole
 
 _CLASSES = {"passed": "passed", "failed": "failed", "not offered": "absent", "not run": "not-run"}
-"""By outcome, the class of the style sheet."""
+"""The CSS class of each outcome."""
 # Control characters, lone surrogates, and marks that change the direction of the text after them.
 _UNSHOWABLE = re.compile(
     "[^\t\n\r\x20-\x7e\xa0-\u061b\u061d-\u200d\u2010-\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd"

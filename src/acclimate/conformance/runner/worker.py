@@ -51,7 +51,7 @@ def main(source: str) -> int:
 
 
 def spare_imports(before: int) -> int:
-    """Spares garbage collection what was imported, if much was; returns how many modules there are.
+    """Excludes imported objects from garbage collection, if there are many; returns the number of modules.
 
     Each check collects garbage twice, to see what is freed. Compilers leave a million objects to look at.
     """

@@ -81,7 +81,7 @@ class WorkerProcess:
         self._end()
 
     def _read(self, timeout_s: float) -> bytes | None:
-        """What the process wrote; nothing if it ended, ``None`` if it took too long."""
+        """The output of the process; empty if it ended, ``None`` if it took too long."""
         stdout = self._process.stdout
         if stdout is None:
             return b""

@@ -48,14 +48,14 @@ def require_topic(subject: Subject, topic: str) -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def _outcome(subject: Subject) -> _Told | BrokenPromiseError | NotOfferedError:
-    """What the processes saw, or the error with which each topic ends."""
+    """The observations of the processes, or the error with which each topic ends."""
     try:
         return _on_ranks(subject, 2)
     except BrokenPromiseError as broken:
         if len(device_names(subject.accelerator)) > 1 or is_host(subject.accelerator):
             return broken
         why = str(broken)
-    # Many backends refuse two ranks on one device; one rank shows at least that the backend is there.
+    # Many backends refuse two ranks on one device; one rank shows at least that the backend works.
     try:
         _on_ranks(subject, 1)
     except BrokenPromiseError as broken:
@@ -84,7 +84,7 @@ def _on_ranks(subject: Subject, count: int) -> _Told:
 
 
 def _result(process: Child, folder: Path, number: int) -> _Told:
-    """What one rank reported, even if it ended before its last topic."""
+    """The report of one rank, even if it ended before its last topic."""
     try:
         told: _Told = process.result(_TIMEOUT_S)
     except BrokenPromiseError:
@@ -96,7 +96,7 @@ def _result(process: Child, folder: Path, number: int) -> _Told:
 
 
 def _joined(results: list[_Told]) -> _Told:
-    """By topic, what the ranks reported together; a topic that one of them did not reach is broken."""
+    """The joint report of the ranks on each topic; a topic that one rank did not reach is broken."""
     joined: _Told = {}
     before = ""
     for topic in (function.__name__ for function in TOPICS):

@@ -1,4 +1,4 @@
-"""What each of several communicating processes does and observes, one function for each topic."""
+"""The code of each of several communicating processes, one function for each topic."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from acclimate.conformance.checks.dtypes.exactness import extremes, same_bits
 from acclimate.imports import describe
 
 _SLOW_RANK_S = 0.3
-# What a backend raises for a collective that it lacks and that programs can do without.
+# The errors of a backend for a collective that it lacks.
 _LACKING = (NotImplementedError, RuntimeError, ValueError)
 _LARGE = 1_300_001
 _AGAIN_S = 15
 
 
 class Observer:
-    """One rank: what it communicates, and what it observed.
+    """One rank: its tensors, and its observations.
 
     Nothing is raised between collectives, as the other rank would then wait for this one.
     """
@@ -125,7 +125,7 @@ def exact_numbers(here: Observer) -> None:
 
 
 def values_moved(here: Observer) -> None:
-    """What is only moved arrives bit by bit: each dtype's largest, smallest and special values."""
+    """Moved data arrives unchanged, bit by bit: each dtype's largest, smallest and special values."""
     device = here.accelerator.current_device_name()
     for dtype in (*here.accelerator.supported_dtypes(), torch.int64, torch.int32, torch.uint8):
         parts = [_extremes_of(dtype, r) for r in here.ranks]

@@ -28,7 +28,7 @@ class _Steps(torch.optim.SGD):
 
 
 def _trace(scaler_class: Any, devices: list[str], seed: int) -> list[Any]:
-    """What a random script of calls returns and leaves behind at each step."""
+    """The result and the state after each call of a random sequence."""
     choose = random.Random(seed)
     options = {"init_scale": 64.0, "growth_factor": 2.0, "backoff_factor": 0.25, "growth_interval": 2}
     scaler = scaler_class(**options)

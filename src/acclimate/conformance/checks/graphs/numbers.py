@@ -51,7 +51,7 @@ _KINDS: dict[str, Callable[[], torch.Tensor]] = {
 
 
 def _as_used(kind: str, tensor: torch.Tensor) -> torch.Tensor:
-    """What a graph reads of a tensor that was made before the capture."""
+    """The values that a graph reads from a tensor made before the capture."""
     if kind == "a view of one element":
         return tensor[3]
     if kind == "a column":

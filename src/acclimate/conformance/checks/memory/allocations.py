@@ -12,7 +12,7 @@ from acclimate.accelerator import Accelerator
 from acclimate.conformance.checks.assertions import MIB, NotOfferedError, require
 from acclimate.conformance.checks.device_arguments import methods_of
 
-# A host's figures are those of the whole process: allocations are large compared with whatever else it does.
+# A host's memory statistics are those of the whole process, so the checks allocate much more than other code.
 SIZE = 96 * MIB
 SLACK = SIZE // 8
 ROUNDS = 6
@@ -26,7 +26,7 @@ def fill(accelerator: Accelerator, size: int, device: str | None = None) -> torc
 
 
 def allocation_size(accelerator: Accelerator) -> int:
-    """Bytes to allocate: large compared with whatever else the process does, and available."""
+    """Bytes to allocate: large compared with the process's other allocations, and available."""
     return min(SIZE, accelerator.available_memory() // 4)
 
 
@@ -43,17 +43,17 @@ def release(accelerator: Accelerator) -> None:
 
 
 def current_figures(accelerator: Accelerator) -> dict[str, Figure]:
-    """By name, the methods that say how much memory is in use."""
+    """The methods that return the memory in use, by name."""
     return methods_of(accelerator, "memory_allocated", "memory_reserved", "memory_cached")
 
 
 def peak_figures(accelerator: Accelerator) -> dict[str, Figure]:
-    """By name, the methods that give the peak of each of these, in the same order."""
+    """The methods that return the peaks, by name and in the same order."""
     return methods_of(accelerator, "max_memory_allocated", "max_memory_reserved", "max_memory_cached")
 
 
 def peak_resets(accelerator: Accelerator) -> dict[str, Callable[..., None]]:
-    """By name, the methods that reset peaks."""
+    """The methods that reset peaks, by name."""
     return methods_of(
         accelerator, "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"
     )

@@ -55,7 +55,7 @@ def figures_beyond_32_bits(accelerator: Accelerator) -> None:
 
 @check("available_memory", "mem_get_info", "memory_reserved", "total_memory", "empty_cache")
 def cache_is_not_available(accelerator: Accelerator) -> None:
-    """What the allocator keeps after tensors are freed is reserved, and not available."""
+    """Memory that the allocator keeps after tensors are freed is reserved, and not available."""
     require_figures(accelerator)
     if is_host(accelerator):
         raise NotOfferedError("a host's allocator returns freed memory to the system")

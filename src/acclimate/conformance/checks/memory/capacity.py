@@ -66,7 +66,7 @@ def capacity(accelerator: Accelerator) -> None:
 
 @check("OutOfMemoryError", "is_out_of_memory", "memory_allocated", timeout_s=120)
 def out_of_memory(accelerator: Accelerator) -> str | None:
-    """Too large an allocation raises what is_out_of_memory recognises, and the device still works."""
+    """is_out_of_memory recognises the error of a too large allocation, and the device still works."""
     kind = accelerator.OutOfMemoryError
     require(isinstance(kind, type) and issubclass(kind, RuntimeError), f"OutOfMemoryError is {kind!r}")
     settle(accelerator)

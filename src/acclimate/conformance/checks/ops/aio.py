@@ -21,7 +21,7 @@ SECTORS = 4096
 
 
 def aio_module(accelerator: Accelerator) -> Any:
-    """What the accelerator's builder loads; ends the check if there is no builder that works here."""
+    """The module that the accelerator's builder loads; ends the check if no builder works here."""
     if "AsyncIOBuilder" not in accelerator.op_builders:
         raise NotOfferedError("it has no AsyncIOBuilder")
     if not builder_of(accelerator, "AsyncIOBuilder").is_compatible(verbose=False):

@@ -150,7 +150,7 @@ def _require_descriptor_is_written(handle: Any, files: dict[str, torch.Tensor]) 
 
 @check("create_op_builder", "op_builders", timeout_s=600, once=True)
 def asynchronous_io_with_every_setting(accelerator: Accelerator) -> None:
-    """A handle keeps the settings it is made with, and transfers right whatever they and the tensors are."""
+    """A handle keeps its settings, and transfers correctly with any settings and any tensors."""
     module = aio_module(accelerator)
     with _files(1) as files:
         path, content = files[0]

@@ -85,7 +85,7 @@ def current_device_is_meant(accelerator: Accelerator) -> None:
 
 @check("default_generator", "default_generators")
 def generators_by_device(accelerator: Accelerator) -> None:
-    """However a device is named, default_generator returns its generator; default_generators is in order."""
+    """default_generator accepts every form of a device; default_generators is in device order."""
     _require_generators(accelerator)
     if not has_indices(accelerator):
         raise NotOfferedError("its devices share one generator")

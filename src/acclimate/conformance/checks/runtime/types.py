@@ -53,7 +53,7 @@ def _is_data(kind: Any) -> bool:
 
 
 def misfit(value: object, kind: Any, what: str) -> str:
-    """How a value differs from a stated type, or nothing."""
+    """The difference between a value and the stated type, as text; empty if there is none."""
     origin, parts = get_origin(kind), get_args(kind)
     if kind is Any:
         return ""
@@ -99,7 +99,7 @@ def _name(kind: Any) -> str:
 
 @check(*_attributes())
 def types_of_attributes(accelerator: Accelerator) -> None:
-    """Every attribute is of the type that the interface states; a text is no tuple of texts."""
+    """Every attribute has the type that the interface states; a string is not a tuple of strings."""
     for name, kind in _attributes().items():
         try:
             value = getattr(accelerator, name)
