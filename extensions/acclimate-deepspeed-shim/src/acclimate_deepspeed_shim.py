@@ -1,7 +1,8 @@
 """``import deepspeed`` finds acclimate's names, unless DeepSpeed is installed.
 
-Python imports this at its start. It must cost nothing there: it only adds a finder, which waits for the first
-``import deepspeed``. It is asked first, since Python would take any folder of that name on its path.
+Python imports this module at its start, so it must be fast: it only adds a finder, which waits for the first
+``import deepspeed``. The finder comes first in ``sys.meta_path``, since Python would otherwise import any
+folder named ``deepspeed`` on its path.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from types import ModuleType
 
 
 class OnDemand(MetaPathFinder):
-    """Offers acclimate's names when the first of them is wanted."""
+    """Installs acclimate's finder at the first import of ``deepspeed``."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -24,7 +25,7 @@ class OnDemand(MetaPathFinder):
         if fullname != "deepspeed":
             return None
         with contextlib.suppress(ValueError):  # another thread was first
-            sys.meta_path.remove(self)  # acclimate adds a finder of its own
+            sys.meta_path.remove(self)  # acclimate adds its own finder
         from acclimate.compat.deepspeed.names import NamesFinder, offer
 
         return NamesFinder().find_spec(fullname, path, target) if offer() else None

@@ -2,5 +2,5 @@
 
     ACCLIMATE_ACCELERATOR=sim python train.py
 
-Importing this package imports no torch. The device comes into being when acclimate is asked for it by name.
+Importing this package does not import torch. The device is created when a program selects it by name.
 """

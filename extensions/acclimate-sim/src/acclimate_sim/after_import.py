@@ -1,7 +1,6 @@
-"""Runs an action once a module of torch's has been imported, without importing it now.
+"""Runs an action after a torch module has been imported, without importing the module now.
 
-torch imports dynamo and inductor where they are first used, which takes seconds. What has to be registered
-with them is registered then.
+torch imports dynamo and inductor at their first use, which takes seconds. The device then registers there.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Action = Callable[[ModuleType], None]
 
 
 def after_import(name: str, action: Action) -> None:
-    """Runs ``action`` with the module: now if it is there, or as soon as it is."""
+    """Runs ``action`` with the module: now if it is imported, else as soon as it is."""
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None)
     if module is not None and not getattr(spec, "_initializing", False):

@@ -1,4 +1,4 @@
-"""Makes the device when torch is imported, in a process whose environment asks for it.
+"""Creates the device when torch is imported, if ``ACCLIMATE_ACCELERATOR`` is ``sim``.
 
 torch calls this at the end of its own import (entry point ``torch.backends``). So a child process that gets a
 tensor, or a function that makes one, knows the device without importing acclimate.
@@ -15,9 +15,9 @@ _logger = logging.getLogger("acclimate")
 
 
 def make_device_if_chosen() -> None:
-    """Makes the device where ``ACCLIMATE_ACCELERATOR=sim`` says so; does nothing otherwise.
+    """Creates the device if ``ACCLIMATE_ACCELERATOR`` is ``sim``; does nothing otherwise.
 
-    What goes wrong is logged, and raised once acclimate is asked for the accelerator: importing torch works.
+    An error is logged, and raised only when acclimate selects the accelerator: importing torch still works.
     """
     if "sim" not in (os.environ.get(name) for name in _VARIABLES):
         return
@@ -30,4 +30,4 @@ def make_device_if_chosen() -> None:
 
         SimAccelerator()
     except AcclimateError as error:
-        _logger.warning("The emulated device cannot be made: %s", error)
+        _logger.warning("The emulated device cannot be created: %s", error)

@@ -1,7 +1,7 @@
 """``simccl``: torch's collectives on sim tensors.
 
-Each process holds its devices in host memory, so gloo moves the bytes; the library hands it host tensors over
-them (``csrc/collectives.cpp``).
+Sim tensors are in host memory, so gloo moves their bytes; the library passes it host tensors that share the
+memory (``csrc/collectives.cpp``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NAME = "simccl"
 
 
 def register(name: str, device_type: str) -> None:
-    """Makes the backend known to ``torch.distributed`` by a name, for tensors on the device and the host."""
+    """Registers the backend with ``torch.distributed`` by a name, for tensors on the device and the host."""
     if dist.is_available() and dist.is_gloo_available():
         dist.Backend.register_backend(name, _create, devices=[device_type, "cpu"])
 

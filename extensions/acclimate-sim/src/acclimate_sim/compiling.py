@@ -1,4 +1,4 @@
-"""``torch.compile`` on sim: inductor generates no code for this device, so what was traced runs as it is."""
+"""``torch.compile`` on sim: inductor generates no code for this device, so traced graphs run eagerly."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _warned = False
 
 
 def register(device_type: str) -> None:
-    """Makes ``torch.compile`` know the device, and run graphs with tensors of it unchanged.
+    """Registers the device with ``torch.compile``, and makes graphs with its tensors run eagerly.
 
-    Every way to inductor ends in an entry of ``torch._inductor.compile_fx``: ``torch.compile`` with any mode
-    and options, dynamo's registry of backends, ``torch._inductor.compile``, a backend made of its compiler.
-    So which device a graph is for is asked there. The other backends ("eager", "aot_eager") run graphs as
-    they are. The device's own name is a backend too.
+    Every call of inductor reaches a function of ``torch._inductor.compile_fx``: from ``torch.compile`` with
+    any mode and options, dynamo's registry of backends, ``torch._inductor.compile``, or a backend that wraps
+    inductor. So those functions check the device of a graph. The backends "eager" and "aot_eager" run graphs
+    eagerly anyway. The device's name is a backend too.
     """
 
     def add_interface(module: ModuleType) -> None:
@@ -44,7 +44,7 @@ def register(device_type: str) -> None:
 
 
 def run_as_it_is(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Callable[..., Any]:
-    """The backend of ``torch.compile`` that the device has: no code is generated."""
+    """The device's backend of ``torch.compile``, which runs graphs eagerly."""
     if _has_checkpoints(graph):  # torch leaves it to AOTAutograd to draw the same random numbers again
         from torch._dynamo.backends.registry import lookup_backend
 
@@ -60,7 +60,7 @@ def _has_checkpoints(graph: torch.fx.GraphModule) -> bool:
 
 
 def _run_boxed(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-    """The same for a graph of AOTAutograd's, which is called with one list of all arguments."""
+    """Runs a graph of AOTAutograd, which takes one list of all arguments."""
 
     def run(arguments: list[Any]) -> Any:
         return graph.forward(*arguments)
@@ -76,8 +76,8 @@ def _warn_and_run(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any
 
 def _refuse(graph: torch.fx.GraphModule, inputs: Any) -> Any:
     raise CodeGenerationError(
-        "torch cannot compile ahead of time for the emulated accelerator: there is no code to generate for "
-        "it. Export the program and run it as it is, or compile it on the host."
+        "torch cannot compile ahead of time for the emulated accelerator, which has no code generator. "
+        "Export the program and run it as it is, or compile it for the CPU."
     )
 
 
@@ -86,7 +86,7 @@ _INSTEAD: dict[str, Callable[[torch.fx.GraphModule, Any], Any]] = {
     "compile_fx_inner": _run_boxed,
     "compile_fx_aot": _refuse,
 }
-"""What the entries of inductor do for a graph on the device."""
+"""The replacements of inductor's functions for a graph on the device."""
 
 
 def _unless_on_device(
@@ -105,7 +105,7 @@ def _unless_on_device(
 
 
 def _is_on(device_type: str, graph: torch.fx.GraphModule, given: Sequence[Any]) -> bool:
-    """Whether a tensor of the device goes into a graph, belongs to it or is made in it."""
+    """Whether a graph takes, holds or creates a tensor of the device."""
     found = [value for values in given if isinstance(values, list | tuple) for value in values]
     found += [*graph.parameters(), *graph.buffers()]
     for node in graph.graph.nodes:
@@ -124,6 +124,6 @@ def _warn_once() -> None:
     if not _warned:
         _warned = True
         _logger.warning(
-            "torch.compile does not generate code for the emulated accelerator: compiled functions run as "
-            "they are, with the same results. This is said once."
+            "torch.compile does not generate code for the emulated accelerator: compiled functions run "
+            "eagerly, with the same results. This warning is shown once."
         )

@@ -1,4 +1,4 @@
-"""Makes the device: loads its library, names its type ``sim``, and gives torch the module for it."""
+"""Creates the device: loads its library, names its type ``sim``, and registers its module with torch."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def make_device(
     module: ModuleType = torch_module,
     communication_backend: str = collectives.NAME,
 ) -> None:
-    """Gives this process the device type ``sim``; the first call does it, later ones return at once.
+    """Registers the device type ``sim`` in this process; only the first call has an effect.
 
-    Under another name it stands in for a vendor's device, which shows what code for that one does.
+    With another name it replaces a vendor's device, to try out code for that device.
 
     Args:
-        accelerator: whose compiler builds the library where it was not built yet.
-        device_type: torch's name for the device. One that torch knows already is taken over, on a torch
-            without support for that hardware, where nothing asked for it before.
-        module: what becomes ``torch.<device_type>``.
-        communication_backend: its name for ``torch.distributed``.
+        accelerator: its compiler builds the library if it is not built yet.
+        device_type: torch's name for the device. It may be a name that torch has already, if this torch is
+            built without that hardware and no code has used it yet.
+        module: the module ``torch.<device_type>``.
+        communication_backend: its name in ``torch.distributed``.
 
     Raises:
-        ProfileError: ``ACCLIMATE_SIM`` says something it cannot say.
-        DeviceInUseError: torch's one device type from outside belongs to another package.
+        ProfileError: ``ACCLIMATE_SIM`` has an invalid value.
+        DeviceInUseError: another package has registered torch's one out-of-tree device type (PrivateUse1).
     """
     global _made
     with _lock:
@@ -64,8 +64,8 @@ def make_device(
         taken = torch._C._get_privateuse1_backend_name()
         if taken != "privateuseone":
             raise DeviceInUseError(
-                f'torch has one device type from outside per process, and it is "{taken}" here. '
-                "Use sim in a process that does not import that package."
+                f'torch has one out-of-tree device type per process (PrivateUse1), and here it is "{taken}". '
+                f'Use sim in a process that does not import the package of "{taken}".'
             )
         open_device_library(accelerator, device_type)
         _configure(profile)

@@ -1,4 +1,4 @@
-"""What dynamo asks of a device: a ``DeviceInterface``, made of ``torch.accelerator``. Imports dynamo."""
+"""The device's ``DeviceInterface`` for dynamo, which calls ``torch.accelerator``. Imports dynamo."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _supports(dtype: torch.dtype, including_emulation: bool = False) -> bool:
 
 
 def _no_capability(device: Any = None) -> str:
-    return ""  # for a device's generation, of which there is one
+    return ""  # the device has only one generation
 
 
 class SimInterface(device_interface.DeviceInterface):
@@ -58,7 +58,7 @@ class SimInterface(device_interface.DeviceInterface):
             super().__init__(device if isinstance(device, int) else torch.device(device).index)
 
     class Worker:
-        """What a process that compiles asks."""
+        """The functions that a compile worker process calls."""
 
         set_device = staticmethod(set_device_index)
         current_device = staticmethod(current_device_index)
@@ -83,8 +83,8 @@ class SimInterface(device_interface.DeviceInterface):
 
 
 def register_interface(device_type: str) -> None:
-    """Tells dynamo of the device, by its name and by each name with an index."""
-    # torch's own are registered on the first question, and would go over one of a name that torch knows.
+    """Registers the device with dynamo, by its name and by its name with each index."""
+    # torch registers its own interfaces at the first lookup, and would overwrite one with the same name.
     device_interface.get_registered_device_interfaces()
     names = [device_type, *(f"{device_type}:{i}" for i in range(torch.accelerator.device_count()))]
     for name in names:

@@ -1,4 +1,4 @@
-"""What can go wrong that is this package's own."""
+"""The errors of this package."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from acclimate import AcclimateError
 
 
 class ProfileError(AcclimateError, ValueError):
-    """``ACCLIMATE_SIM`` or ``ACCLIMATE_SIM_VISIBLE_DEVICES`` says something it cannot say."""
+    """``ACCLIMATE_SIM`` or ``ACCLIMATE_SIM_VISIBLE_DEVICES`` has an invalid value."""
 
 
 class DeviceInUseError(AcclimateError, RuntimeError):
-    """Another package has already given torch its one device type from outside."""
+    """Another package has already registered torch's one out-of-tree device type (PrivateUse1)."""
 
 
 class CodeGenerationError(AcclimateError, NotImplementedError):
-    """Code is to be generated for the emulated device, which is not possible."""
+    """The emulated device has no code generator."""

@@ -1,7 +1,7 @@
-"""What torch's own Python computes in float64, on every device but those it names.
+"""Replaces float64 in torch's own Python code, for a device without float64.
 
-torch formats a tensor, and inverts the scale of its gradient scaler, in float64, with an exception by name
-for Apple's GPUs, which have none. There is no way to ask for the exception, so it is made here.
+torch formats tensors, and inverts the scale of its gradient scaler, in float64. It avoids float64 only for
+devices that it knows by name, such as MPS, and a name cannot be added. So this module patches both functions.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 
 def register(device_type: str, has_float64: bool) -> None:
-    """Makes tensors print whatever the device refuses, and torch's gradient scaler work without float64.
+    """Makes tensors of a device that lacks dtypes printable, and the gradient scaler work without float64.
 
     Args:
         device_type: torch's name for the device.
-        has_float64: whether the device has it.
+        has_float64: whether the device has float64.
     """
     _format_on_host(device_type)
     if not has_float64:
@@ -27,7 +27,7 @@ def register(device_type: str, has_float64: bool) -> None:
 
 
 def _format_on_host(device_type: str) -> None:
-    # As torch does for XLA, IPU and MTIA, by a list of names of its own.
+    # torch does so for XLA, IPU and MTIA, which it knows by name.
     format_values: Any = formatting._tensor_str
 
     @functools.wraps(format_values)
@@ -49,7 +49,7 @@ def _invert_scale_in_float32(device_type: str) -> None:
 
 
 class _Float32(TorchFunctionMode):
-    """Within it ``Tensor.double()`` of a tensor on the device gives float32."""
+    """In this mode ``Tensor.double()`` of a tensor on the device returns float32."""
 
     def __init__(self, device_type: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The device's native library, built from this package's own folder."""
+"""The builder of the device's native library, whose source is in this package."""
 
 from __future__ import annotations
 
@@ -12,56 +12,58 @@ if TYPE_CHECKING:
     from acclimate import Accelerator
 
 NAMED_SLOTS = ("cuda", "hpu", "mps", "xpu")
-"""torch's own device types whose place the device can take on a torch without support for that hardware."""
+"""Device types of torch that the device can replace, if this torch is built without that hardware."""
 
 
 class DeviceLibraryBuilder(OpBuilder):
     """Builds the device itself. Not an op: it is loaded before the device type exists."""
 
     name = "sim_device"
-    # A device is made of ATen's internals, which the stable ABI does not offer; so one library per torch.
+    # A device needs ATen's internals, which the stable ABI lacks: each torch release needs its own library.
     stable_abi = False
     slot = ""
-    """The device type whose place it takes, one of :data:`NAMED_SLOTS`; any name from outside where empty."""
+    """The device type to replace, one of :data:`NAMED_SLOTS`; empty: PrivateUse1, under any name."""
 
     @classmethod
     def for_device_type(cls, device_type: str, accelerator: Accelerator) -> DeviceLibraryBuilder:
-        """A builder of the device under a name of torch's own or another.
+        """Returns a builder of the device with this name.
 
         Args:
-            device_type: torch's name for it.
-            accelerator: whose compiler builds.
+            device_type: one of :data:`NAMED_SLOTS`, or any other name.
+            accelerator: the accelerator whose compiler builds.
         """
         builder = cls.for_accelerator(accelerator)
         builder.slot = device_type if device_type in NAMED_SLOTS else ""
         return builder
 
     def sources(self) -> list[str | Source]:
-        """Two files, which include the parts."""
+        """Returns two files, which include all others."""
         return ["csrc/unit_runtime.cpp", "csrc/unit_operators.cpp"]
 
     def include_paths(self) -> list[str]:
-        """The folder of the parts, whose content then counts in the cache key."""
+        """Returns the folder of the included files, so that they are part of the cache key."""
         return ["csrc"]
 
     def cxx_args(self) -> list[str]:
-        """Less optimisation than an op's, and which place it takes."""
-        # It hands work to torch's own kernels, so optimising it harder costs build time and gains nothing.
+        """Returns flags with less optimisation than an op's, and with the device type to replace."""
+        # torch's own kernels do the work, so more optimisation would cost build time and gain nothing.
         flags = ["-O1"]
         if self.slot:
             flags.append(f"-DSIM_SLOT={self.slot.upper()}")
         if self.slot == "hpu":
-            flags.append("-DSIM_AUTOCAST")  # the vendor's package has the rules, where torch has the others'
+            flags.append(
+                "-DSIM_AUTOCAST"
+            )  # torch lacks this device's autocast rules, which the vendor's package has
         if self.slot == "mps":
             flags.append("-DSIM_NO_COLLECTIVES")  # torch.distributed has none for Metal
         return flags
 
 
 def open_device_library(accelerator: Accelerator, device_type: str = "") -> None:
-    """Loads the library into this process, built now if it was not yet.
+    """Loads the library into this process, after building it if needed.
 
     Args:
-        accelerator: whose compiler builds.
+        accelerator: the accelerator whose compiler builds.
         device_type: see :meth:`DeviceLibraryBuilder.for_device_type`.
 
     Raises:
@@ -74,7 +76,7 @@ def open_device_library(accelerator: Accelerator, device_type: str = "") -> None
 
 
 def built_library(builder: DeviceLibraryBuilder) -> Path:
-    """The file of the library, built now, and said so, if it was not yet.
+    """Returns the path of the library; if it is missing, builds it and prints a note.
 
     Raises:
         CompilerNotFoundError: it was not built yet, and there is no compiler.

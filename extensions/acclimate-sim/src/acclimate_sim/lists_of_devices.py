@@ -1,4 +1,4 @@
-"""Adds the device where torch goes by a list of devices' names, which has no place for one from outside."""
+"""Adds the device to the places where torch has a fixed list of device names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from acclimate_sim.after_import import after_import
 
 
 def register(device_type: str, device_module: Any) -> None:
-    """Adds it: to flex attention, random numbers in compiled checkpoints, DLPack, and predicted strides.
+    """Adds the device to flex attention, RNG state in compiled checkpoints, DLPack, and predicted strides.
 
     Args:
         device_type: torch's name for the device.
@@ -38,7 +38,7 @@ def _add_to_flex_attention(device_type: str, module: Any) -> None:
 
 
 def _add_to_random(device_type: str, device_module: Any, module: ModuleType) -> None:
-    """A compiled checkpoint keeps the generator's state in forward, and draws from it again in backward."""
+    """Makes a compiled checkpoint save the generator's state in forward and restore it in backward."""
 
     def run_and_save(op: Any, *args: Any, **options: Any) -> tuple[torch.Tensor, Any]:
         return device_module.get_rng_state(), op(*args, **options)
@@ -80,9 +80,9 @@ def _add_to_dlpack(device_type: str) -> None:
 
 
 def _add_to_predictions(device_type: str, module: Any) -> None:
-    """Has torch predict what an operator returns as it does for the host, whose kernels the device runs.
+    """Makes torch predict an operator's results as for the CPU, whose kernels the device runs.
 
-    For these operators torch goes by the device, and is wrong for one that it does not know.
+    For these operators the prediction depends on the device, and is wrong for one that torch does not know.
     """
     aten = torch.ops.aten
     for operator in (

@@ -1,4 +1,4 @@
-"""Which hardware is imitated: ``ACCLIMATE_SIM="devices=4,memory=8GiB,no=float64+bfloat16"`` or a name."""
+"""The hardware to emulate: ``ACCLIMATE_SIM="devices=4,memory=8GiB,no=float64+bfloat16"`` or a name."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _GIB = 1 << 30
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": _GIB, "TiB": 1 << 40}
 
 REFUSABLE = {
-    "float64": ("float64", "complex128"),  # whose parts are float64
+    "float64": ("float64", "complex128"),  # complex128 has float64 parts
     "float16": ("float16", "complex32"),
     "bfloat16": ("bfloat16",),
     "float8": ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
     "complex": ("complex32", "complex64", "complex128"),
     "int64": ("int64",),
 }
-"""What ``no=`` takes, and the dtypes that the device then has no tensors of."""
+"""The values of ``no=``, each with the dtypes that the device then refuses."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Profile:
     """The limits of an emulated device."""
 
     devices: int = 2
-    """How many there are."""
+    """The number of devices."""
     memory_bytes: int = 16 * _GIB
-    """What each of them holds."""
+    """The memory of each device in bytes."""
     refused: frozenset[str] = frozenset()
-    """Names of torch's dtypes that it has no tensors of."""
+    """Names of the torch dtypes that the device refuses."""
     checks_synchronisation: bool = False
     """Whether a missing synchronisation between streams, or with the host, is an error."""
     replaces_parameters: bool = False
-    """Whether ``Module.to()`` makes new Parameters, as it does on some vendors' devices."""
+    """Whether ``Module.to()`` creates new Parameters, as on some vendors' devices."""
 
 
 NAMED = {
@@ -50,14 +50,14 @@ NAMED = {
     ),
     "hpu-like": Profile(replaces_parameters=True),
 }
-"""Profiles that imitate one limit each of real hardware."""
+"""Named profiles, each with one limit of real hardware."""
 
 
 def read_profile() -> Profile:
     """The profile of this process, from the environment.
 
     Raises:
-        ProfileError: a variable says something it cannot say.
+        ProfileError: a variable has an invalid value.
     """
     profile = parse(os.environ.get(VARIABLE, ""))
     visible = os.environ.get(VISIBLE_DEVICES)
@@ -65,10 +65,10 @@ def read_profile() -> Profile:
 
 
 def parse(text: str) -> Profile:
-    """The profile that ``text`` describes: ``key=value`` pairs between commas, after a name if there is one.
+    """The profile in ``text``: an optional name, then ``key=value`` pairs, all separated by commas.
 
     Raises:
-        ProfileError: naming the key that is wrong, and listing those there are.
+        ProfileError: a key or value is invalid; the message lists the valid keys.
     """
     profile = Profile()
     for position, part in enumerate(word.strip() for word in text.split(",") if word.strip()):
@@ -104,7 +104,7 @@ def _memory(profile: Profile, value: str) -> Profile:
 def _no(profile: Profile, value: str) -> Profile:
     names = value.split("+")
     if not all(name in REFUSABLE for name in names):
-        raise _wrong("no", value, f'names out of {", ".join(REFUSABLE)}, with "+" between')
+        raise _wrong("no", value, f'some of {", ".join(REFUSABLE)}, joined by "+"')
     refused = {dtype for name in names for dtype in REFUSABLE[name]}
     return replace(profile, refused=profile.refused | refused)
 
@@ -136,12 +136,12 @@ def _keys() -> str:
 
 def _wrong(key: str, value: str, expected: str) -> ProfileError:
     return ProfileError(
-        f'{VARIABLE}: {key}="{value}" is not possible; "{key}" must be {expected}. All of them: {_keys()}.'
+        f'{VARIABLE}: {key}="{value}" is invalid; "{key}" must be {expected}. In all, {_keys()}.'
     )
 
 
 def _count_visible(text: str, devices: int) -> int:
-    """How many devices a list such as ``"0,2"`` leaves; they are alike, so only that counts."""
+    """The number of devices in a list such as ``"0,2"``; which ones does not matter, as all are the same."""
     indices = [word.strip() for word in text.split(",") if word.strip()]
     known = {str(index) for index in range(devices)}
     if not indices or not known.issuperset(indices) or len(set(indices)) < len(indices):

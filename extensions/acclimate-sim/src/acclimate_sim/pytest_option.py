@@ -1,4 +1,4 @@
-"""``pytest --sim-profile``: which hardware sim imitates, beside acclimate's ``--on-accelerator sim``."""
+"""``pytest --sim-profile``: the hardware that sim emulates, with acclimate's ``--on-accelerator sim``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from acclimate_sim.profile import VARIABLE
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declares ``--sim-profile``."""
     parser.getgroup("acclimate").addoption(
-        "--sim-profile", metavar="PROFILE", default=None, help=f"what {VARIABLE} says, such as mps-like"
+        "--sim-profile", metavar="PROFILE", default=None, help=f"a value for {VARIABLE}, such as mps-like"
     )
 
 
-@pytest.hookimpl(wrapper=True)  # before acclimate's own, which makes the device
+@pytest.hookimpl(wrapper=True)  # before acclimate's own hook, which creates the device
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
-    """Sets the variable, for processes that tests start too."""
+    """Sets the variable, which processes that tests start inherit."""
     profile = early_config.known_args_namespace.sim_profile
     if profile is not None:
         os.environ[VARIABLE] = profile

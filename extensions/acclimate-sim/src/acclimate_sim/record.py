@@ -1,4 +1,4 @@
-"""What acclimate knows of this accelerator before it is chosen. Imports no torch."""
+"""The accelerator's record, which acclimate reads before selecting it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BACKEND = Backend(
     probe=_why_not,
     rank=900,
     device_count=lambda: read_profile().devices,
-    auto_detect=False,  # an emulator must never be what a program finds by itself
+    auto_detect=False,  # a program must never detect an emulator by itself
     remedy="Correct ACCLIMATE_SIM",
     visible_devices_variable=lambda: VISIBLE_DEVICES,
     exported_variable_prefixes=(VARIABLE,),

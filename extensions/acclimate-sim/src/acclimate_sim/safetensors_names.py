@@ -1,7 +1,7 @@
-"""Lets safetensors load straight to sim.
+"""Lets safetensors load directly to sim.
 
-safetensors knows devices by a list of names of its own; any other it takes as an index of torch's current
-accelerator. So a name of ours is handed on as its index.
+safetensors has a fixed list of device names, and also takes an index of torch's current accelerator. So this
+module passes the index instead of the name ``sim:N``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 def register(device_type: str) -> None:
-    """Makes ``safe_open(…, device="sim:1")`` and what is built on it work, where safetensors is installed."""
+    """Makes ``safe_open(…, device="sim:1")`` and its callers work, if safetensors is installed."""
     try:
         import safetensors
         import safetensors.torch
@@ -26,7 +26,7 @@ def register(device_type: str) -> None:
     def safe_open(filename: Any, framework: str, device: Any = "cpu", **options: Any) -> Any:
         return original(filename, framework=framework, device=_index_of_ours(device, device_type), **options)
 
-    # Modules that imported it by name before now have it under that name.
+    # Modules that imported the function earlier hold the old one.
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", {})  # not getattr(): a lazy module would start importing
         if names.get("safe_open") is original:

@@ -1,7 +1,7 @@
-"""``torch.sim``: what torch looks for in the module of a device type.
+"""``torch.sim``: the functions that torch expects in the module of a device type.
 
-The device's own functions come from ``torch.accelerator``, which serves any device type whose library
-registers a device guard and hooks; the rest is what torch's random numbers, autocast and checkpoints ask for.
+Most of them call ``torch.accelerator``, which supports any device type whose library registers a device guard
+and hooks. The others are for torch's random numbers, autocast and checkpoints.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _of_device(function: Callable[..., _Result]) -> Callable[..., _Result]:
 
     @wraps(function)
     def call(device: int | str | torch.device | None = None) -> _Result:
-        # Dynamo knows these functions with a device or with nothing, not with None.
+        # Dynamo traces these functions with a device or without an argument, not with None.
         return function() if device is None else function(device)
 
     return call
@@ -63,13 +63,13 @@ class device(torch.accelerator.device_index):  # noqa: N801 - torch's name for i
         super().__init__(None if device is None else _index(device))
 
 
-_initialized = True  # asked by checkpoints, which save the state of random numbers where it is true
+_initialized = True  # torch's checkpoints read it, and save the RNG state if it is true
 
 _device_count: int | None = None
 
 
 def device_count() -> int:
-    """How many devices there are."""
+    """The number of devices."""
     global _device_count
     if _device_count is None:  # kept, as dynamo can trace a number and not the operator
         _device_count = int(torch.ops.sim.device_count())
@@ -77,21 +77,21 @@ def device_count() -> int:
 
 
 def is_available() -> bool:
-    """Whether there is a device: since this module is there, yes."""
+    """Whether there is a device; true, as this module exists only with the device."""
     return True
 
 
 def init() -> None:
-    """Does nothing: the device exists since this module does."""
+    """Does nothing: the device was initialised with this module."""
 
 
 def is_initialized() -> bool:
-    """Whether the device exists: since this module does."""
+    """Whether the device is initialised; true, as this module exists only with the device."""
     return True
 
 
 def _is_in_bad_fork() -> bool:
-    return False  # host memory and no threads: a forked child has a device as good as its parent's
+    return False  # the device is host memory without threads, so it works in a forked child
 
 
 def stream(stream: torch.Stream | None) -> AbstractContextManager[Any]:
@@ -105,7 +105,7 @@ def stream(stream: torch.Stream | None) -> AbstractContextManager[Any]:
 
 
 def default_generator(device: int | str | torch.device | None = None) -> torch.Generator:
-    """The generator that operations on a device draw from when given none."""
+    """The default generator of a device."""
     generator: torch.Generator = torch.ops.sim.default_generator(_index(device))
     return generator
 
@@ -132,7 +132,7 @@ def seed_all() -> None:
 
 
 def initial_seed() -> int:
-    """What the current device's generator was seeded with."""
+    """The seed of the current device's generator."""
     return default_generator().initial_seed()
 
 
@@ -167,7 +167,7 @@ def get_offset(device: int | str | torch.device | None = None) -> int:
     return default_generator(device).get_offset()
 
 
-# -- what it is ----------------------------------------------------------------------------------
+# -- properties ----------------------------------------------------------------------------------
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
@@ -177,12 +177,12 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def is_bf16_supported() -> bool:
-    """Whether it computes in bfloat16; torch's own devices have this function too."""
+    """Whether the device supports bfloat16, as in ``torch.cuda``."""
     return torch.bfloat16 in get_amp_supported_dtype()
 
 
 def get_device_properties(device: int | str | torch.device | None = None) -> DeviceProperties:
-    """What there is to know of a device."""
+    """The name and the memory of a device."""
     return DeviceProperties("acclimate's emulated accelerator", mem_get_info(_index(device))[1])
 
 

@@ -1,6 +1,6 @@
-"""What transformers' own tests ask of a device they have no name for: their device specification.
+"""The device specification for transformers' own tests, which need one for a device that they do not know.
 
-They import it by its bare file name from the folder that they run in, so a file there names this module::
+The tests import it by its file name from their working directory, so create a file there that imports this::
 
     echo 'from acclimate_sim.transformers_device import *' > sim_device.py
     ACCLIMATE_ACCELERATOR=sim TRANSFORMERS_TEST_DEVICE_SPEC=sim_device.py pytest tests/models/llama

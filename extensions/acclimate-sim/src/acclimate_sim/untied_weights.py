@@ -1,6 +1,6 @@
-"""A warning where a move makes new Parameters and so unties weights: ``ACCLIMATE_SIM="replace=yes"``.
+"""Warns if ``Module.to()`` creates new Parameters and so unties weights: ``ACCLIMATE_SIM="replace=yes"``.
 
-Hardware that replaces Parameters says nothing, and the model then trains two copies of what was one weight.
+Real hardware that replaces Parameters does not warn, and the model then trains two copies of one tied weight.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _local = threading.local()
 
 
 def register() -> None:
-    """Makes ``Module.to()`` and its relatives warn of weights that were tied before and no longer are."""
-    apply: Any = torch.nn.Module._apply  # what to(), float(), to_empty() and the device's own method all call
+    """Makes ``Module.to()`` and similar methods warn about weights that they untie."""
+    apply: Any = torch.nn.Module._apply  # to(), float(), to_empty() and the device's own method all call it
 
     @functools.wraps(apply)
     def apply_and_compare(self: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
@@ -48,7 +48,7 @@ def _tied(module: torch.nn.Module) -> list[tuple[str, str]]:
 
 def _message(first: str, second: str) -> str:
     return (
-        f'the move made new Parameters, and "{second}" is no longer tied to "{first}" (ACCLIMATE_SIM says '
-        "replace=yes; Gaudi and XLA do it without a word). Tie them again after the move: assign the one to "
+        f'the move created new Parameters, so "{second}" is no longer tied to "{first}" (ACCLIMATE_SIM has '
+        "replace=yes; Gaudi and XLA do this without a warning). Tie them again after the move: assign one to "
         "the other, or call the model's tie_weights() if it has one."
     )

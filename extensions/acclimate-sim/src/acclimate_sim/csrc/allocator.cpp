@@ -12,7 +12,7 @@ namespace {
 
 using c10::CachingDeviceAllocator::DeviceStats;
 
-// As CUDA's allocator rounds, so that figures behave alike.
+// Rounds like CUDA's allocator, so that memory statistics match.
 constexpr size_t kGranularity = 512;
 size_t rounded(size_t bytes) { return (bytes + kGranularity - 1) / kGranularity * kGranularity; }
 
@@ -22,13 +22,13 @@ struct Pool {
 };
 Pool g_pools[kMaxDevices];
 
-// All blocks, for getDeviceFromPtr: a list, as that is asked seldom and every operator makes and frees
+// All blocks, for getDeviceFromPtr: a list, as that is called seldom, and every operator allocates and frees
 // blocks.
 std::mutex g_blocks_lock;
 Block* g_blocks = nullptr;
 
-// Counts an allocation, or refuses it. What was freed stays reserved until empty_cache(), so that reserved
-// memory behaves as with a caching allocator; the cache is given up when memory runs short, as there.
+// Counts an allocation, or refuses it. As in a caching allocator, freed memory stays reserved until
+// empty_cache(), or until memory runs out.
 void count_in(c10::DeviceIndex device, size_t bytes) {
   Pool& pool = g_pools[device];
   std::lock_guard<std::mutex> hold(pool.lock);

@@ -17,7 +17,7 @@ struct Block {
 
 c10::Allocator* device_allocator();
 
-// Makes host memory that an operator filled into memory of a device. The address stays.
+// Turns host memory that an operator filled into memory of a device. The address stays the same.
 c10::DataPtr adopt(c10::DataPtr host, size_t bytes, c10::DeviceIndex device);
 
 // The allocation that a pointer of sim memory belongs to; null for an empty one.

@@ -1,5 +1,5 @@
-// Which algorithm scaled_dot_product_attention takes: the one that the host would, so that both give the same
-// numbers at the same speed. torch takes the slow, composed one for a device that does not choose.
+// Chooses the algorithm of scaled_dot_product_attention: the CPU's, so that both give the same numbers at the
+// same speed. For a device without a choice, torch uses the slow, composed algorithm.
 #include "host_alias.h"
 
 #include <ATen/Context.h>
@@ -27,7 +27,7 @@ using std::optional;
 
 #ifdef SIM_IN_A_NAMED_SLOT
 
-// Of a device that it names torch takes the algorithms made for that hardware, so here it is always the
+// For a device type that torch has itself, it would use that hardware's algorithms, so this is always the
 // composed one.
 Tensor composed_attention(const Tensor& query, const Tensor& key, const Tensor& value,
                           const optional<Tensor>& mask, double dropout, bool is_causal,
@@ -96,12 +96,12 @@ Attention fused_attention(const Tensor& query, const Tensor& key, const Tensor& 
               ". Call scaled_dot_product_attention, which then takes the composed one.");
   const auto [output, logsumexp] =
       at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout, is_causal, bias, scale);
-  // Of dropout, which there is none of. Two, as results may not alias each other.
+  // The results for dropout, which is not supported: two tensors, as results must not alias each other.
   const Tensor seed = at::zeros({}, query.options().dtype(at::kLong)), offset = at::zeros_like(seed);
   return {output, logsumexp.contiguous(), {}, {}, query.sym_size(-2), key.sym_size(-2), seed, offset, {}};
 }
 
-// The gradient of the bias, which the host's operator does not give: of the softmax's argument.
+// The gradient of the bias, which the CPU's operator does not return: that of the softmax's argument.
 Tensor bias_gradient(const Tensor& grad_out, const Tensor& query, const Tensor& key, const Tensor& value,
                      const Tensor& bias, const Tensor& output, const Tensor& logsumexp, bool is_causal,
                      optional<double> scale) {
@@ -122,7 +122,7 @@ Tensor bias_gradient(const Tensor& grad_out, const Tensor& query, const Tensor& 
   return (weights * (of_weights - mean)).sum_to_size(bias.sizes()).to(bias.scalar_type());
 }
 
-// torch promises a gradient with the strides of its tensor; the host's has those of its own algorithm.
+// torch promises a gradient with the strides of its tensor; the CPU's gradient has other strides.
 Tensor laid_out_like(const Tensor& tensor, const Tensor& gradient) {
   return at::empty_like(tensor).copy_(gradient);
 }

@@ -1,7 +1,7 @@
 // Mixed precision: which operators autocast runs in the lower precision, which in float32, as on CUDA.
 //
-// The lists are those of ATen/autocast_mode.h, whose macros make a typed wrapper of each; one boxed function
-// a policy does the same without the minute that those take to compile.
+// The lists are those of ATen/autocast_mode.h, whose macros define a typed wrapper for each operator and take
+// a minute to compile. One boxed function for each policy does the same.
 #include "devices.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -99,7 +99,7 @@ void refuse_binary_cross_entropy(const c10::OperatorHandle&, c10::DispatchKeySet
       "from a sigmoid in lower precision. Use binary_cross_entropy_with_logits or BCEWithLogitsLoss.");
 }
 
-// Registers a function for the operators named in a text, with spaces between.
+// Registers a function for the operators in a string, separated by spaces.
 template <Boxed* function>
 void register_all(torch::Library& m, const char* names) {
   std::istringstream words(names);

@@ -11,7 +11,7 @@ namespace {
 
 using c10::IValue;
 
-// Tensors come alone, in lists and in lists of lists.
+// Tensors come singly, in lists and in lists of lists.
 template <class Convert>
 IValue map_tensors(const IValue& value, const Convert& convert) {
   if (value.isTensor()) return convert(value.toTensor());
@@ -37,7 +37,7 @@ void on_host_backend(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::
   HostAliases aliases;
   auto device = current_device();
   const std::string& name = op.schema().name();
-  // Gloo parts the whole along its first dimension; devices' backends take any shape.
+  // Gloo splits the tensor along its first dimension; backends of devices take any shape.
   const bool in_one_tensor = name == "c10d::_allgather_base_" || name == "c10d::_reduce_scatter_base_";
   const auto count = op.schema().arguments().size(), results = op.schema().returns().size();
   for (size_t i = stack->size() - count; i < stack->size(); i++) {
@@ -60,8 +60,7 @@ struct Quiet final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// torch has kernels of its own for devices from outside, which these replace on purpose and not with a
-// warning.
+// These replace torch's own kernels for PrivateUse1 on purpose, without a warning.
 torch::Library g_collectives(torch::Library::IMPL, "c10d", kSimKey, __FILE__, __LINE__);
 const bool g_collectives_registered = [] {
   Quiet quiet;

@@ -1,5 +1,4 @@
-// What Python tells and asks the library, as torch operators: so the library needs neither pybind11 nor
-// Python's headers.
+// The library's interface to Python: torch operators, which need neither pybind11 nor Python's headers.
 #include "devices.h"
 #include "generator.h"
 #include "host_alias.h"

@@ -24,7 +24,7 @@ void check_index(int64_t index) {
 }
 
 void check_dtype(c10::ScalarType dtype) {
-  // A TypeError, which is what torch raises for float64 on MPS.
+  // A TypeError, as torch raises for float64 on MPS.
   TORCH_CHECK_TYPE(!(g_settings.refused_dtypes >> static_cast<int>(dtype) & 1), "sim: this device has no ",
                    dtype, " (ACCLIMATE_SIM says no=…). Use another dtype.");
 }

@@ -1,4 +1,4 @@
-// What every other part needs to know: which devices there are, which one is current, what they refuse.
+// The devices, the current one, and the dtypes that they refuse. All other files use this one.
 #pragma once
 
 #include "slot.h"
@@ -30,7 +30,7 @@ void configure(const Settings& chosen);
 void check_index(int64_t index);
 void check_dtype(c10::ScalarType dtype);
 
-// The current device is each thread's own, as on CUDA.
+// Each thread has its own current device, as on CUDA.
 c10::DeviceIndex current_device() noexcept;
 void set_current_device(c10::DeviceIndex index) noexcept;
 

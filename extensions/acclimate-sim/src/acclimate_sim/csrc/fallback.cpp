@@ -17,7 +17,7 @@ using torch::jit::Stack;
 
 enum class Use : uint8_t { kRead, kWrite, kView };
 
-// What the fallback has to know of an operator, found once.
+// The facts that the fallback needs about an operator, computed once.
 struct Operator {
   explicit Operator(const c10::OperatorHandle& op);
 
@@ -30,13 +30,13 @@ struct Operator {
   bool (*special)(const Operator&, Stack*) = nullptr;  // runs in place of the host's kernel
 };
 
-// -- operators that are not simply the host's kernel ---------------------------------------------
+// -- operators that differ from the host's kernel ------------------------------------------------
 
 void call(const char* name, Stack* stack) {
   c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
 }
 
-// torch picks these two for every device from outside; the host has no kernel under these names.
+// torch calls these two on every PrivateUse1 device; the host has no kernel with these names.
 bool convolution(const Operator&, Stack* stack) {
   call("aten::convolution", stack);
   return true;
@@ -53,8 +53,8 @@ bool convolution_backward(const Operator&, Stack* stack) {
   return true;
 }
 
-// Accelerators count integers, and code for them relies on it (experts of a language model); the host's
-// kernel takes floating point only.
+// Accelerators accept integers here, and code for them relies on it (experts of a language model); the host's
+// kernel accepts only floating point.
 bool histogram_of_integers(const Operator&, Stack* stack) {
   IValue& values = *(stack->end() - 4);
   const auto dtype = values.toTensor().scalar_type();
@@ -91,8 +91,8 @@ Operator::Operator(const c10::OperatorHandle& op) {
 }
 
 const Operator& find(const c10::OperatorHandle& op) {
-  // By the address of the schema, which is stable while the operator exists; the name is compared as another
-  // operator may take its place.
+  // Keyed by the address of the schema, which is stable while the operator exists; the name is compared, as
+  // another operator may later have the same address.
   thread_local std::unordered_map<const void*, std::unique_ptr<Operator>> known;
   auto& found = known[&op.schema()];
   const auto& identity = op.operator_name();
@@ -251,7 +251,7 @@ void run_on_host(const c10::OperatorHandle& handle, Stack* stack) {
   for (size_t i = 0; i < results; i++) {
     if (static_cast<int>(i) == op.host_result) continue;
     IValue& value = (*stack)[stack->size() - results + i];
-    // What aliases an argument is no new use of its bytes.
+    // A result that aliases an argument is not a new use of its bytes.
     const bool aliases_argument = handle.schema().returns()[i].alias_info() != nullptr;
     value = to_device(std::move(value), device, aliases, aliases_argument ? TensorUses() : uses);
   }

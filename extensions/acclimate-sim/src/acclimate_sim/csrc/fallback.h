@@ -1,4 +1,4 @@
-// Every operator that has no kernel of its own here.
+// The fallback: the kernel of every operator without its own kernel here.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -24,7 +24,7 @@ Generator::Generator(c10::DeviceIndex device, at::Generator wrapped)
     : GeneratorImpl(c10::Device(kSim, device), c10::DispatchKeySet(kSimKey)), host(std::move(wrapped)) {}
 
 void Generator::set_current_seed(uint64_t seed) { host.set_current_seed(seed); }
-// The host's generator, which draws the numbers, is no counter that could be set.
+// The host's generator, which draws the numbers, has no counter to set.
 void Generator::set_offset(uint64_t) {
   TORCH_CHECK(false, "sim does not support set_offset: its generators have no offset. Use set_state.");
 }

@@ -1,4 +1,4 @@
-// Random numbers of a device: a host generator of its own behind a device's face.
+// The generator of a device, which wraps a host generator.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -29,8 +29,8 @@ const at::Generator& default_generator(c10::DeviceIndex device);
 // The host generator behind a sim one.
 at::Generator host_generator(const at::Generator& generator);
 
-// Some operators draw from the host's default generator and take no other (native_dropout). While this lives,
-// the host's default generator is in the state of the device's one; afterwards both have what is theirs.
+// Some operators draw only from the host's default generator (native_dropout). While this object exists, the
+// host's default generator has the state of the device's generator; afterwards each has its own state again.
 class HostGeneratorLoan {
  public:
   explicit HostGeneratorLoan(c10::DeviceIndex device);

@@ -1,5 +1,5 @@
-// What torch's core asks of a device type: which devices, streams and events it has, and its generators and
-// allocators. These two classes are what a new device has to give torch before any operator.
+// The interface of a device type to torch's core: its devices, streams, events, generators and allocators. A
+// new device must implement these two classes before any operator.
 #include "allocator.h"
 #include "devices.h"
 #include "generator.h"
@@ -61,7 +61,7 @@ struct DeviceGuardImpl final : public c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const c10::Stream stream) const {  // virtual on some torch releases only
     return reinterpret_cast<void*>(static_cast<intptr_t>(stream.id()));
   }
-  // Work is done when its call returns. Who asks and hears "done" may rely on it, as if having waited.
+  // Work is done when its call returns. After a query returns true, the caller need not wait.
   bool queryStream(const c10::Stream& stream) const override {
     host_waits_for_stream(stream);
     return true;
@@ -145,7 +145,7 @@ struct Hooks final : public at::SIM_JOIN(SIM_SLOT, HooksInterface) {
     TORCH_CHECK(device >= 0, "sim: ", data, " is not an address of sim memory");
     return {kSim, device};
   }
-  // Asked in place of the operator _has_compatible_shallow_copy_type by later releases than 2.13; see
+  // Releases after 2.13 call it instead of the operator _has_compatible_shallow_copy_type; see
   // tensors.cpp.
   bool hasCompatibleShallowCopyType(c10::DispatchKeySet self, c10::DispatchKeySet from) const {
     return self == from || !settings().replaces_parameters;

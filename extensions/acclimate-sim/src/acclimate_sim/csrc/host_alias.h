@@ -15,11 +15,11 @@ class HostAliases {
   // A host tensor over the same bytes; the same one for the same tensor, and one storage for views of one.
   at::Tensor to_host(const at::Tensor& device_tensor);
 
-  // The device's tensor for what the host's operator returned: the argument itself, a view of one, or new
-  // memory of the device that takes the operator's result over without a copy.
+  // The device's tensor for a result of the host's operator: the argument itself, a view of one, or new
+  // device memory that takes over the result without a copy.
   at::Tensor to_device(const at::Tensor& host_tensor, c10::DeviceIndex device);
 
-  // Carries over what the operator changed of its arguments besides the bytes: out= tensors that it resized.
+  // Applies changes of the arguments other than their bytes: out= tensors that the operator resized.
   void write_back();
 
  private:

@@ -1,5 +1,5 @@
 // The fused cells of LSTM and GRU. torch calls these on every device but the host, so the host has no kernel
-// for them; here they are made of ordinary operators.
+// for them; here they are composed of ordinary operators.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/sigmoid.h>

@@ -1,8 +1,7 @@
 // Which of torch's device types the device is.
 //
-// PrivateUse1 is the one that torch keeps for a device from outside. -DSIM_SLOT=XPU (or HPU, MPS, CUDA) takes
-// the place of hardware that this build of torch has a name for and no support, so that code for it can be
-// tried out.
+// PrivateUse1 is torch's type for an out-of-tree device. -DSIM_SLOT=XPU (or HPU, MPS, CUDA) replaces hardware
+// that this build of torch has a name for but does not support, so that code for it can be tried out.
 #pragma once
 
 #ifdef SIM_SLOT
@@ -12,7 +11,7 @@
 #define SIM_AUTOCAST  // torch has the rules of mixed precision for the devices that it names, but for HPU
 #endif
 
-// Around torch's macros, which paste tokens: a macro of this file is expanded before them.
+// Wraps torch's macros, which paste tokens, so that a macro of this file is expanded first.
 #define SIM_JOIN_EXPANDED(first, second) first##second
 #define SIM_JOIN(first, second) SIM_JOIN_EXPANDED(first, second)
 #define SIM_LIBRARY_IMPL(ns, key, m) TORCH_LIBRARY_IMPL(ns, key, m)

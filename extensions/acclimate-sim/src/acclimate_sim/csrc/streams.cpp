@@ -23,7 +23,7 @@ struct Delivery {
   uint64_t count;
 };
 
-// All clocks of the process. One lock: the check is for finding faults, not for speed.
+// All clocks of the process. They share one lock, since the check need not be fast.
 std::mutex g_lock;
 std::vector<Clock> g_seen;  // by stream number: what its next work comes after
 std::vector<c10::DeviceIndex> g_device_of;
@@ -156,7 +156,7 @@ void Work::uses(AccessLog& log, size_t begin, size_t end, bool writes) const {
         ", and nothing makes it come after. Before it, let the later stream wait (stream.wait_stream(…) or "
         "stream.wait_event(…)) or the host (synchronize()).");
   }
-  // A use need not be remembered once a later one, ordered after it, conflicts with all that it would.
+  // A use can be forgotten once a later one, ordered after it, conflicts with the same uses.
   log.erase(std::remove_if(log.begin(), log.end(),
                            [&](const Access& before) {
                              return begin <= before.begin && before.end <= end &&
@@ -175,7 +175,7 @@ void deliver_later(void* destination, size_t bytes, c10::ScalarType dtype, const
   if (dtype == c10::ScalarType::Bool) {
     for (size_t i = 0; i < bytes; i++) place[i] = !place[i];  // any other byte is no bool
   } else {
-    // All bits set is NaN in every floating-point type; 0xDB… is a striking number in every integer type.
+    // All bits set is NaN in every floating-point type; 0xDB… is easy to recognise in every integer type.
     std::memset(place, c10::isIntegralType(dtype, false) ? 0xDB : 0xFF, bytes);
   }
 }

@@ -31,7 +31,7 @@ void record_event(Event& event, const c10::Stream& stream);
 void wait_for_event(const Event& event, const c10::Stream& stream);
 void wait_for_stream(const c10::Stream& waiting, const c10::Stream& awaited);
 
-// The host waits: whatever is started later, on any stream, comes after.
+// The host waits: work that starts later, on any stream, is ordered after it.
 void host_waits_for_event(const Event& event);
 void host_waits_for_stream(const c10::Stream& stream);
 void host_waits_for_device(c10::DeviceIndex device);
@@ -61,11 +61,11 @@ struct Work {
 
 // -- copies to the host that are under way ---------------------------------------------------------
 
-// Keeps the bytes of a non-blocking copy back, and leaves poison, until the host has waited for its stream.
+// Holds back the bytes of a non-blocking copy, and leaves poison, until the host has waited for its stream.
 void deliver_later(void* destination, size_t bytes, c10::ScalarType dtype, const Work& copy);
-// Delivers what touches these bytes: work ordered after the copy reads them.
+// Delivers the held-back copies to these bytes: work ordered after the copy reads them.
 void deliver_now(const void* begin, size_t bytes);
-// Forgets what would be delivered into memory that is freed.
+// Forgets the copies into freed memory.
 void forget_deliveries(const void* begin, size_t bytes) noexcept;
 
 }  // namespace sim

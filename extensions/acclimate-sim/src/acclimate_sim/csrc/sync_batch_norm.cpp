@@ -1,5 +1,5 @@
-// The steps of a batch norm over several processes. torch has kernels of them for devices only, so the host
-// has none; here they are made of ordinary operators. torch.nn.SyncBatchNorm sends what they return between
+// The steps of a batch norm over several processes. torch has kernels of them for devices and none for the
+// host, so here they are composed of ordinary operators. torch.nn.SyncBatchNorm sends their results between
 // processes.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/rsqrt.h>
@@ -12,7 +12,7 @@ namespace {
 using at::Tensor;
 using std::optional;
 
-// Figures of 16-bit inputs are of 32 bits.
+// Statistics of 16-bit inputs are float32.
 at::ScalarType type_of_figures(const Tensor& input) {
   return at::isReducedFloatingType(input.scalar_type()) ? at::kFloat : input.scalar_type();
 }

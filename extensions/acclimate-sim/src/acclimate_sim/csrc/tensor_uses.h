@@ -1,4 +1,4 @@
-// What one operator does to the bytes of its tensors, told to the check of synchronisation.
+// Reports an operator's uses of its tensors' bytes to the synchronisation check.
 #pragma once
 
 #include "streams.h"
@@ -25,7 +25,7 @@ class TensorUses {
   std::optional<Work> work_;
 };
 
-// From the first to the last byte that a tensor's elements lie in, within its storage.
+// The range of bytes of a tensor's elements, within its storage.
 std::pair<size_t, size_t> extent(const at::Tensor& tensor);
 
 }  // namespace sim

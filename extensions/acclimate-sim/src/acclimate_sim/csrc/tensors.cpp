@@ -1,4 +1,4 @@
-// Operators that are a device's own: making tensors, copying, reading one value back, and views.
+// Operators that every device must implement: creating tensors, copying, reading one value back, and views.
 #include "allocator.h"
 #include "devices.h"
 #include "fallback.h"
@@ -34,7 +34,7 @@ using c10::ScalarType;
 using c10::SymIntArrayRef;
 using std::optional;
 
-// -- making ------------------------------------------------------------------------------------
+// -- creating ----------------------------------------------------------------------------------
 
 c10::DeviceGuard check_factory(optional<ScalarType> dtype, optional<Layout> layout, optional<Device> device,
                                optional<bool> pinned) {
@@ -82,7 +82,7 @@ void copy_bytes(const Tensor& from, const Tensor& to) {
 }
 
 void copy_between_devices(const Tensor& from, const Tensor& to) {
-  // As CUDA does: on the source's stream, after what the destination's stream has to do, which then waits.
+  // As on CUDA: on the source's stream, after the work of the destination's stream, which then waits.
   const auto source = current_stream(from.device().index()), target = current_stream(to.device().index());
   wait_for_stream(source, target);
   const TensorUses uses(from.device().index(), "a copy between devices");
@@ -141,7 +141,7 @@ Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
   return copy_from(from, to, false);
 }
 
-// torch copies to and from a device that it names by that one's own kernel, and not through _copy_from.
+// For a device type that torch has itself, it calls that device's copy kernel and not _copy_from.
 Tensor& copy_over(Tensor& to, const Tensor& from, bool non_blocking) {
   copy_from(from, to, non_blocking);
   return to;
@@ -176,8 +176,8 @@ Tensor& set_part(Tensor& self, at::Storage source, int64_t offset, IntArrayRef s
   return at::cpu::set_(self, source, offset, size, stride);
 }
 
-// Whether a Parameter can take a tensor of another device over (`param.data = …`), so that Module.to() keeps
-// Parameters and tied weights; where not, it makes new ones, as it does on some vendors' devices.
+// Whether a Parameter can take over a tensor of another device (`param.data = …`), so that Module.to() keeps
+// Parameters and tied weights; if not, Module.to() creates new ones, as on some vendors' devices.
 bool takes_over(const Tensor& self, const Tensor& from) {
   const auto dense = [](const Tensor& tensor) { return tensor.device().is_cpu() || on_sim(tensor); };
   if (self.device().type() == from.device().type()) return self.key_set() == from.key_set();
@@ -207,8 +207,8 @@ SIM_LIBRARY_IMPL(aten, SIM_SLOT, m) {
   m.impl("record_stream", record_stream);
 }
 
-// A copy resolves lazy conjugation and negation itself. Otherwise torch would resolve them first by a clone,
-// which copies, and so on for ever.
+// A copy resolves lazy conjugation and negation itself. Otherwise torch would first resolve them with a
+// clone, which is a copy again, without end.
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
@@ -222,13 +222,13 @@ SIM_LIBRARY_IMPL(aten, SIM_SLOT, m) {
 TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 }
-// Copies between devices: of the memory behind all parts, which is a tensor of its device.
+// Copies nested tensors between devices: the memory of all parts is one tensor of its device.
 TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) {
   m.impl("_to_copy", at::native::_to_copy_nested);
   m.impl("empty_like", at::native::empty_like_nested);
   m.impl("copy_", at::native::copy_nested_);
 }
-// Autograd has nothing of its own for this device. torch 2.9 did not say so itself.
+// Autograd needs no kernels of this device. torch 2.9 did not register that itself.
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 #endif
 

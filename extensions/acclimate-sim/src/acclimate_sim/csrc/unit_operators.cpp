@@ -1,4 +1,4 @@
-// The other file that the compiler is given; see unit_runtime.cpp.
+// The other compiled file; see unit_runtime.cpp.
 #include "host_alias.cpp"
 #include "tensor_uses.cpp"
 #include "fallback.cpp"

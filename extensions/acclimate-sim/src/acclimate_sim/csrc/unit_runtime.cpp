@@ -1,5 +1,5 @@
-// One of the two files that the compiler is given. Reading torch's headers takes most of a compilation, so
-// the parts that need the same ones are compiled together.
+// One of the two compiled files. Parsing torch's headers takes most of the time, so files that need the same
+// headers are compiled together.
 #include "devices.cpp"
 #include "streams.cpp"
 #include "allocator.cpp"

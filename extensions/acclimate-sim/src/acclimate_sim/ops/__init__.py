@@ -1,1 +1,1 @@
-"""This accelerator's own native ops: a builder, a Python side and native source each, as acclimate's are."""
+"""This accelerator's native ops. As in acclimate, each has a builder, a Python module and native source."""

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation in one pass, with a kernel of this package's own.
+"""Root-mean-square normalisation in one pass, with this package's own kernel.
 
 ``y = x / sqrt(mean(x²) + eps) · weight`` over the last dimension (Zhang and Sennrich 2019, "Root Mean Square
 Layer Normalization").
@@ -19,21 +19,21 @@ _definitions: list[torch.library.Library] = []
 
 
 class RMSNormBuilder(OpBuilder):
-    """Builds the kernel; ``load()`` gives this module, whose :func:`rms_norm` then runs on it."""
+    """Builds the kernel; ``load()`` returns this module, whose :func:`rms_norm` then uses the kernel."""
 
     name: ClassVar[str] = "sim_rms_norm"
 
     def sources(self) -> list[str | Source]:
-        """Relative to this file's folder, so an op builds from wherever its package is installed."""
+        """Returns the path relative to this file's folder, so that the op builds wherever it is installed."""
         return ["csrc/rms_norm.cpp"]
 
     def define(self) -> None:
-        """The schema, the shape for tracing, and the plain version for devices without the kernel."""
+        """Defines the schema, the fake kernel, and the plain torch version for devices without the kernel."""
         library = torch.library.Library("acclimate_sim", "DEF")
         library.define(_SCHEMA)
         library.impl("rms_norm", _plain, "CompositeExplicitAutograd")
         torch.library.register_fake("acclimate_sim::rms_norm", _shape_of_result, lib=library)
-        _definitions.append(library)  # a library that is collected takes its definitions with it
+        _definitions.append(library)  # garbage collection of the library would remove its definitions
 
     def module(self) -> ModuleType:
         """This module."""
