@@ -54,6 +54,7 @@ lint: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(BIN)/python docs/make_interface.py
 	$(BIN)/python docs/make_conformance.py
+	$(BIN)/python docs/make_port.py
 
 clean:
 	rm -rf $(VENV) .engines build dist src/*.egg-info

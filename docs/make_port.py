@@ -1,7 +1,7 @@
-"""Writes docs/port/ from the rules of `acclimate port`: a page each, and a list.
+"""Writes docs/port/ from the rules of `acclimate port`: a page for each rule, and a list.
 
 python docs/make_port.py            writes them
-python docs/make_port.py --check    exits 1 when they are not up to date
+python docs/make_port.py --check    exits with 1 if they are not up to date
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ BY_HAND = "people.md"
 INTRODUCTION = """\
 # Porting
 
-`acclimate port` turns source that only runs on CUDA into source for any accelerator. It reads the code and runs none
-of it, and needs no GPU. Made from the rules by `python docs/make_port.py`; a test holds it up to date.
+`acclimate port` turns source that only runs on CUDA into source for any accelerator. It reads the code without running
+it, and needs no GPU. `python docs/make_port.py` generates this page from the rules; a test keeps it up to date.
 
 ```
-acclimate port repo/                 # shows a diff and what is left, and why; writes nothing
-acclimate port repo/ --write         # applies the safe edits; --unsafe adds those that you must review
-acclimate port repo/ --to torch      # the same with torch alone: no new dependency
-acclimate port repo/ --check         # exit 1 when hardware-specific code is left; --format text|json|sarif|github
+acclimate port repo/                 # shows a diff, and the lines that stay with the reasons; writes nothing
+acclimate port repo/ --write         # applies the safe edits; --unsafe adds edits that need judgement
+acclimate port repo/ --to torch      # the same with torch only: no new dependency
+acclimate port repo/ --check         # exits with 1 if hardware-specific code is left; --format text|json|sarif|github
 acclimate port repo/ --report out.html
 ```
 
-- A **safe** edit means the same on CUDA as before, and the code shows it. An **unsafe** one rests on a name, or changes
-  which branch other devices take; the reason is printed.
-- A program behaves on a CPU as before: `torch.cuda.is_available()` becomes a test that is true there only if the program
-  would otherwise end, or if the code after it does the same on a CPU. Code for other devices is kept too.
+- A **safe** edit does not change the program on CUDA, and the code is enough to show it. An **unsafe** edit relies on a
+  name, or changes the branch that other devices take; the tool prints the reason.
+- A program behaves on a CPU as before. A test for CUDA becomes true on a CPU only if the program would otherwise exit,
+  or if both results lead to the same code. If the file has its own code for a device, that device keeps it.
 - Edits that must go together, such as a branch on the device and the pinning in it, are made together or not at all.
 - Everything else stays byte for byte: comments, formatting, line ends. A second run changes nothing more.
-- `# acclimate: ignore` on a line keeps it; `# acclimate: ignore[device-string]` keeps it from one rule.
-- Data that only looks like a device, kernels and builds for one vendor, what leads to such kernels, calls in what
-  TorchScript compiles, and YAML are listed and not edited.
-- Notebooks are ported cell by cell. A file that cannot be read or parsed is named, and the others go on.
+- `# acclimate: ignore` keeps a line as it is; `# acclimate: ignore[device-string]` turns off one rule for it.
+- The tool lists these without editing them: data that only looks like a device, kernels and builds for one vendor,
+  branches that lead to such kernels, calls in code that TorchScript compiles, and YAML.
+- Notebooks are ported cell by cell. If a file cannot be read or parsed, the tool names it and goes on with the others.
 
-`--to torch` uses only what torch has had since 2.10. `torch.accelerator` raises on a machine without an accelerator, so
-calls get a test around them, and a file that names a device gets a function `accelerator_type()` of three lines.
+`--to torch` uses only functions that torch has had since 2.10. `torch.accelerator` raises an error on a machine without
+an accelerator, so its calls are put behind a test, and a file that names a device gets a function `accelerator_type()`
+of three lines.
 
 ```toml
 # pyproject.toml
@@ -53,14 +54,15 @@ unsafe = false
 ```
 
 ```yaml
-# .pre-commit-config.yaml; it uses the acclimate of your environment, as one of its own would hold a torch of its own
+# .pre-commit-config.yaml; the hook uses the acclimate of your environment, since its own would install a second torch
 - repo: URL-OF-THIS-REPOSITORY
   rev: main
   hooks: [{id: acclimate-port}]
 ```
 
-The exit code is 0, or 1 where `--check` finds something, or 2 where a file could not be ported or an argument is wrong.
-[guide.md](../guide.md) says what each conversion is for; [people.md](people.md) compares the tool with pull requests.
+The exit code is 0; 1 if `--check` finds something; 2 if a file could not be ported or an argument is wrong.
+[guide.md](../guide.md) explains each conversion; [people.md](people.md) compares the tool with pull requests, and lists
+the faults that readers found.
 
 | code | rule | what it finds |
 |---|---|---|
