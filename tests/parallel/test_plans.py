@@ -96,7 +96,8 @@ class Raw(nn.Module):
 def test_what_cannot_be_split_is_refused_with_module_reason_and_mapping() -> None:
     with pytest.raises(PlanError) as refused:
         plan_of(block=Raw)
-    assert "layers.0 (Raw is not a linear module, and its use of matrix cannot be traced" in str(refused.value)
+    reason = "Raw is not a linear module, and its use of matrix cannot be traced"
+    assert f"layers.0 ({reason}" in str(refused.value)
     assert '"layers.*": "replicated"' in str(refused.value)
 
 
