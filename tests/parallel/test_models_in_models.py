@@ -116,7 +116,7 @@ def test_a_model_that_always_fills_a_cache_is_split() -> None:
 
 def test_a_linear_module_that_gets_too_few_columns_is_named() -> None:
     model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 12), nn.Linear(10, 8))
-    with pytest.raises(PlanError, match="2 takes 10 columns, but it is called with 12"):
+    with pytest.raises(PlanError, match="2 takes 10 columns, but was called with 12"):
         make_plan(model, 2)
 
 
