@@ -387,9 +387,9 @@ def test_a_folder_with_a_main_module_is_a_script(tmp_path: Path) -> None:
 
 
 def test_an_option_with_a_nul_character_is_refused() -> None:
-    for arguments in (["--bind_core_list", "0\0", "s"], ["--hostfile", "h\0", "s"], ["--env", "A=\0", "s"]):
-        with pytest.raises(LaunchOptionError, match="contains a NUL character"):
-            read(*arguments)
+    for option, value in (("--bind_core_list", "0\0"), ("--hostfile", "h\0"), ("--env", "A=\0")):
+        with pytest.raises(LaunchOptionError, match=f"^{option} contains a NUL character"):
+            read(option, value, "s")
 
 
 def test_help_shows_every_option_in_one_spelling() -> None:

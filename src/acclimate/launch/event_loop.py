@@ -9,7 +9,10 @@ from collections.abc import Callable
 
 
 class EventLoop:
-    """The loop in which all parts of the launcher wait; the launcher has no threads."""
+    """The loop in which the launcher waits for its ranks, agents and output; it has no threads.
+
+    A guard and an elastic job, which are processes of their own, wait in smaller loops.
+    """
 
     def __init__(self) -> None:
         # Not epoll: forked guards would share it, and it refuses regular files, which stdin may be.

@@ -294,9 +294,10 @@ def read_options(args: argparse.Namespace, environ: Mapping[str, str]) -> RunOpt
     if command[:1] == ("--",):  # ends our options; newer releases of argparse remove it themselves
         command = command[1:]
     values = {each.name: getattr(args, each.name) for each in _OPTIONS}
-    for name, value in values.items():
-        if any("\0" in str(each) for each in (value if isinstance(value, list | tuple) else (value,))):
-            raise LaunchOptionError(f"--{name} contains a NUL character.")
+    for each in _OPTIONS:
+        value = values[each.name]
+        if any("\0" in str(part) for part in (value if isinstance(value, list | tuple) else (value,))):
+            raise LaunchOptionError(f"{each.metadata['names'][-1]} contains a NUL character.")
     values["env"] = tuple(args.env)
     options = RunOptions(command=command, environment=_variables(args.env, environ), **values)
     if not command and not options.show_binding:

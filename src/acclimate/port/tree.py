@@ -268,11 +268,6 @@ class Tree:
                 found.add(dotted(statement.module).partition(".")[0])
         return found
 
-    def is_bound_in_module(self, name: str) -> bool:
-        """Whether the module itself binds a name."""
-        scope = self._scopes.get(self.module)
-        return scope is not None and any(isinstance(a, Assignment) for a in scope.assignments[name])
-
     def all_names(self) -> set[str]:
         """Every identifier in the file."""
         return {node.value for node in self.of_type(cst.Name)}

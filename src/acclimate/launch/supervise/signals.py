@@ -1,4 +1,8 @@
-"""The signals that the launcher handles, and a descriptor that is readable after one."""
+"""The signals that the launcher handles, and a descriptor that is readable after one.
+
+They are forwarded by ``supervisor.py`` to this host's guards, by ``remote/coordinator.py`` to other hosts'
+agents, and by ``elastic/agent.py`` to elastic ranks; ``guard_process.py`` sends them to its rank.
+"""
 
 from __future__ import annotations
 

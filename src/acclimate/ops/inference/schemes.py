@@ -61,7 +61,7 @@ class Scheme:
 
     name: str
     number: int
-    """As csrc/weight.h numbers it."""
+    """As csrc/linear.h numbers it."""
     bits: int
     offset: int
     """What is subtracted from a code."""

@@ -10,7 +10,7 @@ from acclimate.ops.optimizers.each import update_each
 from acclimate.ops.optimizers.rounding import square_root
 from acclimate.ops.registry import define_in_place
 
-# csrc/adagrad.cpp reads the arguments in this order.
+# csrc/adagrad_call.h reads the arguments in this order.
 SCHEMA = (
     "adagrad_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] sums, Tensor(c!)[] steps, "
     "Tensor(d!)[] outputs, *, float lr, float lr_decay, float weight_decay, float eps, bool maximize=False, "

@@ -9,7 +9,7 @@ from torch import Tensor
 from acclimate.ops.optimizers.each import update_each
 from acclimate.ops.registry import define_in_place
 
-# csrc/lion.cpp and csrc/lion.cu read the arguments in this order.
+# csrc/lion_call.h reads the arguments in this order.
 SCHEMA = (
     "lion_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] steps, "
     "Tensor(d!)[] outputs, *, float lr, float beta1, float beta2, float weight_decay, bool maximize=False, "
