@@ -50,29 +50,30 @@ For a vendor's continuous integration, acclimate installs a plugin for pytest. E
 - **not offered**: the device lacks the feature, and does not claim to have it. A device without streams,
   pinned memory or Triton is not at fault; one that claims a feature that it lacks is. Features that are not
   offered do not count in the score.
-- A false claim is only found if it has an effect: if a device does its work at once, checks cannot tell
-  whether `handles_memory_backpressure()` and `resolves_data_dependency()` are true.
+- A false claim is only found if it has an effect: if a device does its work before each call returns,
+  checks cannot tell whether `handles_memory_backpressure()` and `resolves_data_dependency()` are true.
 - The score is passed / (passed + failed), rounded down.
 - Checks run in a separate process. A check fails if it crashes that process, exits, or exceeds its time
   limit; the next check runs in a new process.
 
 Rules that may surprise:
 
-- A device need not refuse a dtype that `supported_dtypes()` leaves out. bfloat16 and float16 are supported if
-  the hardware has them; a device may emulate them, and the results must then be right. float64 is supported
-  if it computes at all, so it is a fault to leave it out if it computes right.
+- A device need not refuse a dtype that `supported_dtypes()` leaves out. bfloat16 and float16 are
+  supported if the hardware has them; a device may emulate them, and the results must then be right.
+  float64 is supported if operators in float64 work at all, so it is a fault to leave it out if they
+  compute right.
 - A host has no allocator to ask, and its figures are those of the whole process. Allocations are therefore
   large (96 MiB), with a tolerance of an eighth for whatever else the process does.
 - If torch's allocator raises a plain `RuntimeError` when memory runs out, as on a host, `is_out_of_memory()`
   must distinguish it from every other error.
 - A device's class says which features it lacks: `supports_streams`, `supports_graphs`,
-  `supports_collectives` ([extension.md](extension.md)). If `supports_graphs` is false, `create_graph()` must
-  raise.
+  `supports_collectives` ([extension.md](extension.md)). If `supports_graphs` is false, `create_graph()`
+  must raise an error.
 - A method that takes a device takes an index, a name, a `torch.device`, and `None` for the current device.
   Each is tried for every device, while another device is current.
 - Devices that have the same name in torch, as on a host, count as one.
-- Many communication backends refuse two ranks on one device. With one device, the collectives are tried
-  between two processes anyway, and if that fails, in one.
+- Many communication backends refuse two ranks on one device. With one device, collectives are tried
+  between two processes first, and in one process if that fails.
 
 ## The checks
 """

@@ -21,22 +21,21 @@ BLOCKS = ("Delegates to", "CPU", "CUDA", "Args", "Raises")
 INTRODUCTION = """\
 # The interface
 
-Every method of `acclimate.Accelerator`, the object that `get_accelerator()` returns. Made from the
-docstrings by `python docs/make_interface.py`; a test holds it up to date.
+This page lists every method of `acclimate.Accelerator`, the class of the object that `get_accelerator()`
+returns. `python docs/make_interface.py` generates it from the docstrings; a test keeps it up to date.
 
-*Delegates to* is the call of torch used on a device whose backend does not override the method,
-where `torch.<device>` is torch's module for the device type (`torch.cuda`, `torch.xpu`, or the one
-a vendor's package registers). *CPU* and *CUDA* say what those two accelerators do. All sizes are
-bytes. A device argument (`DeviceLike`) is an index, a name such as `"cuda:1"`, a `torch.device`, or
-`None` for the current device.
+*Delegates to* names the function of torch that the default method calls; a backend may override it.
+`torch.<device>` is torch's module for the device type (`torch.cuda`, `torch.xpu`, or the module that a
+vendor's package registers). *CPU* and *CUDA* say what these two accelerators do. All sizes are bytes. A
+device argument (`DeviceLike`) is an index, a name such as `"cuda:1"`, a `torch.device`, or `None` for the
+current device.
 
-It extends `torch.accelerator` and does not rival it: where torch has a device-independent call that
-does the whole work, the method is that call. It does something else where `torch.accelerator` has
-no such function (dtypes, graphs on every torch release, op builders, launching, data types), or
-raises because the process has no accelerator, as on a host.
+The interface extends `torch.accelerator`: if torch has a device-independent call that does the whole work,
+the method is that call. The method does more if `torch.accelerator` has no such function (dtypes, graphs on
+every torch release, op builders, launching), or raises an error because the process has no accelerator, as on
+a host.
 
-A backend declares `device_type` and `communication_backend`; all else
-has a default.
+A backend declares `device_type` and `communication_backend`; all other members have a default.
 """
 
 
