@@ -207,4 +207,4 @@ def test_an_impossible_value_of_the_variable_is_an_error(folder: Path) -> None:
 def test_the_two_options_contradict_each_other(folder: Path) -> None:
     done = run(folder, "-m", "acclimate", "run", "--deepspeed", "--deepspeed_names", "train.py")
     assert done.returncode != 0
-    assert "contradict each other" in done.stderr
+    assert "give only one of them" in done.stderr
