@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from collective_cases import Case, as_gloo_takes_it, cases, difference, expected, run
+from collective_cases import ARITHMETIC, FLOATS, Case, as_gloo_takes_it, cases, difference, expected, run
 from hypothesis import HealthCheck, given, settings
 
+from acclimate.comm import native
+from acclimate.comm.native import load_backend
+from acclimate.errors import InstructionSetError
+from acclimate.ops.simd import BEST, isa_number, usable_isas
 from rank_processes import RankProcesses
 
 RANKS = 4
@@ -52,6 +57,36 @@ def test_every_collective_of_every_dtype_and_layout_gives_what_plain_torch_gives
 @given(case=cases(RANKS))
 def test_many_collectives_give_what_plain_torch_gives(ranks: RankProcesses, case: Case) -> None:
     assert ranks.values(run_case, case) == [""] * RANKS
+
+
+def reduced(rank: int) -> dict[tuple[str, torch.dtype, str], bytes]:
+    """The bytes of every reduction of floats, in every instruction set of this machine."""
+    library = load_backend()
+    found = {}
+    for isa in usable_isas():
+        assert library.use_isa(isa_number(isa))
+        for dtype, op in itertools.product(FLOATS, ARITHMETIC):
+            tensor = torch.randn(1003, generator=torch.Generator().manual_seed(rank)).to(dtype)
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, op), _groups["shm", RANKS])
+            found[isa, dtype, op] = bytes(tensor.view(torch.uint8).tolist())
+    assert library.use_isa(BEST) and not library.use_isa(99)
+    return found
+
+
+def test_every_instruction_set_gives_the_bits_of_the_plain_kernels(ranks: RankProcesses) -> None:
+    for of_rank in ranks.values(reduced):
+        assert len(of_rank) == len(usable_isas()) * len(FLOATS) * len(ARITHMETIC)
+        for (_, dtype, op), result in of_rank.items():
+            assert result == of_rank["plain", dtype, op]
+
+
+def test_an_unknown_instruction_set_is_refused_before_the_library_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native, "_loaded", [])
+    monkeypatch.setenv("ACCLIMATE_CPU_ISA", "mmx")
+    with pytest.raises(InstructionSetError, match='"mmx" is unknown'):
+        load_backend()
 
 
 def run_both(rank: int, case: Case) -> str:

@@ -11,6 +11,7 @@ from acclimate.errors import CompilerNotFoundError
 from acclimate.ops.build import store
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.ops.build.recipe import Source
+from acclimate.ops.simd import chosen_isa
 
 _IS_X86 = platform.machine() in ("x86_64", "AMD64")
 _AVX2 = ("-mavx2", "-mf16c")
@@ -81,16 +82,20 @@ def load_backend() -> Any:
 
     Raises:
         CompilerNotFoundError: the module is not built yet, and there is no compiler.
+        InstructionSetError: ``ACCLIMATE_CPU_ISA`` names none of this machine.
         OpBuildError: the module does not compile.
         OpLockTimeoutError: another process did not finish building it in time.
         OSError: the built library cannot be loaded from its folder.
     """
     with _lock:
         if not _loaded:
+            isa = chosen_isa()
             builder = ShmBackendBuilder()
             reason = store.unloadable_reason() if builder.built_library() is None else None
             library = builder.build() if reason is None else None
             if library is None:
                 raise CompilerNotFoundError(reason)
-            _loaded.append(builder.import_library(library))
+            module = builder.import_library(library)
+            module.use_isa(isa)
+            _loaded.append(module)
         return _loaded[0]

@@ -16,6 +16,7 @@ from acclimate.comm.op_store import require_rank, store_for
 from acclimate.comm.rendezvous import Opening, Rendezvous, ranks_by_host, why_not_shared
 from acclimate.errors import InvalidEnvironmentError, UnsupportedError
 from acclimate.ops import registry
+from acclimate.ops.simd import chosen_isa
 
 _TIMEOUT = timedelta(minutes=30)
 _SCHEMA = "inference_all_reduce_(Tensor(a!) x) -> ()"
@@ -52,7 +53,7 @@ def define() -> None:
         (
             "shm_comm_bytes(int ranks, int slot_bytes, int ring_bytes) -> int",
             "shm_comm_open(int descriptor, int rank, int[] processes, int slot_bytes, int ring_bytes, "
-            "int timeout_ms, bool has_spare_cores) -> ()",
+            "int timeout_ms, bool has_spare_cores, int isa) -> ()",
             "shm_comm_close() -> ()",
         )
     )
@@ -152,6 +153,7 @@ def _open(opening: Opening) -> bool:
         geometry.ring_bytes,
         int(_TIMEOUT.total_seconds() * 1000),
         opening.has_spare_cores,
+        chosen_isa(),
     )
     return True
 

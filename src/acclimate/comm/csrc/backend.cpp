@@ -510,6 +510,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("on_one_host", &comm::on_one_host, comm::call_guard<comm::gil_scoped_release>());
   module.def("across_hosts", &comm::across_hosts, comm::call_guard<comm::gil_scoped_release>());
   module.def("bytes", &comm::Layout::bytes);
-  module.def("instruction_set", &comm::instruction_set);
+  module.def("use_isa", &comm::use_isa);
   module.attr("MOST_RANKS") = comm::kMostRanks;
 }

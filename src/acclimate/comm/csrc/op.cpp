@@ -31,7 +31,8 @@ int64_t shm_comm_bytes(int64_t ranks, int64_t slot_bytes, int64_t ring_bytes) {
 }
 
 void shm_comm_open(int64_t descriptor, int64_t rank, std::vector<int64_t> processes, int64_t slot_bytes,
-                   int64_t ring_bytes, int64_t timeout_ms, bool has_spare_cores) {
+                   int64_t ring_bytes, int64_t timeout_ms, bool has_spare_cores, int64_t isa) {
+  STD_TORCH_CHECK(use_isa(isa), "This machine cannot run the instruction set number ", isa, ".");
   const std::lock_guard lock(g_mutex);
   drop_group();
   g_group =

@@ -1,7 +1,8 @@
-// Element-wise reductions over several ranks, on the best instruction set of this machine.
+// Element-wise reductions over several ranks, in the machine's best instruction set unless another is chosen.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "call.h"
 
@@ -15,7 +16,7 @@ using Reduce = void (*)(void* to, const void* const* from, int sources, size_t e
 // nullptr if the dtype has no such reduction: bitwise ones of floats, MIN and MAX of complex numbers.
 Reduce find_reduce(Dtype dtype, Op op);
 
-// The instruction set in use: "avx512", "avx2" or "plain".
-const char* instruction_set();
+// Chooses the instruction set of later calls, numbered as in ops/csrc/isa.h; false if this machine lacks it.
+bool use_isa(int64_t number);
 
 }  // namespace acclimate_comm
