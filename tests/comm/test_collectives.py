@@ -69,7 +69,8 @@ def reduced(rank: int) -> dict[tuple[str, torch.dtype, str], bytes]:
             tensor = torch.randn(1003, generator=torch.Generator().manual_seed(rank)).to(dtype)
             dist.all_reduce(tensor, getattr(dist.ReduceOp, op), _groups["shm", RANKS])
             found[isa, dtype, op] = bytes(tensor.view(torch.uint8).tolist())
-    assert library.use_isa(BEST) and not library.use_isa(99)
+    assert library.use_isa(BEST)
+    assert not library.use_isa(99)
     return found
 
 
