@@ -430,7 +430,7 @@ def _head(file: SourceFile, applied: list[_Decision]) -> list[Edit]:
     names = (accelerator, helper, torch, f"{file.on_any_device}(")
     relevant = [finding for finding, part in texts if any(name in part for name in names)]
     early = [f.place.start for f in relevant if f.node is not None and file.runs_at_import(f.node)]
-    return new_lines(file, min(early, default=len(file.tree.bytes)), imports, helpers)
+    return new_lines(file.tree, min(early, default=len(file.tree.bytes)), imports, helpers)
 
 
 def _site(file: SourceFile, decision: _Decision) -> Site:

@@ -9,8 +9,7 @@ from itertools import pairwise
 import libcst as cst
 
 from acclimate.port.edits import Edit, insert
-from acclimate.port.source import SourceFile
-from acclimate.port.tree import dotted
+from acclimate.port.tree import Tree, dotted
 
 _FIRST_PARTY_GUESS = frozenset(sys.stdlib_module_names)
 
@@ -37,17 +36,17 @@ class _Line:
         return self.module.partition(".")[0] in _FIRST_PARTY_GUESS
 
 
-def new_lines(file: SourceFile, first_use: int, imports: list[str], helpers: list[str]) -> list[Edit]:
+def new_lines(tree: Tree, first_use: int, imports: list[str], helpers: list[str]) -> list[Edit]:
     """Insertions of import statements and functions, before the first code that uses them at import.
 
     Args:
-        file: the file.
+        tree: the file.
         first_use: the offset of the first use that runs at import; the end of the file if none does.
         imports: whole statements.
         helpers: the texts of functions.
     """
-    lines = [line for line in _import_lines(file) if file.tree.line_starts[line.first - 1] < first_use]
-    newline = file.tree.newline
+    lines = [line for line in _import_lines(tree) if tree.line_starts[line.first - 1] < first_use]
+    newline = tree.newline
     edits: list[Edit] = []
     at_end = ""
     for statement in imports:
@@ -56,45 +55,41 @@ def new_lines(file: SourceFile, first_use: int, imports: list[str], helpers: lis
             at_end += statement + newline
         else:
             line, after, gap = place
-            offset = _line_start(file, line.last + 1 if after else line.first)
+            offset = _line_start(tree, line.last + 1 if after else line.first)
             lead = newline if gap else ""
-            if offset == len(file.tree.bytes) and not file.tree.text.endswith(("\n", "\r")):
+            if offset == len(tree.bytes) and not tree.text.endswith(("\n", "\r")):
                 lead = newline + lead
             edits.append(insert(offset, f"{lead}{statement}{newline}"))
     if not helpers and not at_end:
         return edits
-    offset = _after_head(file, lines)
+    offset = _after_head(tree, lines)
     text = at_end
     if helpers:
-        body = "\n\n".join(helpers).replace("    ", file.tree.indent).replace("\n", newline)
+        body = "\n\n".join(helpers).replace("    ", tree.indent).replace("\n", newline)
         text = f"{text}{newline}{newline}{body}" if lines or at_end else f"{text}{body}"
-        following = file.tree.bytes[offset:].lstrip(b"\r\n")
+        following = tree.bytes[offset:].lstrip(b"\r\n")
         if following:
-            present = len(file.tree.bytes[offset:]) - len(following)
+            present = len(tree.bytes[offset:]) - len(following)
             text += newline * max(0, 2 - present // len(newline))
-    elif (
-        lines == []
-        and file.tree.bytes[offset:].strip()
-        and file.tree.bytes[offset : offset + 1] not in b"\r\n"
-    ):
+    elif lines == [] and tree.bytes[offset:].strip() and tree.bytes[offset : offset + 1] not in b"\r\n":
         text += newline
     edits.append(insert(offset, text))
     return edits
 
 
-def _import_lines(file: SourceFile) -> list[_Line]:
+def _import_lines(tree: Tree) -> list[_Line]:
     """The imports before the module's first definition."""
     found: list[_Line] = []
-    for statement in file.tree.module.body:
+    for statement in tree.module.body:
         if isinstance(statement, (cst.FunctionDef, cst.ClassDef)) and found:
             break
         if not isinstance(statement, cst.SimpleStatementLine):
             continue
         for node in statement.body:
             if isinstance(node, (cst.Import, cst.ImportFrom)) and len(statement.body) == 1:
-                place = file.span(node)
-                first = file.tree.line(place.start)
-                last = file.tree.line(place.end - 1)
+                place = tree.span(node)
+                first = tree.line(place.start)
+                last = tree.line(place.end - 1)
                 if isinstance(node, cst.ImportFrom):
                     module = "." * len(node.relative) + dotted(node.module)
                 else:
@@ -141,23 +136,23 @@ def _group(lines: list[_Line], anchor: _Line) -> list[_Line]:
     return [line for line in group if not line.module.startswith(".")]
 
 
-def _line_start(file: SourceFile, line: int) -> int:
-    starts = file.tree.line_starts
-    return starts[line - 1] if line <= len(starts) else len(file.tree.bytes)
+def _line_start(tree: Tree, line: int) -> int:
+    starts = tree.line_starts
+    return starts[line - 1] if line <= len(starts) else len(tree.bytes)
 
 
-def _after_head(file: SourceFile, lines: list[_Line]) -> int:
+def _after_head(tree: Tree, lines: list[_Line]) -> int:
     """The offset after the imports, or after the docstring if there are no imports."""
     if lines:
-        return _line_start(file, max(line.last for line in lines) + 1)
-    for statement in file.tree.module.body:
+        return _line_start(tree, max(line.last for line in lines) + 1)
+    for statement in tree.module.body:
         is_text = (
             isinstance(statement, cst.SimpleStatementLine)
             and isinstance(statement.body[0], cst.Expr)
             and isinstance(statement.body[0].value, (cst.SimpleString, cst.ConcatenatedString))
         )
         if is_text:
-            return _line_start(file, file.tree.line(file.span(statement).end - 1) + 1)
+            return _line_start(tree, tree.line(tree.span(statement).end - 1) + 1)
         break
-    first = next(iter(file.tree.module.body), None)
-    return file.span(first).start if first is not None else len(file.tree.bytes)
+    first = next(iter(tree.module.body), None)
+    return tree.span(first).start if first is not None else len(tree.bytes)
