@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acclimate.port.engine import Settings, port_text
-from acclimate.port.tree import Tree
+from acclimate.port.source.tree import Tree
 
 HEADS = [
     "import torch",

@@ -15,11 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from acclimate.errors import InvalidPortSettingsError
-from acclimate.port import files, formats
 from acclimate.port.engine import Settings, Site, Status
-from acclimate.port.page import page
+from acclimate.port.files import text_files
+from acclimate.port.files.workers import FileResult, port_files, usual_jobs
+from acclimate.port.output import formats
+from acclimate.port.output.page import page
 from acclimate.port.settings import TARGETS, check_rules, read_settings
-from acclimate.port.workers import FileResult, port_files, usual_jobs
 
 _FORMATS = ("text", "json", "sarif", "github")
 _MOST_EXEMPT = 20
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         frozenset(args.select or project.select),
         frozenset((*args.ignore, *project.ignore)),
     )
-    found, failures = files.find(args.paths, (*project.exclude, *args.exclude))
+    found, failures = text_files.find(args.paths, (*project.exclude, *args.exclude))
     with _progress(len(found), args.format) as advance:
         results = port_files(found, settings, args.write, args.jobs, advance)
     results = [*(FileResult(path, failure=reason) for path, reason in failures), *results]

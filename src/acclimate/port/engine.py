@@ -12,14 +12,14 @@ from enum import Enum
 
 import libcst as cst
 
-from acclimate.port.branches import branches, branches_of_answer, where_true
-from acclimate.port.edits import Edit, clash, render
-from acclimate.port.placement import new_lines
+from acclimate.port.conditions.branches import branches, branches_of_answer, where_true
+from acclimate.port.new_code.edits import Edit, clash, render
+from acclimate.port.new_code.placement import new_lines
 from acclimate.port.rules import BY_NAME, RULES
 from acclimate.port.rules.base import Finding, Outcome, Rule
-from acclimate.port.source import SourceFile
-from acclimate.port.survey import Survey
-from acclimate.port.tree import Span
+from acclimate.port.source.survey import Survey
+from acclimate.port.source.tree import Span
+from acclimate.port.source_file import SourceFile
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
 HINTS = re.compile(

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import libcst as cst
 
-from acclimate.port.edits import Edit, Part, replace
-from acclimate.port.source import SourceFile
-from acclimate.port.tree import Span
+from acclimate.port.new_code.edits import Edit, Part, replace
+from acclimate.port.source.tree import Span
+from acclimate.port.source_file import SourceFile
 
 
 class Outcome(Enum):

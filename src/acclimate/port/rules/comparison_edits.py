@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from acclimate.port.edits import Edit, insert, replace
+from acclimate.port.new_code.edits import Edit, insert, replace
+from acclimate.port.new_code.targets import AcclimateTarget
 from acclimate.port.rules.base import Finding
-from acclimate.port.source import SourceFile
-from acclimate.port.targets import AcclimateTarget
-from acclimate.port.tree import Span, string_value, walk
+from acclimate.port.source.tree import Span, string_value, walk
+from acclimate.port.source_file import SourceFile
 
 HOST_CHANGES = "on a CPU the result may change, and with it the branch taken"
 OTHERS = "other accelerators then take the branch written for CUDA"

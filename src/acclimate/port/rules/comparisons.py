@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import libcst as cst
 
-from acclimate.port.branches import branches, reason_to_keep
-from acclimate.port.edits import insert, replace
-from acclimate.port.host_answers import ends_program_if_false, may_be_true_on_host, other_kinds
-from acclimate.port.literals import TEXT_STAYS, is_compared_device
-from acclimate.port.mps import needs_streams
+from acclimate.port.conditions.branches import branches, reason_to_keep
+from acclimate.port.conditions.host_answers import ends_program_if_false, may_be_true_on_host, other_kinds
+from acclimate.port.conditions.mps_streams import needs_streams
+from acclimate.port.dataflow.literals import TEXT_STAYS, is_compared_device
+from acclimate.port.new_code.edits import insert, replace
 from acclimate.port.rules.base import Example, Finding, Rule
 from acclimate.port.rules.comparison_edits import (
     HOST_CHANGES,
@@ -21,8 +21,8 @@ from acclimate.port.rules.comparison_edits import (
     negation,
 )
 from acclimate.port.rules.devices import index_of, is_device
-from acclimate.port.source import SourceFile
-from acclimate.port.tree import Span, called_name, string_value
+from acclimate.port.source.tree import Span, called_name, string_value
+from acclimate.port.source_file import SourceFile
 
 _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
 

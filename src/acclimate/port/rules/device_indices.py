@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import libcst as cst
 
-from acclimate.port.edits import replace
-from acclimate.port.helpers import ACCELERATOR_TYPE
-from acclimate.port.map_location import loadable
+from acclimate.port.dataflow.map_location import loadable
+from acclimate.port.dataflow.sinks import DEVICE_METHODS, holds_device_name
+from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
+from acclimate.port.new_code.edits import replace
+from acclimate.port.new_code.targets import AcclimateTarget
 from acclimate.port.rules.base import Example, Finding, Rule
 from acclimate.port.rules.comparison_edits import adapt_to_comparison
 from acclimate.port.rules.devices import unsafe_at_import
-from acclimate.port.sinks import DEVICE_METHODS, holds_device_name
-from acclimate.port.source import SourceFile
-from acclimate.port.targets import AcclimateTarget
-from acclimate.port.tree import Span, called_name, keyword, positional, string_value
-from acclimate.port.values import Kind
+from acclimate.port.source.tree import Span, called_name, keyword, positional, string_value
+from acclimate.port.source.values import Kind
+from acclimate.port.source_file import SourceFile
 
 _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
 _WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"

@@ -6,15 +6,15 @@ import re
 
 import libcst as cst
 
-from acclimate.port.edits import Part
-from acclimate.port.helpers import ACCELERATOR_TYPE
-from acclimate.port.literals import LiteralUse, Role, classify_literal
-from acclimate.port.map_location import loadable
+from acclimate.port.dataflow.literals import LiteralUse, Role, classify_literal
+from acclimate.port.dataflow.map_location import loadable
+from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
+from acclimate.port.new_code.edits import Part
+from acclimate.port.new_code.targets import AcclimateTarget
 from acclimate.port.rules.base import Example, Finding, Rule
 from acclimate.port.rules.comparison_edits import adapt_to_comparison
-from acclimate.port.source import SourceFile
-from acclimate.port.targets import AcclimateTarget
-from acclimate.port.tree import Span, called_name, string_value
+from acclimate.port.source.tree import Span, called_name, string_value
+from acclimate.port.source_file import SourceFile
 
 _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
 _WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"

@@ -6,16 +6,16 @@ import re
 
 import libcst as cst
 
-from acclimate.port.edits import insert, replace
-from acclimate.port.helpers import ACCELERATOR_TYPE
-from acclimate.port.host_answers import ends_program_if_false, may_be_true_on_host
+from acclimate.port.conditions.host_answers import ends_program_if_false, may_be_true_on_host
+from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
+from acclimate.port.new_code.edits import insert, replace
+from acclimate.port.new_code.targets import AcclimateTarget
 from acclimate.port.rules.base import Example, Finding, Rule, is_assigned, is_read
 from acclimate.port.rules.comparison_edits import HOST_CHANGES, OTHERS, negation
 from acclimate.port.rules.devices import AT_IMPORT
-from acclimate.port.source import SourceFile
-from acclimate.port.targets import AcclimateTarget
-from acclimate.port.tree import called_name, dotted, positional, string_value, walk
-from acclimate.port.values import BACKEND_NAME
+from acclimate.port.source.tree import called_name, dotted, positional, string_value, walk
+from acclimate.port.source.values import BACKEND_NAME
+from acclimate.port.source_file import SourceFile
 
 _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
 _WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"

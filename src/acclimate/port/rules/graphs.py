@@ -6,12 +6,12 @@ import re
 
 import libcst as cst
 
-from acclimate.port.edits import insert, replace
+from acclimate.port.new_code.edits import insert, replace
+from acclimate.port.new_code.targets import AcclimateTarget
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_read
 from acclimate.port.rules.comparison_edits import host_guard
-from acclimate.port.source import SourceFile
-from acclimate.port.targets import AcclimateTarget
-from acclimate.port.tree import has_unpacking, keyword, positional
+from acclimate.port.source.tree import has_unpacking, keyword, positional
+from acclimate.port.source_file import SourceFile
 
 _HARDWARE = re.compile(r"\bcuda\b")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import libcst as cst
 
-from acclimate.port.edits import Edit, Part, replace
+from acclimate.port.new_code.edits import Edit, Part, replace
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_read
-from acclimate.port.source import SourceFile
-from acclimate.port.tree import Span, dotted
+from acclimate.port.source.tree import Span, dotted
+from acclimate.port.source_file import SourceFile
 
 
 class CudaImport(Rule):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import libcst as cst
 
-from acclimate.port.edits import Edit, insert, replace
-from acclimate.port.helpers import ACCELERATOR_TYPE
+from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
+from acclimate.port.new_code.edits import Edit, insert, replace
+from acclimate.port.new_code.targets import AcclimateTarget
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_read
 from acclimate.port.rules.devices import AT_IMPORT, unsafe_at_import
-from acclimate.port.source import SourceFile
-from acclimate.port.targets import AcclimateTarget
-from acclimate.port.tree import Span, called_name, has_unpacking, positional
+from acclimate.port.source.tree import Span, called_name, has_unpacking, positional
+from acclimate.port.source_file import SourceFile
 
 _PLAIN = {
     "amp.autocast": "autocast", "amp.autocast_mode.autocast": "autocast",

@@ -6,12 +6,10 @@ import dataclasses
 
 import libcst as cst
 
-from acclimate.port.branches import reason_to_keep
-from acclimate.port.cuda_only import chooses_package, is_flag_beside_others
-from acclimate.port.device_counts import decides_processes, ends_without
-from acclimate.port.edits import Edit, Part, insert, replace
-from acclimate.port.helpers import ACCELERATOR_TYPE
-from acclimate.port.host_answers import (
+from acclimate.port.conditions.branches import reason_to_keep
+from acclimate.port.conditions.cuda_only import chooses_package, is_flag_beside_others
+from acclimate.port.conditions.device_counts import decides_processes, ends_without
+from acclimate.port.conditions.host_answers import (
     asks_for_none,
     asks_for_several,
     count_may_be_one,
@@ -19,13 +17,15 @@ from acclimate.port.host_answers import (
     needs_zero,
     other_kinds,
 )
-from acclimate.port.mps import needs_streams
+from acclimate.port.conditions.mps_streams import needs_streams
+from acclimate.port.dataflow.sinks import Sink, sink_of
+from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
+from acclimate.port.new_code.edits import Edit, Part, insert, replace
+from acclimate.port.new_code.targets import AcclimateTarget, Missing, Spelling, TorchTarget
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read, margin_of
 from acclimate.port.rules.comparison_edits import host_test
-from acclimate.port.sinks import Sink, sink_of
-from acclimate.port.source import SourceFile
-from acclimate.port.targets import AcclimateTarget, Missing, Spelling, TorchTarget
-from acclimate.port.tree import Span, called_name, has_unpacking, walk
+from acclimate.port.source.tree import Span, called_name, has_unpacking, walk
+from acclimate.port.source_file import SourceFile
 
 _OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
 _HANDLES = ("cuda_stream", "cuda_event", "_as_parameter_")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import libcst as cst
 
-from acclimate.port.edits import insert, replace
-from acclimate.port.helpers import ACCELERATOR_TYPE
+from acclimate.port.dataflow.tensor_classes import is_alias, tensor_classes, type_calls
+from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
+from acclimate.port.new_code.edits import insert, replace
+from acclimate.port.new_code.targets import AcclimateTarget, Missing
 from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_read, margin_of
 from acclimate.port.rules.devices import AT_IMPORT
-from acclimate.port.source import SourceFile
-from acclimate.port.survey import survey
-from acclimate.port.targets import AcclimateTarget, Missing
-from acclimate.port.tensor_classes import is_alias, tensor_classes, type_calls
-from acclimate.port.tree import called_name, has_unpacking, string_value
-from acclimate.port.values import Kind
+from acclimate.port.source.survey import survey
+from acclimate.port.source.tree import called_name, has_unpacking, string_value
+from acclimate.port.source.values import Kind
+from acclimate.port.source_file import SourceFile
 
 _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
 _WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"

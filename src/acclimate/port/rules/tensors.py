@@ -6,12 +6,14 @@ import re
 
 import libcst as cst
 
-from acclimate.port.branches import keeps_host_out
-from acclimate.port.edits import Part, insert, replace
-from acclimate.port.helpers import ACCELERATOR_TYPE
-from acclimate.port.host_answers import may_be_true_on_host, other_kinds
-from acclimate.port.mps import needs_streams
-from acclimate.port.optional_index import may_be_none
+from acclimate.port.conditions.branches import keeps_host_out
+from acclimate.port.conditions.host_answers import may_be_true_on_host, other_kinds
+from acclimate.port.conditions.mps_streams import needs_streams
+from acclimate.port.dataflow.optional_index import may_be_none
+from acclimate.port.dataflow.sinks import holds_device_name
+from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
+from acclimate.port.new_code.edits import Part, insert, replace
+from acclimate.port.new_code.targets import AcclimateTarget
 from acclimate.port.rules.base import (
     Example,
     Finding,
@@ -22,11 +24,17 @@ from acclimate.port.rules.base import (
 )
 from acclimate.port.rules.comparison_edits import host_guard, host_test
 from acclimate.port.rules.devices import AT_IMPORT
-from acclimate.port.sinks import holds_device_name
-from acclimate.port.source import SourceFile
-from acclimate.port.targets import AcclimateTarget
-from acclimate.port.tree import Span, called_name, has_unpacking, keyword, positional, string_value, walk
-from acclimate.port.values import DEVICE_NAME, Kind, methods
+from acclimate.port.source.tree import (
+    Span,
+    called_name,
+    has_unpacking,
+    keyword,
+    positional,
+    string_value,
+    walk,
+)
+from acclimate.port.source.values import DEVICE_NAME, Kind, methods
+from acclimate.port.source_file import SourceFile
 
 _IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
 _WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"

@@ -6,15 +6,15 @@ import re
 
 import libcst as cst
 
-from acclimate.port.edits import insert
-from acclimate.port.helpers import ACCELERATOR_TYPE, ON_ANY_DEVICE
-from acclimate.port.origins import Origin, origin_of
+from acclimate.port.dataflow.origins import Origin, origin_of
+from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE, ON_ANY_DEVICE
+from acclimate.port.new_code.edits import insert
 from acclimate.port.rules.base import Example, Finding, Rule, is_read
 from acclimate.port.rules.comparison_edits import host_guard, host_test
 from acclimate.port.rules.devices import unsafe_at_import
-from acclimate.port.source import SourceFile
-from acclimate.port.tree import called_name, dotted, keyword, positional, string_value, walk
-from acclimate.port.values import Kind, methods
+from acclimate.port.source.tree import called_name, dotted, keyword, positional, string_value, walk
+from acclimate.port.source.values import Kind, methods
+from acclimate.port.source_file import SourceFile
 
 _DATA_PARALLEL = {
     *("torch.nn.DataParallel", "torch.nn.parallel.DataParallel"),
