@@ -195,7 +195,7 @@ def _exempt_vendor_code(file: SourceFile, finding: Finding) -> Finding:
     reason = ""
     if file.is_build_script or file.imports_build_tools:
         reason = "a build script: it builds for one vendor's hardware"
-    elif own := file.one_vendor.reason(node, _is_test(file, finding)):
+    elif own := file.vendor_code.reason(node, _is_test(file, finding)):
         reason = own
     elif file.kernels.are_for_cuda_alone and _is_test(file, finding):
         reason = "it guards CUTLASS kernels, which only NVIDIA GPUs run"

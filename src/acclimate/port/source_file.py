@@ -16,7 +16,7 @@ from acclimate.port.source.survey import Survey
 from acclimate.port.source.torchscript import TorchScript
 from acclimate.port.source.tree import Span, Tree, dotted, string_value, walk
 from acclimate.port.source.values import Values
-from acclimate.port.source.vendor_code import OneVendor
+from acclimate.port.source.vendor_code import VendorCode
 
 _BUILD_MODULES = ("setuptools", "distutils.core", "distutils")
 _DEVICE_IN_TEXT = re.compile(r"device[\"'\\]*\s*[=:]\s*[\"'\\]*cuda")
@@ -67,7 +67,7 @@ class SourceFile:
         self.kernels = Kernels(self.tree)
         self.survey = survey or Survey()
         self.torchscript = TorchScript(self.tree, self.survey.compiled, compiles_all)
-        self.one_vendor = OneVendor(self.tree)
+        self.vendor_code = VendorCode(self.tree)
         self.goes_to_device: dict[cst.CSTNode, bool] = {}
         """Results of ``dataflow/sinks.py`` for the values that it followed."""
         self.is_build_script = is_build_script

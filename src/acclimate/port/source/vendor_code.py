@@ -28,7 +28,7 @@ _RUNTIMES = {
 }
 
 
-class OneVendor:
+class VendorCode:
     """Finds the code that a port must leave because it is meant for one vendor's hardware.
 
     Args:
