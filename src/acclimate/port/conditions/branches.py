@@ -7,14 +7,10 @@ from collections.abc import Callable, Iterator
 
 import libcst as cst
 
+from acclimate.port.source.cuda_packages import KERNEL_PACKAGES
 from acclimate.port.source.tree import Span, called_name, dotted, string_value, walk
 from acclimate.port.source_file import SourceFile
 
-_KERNEL_MODULES = {
-    *("triton", "tilelang", "cutlass", "unsloth", "flash_attn", "flash_attn_interface", "xformers", "apex"),
-    *("transformer_engine", "causal_conv1d", "mamba_ssm", "helion", "quack", "flashinfer"),
-    *("deep_gemm", "deep_ep"),
-}
 _KERNELS = re.compile(r"^kernels?$|_kernels?$|^triton_|_triton$")
 _NAME_OF_CUDA = re.compile(r"cuda|gpu", re.IGNORECASE)
 _INDEX = re.compile(r"\bget_device\(\)|\.device\.index\b|\.record_stream\(")
@@ -308,7 +304,7 @@ def _asks_for_cuda(node: cst.CSTNode) -> bool:
 def _imports_kernels_within(file: SourceFile, place: Span) -> bool:
     """Whether the code in a range imports a package for NVIDIA GPUs."""
     return any(
-        _KERNEL_MODULES & set(_parts_of_names(each))
+        KERNEL_PACKAGES & set(_parts_of_names(each))
         for each in file.tree.imports
         if place.start <= file.span(each).start and file.span(each).end <= place.end
     )
@@ -354,7 +350,7 @@ def imports_kernels(file: SourceFile) -> bool:
     """Whether a file imports kernels, which accelerators may have and a CPU has not."""
     for statement in file.module_imports:
         parts = set(_parts_of_names(statement))
-        if parts & _KERNEL_MODULES or any(_KERNELS.search(part) for part in parts):
+        if parts & KERNEL_PACKAGES or any(_KERNELS.search(part) for part in parts):
             return True
     return False
 

@@ -6,14 +6,11 @@ import re
 
 import libcst as cst
 
+from acclimate.port.source.cuda_packages import PACKAGE_IN_TEXT
 from acclimate.port.source_file import OTHER_KINDS, SourceFile
 
 _OTHER_FLAGS = (*OTHER_KINDS, "torch_npu", "torch_xpu")
 _PACKAGE = re.compile(r"[-_](gpu|cuda|cpu)\b|CUDA\w*Provider")
-_NAMED_PACKAGE = re.compile(
-    r"\b(apex|bitsandbytes|triton|tilelang|flash.?attn|flash.?attention|xformers|transformer.?engine|tensorrt)\b",
-    re.IGNORECASE,
-)
 
 
 def is_flag_beside_others(file: SourceFile, question: cst.CSTNode) -> bool:
@@ -71,11 +68,11 @@ def _chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
             texts = " ".join(file.tree.source(each) for each in sides if below is around.test)
             return _PACKAGE.search(texts) is not None and "device" not in texts
         if isinstance(around, cst.Assert):
-            return around.msg is not None and _NAMED_PACKAGE.search(file.tree.source(around.msg)) is not None
+            return around.msg is not None and PACKAGE_IN_TEXT.search(file.tree.source(around.msg)) is not None
         if isinstance(around, cst.If):
             ends = below is around.test and len(around.body.body) == 1
             text = file.tree.source(around.body.body[0]) if ends else ""
-            return text.startswith("raise ") and _NAMED_PACKAGE.search(text) is not None
+            return text.startswith("raise ") and PACKAGE_IN_TEXT.search(text) is not None
         if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
             return False
         below = around

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import libcst as cst
 
+from acclimate.port.source.cuda_packages import CUDA_PACKAGES, KERNEL_LANGUAGES
 from acclimate.port.source.tree import Span, Tree, called_name, dotted, string_value, walk
 
 _CUDA_FUNCTION = re.compile(
@@ -15,12 +16,6 @@ _CUDA_FUNCTION = re.compile(
 )
 _MOVES_OR_ASKS = re.compile(r"(^|_)(to|move|use|uses|is|has|on|no|set|seed|init|load)_cuda$")
 _NATIVE_MODULE = re.compile(r"^_C$|_C$|_ext$|_cuda(_(lib|kernels?|binding|backend|impl))?$")
-_CUDA_PACKAGES = {
-    *("apex", "flash_attn", "flash_attn_interface", "transformer_engine", "xformers", "flashinfer"),
-    *("causal_conv1d", "mamba_ssm", "cupy", "cutlass", "deep_gemm", "deep_ep", "fast_hadamard_transform"),
-    *("fused_dense_lib", "dropout_layer_norm", "rotary_emb", "selective_scan", "quack"),
-}
-_LANGUAGES = {"cutlass", "cupy"}
 _LOADERS = {"importlib.import_module", "__import__", "import_module"}
 
 
@@ -37,7 +32,7 @@ class Kernels:
     @cached_property
     def are_for_cuda_alone(self) -> bool:
         """Whether the file defines kernels in a language that only NVIDIA GPUs run."""
-        return not _LANGUAGES.isdisjoint(self._tree.imported_packages)
+        return not KERNEL_LANGUAGES.isdisjoint(self._tree.imported_packages)
 
     def called_in(self, places: list[Span]) -> str:
         """The name of a CUDA-only function called in one of the ranges; ``""`` if there is none."""
@@ -128,7 +123,7 @@ class Kernels:
         qualified = self._tree.qualified(value.func) or dotted(value.func)
         if qualified in _LOADERS and value.args:
             said = (string_value(value.args[0].value) or "").split(".")
-            return any(_NATIVE_MODULE.search(each) for each in said) or said[0] in _CUDA_PACKAGES
+            return any(_NATIVE_MODULE.search(each) for each in said) or said[0] in CUDA_PACKAGES
         if called_name(value) == "load_ext":  # mmcv's loader of its own extension
             return True
         if qualified.startswith("torch.utils.cpp_extension.load") or called_name(value) == "load_inline":
@@ -140,7 +135,7 @@ class Kernels:
         for full in self._tree.may_be(node):
             parts = full.split(".")
             modules = parts[:-1] if is_call else parts
-            if parts[0] in _CUDA_PACKAGES:
+            if parts[0] in CUDA_PACKAGES:
                 return True
             # Programs that use yacs call their configuration `_C` too.
             is_settings = any("config" in each or "default" in each for each in parts)

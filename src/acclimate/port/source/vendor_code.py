@@ -9,6 +9,7 @@ from functools import cached_property
 
 import libcst as cst
 
+from acclimate.port.source.cuda_packages import RUNTIMES
 from acclimate.port.source.tree import Tree, called_name, string_value, walk
 
 _KERNEL_MARKS = {"triton.jit", "triton.autotune", "numba.cuda.jit", "cutlass.cute.jit", "cutlass.cute.kernel"}
@@ -17,15 +18,6 @@ _TOOLKIT = re.compile(r"^(CUDA|ROCM)_(HOME|PATH)$")
 _REPLACES = {"patch", "object", "multiple", "setattr"}
 _NUMBERED = re.compile(r"cuda:\d+$")
 _COMMAND = "nvidia-smi"
-_RUNTIMES = {
-    "tensorrt": "TensorRT",
-    "torch_tensorrt": "TensorRT",
-    "tensorrt_llm": "TensorRT",
-    "pycuda": "PyCUDA",
-    "cupy": "CuPy",
-    "pynvml": "NVML",
-    "cuda": "NVIDIA's driver",
-}
 
 
 class VendorCode:
@@ -116,7 +108,7 @@ class VendorCode:
     @cached_property
     def _of_runtimes(self) -> dict[cst.CSTNode, str]:
         """The functions that use a runtime of NVIDIA GPUs, with the runtime's name."""
-        used = {first for first in (name.partition(".")[0] for name in self._imports) if first in _RUNTIMES}
+        used = {first for first in (name.partition(".")[0] for name in self._imports) if first in RUNTIMES}
         found: dict[cst.CSTNode, str] = {}
         for function in self._tree.of_type(cst.FunctionDef) if _COMMAND in self._tree.text else []:
             if _COMMAND in self._tree.source(function) and self._uses_torch_only_for_cuda(function):
@@ -128,7 +120,7 @@ class VendorCode:
         for name in self._tree.of_type(cst.Name):
             home = (self._tree.qualified(name) or "").partition(".")[0]
             if home in used:
-                found |= dict.fromkeys(self._functions(name), _RUNTIMES[home])
+                found |= dict.fromkeys(self._functions(name), RUNTIMES[home])
         return found
 
     @cached_property

@@ -1,0 +1,41 @@
+"""The packages that only NVIDIA GPUs run, and packages of kernels that a CPU cannot run.
+
+The lists differ, as each is compared with something else: a package, parts of a module's name, or a message.
+"""
+
+from __future__ import annotations
+
+import re
+
+_FOR_CUDA = {
+    *("apex", "flash_attn", "flash_attn_interface", "transformer_engine", "xformers", "flashinfer"),
+    *("causal_conv1d", "mamba_ssm", "cutlass", "deep_gemm", "deep_ep", "quack"),
+}
+CUDA_PACKAGES = _FOR_CUDA | {
+    *("cupy", "fast_hadamard_transform", "fused_dense_lib"),
+    # Models have modules of these names too, so only a top-level package counts.
+    *("dropout_layer_norm", "rotary_emb", "selective_scan"),
+}
+"""Top-level packages whose functions need CUDA."""
+KERNEL_PACKAGES = _FOR_CUDA | {
+    # These run on other accelerators too, but not on a CPU.
+    *("triton", "tilelang", "helion", "unsloth"),
+}
+"""Packages of kernels, which may be any part of a module's name: ``mypackage.kernels.triton.attention``."""
+PACKAGE_IN_TEXT = re.compile(
+    r"\b(apex|bitsandbytes|triton|tilelang|flash.?attn|flash.?attention|xformers|transformer.?engine|tensorrt)\b",
+    re.IGNORECASE,
+)
+"""Such a package in a message to the user, which spells it as people do: ``FlashAttention``."""
+KERNEL_LANGUAGES = {"cutlass", "cupy"}
+"""Packages in whose language a file defines kernels of its own, which only NVIDIA GPUs run."""
+RUNTIMES = {
+    "tensorrt": "TensorRT",
+    "torch_tensorrt": "TensorRT",
+    "tensorrt_llm": "TensorRT",
+    "pycuda": "PyCUDA",
+    "cupy": "CuPy",
+    "pynvml": "NVML",
+    "cuda": "NVIDIA's driver",
+}
+"""Packages that run or query NVIDIA GPUs without torch, and what messages call them."""
