@@ -12,7 +12,7 @@ from enum import Enum
 
 import libcst as cst
 
-from acclimate.port.conditions.branches import branches, branches_of_answer, where_true
+from acclimate.port.conditions.branches import branches, branches_of_result, where_true
 from acclimate.port.new_code.edits import Edit, clash, render
 from acclimate.port.new_code.placement import new_lines
 from acclimate.port.rules import BY_NAME, RULES
@@ -291,7 +291,7 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
             decisions[
                 index
             ].reason = "the decorated function names a CUDA device in a form that no rule converts"
-    for body in branches_of_answer(file, finding.node) if _is_test(file, finding) else []:
+    for body in branches_of_result(file, finding.node) if _is_test(file, finding) else []:
         needs += [
             other
             for other, each in enumerate(decisions)

@@ -1,4 +1,4 @@
-"""Tests for CUDA that must keep meaning CUDA: they guard its packages, or set one flag of several."""
+"""Tests for CUDA that must keep meaning CUDA: for its packages, its version, or to find it missing."""
 
 from __future__ import annotations
 
@@ -6,11 +6,39 @@ import re
 
 import libcst as cst
 
-from acclimate.port.source.cuda_packages import PACKAGE_IN_TEXT
+from acclimate.port.conditions.branches import branches
+from acclimate.port.conditions.statements import decided_by, whole_condition
+from acclimate.port.source.cuda_packages import KERNEL_PACKAGES, PACKAGE_IN_TEXT
+from acclimate.port.source.tree import Span, called_name, parts_of_imported_names, string_value, walk
 from acclimate.port.source_file import OTHER_KINDS, SourceFile
 
 _OTHER_FLAGS = (*OTHER_KINDS, "torch_npu", "torch_xpu")
 _PACKAGE = re.compile(r"[-_](gpu|cuda|cpu)\b|CUDA\w*Provider")
+_PROVIDER = re.compile(r"(CUDA|Tensorrt)\w*Provider")
+"""ONNX Runtime's names for NVIDIA GPUs: ``CUDAExecutionProvider``."""
+
+
+def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
+    """Why a comparison with CUDA, or a test for it, must keep meaning CUDA; ``""`` if it need not."""
+    if (asks_for_missing_cuda(file, test) and not _skips(file, test)) or _is_in_check_for_cuda(file, test):
+        return "it detects that the program was told to use CUDA on a machine without CUDA"
+    if "version.cuda" in file.tree.source(whole_condition(file, test)):
+        return "it tests the version of CUDA"
+    places = branches(file, test)
+    if any(_imports_package_within(file, place) for place in places):
+        return "its branch imports a package for NVIDIA GPUs"
+    if any(_PROVIDER.search(file.tree.source(place)) for place in places):
+        return "it controls the use of a package for NVIDIA GPUs"
+    return ""
+
+
+def _imports_package_within(file: SourceFile, place: Span) -> bool:
+    """Whether the code in a range imports a package for NVIDIA GPUs."""
+    return any(
+        KERNEL_PACKAGES & set(parts_of_imported_names(each))
+        for each in file.tree.imports
+        if place.start <= file.span(each).start and file.span(each).end <= place.end
+    )
 
 
 def is_flag_beside_others(file: SourceFile, question: cst.CSTNode) -> bool:
@@ -33,19 +61,22 @@ def is_flag_beside_others(file: SourceFile, question: cst.CSTNode) -> bool:
     return bool(cuda) and not others.isdisjoint(each.lower() for each in file.tree.all_names())
 
 
+# -- a test that chooses a package -------------------------------------------------------------------
+
+
 def chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
     """Whether a test controls only the use of a package for NVIDIA GPUs."""
-    uses = uses_of_answer(file, question)
+    uses = direct_uses(file, question)
     return bool(uses) and all(_chooses_package(file, use) for use in uses)
 
 
 def one_use_chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
     """Whether a test controls the use of a package for NVIDIA GPUs, among other code."""
-    return any(_chooses_package(file, use) for use in uses_of_answer(file, question))
+    return any(_chooses_package(file, use) for use in direct_uses(file, question))
 
 
-def uses_of_answer(file: SourceFile, question: cst.CSTNode) -> list[cst.CSTNode]:
-    """The test, or the uses of a name that holds its result."""
+def direct_uses(file: SourceFile, question: cst.CSTNode) -> list[cst.CSTNode]:
+    """The test itself; the reads of a name instead, if an assignment gives it the test's result."""
     assigned = next(
         (each for each in file.tree.ancestors(question) if isinstance(each, cst.BaseSmallStatement)), None
     )
@@ -77,3 +108,63 @@ def _chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
             return False
         below = around
     return False
+
+
+# -- a test that finds CUDA missing ------------------------------------------------------------------
+
+
+def _skips(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a true condition skips a test case."""
+    statement = decided_by(file, test)
+    return isinstance(statement, cst.If) and "skip" in file.tree.source(statement.body).lower()
+
+
+def asks_for_missing_cuda(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a test is part of ``"cuda" in device and not torch.cuda.is_available()``."""
+    whole = whole_condition(file, test)
+    parts = [each for each in walk(whole) if isinstance(each, (cst.Comparison, cst.Call, cst.UnaryOperation))]
+    missing = any(isinstance(each, cst.UnaryOperation) and _says_missing(file, each) for each in parts)
+    is_only_and = all(
+        isinstance(each.operator, cst.And) for each in walk(whole) if isinstance(each, cst.BooleanOperation)
+    )
+    return missing and is_only_and and any(_asks_for_cuda(each) for each in parts)
+
+
+def _is_in_check_for_cuda(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a test is part of ``if device == "cuda": assert torch.cuda.is_available()``."""
+    statements = (each for each in file.tree.ancestors(test) if isinstance(each, cst.If))
+    return any(_only_checks_for_cuda(file, each) for each in statements)
+
+
+def _only_checks_for_cuda(file: SourceFile, statement: cst.If) -> bool:
+    """Whether a statement does nothing for a CUDA device but check that there is one."""
+    asks = [each for each in walk(statement.test) if _asks_for_cuda(each)]
+    if not asks or statement.orelse is not None or len(statement.body.body) != 1:
+        return False
+    (inner,) = statement.body.body
+    if isinstance(inner, cst.If):
+        negation = inner.test
+        says = isinstance(negation, cst.UnaryOperation) and _says_missing(file, negation)
+        return says and inner.orelse is None
+    check = inner.body[0] if isinstance(inner, cst.SimpleStatementLine) and len(inner.body) == 1 else None
+    return isinstance(check, cst.Assert) and _asks_for_any_cuda(file, check.test)
+
+
+def _says_missing(file: SourceFile, negation: cst.UnaryOperation) -> bool:
+    return isinstance(negation.operator, cst.Not) and _asks_for_any_cuda(file, negation.expression)
+
+
+def _asks_for_any_cuda(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether an expression is ``torch.cuda.is_available()``."""
+    return isinstance(node, cst.Call) and file.tree.qualified(node.func) == "torch.cuda.is_available"
+
+
+def _asks_for_cuda(node: cst.CSTNode) -> bool:
+    """Whether an expression is true for a CUDA device: ``device == "cuda"``, ``"cuda" in device``."""
+    if isinstance(node, cst.Call):
+        first = string_value(node.args[0].value) if node.args else None
+        return called_name(node) == "startswith" and (first or "").startswith("cuda")
+    if not isinstance(node, cst.Comparison):
+        return False
+    asks = all(isinstance(each.operator, (cst.Equal, cst.In)) for each in node.comparisons)
+    return asks and any((string_value(each) or "").startswith("cuda") for each in walk(node))

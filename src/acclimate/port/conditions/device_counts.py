@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from acclimate.port.conditions.branches import leaves, refuses
+from acclimate.port.conditions.statements import leaves, refuses
 from acclimate.port.source.tree import called_name, dotted, position, positional, string_value, walk
 from acclimate.port.source_file import SourceFile
 

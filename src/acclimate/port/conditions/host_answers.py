@@ -11,9 +11,9 @@ import re
 
 import libcst as cst
 
-from acclimate.port.conditions.branches import asks_for_missing_cuda, decided_by, later_tests, refuses
-from acclimate.port.conditions.cuda_only import one_use_chooses_package, uses_of_answer
+from acclimate.port.conditions.cuda_only import asks_for_missing_cuda, direct_uses, one_use_chooses_package
 from acclimate.port.conditions.device_counts import ends_without, expects_devices
+from acclimate.port.conditions.statements import decided_by, later_tests, refuses
 from acclimate.port.source.tree import called_name, string_value, walk
 from acclimate.port.source_file import SourceFile, kinds_in
 
@@ -44,7 +44,7 @@ def may_be_true_on_host(file: SourceFile, question: cst.CSTNode) -> bool:
         return False
     if isinstance(question, cst.Comparison) and asks_for_missing_cuda(file, question):
         return True  # the choice of a device: a CPU-only machine has its CPU
-    uses = uses_of_answer(file, question)
+    uses = direct_uses(file, question)
     return bool(uses) and all(
         ends_without(file, use)
         or (_same_effect_on_host(file, use) and not _kinds_in_later_branches(file, use))

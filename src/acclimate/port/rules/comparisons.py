@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import libcst as cst
 
-from acclimate.port.conditions.branches import branches, reason_to_keep
+from acclimate.port.conditions.branches import branches
+from acclimate.port.conditions.cuda_only import reason_to_keep
 from acclimate.port.conditions.host_answers import ends_program_if_false, may_be_true_on_host, other_kinds
 from acclimate.port.conditions.mps_streams import needs_streams
 from acclimate.port.dataflow.literals import TEXT_STAYS, is_compared_device

@@ -6,8 +6,7 @@ import dataclasses
 
 import libcst as cst
 
-from acclimate.port.conditions.branches import reason_to_keep
-from acclimate.port.conditions.cuda_only import chooses_package, is_flag_beside_others
+from acclimate.port.conditions.cuda_only import chooses_package, is_flag_beside_others, reason_to_keep
 from acclimate.port.conditions.device_counts import decides_processes, ends_without
 from acclimate.port.conditions.host_answers import (
     asks_for_none,

@@ -6,7 +6,7 @@ import re
 
 import libcst as cst
 
-from acclimate.port.conditions.branches import keeps_host_out
+from acclimate.port.conditions.false_on_host import must_be_false_on_host
 from acclimate.port.conditions.host_answers import may_be_true_on_host, other_kinds
 from acclimate.port.conditions.mps_streams import needs_streams
 from acclimate.port.dataflow.optional_index import may_be_none
@@ -250,7 +250,7 @@ if the branch only moves tensors. Otherwise, and with `--to torch`, it becomes a
             return self.exempt(file, node, "it is part of a message")
         unsafe = "" if _is_torch_object(file, node.value) else "it may not be a tensor"
         value = file.span(node.value)
-        host_has_own = keeps_host_out(file, node) or not may_be_true_on_host(file, node)
+        host_has_own = must_be_false_on_host(file, node) or not may_be_true_on_host(file, node)
         may_ask = not host_has_own and not file.torchscript.holds(node)
         if isinstance(file.target, AcclimateTarget) and may_ask:
             parts: tuple[Part, ...] = (f"{file.target.accelerator}.on_accelerator(", value, ")")

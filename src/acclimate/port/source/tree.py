@@ -331,6 +331,16 @@ def dotted(node: cst.CSTNode | None) -> str:
     return node.value if isinstance(node, cst.Name) else ""
 
 
+def parts_of_imported_names(statement: cst.Import | cst.ImportFrom) -> list[str]:
+    """The parts between the dots of the names that a statement imports."""
+    if isinstance(statement, cst.Import):
+        names = [dotted(alias.name) for alias in statement.names]
+    else:
+        held = [] if isinstance(statement.names, cst.ImportStar) else statement.names
+        names = [dotted(statement.module), *(dotted(alias.name) for alias in held)]
+    return [part for name in names for part in name.split(".")]
+
+
 def called_name(call: cst.Call) -> str | None:
     """The last name of the called function: ``to`` for ``a.b.to(…)``."""
     if isinstance(call.func, cst.Attribute):
