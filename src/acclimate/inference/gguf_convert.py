@@ -29,7 +29,6 @@ from acclimate.inference.converted import is_whole, write_manifest
 from acclimate.inference.gguf_config import config_fields, find_architecture
 from acclimate.inference.gguf_header import GGUFHeader, element_count, read_gguf_header
 from acclimate.inference.model_limits import WeightTotals, bounded_model
-from acclimate.inference.packing import BLOCKS
 from acclimate.inference.progress import progress_bar
 from acclimate.inference.quiet import quiet_transformers, why_unusable
 from acclimate.inference.vocabulary import write_vocabulary
@@ -40,6 +39,9 @@ if TYPE_CHECKING:
     from acclimate.inference.gguf_tensors import GGUFTensor
 
 logger = logging.getLogger("acclimate.inference")
+
+BLOCKS = "blocks"
+"""The form of a converted GGUF file whose weights stay in the file, as its own quantised blocks."""
 
 CONVERTER_VERSION = 3
 """Increased whenever the same file would give a different folder."""

@@ -20,8 +20,7 @@ from acclimate.errors import (
     some_of,
 )
 from acclimate.inference.folder import check_model_folder
-from acclimate.inference.gguf_convert import convert_once, converted_gguf
-from acclimate.inference.packing import BLOCKS
+from acclimate.inference.gguf_convert import BLOCKS, convert_once, converted_gguf
 from acclimate.inference.quiet import first_line
 from acclimate.inference.remote_code import check_remote_code
 
@@ -54,8 +53,8 @@ def find_model(
         model: a folder, a ``.gguf`` file (converted once into the cache), the id of a model on the Hugging
             Face hub (downloaded once), or ``None`` for the demo model.
         form: returns the form to which a GGUF file is converted: ``bfloat16``, ``float16`` or ``float32``, or
-            :data:`acclimate.inference.packing.BLOCKS`, which leaves the weights in the file. Called only for
-            a GGUF file, because it may compile kernels.
+            :data:`~acclimate.inference.gguf_convert.BLOCKS`, which leaves the weights in the file. Called
+            only for a GGUF file, because it may compile kernels.
         trust_remote_code: whether Python code that comes with the model may run.
         with_tokenizer: whether the folder must hold a tokenizer.
 

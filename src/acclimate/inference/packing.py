@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("acclimate.inference")
 
-BLOCKS = "blocks"
-"""The form of a converted GGUF file whose weights stay in the file, as its own quantised blocks."""
-
 SCHEMES = ("int8", "int4")
 """The formats to which weights can be quantised while they are loaded."""
 
@@ -33,10 +30,12 @@ def check_scheme(name: Any) -> None:
 
 
 def gguf_form(dtype: Any, scheme: str | None, chosen: torch.dtype, device: str) -> str:
-    """Returns the form of a GGUF file: :data:`BLOCKS`, unless the user asked for a dtype or a scheme.
+    """Returns the form of a GGUF file: ``BLOCKS``, unless the user asked for a dtype or a scheme.
 
     If there are no kernels for blocks, returns a dtype.
     """
+    from acclimate.inference.gguf_convert import BLOCKS
+
     as_it_is = str(dtype) == "auto" and scheme is None and has_kernels(device)
     return BLOCKS if as_it_is else str(chosen).removeprefix("torch.")
 
