@@ -24,8 +24,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from acclimate.inference.loaded_model import load_tokenizer
-from acclimate.inference.locate import find_model
+from acclimate.inference.loading.locate import find_model
+from acclimate.inference.model.loaded_model import load_tokenizer
 from acclimate.inference.quiet import quiet_transformers
 
 LIMITS = {"bfloat16": 0.005, "int8": 0.01, "int4": 0.05}

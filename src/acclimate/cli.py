@@ -25,9 +25,12 @@ from acclimate.errors import AcclimateError, WorkingDirectoryError, excerpt
 COMMANDS = {
     "info": ("show the accelerator of this machine, and why others cannot be used", "acclimate.info.command"),
     "run": ("start a script's ranks, here or on many hosts, bound to cores", "acclimate.launch.command"),
-    "generate": ("generate text with a language model on this accelerator", "acclimate.inference.command"),
-    "bench": ("measure how fast a language model runs here", "acclimate.inference.bench_command"),
-    "plan": ("show how a model is split over ranks; nothing is loaded", "acclimate.inference.plan_command"),
+    "generate": (
+        "generate text with a language model on this accelerator",
+        "acclimate.inference.commands.generate",
+    ),
+    "bench": ("measure how fast a language model runs here", "acclimate.inference.commands.bench"),
+    "plan": ("show how a model is split over ranks; nothing is loaded", "acclimate.inference.commands.plan"),
     "ops": ("list, build or remove the native ops of this accelerator", "acclimate.ops.command"),
     "port": ("turn CUDA-only source into source for any accelerator", "acclimate.port.command"),
     "conformance": (

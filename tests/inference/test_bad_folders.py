@@ -19,7 +19,7 @@ from warm_processes import WarmProcesses
 import acclimate
 from acclimate.errors import AcclimateError, CorruptModelError, GenerationOptionError, ModelNotFoundError
 from acclimate.inference import load_model
-from acclimate.inference.folder import check_model_folder
+from acclimate.inference.files.folder import check_model_folder
 from conftest import Run
 
 Damage = Callable[[Path], None]
@@ -195,7 +195,7 @@ def test_a_temperature_that_cannot_be_divided_by_is_refused(temperature: float) 
 
 
 def test_the_lowest_and_a_huge_temperature_draw_tokens(tiny_folder: Path) -> None:
-    from acclimate.inference.generation import LOWEST_TEMPERATURE
+    from acclimate.inference.generation.generate import LOWEST_TEMPERATURE
 
     loaded = load_model(tiny_folder)
     for temperature in (LOWEST_TEMPERATURE, 1e30):

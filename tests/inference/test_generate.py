@@ -23,8 +23,8 @@ from acclimate.errors import (
     UnsupportedDtypeError,
 )
 from acclimate.inference import GenerationInterrupted, load_model
-from acclimate.inference.loaded_model import choose_dtype
-from acclimate.inference.text import TextStream
+from acclimate.inference.model.loaded_model import choose_dtype
+from acclimate.inference.text.tokenizers import TextStream
 
 PROMPT = "The capital of France"
 

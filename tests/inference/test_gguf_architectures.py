@@ -16,8 +16,8 @@ from tiny_models import byte_level_tokenizer
 
 from acclimate.errors import AcclimateError, CorruptModelError, UnsupportedModelError
 from acclimate.inference import load_model
-from acclimate.inference.gguf_config import ARCHITECTURES
-from acclimate.inference.gguf_convert import converted_gguf
+from acclimate.inference.gguf.config import ARCHITECTURES
+from acclimate.inference.gguf.convert import converted_gguf
 
 TEXT = "The capital of France is Paris. Ünïcödé, 日本語 12345"
 

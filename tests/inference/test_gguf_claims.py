@@ -14,8 +14,8 @@ import pytest
 from gguf_files import make_model, write_gguf
 
 from acclimate.errors import AcclimateError, CorruptModelError
-from acclimate.inference.gguf_convert import converted_gguf
-from acclimate.inference.gguf_header import read_gguf_header
+from acclimate.inference.gguf.convert import converted_gguf
+from acclimate.inference.gguf.header import read_gguf_header
 
 
 def text(value: str | bytes) -> bytes:

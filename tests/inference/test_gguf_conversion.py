@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from tiny_models import write_tiny_gguf
 
 from acclimate.errors import CorruptModelError
-from acclimate.inference import gguf_convert
-from acclimate.inference.gguf_convert import converted_gguf, identity
-from acclimate.inference.gguf_header import read_gguf_header
+from acclimate.inference.gguf import convert
+from acclimate.inference.gguf.convert import converted_gguf, identity
+from acclimate.inference.gguf.header import read_gguf_header
 
 DIRECT = ["llama", "gemma2", "gemma3", "qwen2", "qwen3"]
 TEXTS = [
@@ -80,7 +80,7 @@ def test_tokens_equal_those_of_transformers_tokenizer(kind: str, tmp_path: Path)
     path = write_tiny_gguf(kind, tmp_path / f"{kind}.gguf")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
     folder = converted_gguf(path, "float32")
-    from acclimate.inference.text import ConvertedTokenizer
+    from acclimate.inference.text.tokenizers import ConvertedTokenizer
 
     ours, reloaded = ConvertedTokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
     for text in TEXTS:
@@ -140,7 +140,7 @@ def test_a_moved_file_is_not_converted_again(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_turn_also_ends_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_convert, "_end_tokens", lambda _header: [1, 7])
+    monkeypatch.setattr(convert, "_end_tokens", lambda _header: [1, 7])
     path = write_tiny_gguf("gemma3", tmp_path / "model.gguf")
     folder = converted_gguf(path, "float32")
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [1, 7]

@@ -14,7 +14,7 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 import acclimate
-from acclimate.inference.host_ranges import MOST, HostRanges
+from acclimate.inference.loading.host_ranges import MOST, HostRanges
 
 numbers = st.integers(-50, 50) | st.floats(-50, 50, allow_nan=False)
 

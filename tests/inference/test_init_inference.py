@@ -26,7 +26,7 @@ from acclimate.ops.inference.builder import CPUInferenceBuilder
 from rank_processes import RankProcesses, preload
 from shared_kernels import share_kernels
 
-preload("acclimate.inference.deferred_model", "transformers.models.auto.modeling_auto")
+preload("acclimate.inference.loading.deferred_model", "transformers.models.auto.modeling_auto")
 
 PROMPT = [[0, 5, 9, 17]]
 KINDS = ("llama", "gemma3", "gpt2", "mixtral", "deepseek_v3")
@@ -222,7 +222,7 @@ def keep(rank: int, folder: str) -> None:
 
 
 def load_while_a_file_changes(rank: int, folder: str, change: Damage) -> None:
-    from acclimate.inference import slices
+    from acclimate.inference.deferred import slices
 
     load_slice, loaded = slices.Slice.load, [0]
 

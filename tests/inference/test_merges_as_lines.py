@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="the extra `llm` is not installed")
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-from acclimate.inference.gguf_tokenizer import write_merges_as_lines
+from acclimate.inference.gguf.tokenizer import write_merges_as_lines
 
 
 def saved(tmp_path: Path, merges: list[tuple[str, str]]) -> Path:

@@ -20,9 +20,9 @@ from warm_processes import WarmProcesses
 import acclimate as acclimate_package
 from acclimate.cache import cache_root, publish_once
 from acclimate.errors import CacheWriteError, CorruptModelError, ModelNotFoundError
-from acclimate.inference.converted import write_manifest
-from acclimate.inference.folder import check_model_folder
-from acclimate.inference.gguf_convert import converted_gguf
+from acclimate.inference.files.converted import write_manifest
+from acclimate.inference.files.folder import check_model_folder
+from acclimate.inference.gguf.convert import converted_gguf
 from conftest import Run
 
 
@@ -158,7 +158,7 @@ def test_a_converted_model_that_seems_whole_but_does_not_load_is_made_again_once
     facts = {"source": "x", "dtype": "bfloat16", "converter": 0}
     write_manifest(folder, facts)  # as if nobody could tell
     assert acclimate_package.generate(PROMPT, model=tiny_gguf, max_new_tokens=3).tokens == first.tokens
-    monkeypatch.setattr("acclimate.inference.text.ConvertedTokenizer.__init__", lambda *_: 1 / 0)
+    monkeypatch.setattr("acclimate.inference.text.tokenizers.ConvertedTokenizer.__init__", lambda *_: 1 / 0)
     with pytest.raises(CorruptModelError, match="tokenizer"):  # and not for ever
         acclimate_package.generate(PROMPT, model=tiny_gguf, max_new_tokens=3)
 
@@ -167,11 +167,11 @@ def test_a_converted_model_that_seems_whole_but_does_not_load_is_made_again_once
 STUCK = """
 import sys, time
 from pathlib import Path
-from acclimate.inference import gguf_convert, gguf_safetensors
+from acclimate.inference.gguf import convert, safetensors
 def stop(tensor, region):
     print("writing", flush=True); time.sleep(600)
-gguf_safetensors.read = stop
-gguf_convert.converted_gguf(Path(sys.argv[1]), "bfloat16")
+safetensors.read = stop
+convert.converted_gguf(Path(sys.argv[1]), "bfloat16")
 """
 
 
@@ -251,7 +251,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     try:
         monkeypatch.setenv("ACCLIMATE_CACHE", str(disk / "cache"))
         if not foreseen:  # someone else fills the disk after we have asked how much is free
-            monkeypatch.setattr("acclimate.inference.gguf_convert._check_space", lambda *_: None)
+            monkeypatch.setattr("acclimate.inference.gguf.convert._check_space", lambda *_: None)
         done = acclimate(PROMPT, "--model", str(tiny_gguf), "--dtype", "bfloat16")
         assert_one_line_error(done, "no space left", str(disk))
         assert ("are needed" in done.stderr) == foreseen

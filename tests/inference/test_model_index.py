@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("transformers", reason="the extra `llm` is not installed")
 
-from acclimate.inference import model_index
+from acclimate.inference.startup import model_index
 
 IMPORTS = """
 import sys
-from acclimate.inference.model_index import kept_model_index
+from acclimate.inference.startup.model_index import kept_model_index
 reads = []
 if sys.argv[1] == "kept":
     import builtins

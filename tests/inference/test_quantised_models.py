@@ -23,13 +23,14 @@ from acclimate.errors import (
     QuantizationError,
     UnsupportedError,
 )
-from acclimate.inference import generate, load_model, packing
+from acclimate.inference import generate, load_model
 from acclimate.inference.decode import proof
-from acclimate.inference.deferred import deferred
-from acclimate.inference.gguf_header import read_gguf_header
-from acclimate.inference.gguf_index import read_index
-from acclimate.inference.gguf_tensors import block_rows
-from acclimate.inference.packed_modules import FewRowLinear, PackedLinear
+from acclimate.inference.deferred.tensors import deferred
+from acclimate.inference.gguf.header import read_gguf_header
+from acclimate.inference.gguf.index import read_index
+from acclimate.inference.gguf.tensors import block_rows
+from acclimate.inference.packing import packer
+from acclimate.inference.packing.modules import FewRowLinear, PackedLinear
 
 # Native kernels round inputs to 8 bits, which a tiny model of large random weights amplifies.
 ROUNDED_INPUTS = 0.15
@@ -67,7 +68,7 @@ def test_a_quantised_model_gives_the_logits_of_its_unpacked_weights(tiny_folder:
 def test_in_4_bits_what_loses_most_keeps_more(
     tiny_folder: Path, is_loaded: bool, short_row: int, others: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "_SHORT_ROW", short_row)
+    monkeypatch.setattr(packer, "_SHORT_ROW", short_row)
     plain = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32).eval()
     assert not plain.config.tie_word_embeddings
     model = acclimate.init_inference(plain if is_loaded else tiny_folder, quantize="int4")

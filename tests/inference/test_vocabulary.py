@@ -16,8 +16,8 @@ from tiny_models import TEXT
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
 
-from acclimate.inference.text import ConvertedTokenizer
-from acclimate.inference.vocabulary import (
+from acclimate.inference.text.tokenizers import ConvertedTokenizer
+from acclimate.inference.text.vocabulary import (
     FILE,
     MOST_CHARACTERS,
     UnsuitableError,

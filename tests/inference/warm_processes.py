@@ -148,10 +148,10 @@ def _serve(address: str) -> None:
     import transformers.models.gemma3.modeling_gemma3
     import transformers.models.llama.modeling_llama  # noqa: F401 - for the processes
 
-    import acclimate.inference.command
-    import acclimate.inference.generation
-    import acclimate.inference.gguf_tokenizer
-    import acclimate.inference.gguf_weights  # noqa: F401
+    import acclimate.inference.commands.generate
+    import acclimate.inference.generation.generate
+    import acclimate.inference.gguf.tokenizer
+    import acclimate.inference.gguf.weights  # noqa: F401
 
     torch.set_num_threads(1)  # a fork has one thread only
     gc.freeze()

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from acclimate.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from acclimate.inference.generation import Generation, GenerationInterrupted, generate
-    from acclimate.inference.initialize import init_inference, load_split_model
-    from acclimate.inference.loaded_model import LoadedModel
-    from acclimate.inference.loading import load_model
+    from acclimate.inference.generation.generate import Generation, GenerationInterrupted, generate
+    from acclimate.inference.loading.initialize import init_inference, load_split_model
+    from acclimate.inference.loading.load import load_model
+    from acclimate.inference.model.loaded_model import LoadedModel
 
 __all__ = [
     "Generation",
@@ -26,13 +26,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Generation": "acclimate.inference.generation",
-    "GenerationInterrupted": "acclimate.inference.generation",
-    "LoadedModel": "acclimate.inference.loaded_model",
-    "generate": "acclimate.inference.generation",
-    "init_inference": "acclimate.inference.initialize",
-    "load_model": "acclimate.inference.loading",
-    "load_split_model": "acclimate.inference.initialize",
+    "Generation": "acclimate.inference.generation.generate",
+    "GenerationInterrupted": "acclimate.inference.generation.generate",
+    "LoadedModel": "acclimate.inference.model.loaded_model",
+    "generate": "acclimate.inference.generation.generate",
+    "init_inference": "acclimate.inference.loading.initialize",
+    "load_model": "acclimate.inference.loading.load",
+    "load_split_model": "acclimate.inference.loading.initialize",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,0 +1,1 @@
+"""The commands of language models: ``acclimate generate``, ``bench`` and ``plan``."""

@@ -1,0 +1,217 @@
+"""``acclimate bench``: measures a model's speed, and compares it with this machine's memory bandwidth."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from acclimate.errors import AcclimateError, GenerationOptionError, excerpt
+from acclimate.inference.commands.request import (
+    MOST_RANKS,
+    add_quantize_option,
+    add_remote_code_option,
+    count,
+    messages,
+    options_given,
+    positional_given,
+)
+from acclimate.inference.packing.packer import check_scheme
+
+_MOST_TOKENS = 1 << 20
+_MOST_SEQUENCES = 1024
+_OPTIONS = (
+    "dtype", "quantize", "num_accelerators", "prompt_tokens", "new_tokens", "sequences", "json",
+    "trust_remote_code",
+)  # fmt: skip
+"""The options that are passed on to the ranks unchanged."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of ``acclimate bench``."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a folder, a .gguf file or a hub id; default: the demo model",
+    )
+    parser.add_argument("--dtype", metavar="auto|bfloat16|float16|float32", default="auto")
+    add_quantize_option(parser)
+    parser.add_argument(
+        "--num_accelerators",
+        "--num-accelerators",
+        metavar="N",
+        default="1",
+        help="number of processes; default 1",
+    )
+    parser.add_argument(
+        "--prompt-tokens", metavar="N", default="512", help="prompt tokens of all sequences; default 512"
+    )
+    parser.add_argument(
+        "--new-tokens", metavar="N", default="32", help="tokens to generate per sequence; default 32"
+    )
+    parser.add_argument(
+        "--sequences", metavar="N", default="8", help="batch size of the second measurement; default 8"
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the figures to a file")
+    add_remote_code_option(parser)
+    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns the exit code."""
+    ranks = count("num_accelerators", args.num_accelerators, MOST_RANKS)
+    prompt_tokens = count("prompt-tokens", args.prompt_tokens, _MOST_TOKENS)
+    new_tokens = count("new-tokens", args.new_tokens, _MOST_TOKENS)
+    sequences = count("sequences", args.sequences, _MOST_SEQUENCES)
+    check_scheme(args.quantize)
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        raise GenerationOptionError(
+            f"--json cannot write to '{excerpt(str(args.json))}': there is no such folder"
+        )
+    if ranks > 1 and not args.as_rank:
+        return _start_ranks(args, ranks)
+    return _measure(args, sequences, prompt_tokens, new_tokens)
+
+
+def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
+    from acclimate.launch.command import run_own_module
+    from acclimate.launch.plan.outcome import shell_code
+
+    outcome = run_own_module(
+        "acclimate.__main__",
+        ["bench", *options_given(args, *_OPTIONS), "--as-rank", *positional_given(args.model)],
+        num_accelerators=ranks,
+        core_list=None,
+        name="acclimate bench",
+    )
+    return shell_code(outcome.code)
+
+
+def _measure(args: argparse.Namespace, sequences: int, prompt_tokens: int, new_tokens: int) -> int:
+    if not args.as_rank:
+        from acclimate.inference.startup.lean_import import import_transformers
+
+        import_transformers()
+    from acclimate.inference.commands.benchmark import describe_weights, measure_read_bandwidth, measure_speed
+    from acclimate.inference.decode.loop import step_kind
+    from acclimate.inference.loading.initialize import load_split_model
+
+    first = int(os.environ.get("RANK", "0")) == 0
+    try:
+        with messages(logging.INFO if first else logging.ERROR):
+            loaded = load_split_model(
+                args.model,
+                dtype=args.dtype,
+                quantize=args.quantize,
+                trust_remote_code=args.trust_remote_code,
+            )
+            context = loaded.context_length
+            if context is not None and context < prompt_tokens + new_tokens + 1:
+                raise GenerationOptionError(
+                    f"the model's context of {context} tokens is too short for {prompt_tokens} prompt tokens "
+                    f"and {new_tokens} new tokens; choose fewer with --prompt-tokens and --new-tokens"
+                )
+    except AcclimateError as error:
+        if first or not getattr(error, "is_of_all_ranks", False):
+            raise
+        return 0
+    ranks = loaded.ranks
+    weights = describe_weights(loaded.module)
+    # Several sequences share the prompt's tokens: reading whole prompts would take most of the time.
+    speeds = [
+        measure_speed(loaded, batch, max(prompt_tokens // batch, 1), new_tokens) for batch in (1, sequences)
+    ]
+    # Measure the peak before the bandwidth test, whose buffer is not part of the model's memory.
+    peak = max(ranks.exchange(loaded.accelerator.max_memory_allocated()))
+    bandwidth = sum(ranks.exchange(measure_read_bandwidth(loaded)))
+    read = sum(ranks.exchange(weights.bytes_per_token))
+    report: dict[str, Any] = {
+        "model": loaded.folder.name,
+        "accelerator": loaded.accelerator.name,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "quantize": args.quantize,
+        "ranks": ranks.size,
+        "threads_per_rank": _threads(),
+        "parameters": loaded.parameters,
+        "load_seconds": loaded.load_seconds,
+        "peak_memory_bytes": peak,
+        "speeds": [
+            asdict(each) | {"prefill_tokens_per_second": each.prefill_tokens_per_second} for each in speeds
+        ],
+        "bytes_per_token": read,
+        "read_bytes_per_second": bandwidth,
+        "share_of_limit": speeds[0].decode_tokens_per_second * read / bandwidth,
+        "step": step_kind(loaded.module),
+        "kernels": weights.kernels,
+        "bytes_by_kernel": weights.bytes_by_kernel,
+        "stayed_dense": weights.stayed,
+    }
+    if first:
+        _show(report)
+        if args.json is not None:
+            args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _show(report: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 80, highlight=False)
+    several = f", {report['ranks']} ranks" if report["ranks"] > 1 else ""
+    console.print(
+        f"[bold]{report['model']}[/]: {report['parameters'] / 1e6:,.1f} M parameters, "
+        f"{report['quantize'] or report['dtype']}, {report['accelerator']}{several}, "
+        f"{report['threads_per_rank']} threads"
+    )
+    table = Table("sequences", "prompt", "first token", "prefill", "decode", box=None, pad_edge=False)
+    for column in table.columns:
+        column.justify = "right"
+    for speed in report["speeds"]:
+        table.add_row(
+            str(speed["batch"]),
+            f"{speed['prompt_tokens']} tokens",
+            f"{speed['first_token_seconds']:.3f} s",
+            f"{speed['prefill_tokens_per_second']:,.0f} tokens/s",
+            f"{speed['decode_tokens_per_second']:,.1f} tokens/s",
+        )
+    console.print(table)
+    limit = report["read_bytes_per_second"] / report["bytes_per_token"]
+    console.print(
+        f"A token reads {report['bytes_per_token'] / 1e6:,.0f} MB of weights. The memory bandwidth is "
+        f"{report['read_bytes_per_second'] / 1e9:.1f} GB/s, so the limit of one sequence is {limit:,.1f} "
+        f"tokens/s; the model reached {report['share_of_limit']:.0%} of it."
+    )
+    step = {
+        "native": "one call of native code",
+        "plain": "plain torch, without the model's modules",
+        "transformers": "the model's own modules, in transformers' loop",
+    }[report["step"]]
+    console.print(f"Each token is computed by {step}.")
+    console.print(
+        f"Loaded in {report['load_seconds']:.1f} s; peak memory {report['peak_memory_bytes'] / 1e9:.2f} GB"
+        + (" per rank." if report["ranks"] > 1 else ".")
+    )
+    kernels = Table("weights", "matrices", "MB", box=None, pad_edge=False)
+    kernels.columns[1].justify = kernels.columns[2].justify = "right"
+    for name, matrices in report["kernels"].items():
+        kernels.add_row(name, str(matrices), f"{report['bytes_by_kernel'][name] / 1e6:,.1f}")
+    console.print(kernels)
+    stayed = report["stayed_dense"]
+    for name, reason in list(stayed.items())[:8]:
+        console.print(f"{name} stays dense: {reason}", soft_wrap=False)
+    if len(stayed) > 8:
+        console.print(f"and {len(stayed) - 8} more stay dense")

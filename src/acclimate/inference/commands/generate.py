@@ -1,0 +1,123 @@
+"""``acclimate generate``: generates text with a language model.
+
+The text goes to stdout. Figures, progress and warnings go to stderr, so that
+``acclimate generate … > story.txt`` stores only the text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from acclimate.errors import AcclimateError, GenerationOptionError
+from acclimate.inference.commands.request import (
+    INTERRUPTED,
+    MOST_RANKS,
+    Display,
+    add_quantize_option,
+    add_remote_code_option,
+    count,
+    messages,
+    read_prompt,
+    read_request,
+)
+
+# The exit code a shell reports after SIGPIPE.
+_PIPE_CLOSED = 141
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of ``acclimate generate``."""
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue; - reads stdin")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="a folder, a .gguf file or a hub id; default: the demo model"
+    )
+    # Values are parsed later, so that a bad one gets the library's one-line message and not argparse's usage.
+    parser.add_argument("--max-new-tokens", metavar="N", default="100")
+    parser.add_argument("--dtype", metavar="auto|bfloat16|float16|float32", default="auto")
+    add_quantize_option(parser)
+    parser.add_argument(
+        "--temperature", metavar="T", default="0", help="0 always takes the most probable token; default 0"
+    )
+    parser.add_argument(
+        "--repetition-penalty", metavar="P", help="above 1, makes repeated tokens less probable"
+    )
+    parser.add_argument("--seed", metavar="S", help="makes sampling repeatable")
+    parser.add_argument(
+        "--num_accelerators",
+        "--num-accelerators",
+        metavar="N",
+        default="1",
+        help="split the model over N processes on this host, each with its own cores and memory; default 1",
+    )
+    parser.add_argument(
+        "--bind_core_list",
+        "--bind-core-list",
+        metavar="CORES",
+        help="with --num_accelerators: the cores to use, for example 0-51,56-107",
+    )
+    add_remote_code_option(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of streamed text")
+    # Passed to the ranks that this command starts: the width of the terminal on stderr, or 0, and whether
+    # stdout is a terminal.
+    parser.add_argument("--as-rank", type=int, metavar="COLUMNS", help=argparse.SUPPRESS)
+    parser.add_argument("--on-terminal", action="store_true", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Returns:
+        The exit code: 0, 2 after a user's error, 130 after Ctrl-C, 141 when the reader of stdout has gone.
+    """
+    if args.as_rank is not None:
+        from acclimate.inference.commands.generate_on_ranks import run_as_rank
+
+        return run_as_rank(args)
+    try:
+        ranks = count("num_accelerators", args.num_accelerators, MOST_RANKS)
+        if ranks > 1:
+            from acclimate.inference.commands.generate_on_ranks import start_ranks
+
+            return start_ranks(args, ranks)
+        if args.bind_core_list is not None:
+            raise GenerationOptionError("--bind_core_list needs --num_accelerators with a value of 2 or more")
+        with messages():
+            return _run_alone(args)
+    except AcclimateError as error:
+        sys.stderr.write(f"acclimate generate: error: {error}\n")
+        return 2
+    except BrokenPipeError:
+        # Python flushes stdout at exit, which would fail once more on the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+
+
+def _run_alone(args: argparse.Namespace) -> int:
+    display = Display(args.json, sys.stdout.isatty())
+    try:
+        request = read_request(args)
+        prompt = read_prompt(args.prompt)
+        # Here, so that Ctrl-C is handled from the start.
+        if request.model is None or os.path.exists(request.model):  # else reports the error without importing
+            from acclimate.inference.startup.lean_import import import_transformers
+
+            import_transformers()
+        from acclimate.inference.generation.generate import generate
+
+        display.begin(prompt)
+        result = generate(
+            prompt,
+            model=request.model,
+            dtype=request.dtype,
+            quantize=request.quantize,
+            trust_remote_code=request.trust_remote_code,
+            on_text=None if args.json else display.show,
+            **request.options,
+        )
+        display.finish(result)
+    except KeyboardInterrupt as interruption:
+        display.interrupt(interruption)
+        return INTERRUPTED
+    return 0

@@ -1,0 +1,1 @@
+"""Tensors that are read only when, and only where, their values are needed."""

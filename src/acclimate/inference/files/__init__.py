@@ -1,0 +1,1 @@
+"""Checks a model's files before anything is built from them, and opens them."""

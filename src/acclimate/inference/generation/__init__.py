@@ -1,0 +1,1 @@
+"""Generates text from a prompt, and stops all ranks at the same token on Ctrl-C."""

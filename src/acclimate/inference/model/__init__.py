@@ -1,0 +1,1 @@
+"""A loaded model: what it offers its user, and how a split one is saved."""

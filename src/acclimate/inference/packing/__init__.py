@@ -1,0 +1,1 @@
+"""Weights that stay quantised while the model computes with them."""
