@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 LONGEST_FIRST = (
     "tests/conformance/test_conformance.py",
     "tests/comm",
-    "tests/inference",
+    "tests/inference/",
     "extensions/acclimate-sim/tests/test_sim_folders.py",
     "tests/conformance/test_mutants.py",
     "tests/parallel",
@@ -47,7 +48,7 @@ LONGEST_FIRST = (
 """The parts of a run that start first, so that no process is left alone with one of them at the end.
 
 All tests of a file run in one process, as they share what is costly to make. So do all files of a folder that
-is named here, except those that are named themselves.
+is named here, and with a final slash those of the folders in it, except those that are named themselves.
 """
 
 _PLACES = {name: place for place, name in enumerate(LONGEST_FIRST)}
@@ -56,8 +57,9 @@ _PLACES = {name: place for place, name in enumerate(LONGEST_FIRST)}
 def part_of(nodeid: str) -> str:
     """The file or folder whose tests run in the process that runs this one."""
     file = nodeid.partition("::")[0]
-    folders = [file.rpartition("/")[0]] if file not in _PLACES else []
-    return next((folder for folder in folders if folder in _PLACES), file)
+    folders = [str(folder) for folder in PurePosixPath(file).parents]
+    names = (file, folders[0], *(f"{folder}/" for folder in folders))
+    return next((name for name in names if name in _PLACES), file)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import io
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("transformers", reason="the extra `llm` is not installed")
-pytest.importorskip("gguf", reason="the extra `llm` is not installed")
+# Not "gguf" alone, which would also find the folder of that name beside this file.
+pytest.importorskip("gguf.constants", reason="the extra `llm` is not installed")
 
+from generate_command import Run
 from tiny_models import save_tiny_model, write_tiny_gguf
 from warm_processes import WarmProcesses
 
 from acclimate.cli import main
 from shared_kernels import share_kernels
 from warm_python import WarmPython
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(autouse=True)
@@ -72,10 +71,6 @@ def warm(warm_python: WarmPython) -> Iterator[WarmProcesses]:
         processes = WarmProcesses()
     yield processes
     processes.close()
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "acclimate", "generate", *arguments]
 
 
 @pytest.fixture(autouse=True)

@@ -13,25 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
+from generate_command import PROMPT, Run, assert_one_line_error, command
 from tiny_models import CONTEXT
 from warm_processes import WarmProcesses
-
-from conftest import Run, command
-
-PROMPT = "The capital of France"
-
-
-def assert_one_line_error(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    lines = [line for line in done.stderr.splitlines() if "error:" in line]
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("acclimate generate: error: ")
-    assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1] == lines[0]
-    for word in words:
-        assert word in lines[0]
-
 
 # -- a run that works ------------------------------------------------------------------------------
 

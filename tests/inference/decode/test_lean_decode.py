@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "parallel"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "parallel"))
 
 from architectures import tiny_model
 from transformers import TextStreamer

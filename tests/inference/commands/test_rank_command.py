@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
+from generate_command import command
 
-from conftest import command
 from rank_processes import named_memory
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from generate_command import PROMPT, Run, assert_one_line_error
 from safetensors.torch import load_file, save_file
-from test_command import PROMPT, assert_one_line_error
 from tiny_models import save_tiny_model
 from warm_processes import WarmProcesses
 
@@ -20,7 +20,6 @@ import acclimate
 from acclimate.errors import AcclimateError, CorruptModelError, GenerationOptionError, ModelNotFoundError
 from acclimate.inference import load_model
 from acclimate.inference.files.folder import check_model_folder
-from conftest import Run
 
 Damage = Callable[[Path], None]
 

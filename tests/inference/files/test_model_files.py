@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_command import PROMPT, assert_one_line_error
+from generate_command import PROMPT, Run, assert_one_line_error
 from tiny_models import save_tiny_model
 from warm_processes import WarmProcesses
 
@@ -23,7 +23,6 @@ from acclimate.errors import CacheWriteError, CorruptModelError, ModelNotFoundEr
 from acclimate.inference.files.converted import write_manifest
 from acclimate.inference.files.folder import check_model_folder
 from acclimate.inference.gguf.convert import converted_gguf
-from conftest import Run
 
 
 @pytest.fixture

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_command import PROMPT, assert_one_line_error
+from generate_command import PROMPT, Run, assert_one_line_error
 
 import acclimate
 from acclimate.errors import RemoteCodeError
-from conftest import Run
 
 CONFIG = """
 from pathlib import Path
