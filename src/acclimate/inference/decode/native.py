@@ -52,7 +52,7 @@ class NativeDecoder:
         self.decoder = decoder
         share = decoder.share
         self.exchange = None if share is None else Exchange(share)
-        writer = _Writer(decoder, 0 if self.exchange is None else self.exchange.address)
+        writer = _ProgramWriter(decoder, 0 if self.exchange is None else self.exchange.address)
         writer.decoder(decoder)
         self._kept = writer.kept
         program = torch.tensor(writer.numbers, dtype=torch.int64)
@@ -174,7 +174,7 @@ def _head_width(decoder: Decoder) -> int:
     return share.head_widths[share.ranks.rank]
 
 
-class _Writer:
+class _ProgramWriter:
     """Writes a description in the order of ``decode_program.h``."""
 
     def __init__(self, decoder: Decoder, exchange: int) -> None:

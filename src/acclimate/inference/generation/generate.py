@@ -132,7 +132,7 @@ def generate(
             failures.append(error)
             raise
 
-    recorder = _Recorder(TextStream(loaded.tokenizer, tokens, deliver))
+    recorder = _TokenRecorder(TextStream(loaded.tokenizer, tokens, deliver))
     reason = "context" if limit < max_new_tokens else "length"
     try:
         with (
@@ -156,7 +156,7 @@ def generate(
 
 
 @dataclass
-class _Recorder:
+class _TokenRecorder:
     """Receives each token from transformers, whose ``generate`` calls ``put`` and ``end``."""
 
     stream: TextStream
@@ -190,7 +190,7 @@ def _run(
     temperature: float,
     seed: int | None,
     repetition_penalty: float | None,
-    recorder: _Recorder,
+    recorder: _TokenRecorder,
 ) -> frozenset[int]:
     """Runs the model and returns its end tokens.
 
@@ -310,7 +310,7 @@ def _new_token_limit(loaded: LoadedModel, tokens: list[int], max_new_tokens: int
     return min(room, max_new_tokens)
 
 
-def _result(loaded: LoadedModel, prompt: list[int], recorder: _Recorder, reason: str) -> Generation:
+def _result(loaded: LoadedModel, prompt: list[int], recorder: _TokenRecorder, reason: str) -> Generation:
     count, span = len(recorder.tokens), recorder.last_at - recorder.first_at
     return Generation(
         text=recorder.stream.text,

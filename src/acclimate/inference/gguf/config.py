@@ -2,8 +2,8 @@
 
 transformers' own reader uses some keys, and leaves the others at the defaults of its config classes, which
 are the values of one checkpoint. A file with another rotary width, window or scaling then loads, but
-generates nonsense. Here each key of the architecture is used, ignored because it has no effect, or refused by
-name.
+generates nonsense. Here keys of the architecture become fields of the config, and
+``metadata.py`` refuses by name a key that was not read, unless it has no effect.
 """
 
 from __future__ import annotations

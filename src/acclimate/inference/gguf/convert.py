@@ -2,7 +2,7 @@
 
 Loading a GGUF file through transformers is slow at each start: it derives merges from the vocabulary and
 unpacks each tensor in one piece. Here the config comes from the file's own keys (``config.py``), the
-tokenizer from transformers (``tokenizer.py``), and tensors are unpacked in blocks (``weights.py``).
+tokenizer from transformers (``tokenizer.py``), and tensors are unpacked in blocks (``tensors.py``).
 A file that cannot be converted to exactly its model is refused before the first block.
 
 Each dtype gets its own folder. Each value is unpacked to float32 and rounded once, so ``bfloat16`` loads half

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from acclimate.errors import CorruptModelError
 from acclimate.inference.gguf.config import ARCHITECTURES
 from acclimate.inference.gguf.header import GGUFHeader, TensorEntry
-from acclimate.inference.gguf.weights import Part, Placement
+from acclimate.inference.gguf.weights import Placement, TensorRows
 from acclimate.inference.quiet import first_line
 
 if TYPE_CHECKING:
@@ -70,11 +70,11 @@ def read_index(folder: Path, path: Path, dtype: torch.dtype) -> tuple[GGUFFile, 
 
 def _placement(fields: dict[str, Any]) -> Placement:
     return Placement(
-        fields["parameter"], tuple(fields["shape"]), tuple(_part(each) for each in fields["parts"])
+        fields["parameter"], tuple(fields["shape"]), tuple(_tensor_rows(each) for each in fields["parts"])
     )
 
 
-def _part(fields: dict[str, Any]) -> Part:
+def _tensor_rows(fields: dict[str, Any]) -> TensorRows:
     source = fields["source"]
     entry = TensorEntry(source["name"], tuple(source["shape"]), source["ggml_type"], source["offset"])
-    return Part(entry, fields["first"], fields["count"])
+    return TensorRows(entry, fields["first"], fields["count"])

@@ -1,4 +1,4 @@
-"""Reads the keys of a GGUF file's architecture, checks their types, and reports keys that were not read."""
+"""Reads the keys of a GGUF file's architecture, checks their types, and refuses keys that were not read."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorRows:
     """Some rows of one tensor in the file."""
 
     source: TensorEntry
@@ -37,7 +37,7 @@ class Placement:
 
     parameter: str
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[TensorRows, ...]
 
 
 def stored_bytes(path: Path, tensor: TensorEntry) -> tuple[int, GGMLQuantizationType]:
@@ -147,21 +147,21 @@ def _sources(parameter: str, names: Any) -> list[str]:
 
 def _parts(
     header: GGUFHeader, parameter: str, shape: tuple[int, ...], sources: list[TensorEntry]
-) -> tuple[Part, ...]:
+) -> tuple[TensorRows, ...]:
     rows = [prod(source.shape[:-1]) for source in sources]
     if norm := _HEAD_NORM.search(parameter):  # all heads' norms are one tensor
         head = int(norm[2])
         _require_shape(header, sources[0], head < rows[0] and sources[0].shape[1:] == shape, shape)
-        return (Part(sources[0], head, 1),)
+        return (TensorRows(sources[0], head, 1),)
     if len(sources) == 1:
         fits = _without_ones(sources[0].shape) == _without_ones(shape)
         _require_shape(header, sources[0], fits, shape)
-        return (Part(sources[0], 0, rows[0]),)
+        return (TensorRows(sources[0], 0, rows[0]),)
     experts, both, width = shape  # gate and up of each expert are one matrix
     each = both // len(sources)
     for source in sources:
         _require_shape(header, source, source.shape == (experts, each, width), (experts, each, width))
-    return tuple(Part(source, expert * each, each) for expert in range(experts) for source in sources)
+    return tuple(TensorRows(source, expert * each, each) for expert in range(experts) for source in sources)
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
