@@ -55,6 +55,14 @@ def test_flags_of_one_source_are_given_to_that_source_only(workshop: Workshop) -
     }
 
 
+def write(path: Path, text: str, *, later_s: int) -> None:
+    """Writes a file as if so many seconds had passed: Python takes its bytecode of a module of the same size
+    and second for current."""
+    path.write_text(text)
+    now = path.stat().st_mtime
+    os.utime(path, (now, now + later_s))
+
+
 @pytest.mark.parametrize("change", ["source", "header", "flag", "compiler"])
 def test_a_change_of(change: str, workshop: Workshop) -> None:
     """A change of any of these rebuilds the op, and going back finds the first library again."""
@@ -70,11 +78,11 @@ def test_a_change_of(change: str, workshop: Workshop) -> None:
         ),
     }[change]
     before = changed.read_text()
-    changed.write_text(before.replace(old, new))
+    write(changed, before.replace(old, new), later_s=2)
     answer = 42 if change == "compiler" else 43
     assert workshop.run(LOAD_TINY).told == {"answers": [answer]}
     assert len(workshop.libraries()) == 2
-    changed.write_text(before)
+    write(changed, before, later_s=4)
     assert workshop.run(LOAD_TINY).told == {"answers": [42]}
     assert len(workshop.compiled()) == 4
 
