@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from acclimate.parallel.fit import TOLERANCE
+from acclimate.parallel.shares import even_shares, kernel_multiple
 from acclimate.parallel.trace import Trace, detached
-from acclimate.parallel.units import even_shares, kernel_multiple
 
 MOST_TRIALS = 512
 LARGE = 1 << 26

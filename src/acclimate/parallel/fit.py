@@ -17,35 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from acclimate.parallel.regions import Region
+from acclimate.parallel.shares import even_shares, kernel_multiple
 from acclimate.parallel.trace import Trace
-from acclimate.parallel.units import Unit, even_shares, kernel_multiple
+from acclimate.parallel.units import Unit
 
 MOST_TRIALS = 256
 TOLERANCE = 1e-4
 Indices = tuple[int, ...]
-
-
-@dataclass
-class Region:
-    """A sink, the sources whose outputs only it depends on, and the other modules that reach it."""
-
-    block: str
-    sink: str
-    sources: list[str]
-    whole: list[str]
-    """Linear modules that stay whole and also reach the sink."""
-    norms: dict[str, str] = field(default_factory=dict)
-    """Normalizations over all columns, each with its source."""
-    through: list[str] = field(default_factory=list)
-    """Normalizations over all columns between the sources and the sink, whose statistics ranks sum."""
-    twins: list[str] = field(default_factory=list)
-    """Linear modules that get the same input as the sink."""
-    units: list[Unit] = field(default_factory=list)
-    parameters: list[str] = field(default_factory=list)
-
-    def leaf(self, source: str) -> str:
-        """Returns the module whose output stands for a source's: its normalization, or the source itself."""
-        return next((norm for norm, of in self.norms.items() if of == source), source)
 
 
 @dataclass

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from acclimate.parallel.attributes import set_attribute
 from acclimate.parallel.collectives import Ranks, copy_to_ranks, gather_columns, sum_over_ranks
-from acclimate.parallel.norms import normalize
+from acclimate.parallel.norm_formulas import normalize
 from acclimate.parallel.randomness import RankRandomness
-from acclimate.parallel.split import Change, Ranges, Split
-from acclimate.parallel.trace import set_attribute
+from acclimate.parallel.split import Change, Ranges, Split, shard
 
 
 def change_module(module: nn.Module, change: Change, ranks: Ranks, randomness: RankRandomness) -> None:
@@ -226,8 +226,6 @@ def place_shard(
             )
             module.register_buffer(name, zeros, persistent=False)
         return
-    from acclimate.parallel.split import shard
-
     with torch.no_grad():
         part = (
             torch.empty(shape, dtype=whole.dtype, device="meta")

@@ -14,15 +14,16 @@ from torch import Tensor, nn
 from acclimate.errors import BlockError, PlanError
 from acclimate.parallel.direct_use import names_weights
 from acclimate.parallel.experts import ExpertLayout
-from acclimate.parallel.fit import Layout, Region
+from acclimate.parallel.fit import Layout
 from acclimate.parallel.inner_models import entries_of, inside, joined, unreached_models
-from acclimate.parallel.norms import formula_of
+from acclimate.parallel.norm_formulas import formula_of
 from acclimate.parallel.reasons import kind_of, parents_of, reasons_of, refusal
+from acclimate.parallel.regions import Region
+from acclimate.parallel.shares import even_shares
 from acclimate.parallel.split import Change, Kind, Plan, Ranges, Source, Split, ranges, shard
 from acclimate.parallel.structure import Structure, find_structure
 from acclimate.parallel.trace import Trace
 from acclimate.parallel.trace_attempts import traced
-from acclimate.parallel.units import even_shares
 from acclimate.parallel.verify import verify_plan
 from acclimate.parallel.vocabulary import splits_by_tokens
 from acclimate.parallel.wishes import Wish, wishes_of_model, wishes_of_user

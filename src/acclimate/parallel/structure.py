@@ -11,8 +11,9 @@ from torch import Tensor
 
 from acclimate.parallel.branches import reads_numbers
 from acclimate.parallel.experts import ExpertLayout, lay_out_experts
-from acclimate.parallel.fit import Layout, Region, holds_for, lay_out
+from acclimate.parallel.fit import Layout, holds_for, lay_out
 from acclimate.parallel.norms import norms_between, wide_norms
+from acclimate.parallel.regions import Region
 from acclimate.parallel.trace import Trace
 from acclimate.parallel.units import Unit, find_units
 

@@ -20,6 +20,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
 from acclimate.errors import PlanError, TraceError
+from acclimate.parallel.attributes import set_attribute
 from acclimate.parallel.direct_use import CalledLinears
 from acclimate.parallel.made_up import made_up_inputs, richer_inputs, tokens_for
 from acclimate.parallel.state import as_given, fresh
@@ -482,17 +483,3 @@ class Trace:
 def detached(values: Any) -> Any:
     """Returns nested values with all tensors detached."""
     return pytree.tree_map(lambda each: each.detach() if isinstance(each, Tensor) else each, values)
-
-
-def set_attribute(module: nn.Module, attribute: str, value: Any) -> Callable[[], None]:
-    """Sets an attribute of a module, or of a copy of its configuration; returns a function that undoes it."""
-    owner, _, last = attribute.rpartition(".")
-    if not owner:
-        before = getattr(module, attribute)
-        setattr(module, attribute, value)
-        return lambda: setattr(module, attribute, before)
-    whole = getattr(module, owner)
-    own = copy.copy(whole)
-    setattr(own, last, value)
-    setattr(module, owner, own)
-    return lambda: setattr(module, owner, whole)

@@ -7,7 +7,6 @@ columns that they depend on: a query head with its key and value head, or one co
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -135,20 +134,3 @@ def _smallest_unit(seen: list[frozenset[int]]) -> frozenset[int] | None:
         if sum(not each <= members for each in seen) <= MOST_SHARED * len(seen):
             return members
     return None
-
-
-def even_shares(count: int, size: int, multiple: int = 1) -> list[range]:
-    """Divides ``count`` consecutive items among ranks as evenly as possible.
-
-    All shares except one are multiples of ``multiple``.
-    """
-    blocks, rest = divmod(count, multiple)
-    counts = [(blocks // size + (rank < blocks % size)) * multiple for rank in range(size)]
-    counts[min(range(size), key=lambda rank: (counts[rank], rank))] += rest
-    stops = list(itertools.accumulate(counts))
-    return [range(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
-
-
-def kernel_multiple(count: int, size: int) -> int:
-    """Returns a multiple of columns that suits kernels, or 1 if it would make the ranks too uneven."""
-    return next((each for each in (64, 32, 16, 8) if count // each >= 4 * size and count % each == 0), 1)
