@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
 from acclimate.errors import PlanError, TraceError
 from acclimate.parallel.attributes import set_attribute
 from acclimate.parallel.direct_use import CalledLinears
+from acclimate.parallel.linear_modules import embeddings, expert_weights, weight_of
 from acclimate.parallel.made_up import made_up_inputs, richer_inputs, tokens_for
 from acclimate.parallel.state import as_given, fresh
 
@@ -67,93 +67,6 @@ class Replay:
     outputs: Mapping[str, Tensor]
     seen: dict[str, list[Tensor]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-
-
-def weight_of(module: nn.Module) -> tuple[int, int] | None:
-    """Returns the dimensions of a linear module's weight that are its columns (outputs) and rows (inputs)."""
-    own = dict(module.named_parameters(recurse=False))
-    if "weight" not in own or own["weight"].dim() != 2 or not set(own) <= {"weight", "bias"}:
-        return None
-    if any(True for _ in module.children()) or isinstance(module, nn.Embedding):
-        return None
-    if type(module).forward is nn.Linear.forward and "forward" not in vars(module):
-        return (0, 1)
-    return _tried_weight(module)
-
-
-def _tried_weight(module: nn.Module) -> tuple[int, int] | None:
-    """Like ``weight_of`` for a module with its own forward: runs a small copy and compares."""
-    whole = tuple(module.weight.shape)  # type: ignore[arg-type]
-    shape = (5, 7)
-    small = copy.copy(module)
-    if "forward" in vars(module):  # set on this module alone, as Accelerate's hooks are; may belong to it
-        kept = {id(p): p for p in module.parameters()}
-        with contextlib.suppress(Exception):  # a module that cannot be copied does not count as linear
-            small = copy.deepcopy(module, kept)
-    small._parameters = dict(module._parameters)
-    small._forward_pre_hooks = type(small._forward_pre_hooks)()
-    small._forward_hooks = type(small._forward_hooks)()
-    random = torch.Generator().manual_seed(0)
-    weight = torch.rand(shape, generator=random)
-    small._parameters["weight"] = nn.Parameter(weight)
-    for columns, rows in ((0, 1), (1, 0)):
-        inputs = torch.rand(2, 3, shape[rows], generator=random)
-        expected = inputs @ (weight.T if rows == 1 else weight)
-        if module._parameters.get("bias") is not None:
-            bias = torch.rand(shape[columns], generator=random)
-            small._parameters["bias"] = nn.Parameter(bias)
-            expected = expected + bias
-        for name, value in vars(module).items():
-            if isinstance(value, int) and not isinstance(value, bool) and value in whole:
-                small.__dict__[name] = shape[columns] if value == whole[columns] else shape[rows]
-        # A forward may raise anything; a module that fails here does not count as linear.
-        with contextlib.suppress(Exception), torch.no_grad():
-            found = small(inputs)
-            is_same = isinstance(found, Tensor) and found.shape == expected.shape
-            if is_same and torch.allclose(found, expected):
-                return columns, rows
-    return None
-
-
-def expert_weights(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Returns the weights of a module that holds many experts, by name; none for any other module."""
-    if isinstance(module, _ConvNd):
-        return {}
-    if any(
-        name.endswith("weight") and p.dim() == 2
-        for c in module.children()
-        for name, p in c.named_parameters()
-    ):
-        return {}  # linear modules in it are split themselves
-    own = {n: p for n, p in module.named_parameters(recurse=False) if p.dim() == 3 and p.shape[0] > 1}
-    return own if len(own) > 1 and len({p.shape[0] for p in own.values()}) == 1 else {}
-
-
-def _end(model: nn.Module, getter: str) -> Any:
-    """Returns the embedding or output head that a model, or its first inner model, names."""
-    for module in model.modules():
-        # Some models lack one of them, and some return a list.
-        with contextlib.suppress(NotImplementedError, AttributeError):
-            found = getattr(module, getter)()
-            if isinstance(found, nn.Module):
-                return found
-    return None
-
-
-def embeddings(model: nn.Module) -> tuple[list[str], str | None]:
-    """Returns the names of the vocabulary's embeddings, and of the output head."""
-    inputs, head = _end(model, "get_input_embeddings"), _end(model, "get_output_embeddings")
-    # A decoder may have its own table, which it shares with the head.
-    weights = (getattr(each, "weight", None) for each in (inputs, head))
-    shared = {id(each) for each in weights if each is not None}
-    first, last = [], None
-    for name, module in model.named_modules(remove_duplicate=False):
-        is_embedding = isinstance(module, nn.Embedding)
-        if is_embedding and (module is inputs or id(module.weight) in shared):
-            first.append(name)
-        elif isinstance(head, nn.Module) and module is head and weight_of(module) is not None:
-            last = name
-    return first, last
 
 
 class Trace:

@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import threading
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,63 +14,13 @@ from torch.utils import _pytree as pytree
 
 from acclimate.errors import BlockError
 from acclimate.parallel.apply import apply_plan
+from acclimate.parallel.planned_blocks import kinds_of_blocks
 from acclimate.parallel.recorded_calls import Steps, calls_of_other_shapes, first_call, generation_steps
 from acclimate.parallel.split import Plan
+from acclimate.parallel.thread_ranks import on_threads
 from acclimate.parallel.trace import Trace
 
 TOLERANCE = 1e-4
-TIMEOUT_S = 300.0
-
-
-class ThreadRanks:
-    """One rank's view of ranks that are threads of this process."""
-
-    def __init__(self, rank: int, size: int, barrier: threading.Barrier, slots: list[Tensor | None]) -> None:
-        self.rank, self.size = rank, size
-        self._barrier, self._slots = barrier, slots
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sums a tensor over the ranks, in place, and returns it."""
-        with torch.no_grad():
-            return tensor.copy_(torch.stack(self._exchange(tensor)).sum(0))
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        """Returns each rank's tensor, stacked along a new first dimension."""
-        with torch.no_grad():
-            return torch.stack(self._exchange(tensor))
-
-    def _exchange(self, tensor: Tensor) -> list[Tensor]:
-        self._slots[self.rank] = tensor
-        self._barrier.wait()
-        found = [each.clone() for each in self._slots if each is not None]
-        self._barrier.wait()
-        return found
-
-
-def on_threads(size: int, work: Callable[[ThreadRanks], Any]) -> list[Any]:
-    """Runs a function on each of ``size`` thread ranks; returns the results, or raises the first error."""
-    barrier = threading.Barrier(size, timeout=TIMEOUT_S)
-    slots: list[Tensor | None] = [None] * size
-    found: list[Any] = [None] * size
-    errors: list[BaseException] = []
-    grad = torch.is_grad_enabled()
-
-    def run(rank: int) -> None:
-        try:
-            with torch.set_grad_enabled(grad):
-                found[rank] = work(ThreadRanks(rank, size, barrier, slots))
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            errors.append(error)
-            barrier.abort()
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
-    return found
 
 
 def verify_plan(trace: Trace, plan: Plan) -> None:
@@ -83,7 +29,7 @@ def verify_plan(trace: Trace, plan: Plan) -> None:
     Raises:
         BlockError: a block gives another result when it is split.
     """
-    kinds = _kinds_of_blocks(trace, plan)
+    kinds = kinds_of_blocks(trace, plan)
     names = [name for name, _ in kinds]
     calls = {"": {name: first_call(trace, name) for name in names}}
     calls |= calls_of_other_shapes(trace, names)
@@ -114,68 +60,6 @@ def _is_same_in_double(whole: nn.Module, name: str, plan: Plan, steps: Steps) ->
 
 def _advice(name: str) -> str:
     return f'Keep it whole with the mapping {{"{name}.*": "replicated"}}, or use one rank.'
-
-
-def _kinds_of_blocks(trace: Trace, plan: Plan) -> list[tuple[str, Plan]]:
-    """Returns one block of each kind with its part of the plan."""
-    seen: set[object] = set()
-    found = []
-    for name in blocks_of(trace, plan):
-        inner = part_of_plan(plan, name)
-        splits = tuple((n, s.shape, s.parts) for n, s in inner.splits.items())
-        kind = (type(trace.modules[name]), splits, str(inner.modules))
-        if inner.modules and kind not in seen:
-            seen.add(kind)
-            found.append((name, inner))
-    return found
-
-
-def blocks_of(trace: Trace, plan: Plan) -> list[str]:
-    """Returns the layers (outermost modules in lists), and the other modules that hold changes."""
-    found: list[str] = []
-    for name, module in trace.modules.items():
-        if isinstance(module, nn.ModuleList) and not any(name.startswith(f"{each}.") for each in found):
-            found += [
-                f"{name}.{key}" for key, _ in module.named_children() if f"{name}.{key}" in trace.blocks
-            ]
-    ends = {*trace.vocabulary, trace.head}
-    members: dict[str, list[str]] = {}
-    for name, change in plan.modules.items():
-        members.setdefault(change.region or name, []).append(name)
-    for name, change in plan.modules.items():
-        if name in ends or any(name.startswith(f"{each}.") for each in found):
-            continue
-        parts = name.split(".")
-        above = [".".join(parts[:count]) for count in range(1, len(parts))]
-        lists = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-        holders = [
-            each
-            for each in above
-            if each in trace.blocks
-            and not isinstance(trace.modules[each], lists)
-            and all(other.startswith(f"{each}.") for other in members[change.region or name])
-        ]
-        # Embeddings are not compared: they would need valid tokens as input.
-        small = [h for h in holders if not any(str(end).startswith(f"{h}.") for end in ends)]
-        found += (small or holders)[:1]
-    return found
-
-
-def part_of_plan(plan: Plan, block: str) -> Plan:
-    """Returns the plan of one block, with names relative to it."""
-
-    def inside(name: str) -> bool:
-        return name.startswith(f"{block}.") or name == block
-
-    at = len(block) + 1
-    return Plan(
-        plan.size,
-        {n[at:]: s for n, s in plan.splits.items() if inside(n)},
-        {n[at:]: s for n, s in plan.source.items() if inside(n)},
-        {n[at:]: replace(c, region=c.region[at:]) for n, c in plan.modules.items() if inside(n)},
-        {n[at:]: o[at:] for n, o in plan.shared.items() if inside(n)},
-        frozenset(n[at:] for n in plan.partial if inside(n)),
-    )
 
 
 def difference(
