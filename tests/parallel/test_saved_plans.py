@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import types
@@ -16,7 +17,7 @@ import pytest
 from architectures import meta_model
 from torch import nn
 
-from acclimate.parallel import make_plan
+from acclimate.parallel import make_plan, saved_plans
 from acclimate.parallel.saved_plans import load_plan, plan_key, save_plan
 from warm_python import WarmPython
 
@@ -142,6 +143,21 @@ def test_a_change_of_code_or_model_has_a_key_of_its_own(
         change(changed, patch)
         assert plan_key(changed, 2, None) != before
     assert plan_key(meta_model("llama"), 2, None) == before
+
+
+def test_a_change_of_any_of_our_files_has_a_key_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = tmp_path / "parallel"
+    shutil.copytree(Path(saved_plans.__file__).parent, room, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(saved_plans, "__file__", str(room / "saved_plans.py"))
+    model = nn.Linear(2, 2)
+    keys = [plan_key(model, 2, None)]
+    for path in sorted(room.rglob("*.py")):
+        path.write_text(path.read_text() + "# changed\n")
+        keys.append(plan_key(model, 2, None))
+    assert len(keys) > 2
+    assert len(set(keys)) == len(keys)
 
 
 def test_ranks_and_the_users_mapping_have_keys_of_their_own() -> None:

@@ -88,8 +88,9 @@ def plan_key(model: nn.Module, size: int, user: Mapping[str, Any] | None) -> str
     said.add((size, user, torch.__version__, sys.version, platform.machine()))
     said.add(getattr(sys.modules.get("transformers"), "__version__", None))
     said.add_file("torch.nn.functional")
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        said.add((path.name, path.read_bytes()))
+    room = Path(__file__).parent
+    for path in sorted(room.rglob("*.py")):
+        said.add((path.relative_to(room).as_posix(), path.read_bytes()))
     tensors: dict[int, str] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         said.add(prefix)
