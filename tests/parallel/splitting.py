@@ -12,7 +12,7 @@ from torch import nn
 
 from acclimate.parallel import Plan, apply_plan, gather, make_plan
 from acclimate.parallel.apply import put_together
-from acclimate.parallel.thread_ranks import ThreadRanks, on_threads
+from acclimate.parallel.verify.thread_ranks import ThreadRanks, on_threads
 
 NEW_TOKENS = 12
 

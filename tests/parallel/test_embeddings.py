@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.parallel import Plan, apply_plan, make_plan
-from acclimate.parallel.thread_ranks import ThreadRanks, on_threads
+from acclimate.parallel.verify.thread_ranks import ThreadRanks, on_threads
 
 
 class Model(nn.Module):

@@ -20,7 +20,7 @@ from splitting import own_parameters
 
 from acclimate.errors import PlanError
 from acclimate.parallel import Plan, apply_plan, make_plan
-from acclimate.parallel.thread_ranks import ThreadRanks, on_threads
+from acclimate.parallel.verify.thread_ranks import ThreadRanks, on_threads
 
 TEXT = {
     "vocab_size": 160, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,

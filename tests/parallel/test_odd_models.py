@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from acclimate.errors import PlanError
 from acclimate.parallel import apply_plan, make_plan
 from acclimate.parallel.apply import gather_tensors
-from acclimate.parallel.thread_ranks import ThreadRanks, on_threads
+from acclimate.parallel.verify.thread_ranks import ThreadRanks, on_threads
 
 SHAPES = ((2, 5), (1, 1), (2, 1), (1, 40), (3, 17))
 

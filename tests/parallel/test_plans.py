@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from acclimate.errors import PlanError
 from acclimate.parallel import Split, make_plan, shard
 from acclimate.parallel.apply import apply_plan, gather_tensors, put_together
-from acclimate.parallel.thread_ranks import ThreadRanks, on_threads
 from acclimate.parallel.training import clip_grad_norm
+from acclimate.parallel.verify.thread_ranks import ThreadRanks, on_threads
 
 
 class Perceptron(nn.Module):

@@ -14,7 +14,7 @@ from rank_process import row
 
 from rank_processes import RankProcesses, preload
 
-preload("acclimate.parallel.plan", "transformers.models.qwen3_moe.modeling_qwen3_moe")
+preload("acclimate.parallel.planning.make_plan", "transformers.models.qwen3_moe.modeling_qwen3_moe")
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from acclimate.parallel.apply import gather_tensors
 from acclimate.parallel.training import clip_grad_norm
 from rank_processes import RankProcesses, preload
 
-preload("acclimate.parallel.plan", "transformers.models.qwen3.modeling_qwen3")
+preload("acclimate.parallel.planning.make_plan", "transformers.models.qwen3.modeling_qwen3")
 
 
 @pytest.fixture(scope="module")

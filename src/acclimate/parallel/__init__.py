@@ -11,7 +11,7 @@ from acclimate.lazy import lazy_names
 
 if TYPE_CHECKING:
     from acclimate.parallel.apply import apply_plan, gather
-    from acclimate.parallel.plan import make_plan
+    from acclimate.parallel.planning.make_plan import make_plan
     from acclimate.parallel.split import Plan, Split, shard
 
 __all__ = ["Plan", "Split", "apply_plan", "gather", "make_plan", "shard"]
@@ -21,7 +21,7 @@ _HOMES = {
     "Split": "acclimate.parallel.split",
     "apply_plan": "acclimate.parallel.apply",
     "gather": "acclimate.parallel.apply",
-    "make_plan": "acclimate.parallel.plan",
+    "make_plan": "acclimate.parallel.planning.make_plan",
     "shard": "acclimate.parallel.split",
 }
 

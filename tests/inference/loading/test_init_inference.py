@@ -128,7 +128,7 @@ def load_without_planning(rank: int, folder: str, **options: Any) -> list[int]:
         raise RuntimeError("planned anew")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("acclimate.parallel.plan.make_plan", make_plan)
+        patch.setattr("acclimate.parallel.planning.make_plan.make_plan", make_plan)
         return generate_tokens(acclimate.init_inference(folder, dtype="float32", **options))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.inference.decode.description import NotRepresentedError, Share
-from acclimate.parallel.linear_modules import weight_of
+from acclimate.parallel.tracing.linear_modules import weight_of
 
 
 def packed_weight(module: nn.Module) -> Any:

@@ -388,7 +388,7 @@ def _make_plan(
     """
     if ranks.size == 1:
         return None
-    from acclimate.parallel.plan import make_plan
+    from acclimate.parallel.planning.make_plan import make_plan
     from acclimate.parallel.saved_plans import load_plan, plan_key, save_plan
 
     plan = None

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from acclimate.errors import PlanError, TraceError
-from acclimate.parallel.attributes import set_attribute
-from acclimate.parallel.direct_use import CalledLinears
-from acclimate.parallel.linear_modules import embeddings, expert_weights, weight_of
-from acclimate.parallel.made_up import made_up_inputs, richer_inputs, tokens_for
-from acclimate.parallel.state import as_given, fresh
+from acclimate.parallel.layers.attributes import set_attribute
+from acclimate.parallel.tracing.arguments import as_given, fresh
+from acclimate.parallel.tracing.linear_modules import embeddings, expert_weights, weight_of
+from acclimate.parallel.tracing.random_inputs import made_up_inputs, richer_inputs, tokens_for
+from acclimate.parallel.tracing.weight_access import CalledLinears
 
 Record = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
 """Receives the name and the arguments of a block that is called."""

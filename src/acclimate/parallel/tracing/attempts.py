@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from acclimate.errors import TraceError
-from acclimate.parallel.made_up import richer_inputs
-from acclimate.parallel.trace import Trace
+from acclimate.parallel.tracing.random_inputs import richer_inputs
+from acclimate.parallel.tracing.trace import Trace
 
 
 def traced(model: nn.Module, example: Callable[[nn.Module], Any] | None) -> Trace:

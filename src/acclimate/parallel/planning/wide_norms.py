@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from acclimate.parallel.norm_formulas import formula_of
-from acclimate.parallel.regions import Region
-from acclimate.parallel.trace import Trace
+from acclimate.parallel.layers.norm_formulas import formula_of
+from acclimate.parallel.planning.regions import Region
+from acclimate.parallel.tracing.trace import Trace
 
 
 def wide_norms(trace: Trace, block: str, sources: list[str]) -> dict[str, str]:

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acclimate.parallel.regions import Region
-from acclimate.parallel.shares import even_shares, kernel_multiple
-from acclimate.parallel.trace import Trace
-from acclimate.parallel.units import Unit
+from acclimate.parallel.planning.coupled_columns import Unit
+from acclimate.parallel.planning.regions import Region
+from acclimate.parallel.planning.shares import even_shares, kernel_multiple
+from acclimate.parallel.tracing.trace import Trace
 
 MOST_TRIALS = 256
 TOLERANCE = 1e-4

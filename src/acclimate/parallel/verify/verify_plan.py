@@ -14,11 +14,16 @@ from torch.utils import _pytree as pytree
 
 from acclimate.errors import BlockError
 from acclimate.parallel.apply import apply_plan
-from acclimate.parallel.planned_blocks import kinds_of_blocks
-from acclimate.parallel.recorded_calls import Steps, calls_of_other_shapes, first_call, generation_steps
 from acclimate.parallel.split import Plan
-from acclimate.parallel.thread_ranks import on_threads
-from acclimate.parallel.trace import Trace
+from acclimate.parallel.tracing.trace import Trace
+from acclimate.parallel.verify.planned_blocks import kinds_of_blocks
+from acclimate.parallel.verify.recorded_calls import (
+    Steps,
+    calls_of_other_shapes,
+    first_call,
+    generation_steps,
+)
+from acclimate.parallel.verify.thread_ranks import on_threads
 
 TOLERANCE = 1e-4
 

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.errors import BlockError, PlanError
-from acclimate.parallel.direct_use import names_weights
-from acclimate.parallel.experts import ExpertLayout
-from acclimate.parallel.fit import Layout
-from acclimate.parallel.inner_models import entries_of, inside, joined, unreached_models
-from acclimate.parallel.norm_formulas import formula_of
-from acclimate.parallel.reasons import kind_of, parents_of, reasons_of, refusal
-from acclimate.parallel.regions import Region
-from acclimate.parallel.shares import even_shares
+from acclimate.parallel.layers.norm_formulas import formula_of
+from acclimate.parallel.planning.experts import ExpertLayout
+from acclimate.parallel.planning.inner_models import entries_of, inside, joined, unreached_models
+from acclimate.parallel.planning.layouts import Layout
+from acclimate.parallel.planning.mapping import Wish, wishes_of_model, wishes_of_user
+from acclimate.parallel.planning.reasons import kind_of, parents_of, reasons_of, refusal
+from acclimate.parallel.planning.regions import Region
+from acclimate.parallel.planning.shares import even_shares
+from acclimate.parallel.planning.structure import Structure, find_structure
+from acclimate.parallel.planning.vocabulary import splits_by_tokens
 from acclimate.parallel.split import Change, Kind, Plan, Ranges, Source, Split, ranges, shard
-from acclimate.parallel.structure import Structure, find_structure
-from acclimate.parallel.trace import Trace
-from acclimate.parallel.trace_attempts import traced
-from acclimate.parallel.verify import verify_plan
-from acclimate.parallel.vocabulary import splits_by_tokens
-from acclimate.parallel.wishes import Wish, wishes_of_model, wishes_of_user
+from acclimate.parallel.tracing.attempts import traced
+from acclimate.parallel.tracing.trace import Trace
+from acclimate.parallel.tracing.weight_access import names_weights
+from acclimate.parallel.verify.verify_plan import verify_plan
 
 MOST_WHOLE = 0.2
 """The largest share of a model that stays whole if more can be split."""

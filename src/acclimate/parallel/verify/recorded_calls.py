@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acclimate.parallel.state import PLAIN, copied
-from acclimate.parallel.trace import Invocation, Trace
+from acclimate.parallel.tracing.arguments import PLAIN, copied
+from acclimate.parallel.tracing.trace import Invocation, Trace
 
 NEW_TOKENS = 3
 OTHER_SHAPES = ((1, 1), (1, 33))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from acclimate.parallel.units import Unit
+from acclimate.parallel.planning.coupled_columns import Unit
 
 
 @dataclass

@@ -8,8 +8,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from acclimate.parallel.layers import change_module
-from acclimate.parallel.randomness import RankRandomness
+from acclimate.parallel.layers.changes import change_module
+from acclimate.parallel.layers.randomness import RankRandomness
 from acclimate.parallel.split import Change
 
 ROWS, CUT = 13, 8

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from acclimate.parallel.attributes import set_attribute
 from acclimate.parallel.collectives import Ranks, copy_to_ranks, gather_columns, sum_over_ranks
-from acclimate.parallel.norm_formulas import normalize
-from acclimate.parallel.randomness import RankRandomness
+from acclimate.parallel.layers.attributes import set_attribute
+from acclimate.parallel.layers.norm_formulas import normalize
+from acclimate.parallel.layers.randomness import RankRandomness
 from acclimate.parallel.split import Change, Ranges, Split, shard
 
 

@@ -9,13 +9,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-from acclimate.parallel.branches import reads_numbers
-from acclimate.parallel.experts import ExpertLayout, lay_out_experts
-from acclimate.parallel.fit import Layout, holds_for, lay_out
-from acclimate.parallel.norms import norms_between, wide_norms
-from acclimate.parallel.regions import Region
-from acclimate.parallel.trace import Trace
-from acclimate.parallel.units import Unit, find_units
+from acclimate.parallel.planning.branches import reads_numbers
+from acclimate.parallel.planning.coupled_columns import Unit, find_units
+from acclimate.parallel.planning.experts import ExpertLayout, lay_out_experts
+from acclimate.parallel.planning.layouts import Layout, holds_for, lay_out
+from acclimate.parallel.planning.regions import Region
+from acclimate.parallel.planning.wide_norms import norms_between, wide_norms
+from acclimate.parallel.tracing.trace import Trace
 
 _Known = tuple[list[Unit], dict[str, str], list[str], Layout | None]
 """Units, normalizations of sources and before the sink, and layout; names are relative to the block."""

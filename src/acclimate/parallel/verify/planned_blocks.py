@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import nn
 
 from acclimate.parallel.split import Plan
-from acclimate.parallel.trace import Trace
+from acclimate.parallel.tracing.trace import Trace
 
 
 def kinds_of_blocks(trace: Trace, plan: Plan) -> list[tuple[str, Plan]]:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from acclimate.parallel.fit import TOLERANCE
-from acclimate.parallel.shares import even_shares, kernel_multiple
-from acclimate.parallel.trace import Trace, detached
+from acclimate.parallel.planning.layouts import TOLERANCE
+from acclimate.parallel.planning.shares import even_shares, kernel_multiple
+from acclimate.parallel.tracing.trace import Trace, detached
 
 MOST_TRIALS = 512
 LARGE = 1 << 26

@@ -9,7 +9,7 @@ from typing import TypeVar
 from torch import nn
 
 from acclimate.parallel.split import Plan
-from acclimate.parallel.trace import Trace
+from acclimate.parallel.tracing.trace import Trace
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from acclimate.parallel.trace import Trace
+from acclimate.parallel.tracing.trace import Trace
 
 MOST_LISTED = 4
 

@@ -1,0 +1,1 @@
+"""Decides how each module of a model is split."""

@@ -1,0 +1,1 @@
+"""Compares the blocks of a plan, whole and split."""
