@@ -11,18 +11,18 @@ from acclimate.lazy import lazy_names
 
 if TYPE_CHECKING:
     from acclimate.parallel.apply import apply_plan, gather
+    from acclimate.parallel.plan import Plan, Split, shard
     from acclimate.parallel.planning.make_plan import make_plan
-    from acclimate.parallel.split import Plan, Split, shard
 
 __all__ = ["Plan", "Split", "apply_plan", "gather", "make_plan", "shard"]
 
 _HOMES = {
-    "Plan": "acclimate.parallel.split",
-    "Split": "acclimate.parallel.split",
+    "Plan": "acclimate.parallel.plan",
+    "Split": "acclimate.parallel.plan",
     "apply_plan": "acclimate.parallel.apply",
     "gather": "acclimate.parallel.apply",
     "make_plan": "acclimate.parallel.planning.make_plan",
-    "shard": "acclimate.parallel.split",
+    "shard": "acclimate.parallel.plan",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

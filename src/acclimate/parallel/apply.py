@@ -11,7 +11,7 @@ from acclimate.errors import PlanError
 from acclimate.parallel.collectives import Group, Ranks, ranks_of
 from acclimate.parallel.layers.changes import change_module, place_shard
 from acclimate.parallel.layers.randomness import RankRandomness
-from acclimate.parallel.split import Plan, Split
+from acclimate.parallel.plan import Plan, Split
 from acclimate.parallel.training import sum_gradients
 
 

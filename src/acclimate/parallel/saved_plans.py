@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.cache.texts import KeptTexts
-from acclimate.parallel.split import Change, Plan, Split
+from acclimate.parallel.plan import Change, Plan, Split
 
 logger = logging.getLogger("acclimate.parallel")
 

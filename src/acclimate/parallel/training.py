@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.parallel.collectives import Group, Ranks, ranks_of
-from acclimate.parallel.split import Plan, Split, shard
+from acclimate.parallel.plan import Plan, Split, shard
 
 _SUMMED = "_acclimate_summed"
 

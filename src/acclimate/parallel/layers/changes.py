@@ -18,7 +18,7 @@ from acclimate.parallel.collectives import Ranks, copy_to_ranks, gather_columns,
 from acclimate.parallel.layers.attributes import set_attribute
 from acclimate.parallel.layers.norm_formulas import normalize
 from acclimate.parallel.layers.randomness import RankRandomness
-from acclimate.parallel.split import Change, Ranges, Split, shard
+from acclimate.parallel.plan import Change, Ranges, Split, shard
 
 
 def change_module(module: nn.Module, change: Change, ranks: Ranks, randomness: RankRandomness) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from acclimate.parallel.split import Plan
+from acclimate.parallel.plan import Plan
 from acclimate.parallel.tracing.trace import Trace
 
 T = TypeVar("T")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from acclimate.errors import BlockError, PlanError
 from acclimate.parallel.layers.norm_formulas import formula_of
+from acclimate.parallel.plan import Change, Kind, Plan, Ranges, Source, Split, ranges, shard
 from acclimate.parallel.planning.experts import ExpertLayout
 from acclimate.parallel.planning.inner_models import entries_of, inside, joined, unreached_models
 from acclimate.parallel.planning.layouts import Layout
@@ -22,7 +23,6 @@ from acclimate.parallel.planning.regions import Region
 from acclimate.parallel.planning.shares import even_shares
 from acclimate.parallel.planning.structure import Structure, find_structure
 from acclimate.parallel.planning.vocabulary import splits_by_tokens
-from acclimate.parallel.split import Change, Kind, Plan, Ranges, Source, Split, ranges, shard
 from acclimate.parallel.tracing.attempts import traced
 from acclimate.parallel.tracing.trace import Trace
 from acclimate.parallel.tracing.weight_access import names_weights

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from acclimate.parallel.layers.changes import change_module
 from acclimate.parallel.layers.randomness import RankRandomness
-from acclimate.parallel.split import Change
+from acclimate.parallel.plan import Change
 
 ROWS, CUT = 13, 8
 TOKENS = tuple(torch.Size(shape) for shape in ((2, 13), (1, 1), (3, 5)))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from acclimate.parallel.split import Plan
+from acclimate.parallel.plan import Plan
 from acclimate.parallel.tracing.trace import Trace
 
 

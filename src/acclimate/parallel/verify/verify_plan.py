@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from acclimate.errors import BlockError
 from acclimate.parallel.apply import apply_plan
-from acclimate.parallel.split import Plan
+from acclimate.parallel.plan import Plan
 from acclimate.parallel.tracing.trace import Trace
 from acclimate.parallel.verify.planned_blocks import kinds_of_blocks
 from acclimate.parallel.verify.recorded_calls import (
