@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.inference.decode.description import NotRepresentedError, Share
-from acclimate.parallel.tracing.linear_modules import weight_of
+from acclimate.parallel.tracing.linear_modules import linear_dims
 
 
 def packed_weight(module: nn.Module) -> Any:
@@ -21,7 +21,7 @@ def is_linear(module: nn.Module) -> bool:
     """Whether a module multiplies by a weight and adds a bias, and does nothing else."""
     if hasattr(module, "packed"):
         return isinstance(module, nn.Linear)
-    return weight_of(module) is not None
+    return linear_dims(module) is not None
 
 
 def rows_of(module: nn.Module) -> Tensor:
@@ -32,7 +32,7 @@ def rows_of(module: nn.Module) -> Tensor:
     parameter = module.weight
     if not isinstance(parameter, Tensor):
         raise NotRepresentedError("a linear module has no tensor as its weight")
-    is_turned = not isinstance(module, nn.Linear) and weight_of(module) == (1, 0)
+    is_turned = not isinstance(module, nn.Linear) and linear_dims(module) == (1, 0)
     weight = parameter.detach().t() if is_turned else parameter.detach()
     if weight.stride(1) != 1 or weight.stride(0) < weight.shape[1]:
         weight = weight.contiguous()

@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 from acclimate.parallel.planning.layouts import TOLERANCE
 from acclimate.parallel.planning.shares import even_shares, kernel_multiple
-from acclimate.parallel.tracing.trace import Trace, detached
+from acclimate.parallel.tracing.arguments import detached
+from acclimate.parallel.tracing.trace import Trace
 
 MOST_TRIALS = 512
 LARGE = 1 << 26

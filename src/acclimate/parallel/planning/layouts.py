@@ -290,7 +290,7 @@ def _choices(
                     offer("attribute", (name, f"config.{attribute}"), 0, attribute, value)
     for name in region.parameters:
         # An argument that other layers get too, such as T5's relative positions, stays whole.
-        if sum(name in used for used in trace.uses.values()) > 1:
+        if sum(name in used for used in trace.flows.uses.values()) > 1:
             continue
         for dim, length in enumerate(trace.parameters[name].shape):
             offer("parameter", name, dim, name.rpartition(".")[2], length)

@@ -25,7 +25,7 @@ from acclimate.parallel.planning.structure import Structure, find_structure
 from acclimate.parallel.planning.vocabulary import splits_by_tokens
 from acclimate.parallel.tracing.attempts import traced
 from acclimate.parallel.tracing.trace import Trace
-from acclimate.parallel.tracing.weight_access import names_weights
+from acclimate.parallel.tracing.weight_access import may_access_weights
 from acclimate.parallel.verify.verify_plan import verify_plan
 
 MOST_WHOLE = 0.2
@@ -313,7 +313,9 @@ class _Planner:
             if not is_free or name == trace.head or weight.shape[dims[name][0]] < self.size:
                 continue
             # A run with only tokens does not call an image encoder, for example.
-            if is_called or not any(names_weights(trace.modules[each]) for each in parents_of(name)[:-1]):
+            if is_called or not any(
+                may_access_weights(trace.modules[each]) for each in parents_of(name)[:-1]
+            ):
                 kinds.setdefault(kind_of(name), []).append(name)
         sizes = {k: sum(self.tensors[f"{n}.weight"].numel() for n in names) for k, names in kinds.items()}
         for kind in sorted(kinds, key=lambda each: -sizes[each]):
@@ -351,8 +353,8 @@ class _Planner:
             dim = trace.linears[name][0]
             self._split(f"{name}.weight", "columns", dim, columns)
             self._split(f"{name}.bias", "columns", 0, columns)
-            feeding = trace.sources[name]
-            inside = name not in trace.from_entry and bool(feeding) and feeding <= set(region.whole)
+            feeding = trace.flows.sources[name]
+            inside = name not in trace.flows.from_entry and bool(feeding) and feeding <= set(region.whole)
             norm = next((n for n, of in region.norms.items() if of == name), None)
             self.changes[name] = Change(
                 "columns",
@@ -363,7 +365,7 @@ class _Planner:
                 region=region.sink,
             )
             if inside:
-                self.partial |= trace.uses[name]
+                self.partial |= trace.flows.uses[name]
             if norm is not None:
                 self._split(f"{norm}.weight", "columns", 0, columns)
                 self._split(f"{norm}.bias", "columns", 0, columns)
@@ -399,7 +401,7 @@ class _Planner:
         for name in region.whole:
             known = self.changes.get(name, Change("whole"))
             self.changes[name] = replace(known, copies_output=True)
-        self.partial |= trace.uses[region.sink]
+        self.partial |= trace.flows.uses[region.sink]
         for name, (dim, indices) in layout.parameters.items():
             self._split(name, "columns", dim, tuple(ranges(each) for each in indices))
         for (name, attribute), values in layout.attributes.items():

@@ -37,18 +37,19 @@ def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> 
     known: dict[object, _Known] = {}
     columns: set[str] = set()
     rows: set[str] = set()
+    flows = trace.flows
     same_input = _same_inputs(trace)
     for sink in reversed(trace.order):
-        if sink not in trace.linears or sink == trace.head or sink in trace.from_entry or sink in kept_whole:
+        if sink not in trace.linears or sink == trace.head or sink in flows.from_entry or sink in kept_whole:
             continue
         if sink in columns | rows:
             continue
         twins = [each for each in same_input[sink] if each not in columns | rows and each not in kept_whole]
-        feeding = sorted(s for s in trace.sources[sink] if s in trace.linears)
+        feeding = sorted(s for s in flows.sources[sink] if s in trace.linears)
         sources = [
             s
             for s in feeding
-            if trace.sinks[s] <= {sink, *twins}
+            if flows.sinks[s] <= {sink, *twins}
             and s not in columns | rows
             and s not in kept_whole
             and s not in (sink, *twins)
@@ -58,12 +59,12 @@ def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> 
         ]
         if not sources:
             continue
-        whole = sorted(trace.sources[sink] - set(sources))
+        whole = sorted(flows.sources[sink] - set(sources))
         block = trace.called_by([sink, *twins, *sources])
         if not block:
             found.whole[sink] = "no module calls it together with the modules that feed it"
             continue
-        region = Region(block, sink, sources, whole, twins=twins, parameters=sorted(trace.uses[sink]))
+        region = Region(block, sink, sources, whole, twins=twins, parameters=sorted(flows.uses[sink]))
         try:
             layout, reason = _lay_out(trace, region, size, known)
         except Exception as error:  # noqa: BLE001 - any code may stand in a model, and call a module twice
@@ -102,7 +103,7 @@ def _same_inputs(trace: Trace) -> dict[str, list[str]]:
         if name in trace.linears and name != trace.head:
             inputs = [call.input.detach() for call in trace.calls[name]]
             begin = tuple((each.shape, tuple(each.reshape(-1)[:8].tolist())) for each in inputs)
-            groups.setdefault((begin, frozenset(trace.sources[name])), []).append(name)
+            groups.setdefault((begin, frozenset(trace.flows.sources[name])), []).append(name)
 
     def is_same(one: str, other: str) -> bool:
         pairs = zip(trace.calls[one], trace.calls[other], strict=True)
@@ -119,7 +120,11 @@ def _is_more_as_rows(trace: Trace, source: str, twins: list[str], region: list[s
     def weights(names: list[str]) -> int:
         return sum(prod(trace.modules[name].weight.shape) for name in set(names))
 
-    feeding = [s for s in trace.sources[source] if s in trace.linears and trace.sinks[s] <= {source, *twins}]
+    feeding = [
+        s
+        for s in trace.flows.sources[source]
+        if s in trace.linears and trace.flows.sinks[s] <= {source, *twins}
+    ]
     return bool(twins and feeding) and weights([source, *twins, *feeding]) > weights(region)
 
 

@@ -56,3 +56,8 @@ def fresh(values: Any) -> Any:
         return copied(value) if _is_state(value) else value
 
     return pytree.tree_map(renewed, values)
+
+
+def detached(values: Any) -> Any:
+    """Returns nested values with all tensors detached."""
+    return pytree.tree_map(lambda each: each.detach() if isinstance(each, Tensor) else each, values)

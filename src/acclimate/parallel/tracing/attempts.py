@@ -24,13 +24,13 @@ def traced(model: nn.Module, example: Callable[[nn.Module], Any] | None) -> Trac
         with contextlib.suppress(TraceError):  # the text-only run already works
             rich = _traced(model, None, is_rich=True)
             if _unreached(rich) < missed:
-                rich.plain = first.inputs
+                rich.text_inputs = first.inputs
                 return rich
     return first
 
 
 def _unreached(trace: Trace) -> set[str]:
-    dims = trace.linears.keys() | trace.really_run
+    dims = trace.linears.keys() | trace.opaque_linears
     return {name for name in dims if name not in trace.calls and name not in trace.called_linears}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 
-def weight_of(module: nn.Module) -> tuple[int, int] | None:
+def linear_dims(module: nn.Module) -> tuple[int, int] | None:
     """Returns the dimensions of a linear module's weight that are its columns (outputs) and rows (inputs)."""
     own = dict(module.named_parameters(recurse=False))
     if "weight" not in own or own["weight"].dim() != 2 or not set(own) <= {"weight", "bias"}:
@@ -20,11 +20,11 @@ def weight_of(module: nn.Module) -> tuple[int, int] | None:
         return None
     if type(module).forward is nn.Linear.forward and "forward" not in vars(module):
         return (0, 1)
-    return _tried_weight(module)
+    return _tried_dims(module)
 
 
-def _tried_weight(module: nn.Module) -> tuple[int, int] | None:
-    """Like ``weight_of`` for a module with its own forward: runs a small copy and compares."""
+def _tried_dims(module: nn.Module) -> tuple[int, int] | None:
+    """Like ``linear_dims`` for a module with its own forward: runs a small copy and compares."""
     whole = tuple(module.weight.shape)  # type: ignore[arg-type]
     shape = (5, 7)
     small = copy.copy(module)
@@ -93,6 +93,6 @@ def embeddings(model: nn.Module) -> tuple[list[str], str | None]:
         is_embedding = isinstance(module, nn.Embedding)
         if is_embedding and (module is inputs or id(module.weight) in shared):
             first.append(name)
-        elif isinstance(head, nn.Module) and module is head and weight_of(module) is not None:
+        elif isinstance(head, nn.Module) and module is head and linear_dims(module) is not None:
             last = name
     return first, last

@@ -18,10 +18,10 @@ Numbers = Callable[..., Tensor]
 
 
 @dataclass
-class MadeUp:
+class Inputs:
     """Inputs for one call."""
 
-    given: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments; empty if ``forward`` has no argument that this module knows."""
     entries: list[Tensor] = field(default_factory=list)
     """The arguments that may have gradients."""
@@ -37,26 +37,26 @@ def tokens_for(model: nn.Module) -> Tensor:
     return (torch.arange(BATCH * LENGTH).view(BATCH, LENGTH) + 3) % count
 
 
-def made_up_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterator[Callable[[], MadeUp]]:
+def random_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterator[Callable[[], Inputs]]:
     """Yields functions that make inputs, to be tried in order; text only comes first if possible."""
     names = inspect.signature(model.forward).parameters
     text = {name: tokens for name in ("input_ids", "decoder_input_ids") if name in names}
     if "use_cache" in names or any(p.kind is p.VAR_KEYWORD for p in names.values()):
         text["use_cache"] = False  # type: ignore[assignment]
     if "input_ids" in names:
-        yield partial(MadeUp, dict(text))
+        yield partial(Inputs, dict(text))
     required = {n: tokens for n, p in names.items() if n.endswith("input_ids") and p.default is p.empty}
     found = False
     for other in _other_inputs(model, names, numbers):
         found = True
-        yield partial(MadeUp, {**text, **required, **other}, _entries(other))
+        yield partial(Inputs, {**text, **required, **other}, _entries(other))
     if "input_ids" in names:
         yield from richer_inputs(model, tokens, numbers)
     elif not found:
-        yield partial(MadeUp, dict(text))
+        yield partial(Inputs, dict(text))
 
 
-def richer_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterator[Callable[[], MadeUp]]:
+def richer_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterator[Callable[[], Inputs]]:
     """Yields functions that make inputs beyond text: an encoder's states, or text with images."""
     names = inspect.signature(model.forward).parameters
     config = getattr(model, "config", None)
@@ -65,7 +65,7 @@ def richer_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterato
     text = {"input_ids": tokens, "use_cache": False}
     if "pixel_values" in names and {"aspect_ratio_ids", "image_attention_mask"} & set(names):
         for other in _other_inputs(model, names, numbers):
-            yield partial(MadeUp, {**text, **other}, _entries(other))
+            yield partial(Inputs, {**text, **other}, _entries(other))
     if "pixel_values" in names:
         yield from _with_tokens_for(model, text, "image", _images(config, numbers))
     if "input_features" in names:
@@ -75,7 +75,7 @@ def richer_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterato
         for name in ("cross_attention_hidden_size", "encoder_hidden_size", "hidden_size"):
             if width := _setting(config, name, 0):
                 states = numbers(BATCH, LENGTH + 2, width).requires_grad_()
-                yield partial(MadeUp, {**text, **dict.fromkeys(encoded, states)}, [states])
+                yield partial(Inputs, {**text, **dict.fromkeys(encoded, states)}, [states])
 
 
 def _entries(given: dict[str, Tensor]) -> list[Tensor]:
@@ -84,7 +84,7 @@ def _entries(given: dict[str, Tensor]) -> list[Tensor]:
 
 def _with_tokens_for(
     model: nn.Module, text: dict[str, Any], kind: str, inputs: Iterator[dict[str, Tensor]]
-) -> Iterator[Callable[[], MadeUp]]:
+) -> Iterator[Callable[[], Inputs]]:
     """Yields functions that make text with placeholder tokens for images or audio."""
     names = inspect.signature(model.forward).parameters
     config, getter = getattr(model, "config", None), f"get_{kind}_features"
@@ -95,7 +95,7 @@ def _with_tokens_for(
         return
     getter_of_features = getattr(holder, getter)
 
-    def with_tokens(given: dict[str, Tensor]) -> MadeUp:
+    def with_tokens(given: dict[str, Tensor]) -> Inputs:
         found = getter_of_features(**given)
         found = getattr(found, "pooler_output", found)
         parts = [found] if isinstance(found, Tensor) else [p for p in found if isinstance(p, Tensor)]
@@ -104,7 +104,7 @@ def _with_tokens_for(
         made = {**text, "input_ids": ids, **given}
         if "mm_token_type_ids" in names:
             made["mm_token_type_ids"] = (ids == token).long()
-        return MadeUp(made, _entries(given))
+        return Inputs(made, _entries(given))
 
     known = inspect.signature(getter_of_features).parameters
     for given in inputs:

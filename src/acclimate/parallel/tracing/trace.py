@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,57 +19,32 @@ from torch.utils import _pytree as pytree
 
 from acclimate.errors import PlanError, TraceError
 from acclimate.parallel.layers.attributes import set_attribute
-from acclimate.parallel.tracing.arguments import as_given, fresh
-from acclimate.parallel.tracing.linear_modules import embeddings, expert_weights, weight_of
-from acclimate.parallel.tracing.random_inputs import made_up_inputs, richer_inputs, tokens_for
+from acclimate.parallel.tracing.arguments import fresh
+from acclimate.parallel.tracing.calls import Record, Replay
+from acclimate.parallel.tracing.flows import Flows
+from acclimate.parallel.tracing.linear_modules import embeddings, expert_weights, linear_dims
+from acclimate.parallel.tracing.random_inputs import random_inputs, richer_inputs, tokens_for
+from acclimate.parallel.tracing.random_weights import fill
+from acclimate.parallel.tracing.stand_ins import StandIns
 from acclimate.parallel.tracing.weight_access import CalledLinears
 
-Record = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
-"""Receives the name and the arguments of a block that is called."""
-
-
-def _raised_in(error: BaseException) -> nn.Module | None:
-    """Returns the innermost module whose code an error passed through."""
-    found = None
-    place = error.__traceback__
-    while place is not None:
-        owner = place.tb_frame.f_locals.get("self")
-        if isinstance(owner, nn.Module):
-            found = owner
-        place = place.tb_next
-    return found
-
-
-@dataclass
-class Call:
-    """One call of a module that a stand-in replaces."""
-
-    name: str
-    input: Tensor
-    """Its first argument, on the graph."""
-    output: Tensor
-    """A leaf."""
-
-
-@dataclass
-class Invocation:
-    """The arguments of one call of a module that runs unchanged."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-@dataclass
-class Replay:
-    """The outputs that stand-ins return while one block runs again, and the inputs that they get."""
-
-    outputs: Mapping[str, Tensor]
-    seen: dict[str, list[Tensor]] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
+LARGE = 1 << 24
+"""An embedding with more elements gets a stand-in, to save memory."""
 
 
 class Trace:
-    """One run of a model's copy; its blocks can be run again with other outputs of linear modules."""
+    """One run of a model's copy; its blocks can be run again with other outputs of linear modules.
+
+    Args:
+        model: the model; it may be on the meta device.
+        example: a function that calls the model once; ``None`` to try random inputs.
+        dtype: the dtype of the copy.
+        opaque: classes of modules that run without stand-ins.
+        is_rich: whether the random inputs are more than text.
+
+    Raises:
+        TraceError: the model's code raised.
+    """
 
     def __init__(
         self,
@@ -80,169 +54,91 @@ class Trace:
         opaque: Collection[type[nn.Module]] = (),
         is_rich: bool = False,
     ) -> None:
+        # The copy, and what in it can be split.
         self.opaque = opaque
-        self._inputs = richer_inputs if is_rich else made_up_inputs
-        self.plain: dict[str, Any] = {}
-        """The keyword arguments of a text-only run, if this run had more inputs."""
         self.dtype = dtype
-        meta = {
-            id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.is_floating_point())
-            for p in model.parameters()
-        }
         # Its own generator gives the same random numbers on all ranks, which must find the same plan.
         self.random = torch.Generator().manual_seed(0)
-        self.model = copy.deepcopy(model, dict(meta))
-        self.model.to(dtype).eval()
-        self.vocabulary, self.head = embeddings(self.model)
+        self.model = _without_weights(model).to(dtype).eval()
         self.modules = dict(self.model.named_modules())
+        self.vocabulary, self.head = embeddings(self.model)
+        """The names of the vocabulary's embeddings, and of the output head."""
         self.linears: dict[str, tuple[int, int]] = {}
+        """Per linear module with a stand-in, the dimensions of its weight's columns and rows."""
+        self.opaque_linears: dict[str, tuple[int, int]] = {}
+        """The same for linear modules inside opaque modules, which run without a stand-in."""
         self.experts: dict[str, dict[str, nn.Parameter]] = {}
-        self.calls: dict[str, list[Call]] = {}
-        self.order: list[str] = []
-        self.entries: list[Tensor] = []
-        self.blocks: dict[str, list[Invocation]] = {}
-        self.replaying: Replay | None = None
-        self._record: Record | None = None
+
+        # What the run recorded.
+        self.stand_ins = StandIns(self.numbers)
+        self.calls = self.stand_ins.calls
+        self.order = self.stand_ins.order
+        self.entries = self.stand_ins.entries
+        self.blocks = self.stand_ins.blocks
         self.inputs: dict[str, Any] = {}
         """The keyword arguments of the run; empty if it used only tokens or the user's example."""
+        self.text_inputs: dict[str, Any] = {}
+        """The keyword arguments of a text-only run, if this run had more inputs."""
         self.tokens: Tensor | None = None
         """The tokens of the run; ``None`` if the user's example made the call."""
-        self.recorders: set[int] = set()
-        """The ids of the hooks that this trace added."""
-        self.stand_ins: list[nn.Module] = []
         self.called_linears: dict[str, tuple[int, int]] = {}
-        """Linear modules inside unchanged code that only calls them."""
-        self.really_run: dict[str, tuple[int, int]] = {}
+        """The linear modules inside opaque modules whose weights only their own forward uses."""
+
         self._place_stand_ins()
-        self._fill()
-        self.outputs = self._run(example)
-        self._find_flows()
-
-    # -- preparing -------------------------------------------------------------------------------
-
-    def _place_stand_ins(self) -> None:
-        really_run = [n for n, m in self.modules.items() if type(m) in self.opaque and n]
-        for name, module in self.modules.items():
-            if any(name.startswith(f"{each}.") for each in really_run):
-                if "forward" not in vars(module) and (dims := weight_of(module)) is not None:
-                    self.really_run[name] = dims
-                continue
-            if name in self.vocabulary or self._is_large_embedding(module):
-                module.forward = self._stand_in(name, module.weight.shape[-1], entry=True)
-            elif (dims := weight_of(module)) is not None:
-                self.linears[name] = dims
-                module.forward = self._stand_in(
-                    name, module.weight.shape[dims[0]], module.weight.shape[dims[1]]
-                )
-            elif weights := expert_weights(module):
-                self.experts[name] = weights
-                module.forward = self._stand_in(name, None)
-            elif name:
-                handle = module.register_forward_pre_hook(self._recorder(name), with_kwargs=True)
-                self.recorders.add(handle.id)
-
-    @staticmethod
-    def _is_large_embedding(module: nn.Module) -> bool:
-        return isinstance(module, nn.Embedding) and module.weight.numel() > 1 << 24
-
-    def _stand_in(
-        self, name: str, width: int | None, rows: int | None = None, entry: bool = False
-    ) -> Callable[..., Tensor]:
-        self.stand_ins.append(self.modules[name])
-
-        def forward(*args: Any, **kwargs: Any) -> Tensor:
-            given = next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
-            if self.replaying is not None:
-                return self._replayed(name, given)
-            if rows is not None and given.shape[-1] != rows:
-                raise RuntimeError(f"{name} takes {rows} columns, but was called with {given.shape[-1]}")
-            shape = given.shape if width is None else (*given.shape[: None if entry else -1], width)
-            if self._record is not None:
-                return self.numbers(*shape)
-            if width is None:
-                self.blocks.setdefault(name, []).append(Invocation(args, dict(kwargs)))
-            output = self.numbers(*shape).requires_grad_()
-            if name not in self.calls:
-                self.order.append(name)
-            self.calls.setdefault(name, []).append(Call(name, given, output))
-            if entry:
-                self.entries.append(output)
-            # Not a leaf itself, because code may change a module's output in place, which leaves forbid.
-            return output * 1.0
-
-        return forward
-
-    def _replayed(self, name: str, given: Tensor) -> Tensor:
-        replay = self.replaying
-        if replay is None:
-            raise PlanError(f"{name} was called outside of a run.")
-        number = replay.counts.get(name, 0)
-        replay.counts[name] = number + 1
-        replay.seen.setdefault(name, []).append(given)
-        if name in replay.outputs:
-            return replay.outputs[name] * 1.0
-        return self.calls[name][number].output.detach().clone()
-
-    def _recorder(self, name: str) -> Callable[..., None]:
-        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._record is not None:
-                self._record(name, args, kwargs)
-            elif self.replaying is None:
-                self.blocks.setdefault(name, []).append(Invocation(*as_given((args, dict(kwargs)))))
-
-        return record
-
-    @contextlib.contextmanager
-    def recording(self, record: Record) -> Iterator[None]:
-        """Passes each call of a block in the ``with`` block to ``record``; leaves the trace unchanged."""
-        self._record = record
-        try:
-            yield
-        finally:
-            self._record = None
+        self.parameters = self._filled()
+        """The parameters of the modules that run unchanged."""
+        outputs = self._run(example, is_rich)
+        self.flows = Flows(self.calls, self.entries, outputs, self.parameters, self.numbers)
 
     def numbers(self, *shape: int) -> Tensor:
         """Returns positive random numbers, because ReLU would cut the flow of negative ones."""
         return torch.rand(shape, generator=self.random, dtype=self.dtype) + 0.1
 
-    def _fill(self) -> None:
-        """Gives random values to the parameters of unchanged modules that have none."""
-        kept = {id(p) for name in (*self.linears, *self.experts) for p in self.modules[name].parameters()}
-        stubs = [m for n, m in self.modules.items() if n in self.vocabulary or self._is_large_embedding(m)]
-        kept |= {id(p) for module in stubs for p in module.parameters()}
-        filled: dict[int, nn.Parameter] = {}
-        for module in self.modules.values():
-            for name, p in module._parameters.items():
-                if p is not None and id(p) not in kept:
-                    if id(p) not in filled:
-                        floating = p.is_floating_point()
-                        new = self.numbers(*p.shape) if floating else torch.zeros_like(p, device="cpu")
-                        filled[id(p)] = nn.Parameter(new, floating)
-                    module._parameters[name] = filled[id(p)]
-            for name, b in module._buffers.items():
-                if b is not None and b.is_meta:
-                    if b.is_floating_point():
-                        module._buffers[name] = self.numbers(*b.shape).to(b.dtype)
-                    elif b.dtype == torch.bool:
-                        module._buffers[name] = torch.ones(b.shape, dtype=b.dtype)
-                    else:
-                        module._buffers[name] = torch.zeros(b.shape, dtype=b.dtype)
-                elif b is not None:
-                    module._buffers[name] = b.cpu()
-        # Parameters are looked up by name, because modules hold new objects now.
-        self.parameters = {n: p for n, p in self.model.named_parameters() if not p.is_meta}
+    # -- preparing -------------------------------------------------------------------------------
+
+    def _place_stand_ins(self) -> None:
+        opaque = [n for n, m in self.modules.items() if type(m) in self.opaque and n]
+        for name, module in self.modules.items():
+            if any(name.startswith(f"{each}.") for each in opaque):
+                if "forward" not in vars(module) and (dims := linear_dims(module)) is not None:
+                    self.opaque_linears[name] = dims
+            elif self._is_replaced_embedding(name, module):
+                self.stand_ins.replace_embedding(name, module, module.weight.shape[-1])
+            elif (dims := linear_dims(module)) is not None:
+                self.linears[name] = dims
+                columns, rows = (module.weight.shape[dim] for dim in dims)
+                self.stand_ins.replace_linear(name, module, columns, rows)
+            elif weights := expert_weights(module):
+                self.experts[name] = weights
+                self.stand_ins.replace_experts(name, module)
+            elif name:
+                self.stand_ins.record_block(name, module)
+
+    def _is_replaced_embedding(self, name: str, module: nn.Module) -> bool:
+        is_large = isinstance(module, nn.Embedding) and module.weight.numel() > LARGE
+        return name in self.vocabulary or is_large
+
+    def _filled(self) -> dict[str, nn.Parameter]:
+        """Gives random values to the modules that run unchanged; returns their parameters by name."""
+        replaced = [self.modules[name] for name in (*self.linears, *self.experts)]
+        replaced += [m for n, m in self.modules.items() if self._is_replaced_embedding(n, m)]
+        weights = {id(p) for module in replaced for p in module.parameters()}
+        fill(self.modules.values(), weights, self.numbers)
+        return {n: p for n, p in self.model.named_parameters() if not p.is_meta}
 
     # -- running ---------------------------------------------------------------------------------
 
-    def _run(self, example: Callable[[nn.Module], Any] | None) -> list[Tensor]:
+    def _run(self, example: Callable[[nn.Module], Any] | None, is_rich: bool) -> list[Tensor]:
+        """Runs the copy; returns its outputs that have gradients."""
         try:
             # Without this, tensors that the model creates would be on the default device, not the copy's.
             watching = self._watching()
             with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.enable_grad(), watching:
                 torch.manual_seed(0)
-                found = example(self.model) if example is not None else self._call()
+                found = example(self.model) if example is not None else self._call(is_rich)
             if isinstance(watching, CalledLinears):
-                self.called_linears = {name: self.really_run[name] for name in sorted(watching.found())}
+                called = sorted(watching.found())
+                self.called_linears = {name: self.opaque_linears[name] for name in called}
         except Exception as error:
             raise TraceError(
                 _raised_in(error),
@@ -254,27 +150,25 @@ class Trace:
         return [each for each in leaves if isinstance(each, Tensor) and each.requires_grad]
 
     def _watching(self) -> CalledLinears | contextlib.nullcontext[None]:
-        if not self.really_run:
+        if not self.opaque_linears:
             return contextlib.nullcontext()
-        modules = {name: self.modules[name] for name in self.really_run}
-        self.stand_ins += modules.values()
+        modules = {name: self.modules[name] for name in self.opaque_linears}
+        self.stand_ins.modules += modules.values()  # their forward is replaced too
         return CalledLinears(modules)
 
-    def _call(self) -> Any:
-        """Calls the model with made-up inputs; if it fails, tries the next ones."""
+    def _call(self, is_rich: bool) -> Any:
+        """Calls the model with random inputs; if it fails, tries the next ones."""
         tokens = tokens_for(self.model)
         refused: Exception | None = None
         furthest = -1
-        for make in self._inputs(self.model, tokens, self.numbers):
-            self.calls.clear()
+        candidates = (richer_inputs if is_rich else random_inputs)(self.model, tokens, self.numbers)
+        for make in candidates:
+            self.stand_ins.restart([])
             try:
-                made_up = make()
-                self.calls.clear()
-                self.order.clear()
-                self.blocks.clear()
-                self.entries[:] = made_up.entries
-                self.inputs, self.tokens = made_up.given, tokens
-                return self.call(made_up.given, tokens)
+                inputs = make()
+                self.stand_ins.restart(inputs.entries)
+                self.inputs, self.tokens = inputs.arguments, tokens
+                return self.call(inputs.arguments, tokens)
             except Exception as error:  # noqa: BLE001 - any code may stand in a model
                 if len(self.calls) > furthest:
                     refused, furthest = error, len(self.calls)
@@ -286,52 +180,11 @@ class Trace:
         """Calls the model with keyword arguments, or with only tokens if there are none."""
         return self.model(**inputs) if inputs else self.model(tokens)
 
-    # -- flows -----------------------------------------------------------------------------------
+    def recording(self, record: Record) -> contextlib.AbstractContextManager[None]:
+        """Passes each call of a block in the ``with`` block to ``record``; leaves the trace unchanged."""
+        return self.stand_ins.recording(record)
 
-    def _find_flows(self) -> None:
-        """Finds which outputs and parameters each stand-in's input depends on."""
-        leaves: list[Tensor] = []
-        names: list[str] = []
-        for name, calls in self.calls.items():
-            for call in calls:
-                leaves.append(call.output)
-                names.append(name)
-        entries = {id(each) for each in self.entries}
-        for each in self.entries:
-            if all(each is not leaf for leaf in leaves):
-                leaves.append(each)
-                names.append("")
-        parameters = list(self.parameters)
-        everything = [*leaves, *self.parameters.values()]
-        self.sources: dict[str, set[str]] = {}
-        self.from_entry: set[str] = set()
-        self.uses: dict[str, set[str]] = {}
-        self.sinks: dict[str, set[str]] = {name: set() for name in self.calls}
-
-        def follow(target: str, tensors: list[Tensor]) -> None:
-            self.sources.setdefault(target, set())
-            self.uses.setdefault(target, set())
-            for tensor in tensors:
-                if not (tensor.requires_grad and tensor.is_floating_point()):
-                    continue
-                found = torch.autograd.grad(
-                    tensor, everything, self.numbers(*tensor.shape).to(tensor.dtype),
-                    retain_graph=True, allow_unused=True,
-                )  # fmt: skip
-                for place, gradient in enumerate(found):
-                    if gradient is None or not gradient.any():
-                        continue
-                    if place >= len(leaves):
-                        self.uses[target].add(parameters[place - len(leaves)])
-                    elif id(leaves[place]) in entries:
-                        self.from_entry.add(target)
-                    else:
-                        self.sources[target].add(names[place])
-                        self.sinks[names[place]].add(target)
-
-        for name, calls in self.calls.items():
-            follow(name, [call.input for call in calls])
-        follow("", self.outputs)
+    # -- running blocks again --------------------------------------------------------------------
 
     def called_by(self, names: list[str]) -> str:
         """Returns the smallest called module that contains all the given modules."""
@@ -360,19 +213,18 @@ class Trace:
         first = self.blocks[block][0]
         plain = fresh((first.args, first.kwargs))
         args, kwargs = arguments(*plain) if arguments is not None else plain
-        self.replaying = Replay(outputs)
+        replay = Replay(outputs)
         passed = [name for name in outputs if name not in self.calls]
         for name in passed:
             self.modules[name].forward = self._passing(outputs[name])
         for name in through:
             self.modules[name].forward = lambda given: given * 1.0
         try:
-            with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+            with self.stand_ins.replaying(replay), torch.device("cpu"), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 self.modules[block](*args, **kwargs)
-            return self.replaying
+            return replay
         finally:
-            self.replaying = None
             for name in (*passed, *through):
                 del self.modules[name].forward  # the class's own
 
@@ -393,6 +245,22 @@ class Trace:
                 each()
 
 
-def detached(values: Any) -> Any:
-    """Returns nested values with all tensors detached."""
-    return pytree.tree_map(lambda each: each.detach() if isinstance(each, Tensor) else each, values)
+def _without_weights(model: nn.Module) -> nn.Module:
+    """Returns a copy of a model with its parameters on the meta device."""
+    meta: dict[int, Any] = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.is_floating_point())
+        for p in model.parameters()
+    }
+    return copy.deepcopy(model, meta)
+
+
+def _raised_in(error: BaseException) -> nn.Module | None:
+    """Returns the innermost module whose code an error passed through."""
+    found = None
+    place = error.__traceback__
+    while place is not None:
+        owner = place.tb_frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            found = owner
+        place = place.tb_next
+    return found

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 
-def names_weights(module: nn.Module) -> bool:
+def may_access_weights(module: nn.Module) -> bool:
     """Tells whether the code of a module's class may use the weights of its submodules."""
     lists = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
     if type(module).__module__.startswith("torch."):

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from acclimate.parallel.tracing.arguments import PLAIN, copied
-from acclimate.parallel.tracing.trace import Invocation, Trace
+from acclimate.parallel.tracing.calls import Invocation
+from acclimate.parallel.tracing.trace import Trace
 
 NEW_TOKENS = 3
 OTHER_SHAPES = ((1, 1), (1, 33))
@@ -93,7 +94,7 @@ def calls_of_other_shapes(trace: Trace, blocks: Collection[str]) -> dict[str, di
     if trace.tokens is None:
         return found
     count = int(trace.tokens.max() + 1)
-    for given in filter(None, (trace.inputs, trace.plain)) if trace.inputs else ({},):
+    for given in filter(None, (trace.inputs, trace.text_inputs)) if trace.inputs else ({},):
         for batch, length in OTHER_SHAPES:
             tokens = torch.arange(batch * length).view(batch, length) % count
             inputs = {
@@ -105,7 +106,7 @@ def calls_of_other_shapes(trace: Trace, blocks: Collection[str]) -> dict[str, di
             shape = f" for {length} token{'s'[: length != 1]} of {batch} text"
             calls: dict[str, Steps] = {name: Steps() for name in blocks}
             if _recorded(trace, calls, partial(trace.call, inputs, tokens)):
-                shape += " only" if given is trace.plain else ""
+                shape += " only" if given is trace.text_inputs else ""
                 found[shape] = {name: each for name, each in calls.items() if each.calls}
     return found
 
@@ -119,7 +120,7 @@ def generation_steps(trace: Trace, blocks: Collection[str]) -> dict[str, Steps]:
     can_generate: Callable[[], bool] | None = getattr(model, "can_generate", None)
     if can_generate is None or not can_generate() or trace.tokens is None:
         return {}
-    for given in filter(None, (trace.inputs, trace.plain)) if trace.inputs else ({},):
+    for given in filter(None, (trace.inputs, trace.text_inputs)) if trace.inputs else ({},):
         found: dict[str, Steps] = {name: Steps() for name in blocks}
         inputs = {name: each.detach() if isinstance(each, Tensor) else each for name, each in given.items()}
         inputs |= {"use_cache": True, "do_sample": False, "pad_token_id": 0}

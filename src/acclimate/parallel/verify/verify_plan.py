@@ -126,7 +126,7 @@ def _with_random_weights(trace: Trace, block: nn.Module) -> nn.Module:
         for p in block.parameters()
         if p.is_meta and p.is_floating_point()
     }
-    stand_ins = {id(each) for each in trace.stand_ins}
+    stand_ins = {id(each) for each in trace.stand_ins.modules}
     hooks = [
         (
             module,
@@ -137,7 +137,7 @@ def _with_random_weights(trace: Trace, block: nn.Module) -> nn.Module:
     ]
     try:
         for module, before, _ in hooks:
-            own = ((key, hook) for key, hook in before.items() if key not in trace.recorders)
+            own = ((key, hook) for key, hook in before.items() if key not in trace.stand_ins.hooks)
             module._forward_pre_hooks = type(before)(own)
         return copy.deepcopy(block, dict(new)).float()
     finally:
