@@ -5,22 +5,36 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
 
 from acclimate.errors import PlanError
 
-Wish = Literal["columns", "rows", "experts", "vocabulary", "replicated"]
-WISHES: dict[str, Wish] = {
+Style = Literal["columns", "rows", "experts", "vocabulary", "replicated"]
+"""How one module is to be split."""
+STYLES: dict[str, Style] = {
     "columns": "columns", "column": "columns", "colwise": "columns",
     "rows": "rows", "row": "rows", "rowwise": "rows",
     "experts": "experts", "vocabulary": "vocabulary",
     "replicated": "replicated", "skip": "replicated", "whole": "replicated",
 }  # fmt: skip
+PUBLISHED: dict[str, Style] = {"colwise": "columns", "rowwise": "rows"}
+"""What a published plan's word contains, and the style that it means."""
 
 
-def wishes_of_user(user: Mapping[str, Any] | None, modules: Iterable[str]) -> dict[str, Wish]:
+@dataclass(frozen=True)
+class Styles:
+    """How modules are to be split, by their names."""
+
+    user: Mapping[str, Style]
+    """What the user's mapping says; a plan that cannot follow it is refused."""
+    published: Mapping[str, Style]
+    """What the model's published plan says."""
+
+
+def read_mapping(user: Mapping[str, Any] | None, modules: Iterable[str]) -> dict[str, Style]:
     """Returns how the user wants each module to be split.
 
     Args:
@@ -35,16 +49,16 @@ def wishes_of_user(user: Mapping[str, Any] | None, modules: Iterable[str]) -> di
         return {}
     names = list(modules)
     config = _partition_config(user)
-    found: dict[str, Wish] = {}
+    found: dict[str, Style] = {}
     if config is None:
         for pattern, value in user.items():
-            wish = _wish(pattern, value)
+            style = _style(pattern, value)
             fitting = fnmatch.filter(names, pattern.removesuffix(".weight"))
             if not fitting:
                 raise PlanError(
                     f"No module fits the pattern {pattern!r} of the mapping.{_close(pattern, names)}"
                 )
-            found.update(dict.fromkeys(fitting, wish))
+            found.update(dict.fromkeys(fitting, style))
         return found
     for spec in config.get("layer_specs", ()):
         for pattern in spec.get("patterns", ()):
@@ -52,11 +66,11 @@ def wishes_of_user(user: Mapping[str, Any] | None, modules: Iterable[str]) -> di
                 expression = re.compile(pattern)
             except re.error as error:
                 raise PlanError(f"The pattern {pattern!r} of layer_specs is not valid: {error}.") from error
-            wish = _wish(pattern, spec.get("partition_type", "column"))
+            style = _style(pattern, spec.get("partition_type", "column"))
             for name in names:
                 # DeepSpeed's patterns match parameter names.
                 if expression.match(f"{name}.weight"):
-                    found.setdefault(name, wish)
+                    found.setdefault(name, style)
     if not config.get("use_default_specs", False):
         for name in names:
             found.setdefault(name, "replicated")
@@ -70,11 +84,11 @@ def _partition_config(user: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return user if "layer_specs" in user else None
 
 
-def _wish(pattern: str, value: object) -> Wish:
-    if not isinstance(value, str) or value not in WISHES:
-        known = ", ".join(dict.fromkeys(WISHES.values()))
+def _style(pattern: str, value: object) -> Style:
+    if not isinstance(value, str) or value not in STYLES:
+        known = ", ".join(dict.fromkeys(STYLES.values()))
         raise PlanError(f"{pattern!r} is mapped to {value!r}, but must be mapped to one of {known}.")
-    return WISHES[value]
+    return STYLES[value]
 
 
 def _close(pattern: str, names: list[str]) -> str:
@@ -83,7 +97,7 @@ def _close(pattern: str, names: list[str]) -> str:
     return f" Did you mean {fitting[0]!r}?" if fitting else ""
 
 
-def wishes_of_model(model: nn.Module, modules: Iterable[str]) -> dict[str, Wish]:
+def read_published_plan(model: nn.Module, modules: Iterable[str]) -> dict[str, Style]:
     """Returns how the published plan of a transformers model splits each module."""
     published: dict[str, Any] = {}
     config = getattr(model, "config", None)
@@ -95,14 +109,16 @@ def wishes_of_model(model: nn.Module, modules: Iterable[str]) -> dict[str, Wish]
     own = getattr(model, "_tp_plan", None)
     if isinstance(own, Mapping):
         published |= own
-    found: dict[str, Wish] = {}
+    found: dict[str, Style] = {}
     for name in modules:
         pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
         value = published.get(pattern, published.get(name))
         if value is None:
             value = next((v for k, v in published.items() if k.startswith(f"{pattern}.")), None)
         if isinstance(value, str):
-            kind = next((w for key, w in (("colwise", "columns"), ("rowwise", "rows")) if key in value), None)
+            kind = next(
+                (style for key, style in (("colwise", "columns"), ("rowwise", "rows")) if key in value), None
+            )
             if kind is not None:
                 found[name] = kind  # type: ignore[assignment]
     return found
