@@ -1,4 +1,4 @@
-"""Describes how one parameter, and a whole model, is split over ranks."""
+"""A plan: how a model, its parameters and its modules are split over ranks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,25 @@ from torch import Tensor
 Kind = Literal["columns", "rows", "vocabulary", "experts", "replicated"]
 Source = Literal["user", "published", "structure"]
 Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is split over ``size`` ranks."""
+
+    size: int
+    splits: Mapping[str, Split]
+    """Every parameter and persistent buffer of the whole model, by its name."""
+    source: Mapping[str, Source]
+    """Per split module, who decided the split: user, published plan or structure."""
+    modules: Mapping[str, Change]
+    """Per changed module, the change."""
+    shared: Mapping[str, str] = field(default_factory=dict)
+    """Per name of a tied parameter, the name of the first parameter that it is tied to."""
+    partial: frozenset[str] = frozenset()
+    """Parameters whose gradient each rank computes only in part."""
+    whole: Mapping[str, str] = field(default_factory=dict)
+    """Per linear module that stays whole, the reason."""
 
 
 @dataclass(frozen=True)
@@ -35,27 +54,6 @@ class Split:
             return self.shape
         length = sum(stop - start for start, stop in self.parts[rank])
         return (*self.shape[: self.dim], length, *self.shape[self.dim + 1 :])
-
-
-def shard(tensor: Tensor, split: Split, rank: int) -> Tensor:
-    """Returns a rank's part of a whole tensor: a view if the part is one range, else a copy."""
-    if not split.shape:
-        return tensor
-    pieces = [tensor.narrow(split.dim, start, stop - start) for start, stop in split.parts[rank]]
-    if not pieces:
-        return tensor.narrow(split.dim, 0, 0)
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, split.dim)
-
-
-def ranges(indices: Sequence[int]) -> Ranges:
-    """Returns the ``[start, stop)`` ranges of indices, in the given order."""
-    found: list[tuple[int, int]] = []
-    for index in indices:
-        if found and found[-1][1] == index:
-            found[-1] = (found[-1][0], index + 1)
-        else:
-            found.append((index, index + 1))
-    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -85,20 +83,22 @@ class Change:
     """Whether that normalization is in a padded block, where other ranks' columns are zeros."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How a model is split over ``size`` ranks."""
+def shard(tensor: Tensor, split: Split, rank: int) -> Tensor:
+    """Returns a rank's part of a whole tensor: a view if the part is one range, else a copy."""
+    if not split.shape:
+        return tensor
+    pieces = [tensor.narrow(split.dim, start, stop - start) for start, stop in split.parts[rank]]
+    if not pieces:
+        return tensor.narrow(split.dim, 0, 0)
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, split.dim)
 
-    size: int
-    splits: Mapping[str, Split]
-    """Every parameter and persistent buffer of the whole model, by its name."""
-    source: Mapping[str, Source]
-    """Per split module, who decided the split: user, published plan or structure."""
-    modules: Mapping[str, Change]
-    """Per changed module, the change."""
-    shared: Mapping[str, str] = field(default_factory=dict)
-    """Per name of a tied parameter, the name of the first parameter that it is tied to."""
-    partial: frozenset[str] = frozenset()
-    """Parameters whose gradient each rank computes only in part."""
-    whole: Mapping[str, str] = field(default_factory=dict)
-    """Per linear module that stays whole, the reason."""
+
+def ranges(indices: Sequence[int]) -> Ranges:
+    """Returns the ``[start, stop)`` ranges of indices, in the given order."""
+    found: list[tuple[int, int]] = []
+    for index in indices:
+        if found and found[-1][1] == index:
+            found[-1] = (found[-1][0], index + 1)
+        else:
+            found.append((index, index + 1))
+    return tuple(found)
