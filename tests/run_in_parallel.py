@@ -14,6 +14,7 @@ LONGEST_FIRST = (
     "extensions/acclimate-sim/tests/test_sim_folders.py",
     "tests/conformance/test_mutants.py",
     "tests/parallel",
+    "tests/parallel/planning",
     "tests/accelerator/test_other_devices.py",
     "tests/ops/aio",
     "tests/test_cli_failures.py",

@@ -260,7 +260,7 @@ for name in ("gpt2", "mixtral", "deepseek_v3"):
 @pytest.mark.slow
 def test_all_processes_make_the_same_plan() -> None:
     def made(seed: int) -> str:
-        settings = {"PYTHONHASHSEED": str(seed), "PYTHONPATH": str(Path(__file__).parent)}
+        settings = {"PYTHONHASHSEED": str(seed), "PYTHONPATH": str(Path(__file__).parents[1])}
         command = [sys.executable, "-c", PLANS, str(seed)]
         return subprocess.run(
             command, env={**os.environ, **settings}, check=True, capture_output=True, text=True

@@ -1,0 +1,1 @@
+"""Makes the modules of this folder importable for the tests in the folders below."""
