@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from acclimate.parallel.planning.layouts import TOLERANCE
 from acclimate.parallel.planning.shares import even_shares, kernel_multiple
+from acclimate.parallel.planning.trials import TOLERANCE
 from acclimate.parallel.tracing.arguments import detached
 from acclimate.parallel.tracing.trace import Trace
 

@@ -11,9 +11,8 @@ from acclimate.parallel.layers.norm_formulas import formula_of
 from acclimate.parallel.plan import Change, Ranges, ranges
 from acclimate.parallel.planning.draft import Draft
 from acclimate.parallel.planning.experts import ExpertLayout
-from acclimate.parallel.planning.layouts import Layout
 from acclimate.parallel.planning.mapping import Style
-from acclimate.parallel.planning.regions import Region
+from acclimate.parallel.planning.regions import Layout, Region
 from acclimate.parallel.planning.vocabulary import splits_by_tokens
 from acclimate.parallel.tracing.trace import Trace
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from acclimate.parallel.planning.coupled_columns import Unit
 
+Indices = tuple[int, ...]
+
 
 @dataclass
 class Region:
@@ -28,3 +30,18 @@ class Region:
     def leaf(self, source: str) -> str:
         """Returns the module whose output stands for a source's: its normalization, or the source itself."""
         return next((norm for norm, of in self.norms.items() if of == source), source)
+
+
+@dataclass
+class Layout:
+    """How a region is distributed over the ranks."""
+
+    columns: dict[str, list[Indices]]
+    """Per source, each rank's columns."""
+    rows: list[Indices]
+    """Each rank's columns of the sink's input."""
+    expands: list[bool]
+    """Which ranks run the block padded."""
+    attributes: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    parameters: dict[str, tuple[int, list[Indices]]] = field(default_factory=dict)
+    arguments: dict[str | int, tuple[int, list[Indices]]] = field(default_factory=dict)

@@ -12,8 +12,8 @@ from torch import Tensor
 from acclimate.parallel.planning.branches import reads_numbers
 from acclimate.parallel.planning.coupled_columns import Unit, find_units
 from acclimate.parallel.planning.experts import ExpertLayout, lay_out_experts
-from acclimate.parallel.planning.layouts import Layout, holds_for, lay_out
-from acclimate.parallel.planning.regions import Region
+from acclimate.parallel.planning.layouts import holds_for, lay_out
+from acclimate.parallel.planning.regions import Layout, Region
 from acclimate.parallel.planning.wide_norms import norms_between, wide_norms
 from acclimate.parallel.tracing.trace import Trace
 
@@ -147,7 +147,7 @@ def _lay_out(
         if layout is not None:
             layout = _moved(layout, lambda name: region.block + name)
             # Modules may differ in more than their settings, for example in a hook or a function's constant.
-            again = holds_for(trace, region, layout, size)
+            again = holds_for(trace, region, layout)
     if not again:
         region.units = _units(trace, region)
         if len(region.units) < 2:
