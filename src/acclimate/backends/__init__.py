@@ -13,6 +13,12 @@ GENERIC_RANK = 100
 SPECIFIED = ("cuda", "cpu", "xpu", "xpu.external", "npu", "mps", "hpu", "mlu", "sdaa")
 """The names in DeepSpeed's specification, in the order of its error message."""
 
+# The variables that limit the devices that a process sees
+_NPU_VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
+_SDAA_VARIABLE = "SDAA_VISIBLE_DEVICES"
+_HPU_VARIABLE = "HABANA_VISIBLE_MODULES"
+_MLU_VARIABLE = "MLU_VISIBLE_DEVICES"
+
 _INTEL_VARIABLES = ("CCL_", "FI_", "I_MPI_", "ONEAPI_", "SYCL_", "UR_", "ZE_")
 
 
@@ -30,7 +36,7 @@ BUILTIN: tuple[Backend, ...] = (
         device_type="xpu",
         remedy="Install intel_extension_for_deepspeed with intel_extension_for_pytorch",
         is_installed=presence.has_package("intel_extension_for_deepspeed"),
-        visible_devices_variable=lambda: "ZE_AFFINITY_MASK",
+        visible_devices_variable=lambda: device_counts.INTEL_VARIABLE,
         exported_variable_prefixes=_INTEL_VARIABLES,
     ),
     Backend(
@@ -41,7 +47,7 @@ BUILTIN: tuple[Backend, ...] = (
         device_count=device_counts.intel_gpus,
         remedy="Install intel_extension_for_pytorch with XPU support",
         is_installed=presence.has_ipex_for_gpus,
-        visible_devices_variable=lambda: "ZE_AFFINITY_MASK",
+        visible_devices_variable=lambda: device_counts.INTEL_VARIABLE,
         exported_variable_prefixes=_INTEL_VARIABLES,
     ),
     Backend(
@@ -53,7 +59,7 @@ BUILTIN: tuple[Backend, ...] = (
         yields_to=("cuda",),
         remedy="Install a build of torch for Intel GPUs",
         is_installed=presence.torch_built_for("xpu"),
-        visible_devices_variable=lambda: "ZE_AFFINITY_MASK",
+        visible_devices_variable=lambda: device_counts.INTEL_VARIABLE,
         exported_variable_prefixes=_INTEL_VARIABLES,
     ),
     Backend(
@@ -61,10 +67,10 @@ BUILTIN: tuple[Backend, ...] = (
         target="acclimate.backends.npu:NPUAccelerator",
         probe=probes.vendor_package("NPU_Accelerator", "torch_npu", "npu"),
         rank=40,
-        device_count=device_counts.device_files("/dev/davinci[0-9]*", "ASCEND_RT_VISIBLE_DEVICES"),
+        device_count=device_counts.device_files("/dev/davinci[0-9]*", _NPU_VARIABLE),
         remedy="Install it (pip install torch-npu) with the CANN toolkit",
         is_installed=presence.has_package("torch_npu"),
-        visible_devices_variable=lambda: "ASCEND_RT_VISIBLE_DEVICES",
+        visible_devices_variable=lambda: _NPU_VARIABLE,
         exported_variable_prefixes=("ASCEND", "HCCL"),
     ),
     Backend(
@@ -72,10 +78,10 @@ BUILTIN: tuple[Backend, ...] = (
         target="acclimate.backends.sdaa:SDAAAccelerator",
         probe=probes.vendor_package("SDAA_Accelerator", "torch_sdaa", "sdaa"),
         rank=50,
-        device_count=device_counts.device_files("/dev/tcaicard[0-9]*", "SDAA_VISIBLE_DEVICES"),
+        device_count=device_counts.device_files("/dev/tcaicard[0-9]*", _SDAA_VARIABLE),
         remedy="Install torch_sdaa with Tecorigin's drivers",
         is_installed=presence.has_package("torch_sdaa"),
-        visible_devices_variable=lambda: "SDAA_VISIBLE_DEVICES",
+        visible_devices_variable=lambda: _SDAA_VARIABLE,
         exported_variable_prefixes=("TCCL",),
     ),
     Backend(
@@ -92,10 +98,10 @@ BUILTIN: tuple[Backend, ...] = (
         target="acclimate.backends.hpu:HPUAccelerator",
         probe=probes.vendor_package("HPU_Accelerator", "habana_frameworks.torch.hpu", "hpu"),
         rank=70,
-        device_count=device_counts.device_files("/dev/accel/accel[0-9]*", "HABANA_VISIBLE_MODULES"),
+        device_count=device_counts.device_files("/dev/accel/accel[0-9]*", _HPU_VARIABLE),
         remedy="Install the Habana SynapseAI software stack",
         is_installed=presence.has_package("habana_frameworks.torch"),
-        visible_devices_variable=lambda: "HABANA_VISIBLE_MODULES",
+        visible_devices_variable=lambda: _HPU_VARIABLE,
         exported_variable_prefixes=("HABANA", "HCCL", "PT_HPU"),
     ),
     Backend(
@@ -103,10 +109,10 @@ BUILTIN: tuple[Backend, ...] = (
         target="acclimate.backends.mlu:MLUAccelerator",
         probe=probes.vendor_package("MLU_Accelerator", "torch_mlu", "mlu"),
         rank=80,
-        device_count=device_counts.device_files("/dev/cambricon_dev[0-9]*", "MLU_VISIBLE_DEVICES"),
+        device_count=device_counts.device_files("/dev/cambricon_dev[0-9]*", _MLU_VARIABLE),
         remedy="Install torch_mlu with the Cambricon Neuware SDK",
         is_installed=presence.has_package("torch_mlu"),
-        visible_devices_variable=lambda: "MLU_VISIBLE_DEVICES",
+        visible_devices_variable=lambda: _MLU_VARIABLE,
         exported_variable_prefixes=("CNCL", "NEUWARE_HOME"),
     ),
     Backend(

@@ -11,6 +11,8 @@ from pathlib import Path
 from acclimate.backends.presence import on_apple_silicon, torch_build
 
 ROOT = Path("/")
+INTEL_VARIABLE = "ZE_AFFINITY_MASK"
+"""The variable that limits the Intel GPUs that a process sees."""
 _INTEL = "0x8086"
 
 
@@ -26,7 +28,7 @@ def intel_gpus() -> int:
     """
     files = [Path(name).name for name in _files("/dev/dri/renderD*")]
     vendors = [_read(f"/sys/class/drm/{name}/device/vendor") for name in files]
-    return _visible(vendors.count(_INTEL), "ZE_AFFINITY_MASK")
+    return _visible(vendors.count(_INTEL), INTEL_VARIABLE)
 
 
 def cuda_gpus() -> int:
