@@ -12,7 +12,7 @@ from optimizer_cases import CASES, FLOATS, ODD_SHAPES, Case, give_gradients, par
 
 from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameterError
 from acclimate.ops import CPUAdagrad, CPUAdam, CPULion, FusedAdam
-from acclimate.ops.optimizers.builders import FusedAdamCPUBuilder
+from acclimate.ops.optimizers.builders import CPUAdamBuilder, FusedAdamCPUBuilder
 
 # Ten steps at this rate; each differs from exact arithmetic by at most 2 units in the last place of the
 # parameter (its own rounding, and at most eight roundings of an update a hundred times smaller).
@@ -66,12 +66,17 @@ def test_many_small_tensors(case: Case) -> None:
     check(ours, theirs)
 
 
-def test_the_library_is_looked_for_once_for_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded, load = [], FusedAdamCPUBuilder.load
-    monkeypatch.setattr(FusedAdamCPUBuilder, "load", lambda self: (loaded.append(self), load(self))[1])
-    optimizer = FusedAdam(parameters([(10,)] * 5))
-    optimizer.add_param_group({"params": parameters([(10,)] * 5)})
-    assert len(loaded) == 2
+@pytest.mark.parametrize(
+    ("optimizer", "builder"), [(FusedAdam, FusedAdamCPUBuilder), (CPUAdam, CPUAdamBuilder)]
+)
+def test_the_library_is_looked_for_once(
+    optimizer: Any, builder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, load = [], builder.load
+    monkeypatch.setattr(builder, "load", lambda self: (loaded.append(self), load(self))[1])
+    made = optimizer([{"params": parameters([(10,)] * 5)}, {"params": parameters([(10,)] * 5)}])
+    made.add_param_group({"params": parameters([(10,)] * 5)})
+    assert len(loaded) == 1
 
 
 @both

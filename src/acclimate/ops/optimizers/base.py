@@ -121,6 +121,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         self.master_weights = master_weights
         self._op = type(self).define_op()
         self._isa = chosen_isa()
+        self._loaded: set[str] = set()  # device types; each look for a library takes milliseconds
         self._has_shards = False  # set when parameters are added: checking each of them in every step is slow
         super().__init__(params, defaults)
 
@@ -140,9 +141,10 @@ class GroupOptimizer(torch.optim.Optimizer):
         except UnsupportedParameterError:
             del self.param_groups[-1]
             raise
-        for device in {parameter.device.type for parameter in self.param_groups[-1]["params"]}:
+        for device in {parameter.device.type for parameter in self.param_groups[-1]["params"]} - self._loaded:
             if device in self.builders:
                 self.builders[device]().load()
+            self._loaded.add(device)
         self._has_shards |= any(map(shards.is_sharded, self.param_groups[-1]["params"]))
 
     def check_group(self, settings: Mapping[str, Any]) -> None:

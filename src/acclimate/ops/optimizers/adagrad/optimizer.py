@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from acclimate.errors import InvalidOptimizerArgumentError
-from acclimate.ops.optimizers.adagrad.plain import define
+from acclimate.ops.build.builder import OpBuilder
+from acclimate.ops.optimizers.adagrad.plain import STATE_NAMES, define
 from acclimate.ops.optimizers.base import GroupOptimizer, Parameters
 from acclimate.ops.optimizers.builders import CPUAdagradBuilder
 
@@ -43,10 +44,11 @@ class CPUAdagrad(GroupOptimizer):
     """
 
     define_op = staticmethod(define)
-    state_names: ClassVar[tuple[str, ...]] = ("sum",)
+    state_names: ClassVar[tuple[str, ...]] = STATE_NAMES
     op_arguments: ClassVar[Mapping[str, str]] = {
         name: name for name in ("lr", "lr_decay", "weight_decay", "eps")
     }
+    builders: ClassVar[Mapping[str, type[OpBuilder]]] = {"cpu": CPUAdagradBuilder}
     elsewhere: ClassVar[str | None] = "torch.optim.Adagrad"
 
     def __init__(
@@ -66,7 +68,6 @@ class CPUAdagrad(GroupOptimizer):
     ) -> None:
         if amsgrad:
             raise InvalidOptimizerArgumentError("Adagrad has no AMSGrad variant. Do not pass amsgrad.")
-        CPUAdagradBuilder().load()
         if state_dtype is None and fp32_optimizer_states:
             state_dtype = torch.float32
         defaults = {

@@ -16,6 +16,8 @@ SCHEMA = (
     "Tensor(d!)[] outputs, *, float lr, float lr_decay, float weight_decay, float eps, bool maximize=False, "
     "float grad_scale=1.0, int isa=0) -> ()"
 )
+STATE_NAMES = ("sum",)
+"""The names of the states, in the order of the op's arguments."""
 
 
 def define() -> Any:
@@ -28,7 +30,7 @@ def adagrad_(*lists: list[Tensor], **settings: Any) -> None:
 
     It rounds in the same places as csrc/adagrad_rule.h, so results have the same bits.
     """
-    update_each(_update, lists, ("sum",), **settings)
+    update_each(_update, lists, STATE_NAMES, **settings)
 
 
 def _update(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from acclimate.ops.build.builder import OpBuilder
-from acclimate.ops.optimizers.adam.plain import define
+from acclimate.ops.optimizers.adam.plain import STATE_NAMES, define
 from acclimate.ops.optimizers.base import FusedOptimizer, GroupOptimizer, Parameters
 from acclimate.ops.optimizers.builders import CPUAdamBuilder, FusedAdamBuilder, FusedAdamCPUBuilder
 
@@ -18,7 +18,7 @@ class _Adam(GroupOptimizer):
     """The base of CPUAdam and FusedAdam."""
 
     define_op = staticmethod(define)
-    state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    state_names: ClassVar[tuple[str, ...]] = STATE_NAMES
     op_arguments: ClassVar[Mapping[str, str]] = {
         "lr": "lr",
         "eps": "eps",
@@ -70,6 +70,7 @@ class CPUAdam(_Adam):
         UnsupportedParameterError: a parameter has another dtype or is not on the host.
     """
 
+    builders: ClassVar[Mapping[str, type[OpBuilder]]] = {"cpu": CPUAdamBuilder}
     elsewhere: ClassVar[str | None] = "FusedAdam"
 
     def __init__(
@@ -88,7 +89,6 @@ class CPUAdam(_Adam):
         state_dtype: torch.dtype | None = None,
         master_weights: bool = False,
     ) -> None:
-        CPUAdamBuilder().load()
         if state_dtype is None and fp32_optimizer_states:
             state_dtype = torch.float32
         # Named as in torch.optim.AdamW, so that each can load the other's state.

@@ -21,6 +21,8 @@ SCHEMA = (
     "float weight_decay, bool decoupled, bool bias_correction, bool maximize=False, float grad_scale=1.0, "
     "int isa=0) -> ()"
 )
+STATE_NAMES = ("exp_avg", "exp_avg_sq")
+"""The names of the states, in the order of the op's arguments."""
 
 
 def define() -> Any:
@@ -35,7 +37,7 @@ def adam_(*lists: list[Tensor], **settings: Any) -> None:
     devices it runs torch's fused kernel if there is one.
     """
     if not _updated_by_torch(*lists, **settings):
-        update_each(_update, lists, ("exp_avg", "exp_avg_sq"), **settings)
+        update_each(_update, lists, STATE_NAMES, **settings)
 
 
 def _update(
@@ -74,7 +76,8 @@ def _updated_by_torch(
         or len({tensor.dtype for tensor in (*params, *grads, *exp_avgs)}) > 1
     ):
         return False
-    check_sizes(params, gradient=grads, exp_avg=exp_avgs, exp_avg_sq=exp_avg_sqs)
+    states = dict(zip(STATE_NAMES, (exp_avgs, exp_avg_sqs), strict=True))
+    check_sizes(params, gradient=grads, **states)
     for counter in steps:
         counter.add_(1)
     fused = torch._fused_adamw_ if decoupled else torch._fused_adam_

@@ -12,7 +12,7 @@ from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameter
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.ops.optimizers.base import GroupOptimizer, GroupTensors, Parameters
 from acclimate.ops.optimizers.builders import FusedLambBuilder
-from acclimate.ops.optimizers.lamb.plain import define
+from acclimate.ops.optimizers.lamb.plain import STATE_NAMES, define
 from acclimate.ops.optimizers.shards import is_sharded
 
 
@@ -46,7 +46,7 @@ class FusedLamb(GroupOptimizer):
     """
 
     define_op = staticmethod(define)
-    state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    state_names: ClassVar[tuple[str, ...]] = STATE_NAMES
     op_arguments: ClassVar[Mapping[str, str]] = {
         "lr": "lr",
         "eps": "eps",

@@ -18,6 +18,8 @@ SCHEMA = (
     "float eps, float weight_decay, float min_ratio, float max_ratio, bool bias_correction, "
     "bool corrects_rate=False, bool eps_inside_sqrt=False, bool maximize=False, float grad_scale=1.0) -> ()"
 )
+STATE_NAMES = ("exp_avg", "exp_avg_sq")
+"""The names of the states, in the order of the op's arguments."""
 
 
 def define() -> Any:
@@ -39,7 +41,7 @@ def lamb_(*arguments: Any, **settings: Any) -> None:
         next(places).copy_(ratio)
         return new
 
-    update_each(update, lists, ("exp_avg", "exp_avg_sq"), **settings)
+    update_each(update, lists, STATE_NAMES, **settings)
 
 
 def _update(

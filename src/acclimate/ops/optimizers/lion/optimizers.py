@@ -11,14 +11,14 @@ from torch import Tensor
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.ops.optimizers.base import FusedOptimizer, GroupOptimizer, Parameters
 from acclimate.ops.optimizers.builders import CPULionBuilder, FusedLionBuilder, FusedLionCPUBuilder
-from acclimate.ops.optimizers.lion.plain import define
+from acclimate.ops.optimizers.lion.plain import STATE_NAMES, define
 
 
 class _Lion(GroupOptimizer):
     """The base of CPULion and FusedLion."""
 
     define_op = staticmethod(define)
-    state_names: ClassVar[tuple[str, ...]] = ("exp_avg",)
+    state_names: ClassVar[tuple[str, ...]] = STATE_NAMES
     op_arguments: ClassVar[Mapping[str, str]] = {"lr": "lr", "weight_decay": "weight_decay"}
     counts_steps: ClassVar[bool] = False
 
@@ -49,6 +49,7 @@ class CPULion(_Lion):
         UnsupportedParameterError: a parameter has another dtype or is not on the host.
     """
 
+    builders: ClassVar[Mapping[str, type[OpBuilder]]] = {"cpu": CPULionBuilder}
     elsewhere: ClassVar[str | None] = "FusedLion"
 
     def __init__(
@@ -63,7 +64,6 @@ class CPULion(_Lion):
         state_dtype: torch.dtype | None = None,
         master_weights: bool = False,
     ) -> None:
-        CPULionBuilder().load()
         if state_dtype is None and fp32_optimizer_states:
             state_dtype = torch.float32
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}

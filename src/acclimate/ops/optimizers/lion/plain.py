@@ -15,6 +15,8 @@ SCHEMA = (
     "Tensor(d!)[] outputs, *, float lr, float beta1, float beta2, float weight_decay, bool maximize=False, "
     "float grad_scale=1.0, int isa=0) -> ()"
 )
+STATE_NAMES = ("exp_avg",)
+"""The names of the states, in the order of the op's arguments."""
 
 
 def define() -> Any:
@@ -27,7 +29,7 @@ def lion_(*lists: list[Tensor], **settings: Any) -> None:
 
     It rounds in the same places as csrc/lion_rule.h, so results have the same bits.
     """
-    update_each(_update, lists, ("exp_avg",), **settings)
+    update_each(_update, lists, STATE_NAMES, **settings)
 
 
 def _update(
