@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from acclimate.ops import huge_pages
+from acclimate import huge_pages
 from acclimate.ops.inference import PackedWeight
 
 # The shapes [n, k] of a model's largest linear layers.

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+from acclimate import huge_pages
 from acclimate.inference.deferred.view_regions import regroup
-from acclimate.ops import huge_pages
 
 logger = logging.getLogger("acclimate.inference")
 

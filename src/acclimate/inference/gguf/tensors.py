@@ -20,6 +20,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from acclimate import huge_pages
 from acclimate.inference.deferred.tensors import DeferredTensor, Region, sources
 from acclimate.inference.files.open_file import OpenFile
 from acclimate.inference.gguf.config import Architecture
@@ -31,7 +32,6 @@ from acclimate.inference.gguf.weights import (
     rotary_order,
     stored_bytes,
 )
-from acclimate.ops import huge_pages
 
 Array = npt.NDArray[Any]
 

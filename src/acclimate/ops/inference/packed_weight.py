@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from acclimate import huge_pages
 from acclimate.errors import WeightError
-from acclimate.ops import huge_pages
 from acclimate.ops.inference import layout, native, schemes
 from acclimate.ops.inference.quantize import quantize_rows
 from acclimate.ops.inference.schemes import DENSE, DENSE_DTYPES, GROUP_ROWS, Scheme

@@ -344,7 +344,7 @@ Tensor rows(const Tensor& data, const Tensor& ids, int64_t scheme, int64_t n, in
   return result;
 }
 
-// As acclimate.ops.huge_pages does, before the memory is written.
+// As acclimate.huge_pages does, before the memory is written.
 void request_huge_pages([[maybe_unused]] uint8_t* data, [[maybe_unused]] int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
   constexpr int64_t least_bytes = 4 << 20, page = 4096;

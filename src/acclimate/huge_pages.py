@@ -7,9 +7,10 @@ import functools
 import mmap
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ADVICE = 14  # Linux's MADV_HUGEPAGE, which some builds of Python's mmap lack
 _LEAST_BYTES = 4 << 20  # less than two huge pages gains nothing
