@@ -59,10 +59,6 @@ class Script:
     def running(self) -> bool:
         return not self.is_done
 
-    @property
-    def waits_for_reader(self) -> bool:
-        return False
-
     def kill(self) -> None:
         pass
 

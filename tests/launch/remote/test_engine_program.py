@@ -1,12 +1,15 @@
-"""A whole job over the launcher's port, with a script in the place of MPICH that starts all ranks here."""
+"""A whole job over the launcher's port, with scripts in the place of MPICH and pdsh: all ranks run here."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from contextlib import closing, suppress
 from pathlib import Path
@@ -149,3 +152,42 @@ def test_an_agent_whose_launcher_is_a_stranger_starts_no_rank(tmp_path: Path) ->
     assert "the program that answers is not this job's launcher" in stderr
     assert "Traceback" not in stderr
     assert not (tmp_path / "made").exists()
+
+
+PDSH = f"""#!{sys.executable}
+import os, sys
+host = sys.argv[sys.argv.index("-w") + 1]
+os.execvp("sh", ["sh", "-c", sys.argv[-1].replace("%h", host).replace("%%", "%")])
+"""
+LINE, LINES = "y" * 1000, 4000
+"""More than all pipes from the rank to the reader keep, and what the launcher and the agent keep."""
+STALLED_CODE = f"""
+import os, pathlib, signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: pathlib.Path("signalled").touch())
+for number in range({LINES}):
+    print("{LINE}", number, file=sys.stderr, flush=True)
+"""
+
+
+def unread(pipe: int) -> int:
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4), sys.byteorder)
+
+
+def test_the_launcher_passes_on_signals_while_pdshs_errors_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    pdsh = tmp_path / "bin" / "pdsh"
+    pdsh.write_text(PDSH)
+    pdsh.chmod(0o755)
+    (tmp_path / "hosts").write_text("localhost slots=1\n")
+    (tmp_path / "script.py").write_text(STALLED_CODE)
+    launcher = [sys.executable, "-m", "acclimate", "run", "--launcher", "pdsh", "--hostfile", "hosts"]
+    variables = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    with launched([*launcher, "script.py"], variables=variables, cwd=tmp_path) as job:
+        assert job.process.stderr is not None
+        stderr = job.process.stderr.fileno()
+        wait_until(lambda: unread(stderr) > 60_000, "a full pipe")
+        job.signal(signal.SIGUSR1)
+        wait_until((tmp_path / "signalled").exists, "the rank to get the signal")
+        _, shown = job.read()
+        assert job.wait() == 0, shown[-2000:]
+    assert shown.splitlines() == [f"{LINE} {number}" for number in range(LINES)]

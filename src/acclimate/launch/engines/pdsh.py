@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -78,37 +77,37 @@ class Pdsh(Engine):
 
 
 class _Listener:
-    """Finds in pdsh's standard error which host's ssh ended and its message; shows the rest."""
+    """Finds in pdsh's standard error which host's ssh ended and its message; returns the rest to be shown."""
 
     def __init__(self) -> None:
         self._line = bytearray()
         self._words: deque[str] = deque(maxlen=_KEPT)
 
-    def __call__(self, program: EngineProgram, data: bytes) -> None:
+    def __call__(self, program: EngineProgram, data: bytes) -> bytes:
         """Processes output of pdsh; empty at the end."""
+        shown = bytearray()
         *whole, rest = data.split(b"\n")
         for end_of_line in whole:
             self._line += end_of_line
-            self._read(program, bytes(self._line), b"\n")
+            shown += self._read(program, bytes(self._line), b"\n")
             self._line.clear()
         self._line += rest
         if len(self._line) > _LONGEST_LINE or (self._line and not data):
-            self._read(program, bytes(self._line), b"")
+            shown += self._read(program, bytes(self._line), b"")
             self._line.clear()
+        return bytes(shown)
 
-    def _read(self, program: EngineProgram, line: bytes, end: bytes) -> None:
+    def _read(self, program: EngineProgram, line: bytes, end: bytes) -> bytes:
         ended = _HOST_ENDED.match(line)
         if ended is None:
             self._words.append(line[:_LONGEST_KEPT].decode(errors="backslashreplace"))
-            if program.coordinator.started:
-                sys.stderr.buffer.write(line + end)
-                sys.stderr.flush()
-            return
+            return line + end if program.coordinator.started else b""
         host, code = ended[1].decode(errors="backslashreplace"), int(ended[2][:9])
         peer = program.peers.get(host)
         if peer is not None:
             said = what_was_said(code, self._about(host))
             program.coordinator.lost(peer, said, was_reached=code != FAILED)
+        return b""
 
     def _about(self, host: str) -> str:
         """Returns the lines that name the host, else the last lines."""

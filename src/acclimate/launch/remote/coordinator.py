@@ -11,6 +11,8 @@ from typing import Protocol
 
 from acclimate.errors import HostUnreachableError, LaunchProtocolError, RankStartError
 from acclimate.launch.event_loop import EventLoop
+from acclimate.launch.output.pump import STREAM_NAMES, OutputPump, own_streams
+from acclimate.launch.output.views import Source, WholeLines
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome, signal_name
 from acclimate.launch.remote.addresses import is_loopback
@@ -77,10 +79,6 @@ class RemoteProcesses(Protocol):
     def running(self) -> bool:
         """Whether a process of the engine runs, or has unread output."""
 
-    @property
-    def waits_for_reader(self) -> bool:
-        """Whether output is still waiting for the launcher's reader."""
-
     def kill(self) -> None:
         """Kills the engine's processes and thereby closes the connections to their agents."""
 
@@ -98,6 +96,8 @@ class Coordinator:
         self.job, self.peers = job, peers
         self.started = False
         self.loop = EventLoop()
+        self.pump = OutputPump(self.loop, own_streams(WholeLines), self._stream_failed)
+        """Shows the output that the engine's processes pass to the launcher."""
         self._refusals: list[str] = []
         self._explanations: list[str] = []
         self._blamed: Peer | None = None
@@ -120,9 +120,9 @@ class Coordinator:
             try:
                 with starting_programs():
                     processes.open(self)
-                while processes.running and time.monotonic() < self._deadline:
+                while (processes.running or self.pump.waiting) and time.monotonic() < self._deadline:
                     self.loop.wait(self._deadline)
-                    if processes.waits_for_reader and self._signalled is None:
+                    if self.pump.waiting and self._signalled is None:
                         # As on one host, a slow reader loses no output.
                         self._deadline = max(self._deadline, time.monotonic() + _BRIEFLY_S)
             finally:
@@ -208,6 +208,14 @@ class Coordinator:
     def explain(self, sentence: str) -> None:
         """Records a possible reason, in case the job does not start."""
         self._explanations.append(sentence)
+
+    def _stream_failed(self, stream: int, error: OSError) -> None:
+        if isinstance(error, BrokenPipeError):
+            reason = f"the reader of standard {STREAM_NAMES[stream]} has exited, so the ranks were ended."
+            self.end(reason, -signal.SIGPIPE)
+            return
+        why = f"standard {STREAM_NAMES[stream]} cannot be written ({error.strerror}); the ranks continue."
+        self.pump.feed(2, Source("", 0), f"acclimate run: {why}\n".encode())
 
     def tell_all(self, **message: object) -> None:
         """Sends a message to all connected peers."""

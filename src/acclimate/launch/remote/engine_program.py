@@ -9,13 +9,13 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from acclimate.launch.output.views import Source
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
 from acclimate.launch.remote.addresses import own_addresses
@@ -66,7 +66,8 @@ class EngineProgram:
         each_rank: whether there is an agent for each rank, or one for each host.
         environment: variables of the program besides this process's and the job's.
         hostfile: a file for the program to read.
-        on_stderr: called with the program's standard error, which is otherwise this process's.
+        on_stderr: called with the program's standard error, empty at its end; returns what to show of it.
+            ``None``: the program writes to the launcher's.
         answer_s: the time limit for the first call.
         ssh_check: finds unreachable hosts, if the program does not report them.
     """
@@ -79,7 +80,7 @@ class EngineProgram:
         each_rank: bool,
         environment: Mapping[str, str] | None = None,
         hostfile: MemoryFile | None = None,
-        on_stderr: Callable[[EngineProgram, bytes], None] | None = None,
+        on_stderr: Callable[[EngineProgram, bytes], bytes] | None = None,
         answer_s: float = ANSWER_S,
         ssh_check: SshReachabilityCheck | None = None,
     ) -> None:
@@ -115,8 +116,6 @@ class EngineProgram:
 
     def open(self, coordinator: Coordinator) -> None:
         """Starts the program and listens for its agents."""
-        sys.stdout.flush()
-        sys.stderr.flush()
         self._server = CallbackServer(
             coordinator.loop,
             self._key,
@@ -139,8 +138,12 @@ class EngineProgram:
             start_new_session=True,  # Ctrl-C is for the ranks, to which it is passed on
         )
         if process.stderr is not None:
-            self._watch(process.stderr.fileno(), self._read_stderr)
-        self._watch(os.pidfd_open(process.pid), self._program_ended)
+            pipe = process.stderr.fileno()
+            self._open.add(pipe)
+            coordinator.pump.read_from(pipe, 2, partial(self._read_stderr, pipe))
+        end = os.pidfd_open(process.pid)
+        self._open.add(end)
+        coordinator.loop.watch(end, partial(self._program_ended, end))
         if self._ssh_check is not None:
             coordinator.loop.after(CHECK_AFTER_S, self._check_silent_hosts)
 
@@ -162,11 +165,6 @@ class EngineProgram:
         has_agents = self._server is not None and self._server.has_agents
         return bool(self._open) or has_agents or checking
 
-    @property
-    def waits_for_reader(self) -> bool:
-        """Returns false: the program writes directly to the launcher's streams."""
-        return False
-
     def kill(self) -> None:
         """Ends the program; agents end their ranks when their connection closes."""
         if self._server is not None:
@@ -182,14 +180,6 @@ class EngineProgram:
                 return
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-
-    def _watch(self, descriptor: int, react: Callable[[int], None]) -> None:
-        self._open.add(descriptor)
-        self.coordinator.loop.watch(descriptor, partial(react, descriptor))
-
-    def _forget(self, descriptor: int) -> None:
-        self._open.discard(descriptor)
-        self.coordinator.loop.forget(descriptor)
 
     # -- agents --------------------------------------------------------------------------------------
 
@@ -212,14 +202,17 @@ class EngineProgram:
     # -- the program ---------------------------------------------------------------------------------
 
     def _read_stderr(self, descriptor: int) -> None:
-        data = os.read(descriptor, _READ_BYTES)
-        if not data:
-            self._forget(descriptor)
+        data, pump, source = os.read(descriptor, _READ_BYTES), self.coordinator.pump, Source("", 2)
         if self._on_stderr is not None:
-            self._on_stderr(self, data)
+            pump.feed(2, source, self._on_stderr(self, data))
+        if not data:
+            pump.end(2, source)
+            pump.forget(descriptor)
+            self._open.discard(descriptor)
 
     def _program_ended(self, descriptor: int) -> None:
-        self._forget(descriptor)
+        self._open.discard(descriptor)
+        self.coordinator.loop.forget(descriptor)
         os.close(descriptor)
         process = self._process
         if process is None:

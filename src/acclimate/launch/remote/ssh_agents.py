@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import subprocess
 from collections import deque
 from dataclasses import asdict
 from functools import partial
 
 from acclimate.errors import LaunchProtocolError
-from acclimate.launch.output.pump import STREAM_NAMES, OutputPump, own_streams
-from acclimate.launch.output.views import Source, WholeLines
+from acclimate.launch.output.views import Source
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
@@ -62,20 +60,12 @@ class SshAgents:
     def open(self, coordinator: Coordinator) -> None:
         """Starts to connect to all hosts; each agent that answers gets its assignment."""
         self._coordinator = coordinator
-        self._pump = OutputPump(coordinator.loop, own_streams(WholeLines), self._stream_failed)
         self._connect_next()
 
     @property
     def running(self) -> bool:
-        """Whether a connection is open or not made yet, or output is left."""
-        if self._unconnected or self.waits_for_reader:
-            return True
-        return any(connection.open_streams for connection in self.connections)
-
-    @property
-    def waits_for_reader(self) -> bool:
-        """Whether output is still waiting for the launcher's reader."""
-        return self._pump.waiting
+        """Whether a connection is open or not made yet."""
+        return bool(self._unconnected) or any(connection.open_streams for connection in self.connections)
 
     def kill(self) -> None:
         """Closes all connections, after which agents end their ranks."""
@@ -115,15 +105,15 @@ class SshAgents:
         for stream, pipe in ((1, process.stdout), (2, process.stderr)):
             connection.open_streams += 1
             react = partial(self._read, connection, stream, pipe.fileno())
-            self._pump.read_from(pipe.fileno(), stream, react)
+            self._coordinator.pump.read_from(pipe.fileno(), stream, react)
 
     def _read(self, connection: SshConnection, stream: int, descriptor: int) -> None:
         data = os.read(descriptor, _READ_BYTES)
         source = Source(connection.plan.label, stream)
         if not data:
-            self._pump.feed(stream, source, connection.demux.end() if stream == 1 else b"")
-            self._pump.end(stream, source)
-            self._pump.forget(descriptor)
+            self._coordinator.pump.feed(stream, source, connection.demux.end() if stream == 1 else b"")
+            self._coordinator.pump.end(stream, source)
+            self._coordinator.pump.forget(descriptor)
             connection.open_streams -= 1
             if not connection.open_streams:
                 self._ended(connection)
@@ -134,15 +124,7 @@ class SshAgents:
             connection.last_words = (connection.last_words + data)[-_LAST_WORDS:]
             if not self._coordinator.started:
                 return  # shown as the reason where the host cannot be used
-        self._pump.feed(stream, source, data)
-
-    def _stream_failed(self, stream: int, error: OSError) -> None:
-        if isinstance(error, BrokenPipeError):
-            reason = f"the reader of standard {STREAM_NAMES[stream]} has exited, so the ranks were ended."
-            self._coordinator.end(reason, -signal.SIGPIPE)
-            return
-        why = f"standard {STREAM_NAMES[stream]} cannot be written ({error.strerror}); the ranks continue."
-        self._pump.feed(2, Source("", 0), f"acclimate run: {why}\n".encode())
+        self._coordinator.pump.feed(stream, source, data)
 
     def _hear(self, connection: SshConnection, data: bytes) -> bytes:
         """Handles the agent's messages; returns its ranks' output."""
