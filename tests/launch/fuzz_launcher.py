@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 from types import FrameType
@@ -69,8 +70,8 @@ MESSAGES = (
 )  # fmt: skip
 FROM_A_LAUNCHER = (
     {"answer": {"nonce": "n", "proof": "p"}},
-    {"assignment": {"node_rank": 0, "mark": "m", "job": json.loads(
-        JobPlan((HostPlan("a", (0, 1)),), ("true",), {"A": "1"}, "/", "cpu").to_json())}},
+    {"assignment": {"node_rank": 0, "mark": "m", "job": json.loads(json.dumps(asdict(
+        JobPlan((HostPlan("a", (0, 1)),), ("true",), {"A": "1"}, "/", "cpu"))))}},
     {"start": {"master_addr": "10.0.0.1", "master_port": 4000}},
     {"signal": 2},
     {"stop": "because"},

@@ -60,7 +60,9 @@ def _read(kind: Any, value: object, where: str) -> Any:
     if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
         if not isinstance(value, dict) or value.keys() != hints.keys():
-            raise LaunchProtocolError(f"{where} has the fields of another release.")
+            raise LaunchProtocolError(
+                f"{where} has the fields of another release. Install the same acclimate on all hosts."
+            )
         return kind(**{name: _read(hints[name], value[name], f"{where}.{name}") for name in hints})
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from acclimate.errors import LaunchProtocolError
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.wire import decode, encode
 
 texts = st.text(max_size=20)
 jobs = st.builds(
@@ -42,8 +43,9 @@ jobs = st.builds(
 
 @given(jobs)
 def test_a_plan_is_read_as_it_was_written_from_one_line(job: JobPlan) -> None:
-    assert "\n" not in job.to_json()
-    assert JobPlan.from_json(job.to_json()) == job
+    line = encode({"job": asdict(job)})
+    assert line.index(b"\n") == len(line) - 1
+    assert decode(line, {"job": JobPlan}) == {"job": job}
 
 
 @given(jobs)
@@ -56,13 +58,13 @@ def test_ranks_count_on_from_host_to_host(job: JobPlan) -> None:
     assert ranks == list(range(job.world_size))
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "7", '{"hosts": []}', "\xff"])
-def test_what_is_no_plan_is_refused(text: str) -> None:
+@pytest.mark.parametrize("value", ["", {}, [], 7, {"hosts": []}, "\xff"])
+def test_what_is_no_plan_is_refused(value: object) -> None:
     with pytest.raises(LaunchProtocolError, match="Install the same acclimate on all hosts"):
-        JobPlan.from_json(text)
+        decode(encode({"job": value}), {"job": JobPlan})
 
 
 def test_a_plan_of_another_release_is_refused() -> None:
-    plan = json.loads(JobPlan((HostPlan("a", (0,)),), ("x",), {}, "/", "cpu").to_json())
+    plan = asdict(JobPlan((HostPlan("a", (0,)),), ("x",), {}, "/", "cpu"))
     with pytest.raises(LaunchProtocolError, match="another release"):
-        JobPlan.from_json(json.dumps({**plan, "added_later": 1}))
+        decode(encode({"job": {**plan, "added_later": 1}}), {"job": JobPlan})

@@ -7,7 +7,6 @@ worker on each host is the supervisor of other jobs: it binds ranks, tags output
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 import select
@@ -20,7 +19,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import IO, Any
 
 from torch.distributed import DistError
@@ -43,13 +42,14 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from acclimate.errors import HostUnreachableError
+from acclimate.launch.elastic.worker import ANSWER
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome, shell_code, signal_name
 from acclimate.launch.remote.addresses import address_towards
 from acclimate.launch.supervise.own_python import own_python
 from acclimate.launch.supervise.signals import NOTICES, TERMINATING, SignalInbox
-from acclimate.launch.wire import from_wire
+from acclimate.launch.wire import decode, encode
 
 _RUN_ID = "acclimate"
 _ROLE = "default"
@@ -304,7 +304,7 @@ class _Agent(SimpleElasticAgent):
             "TORCHELASTIC_RESTART_COUNT": str(spec.max_restarts - self._remaining_restarts),
             "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         }
-        order = json.dumps({"job": job.to_json(), "node_rank": 1, "variables": variables})
+        order = encode({"job": asdict(job), "node_rank": 1, "variables": variables})
         with self._changing:
             if self.ended_by is not None:
                 raise RendezvousGracefulExitError
@@ -318,7 +318,7 @@ class _Agent(SimpleElasticAgent):
                 start_new_session=True,  # this process passes signals on itself
             )
             if self._worker.stdin is not None:
-                self._worker.stdin.write(order.encode() + b"\n")
+                self._worker.stdin.write(order)
                 self._worker.stdin.flush()
             pid = self._worker.pid
         return {worker.local_rank: pid for worker in workers}
@@ -385,7 +385,7 @@ class _Agent(SimpleElasticAgent):
                 self._answer.seek(0)
                 text = self._answer.read()
                 if text:
-                    self.outcome = from_wire(Outcome, json.loads(text))
+                    self.outcome = decode(text, ANSWER)["outcome"]
                 else:
                     how = f"The supervisor of this host's ranks ended with {self._worker.returncode}"
                     self.outcome = Outcome(1, None, f"{how}, and its ranks with it.")

@@ -1,41 +1,47 @@
 """``python -m acclimate.launch.elastic.worker``: this host's ranks between two rendezvous of an elastic job.
 
 It is a separate process because a supervisor forks, and the elastic agent's process has torch's threads. It
-reads a line of JSON: ``job``, ``node_rank``, and ``variables`` (additional ones for all ranks). When standard
-input ends, it ends the ranks. It writes their outcome as JSON to the descriptor that its only argument names.
+reads one message, its order. When standard input ends, it ends the ranks. It writes their outcome to the
+descriptor that its only argument names.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from acclimate.errors import AcclimateError
 from acclimate.launch.plan.job import JobPlan, plan_ranks
 from acclimate.launch.plan.outcome import Outcome
+from acclimate.launch.remote.protocol import LONGEST_FROM_LAUNCHER
 from acclimate.launch.supervise.supervisor import StopRequest, supervise
+from acclimate.launch.wire import LineBuffer, Message, decode, encode
 
 REGROUPING = "the ranks were ended because the hosts of the job have changed."
+ORDER = {
+    "job": JobPlan,
+    "node_rank": int,
+    "variables": Mapping[str, str],  # more variables for all ranks
+}
+"""The fields of the agent's only message, with their types."""
+ANSWER = {"outcome": Outcome}
+"""The field of the worker's only message, with its type."""
 
 
 def main() -> int:
     """Runs the ranks; returns 0 if it could report their outcome."""
     answers = int(sys.argv[1])
     os.set_inheritable(answers, False)
-    line = b""
-    while not line.endswith(b"\n"):
-        piece = os.read(0, 1 << 16)
-        if not piece:
-            return 1
-        line += piece
-    values = json.loads(line)
-    job = JobPlan.from_json(values["job"])
+    order = _read_order()
+    if order is None:
+        return 1
+    job = order["job"]
     try:
         ranks = [
-            replace(plan, environment={**plan.environment, **values["variables"]})
-            for plan in plan_ranks(job, values["node_rank"], os.environ)
+            replace(plan, environment={**plan.environment, **order["variables"]})
+            for plan in plan_ranks(job, order["node_rank"], os.environ)
         ]
         outcome = supervise(
             ranks, grace_s=job.grace_s, quiet=job.quiet, tagged=True, stop=StopRequest(0, _reason_to_stop)
@@ -43,8 +49,17 @@ def main() -> int:
     except AcclimateError as error:
         outcome = Outcome(2, None, str(error))
     with open(answers, "wb") as answer:
-        answer.write(json.dumps(asdict(outcome)).encode())
+        answer.write(encode({"outcome": asdict(outcome)}))
     return 0
+
+
+def _read_order() -> Message | None:
+    """Returns the order; ``None`` if the agent has exited before."""
+    lines = LineBuffer(LONGEST_FROM_LAUNCHER)
+    while piece := os.read(0, 1 << 16):
+        for line in lines.feed(piece):
+            return decode(line, ORDER)
+    return None
 
 
 def _reason_to_stop() -> str | None:

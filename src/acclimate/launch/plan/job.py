@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from acclimate.errors import LaunchOptionError, LaunchProtocolError
+from acclimate.errors import LaunchOptionError
 from acclimate.launch.binding.cores import RankBinding, bind_ranks, check_environment
 from acclimate.launch.plan.devices import visible_devices
 from acclimate.launch.plan.environment import RankPlace, rank_environment
 from acclimate.launch.plan.hostfile import HostPlan
-from acclimate.launch.wire import from_wire
 from acclimate.topology import Topology, cpu_quota, read_topology
 
 
@@ -57,24 +55,6 @@ class JobPlan:
     def rank_offset(self, node_rank: int) -> int:
         """Returns the rank of a host's first slot."""
         return sum(len(host.slots) for host in self.hosts[:node_rank])
-
-    def to_json(self) -> str:
-        """Returns one line of JSON for :meth:`from_json`."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> JobPlan:
-        """Returns the plan from :meth:`to_json`'s text.
-
-        Raises:
-            LaunchProtocolError: the text is not a plan, or a plan of another release of acclimate.
-        """
-        try:
-            return from_wire(cls, json.loads(text))
-        except (ValueError, RecursionError) as error:
-            raise LaunchProtocolError(
-                f"The plan of the job cannot be read ({error}). Install the same acclimate on all hosts."
-            ) from None
 
 
 @dataclass(frozen=True)

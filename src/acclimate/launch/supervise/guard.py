@@ -7,7 +7,6 @@ same if the guard is killed. Both run :mod:`acclimate.launch.supervise.guard_pro
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -16,11 +15,17 @@ import traceback
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from acclimate.launch.plan.job import RankPlan
 from acclimate.launch.supervise import processes
-from acclimate.launch.supervise.guard_process import GuardSettings, StandardStreams, run_standby
+from acclimate.launch.supervise.guard_process import (
+    FROM_GUARD,
+    LONGEST_FROM_GUARD,
+    GuardSettings,
+    StandardStreams,
+    run_standby,
+)
+from acclimate.launch.wire import LineBuffer, Message, decode, encode
 
 _REAP_S = 10.0
 """The time limit for a guard to exit after its connection has closed."""
@@ -35,24 +40,26 @@ class Guard:
     channel: socket.socket
     pid: int | None = None
     """The guard's pid; ``None`` until it has sent it."""
-    _received: bytes = field(default=b"", repr=False)
+    _lines: LineBuffer = field(default_factory=lambda: LineBuffer(LONGEST_FROM_GUARD), repr=False)
 
     def send(self, command: str, number: int = 0) -> None:
-        """Sends a command without blocking, since a stopped guard does not read."""
+        """Sends a command of :data:`~acclimate.launch.supervise.guard_process.FROM_SUPERVISOR`.
+
+        Without blocking, since a stopped guard does not read.
+        """
         with suppress(OSError):  # it has exited, or has not read for long
-            self.channel.send(f"{command} {number}\n".encode(), socket.MSG_DONTWAIT)
+            self.channel.send(encode({command: number}), socket.MSG_DONTWAIT)
         self._continue()
 
-    def receive(self) -> list[list[Any]] | None:
-        """Returns messages, each a list of a word and its values; ``None`` once the guard has ended."""
+    def receive(self) -> list[Message] | None:
+        """Returns its messages; ``None`` once the guard has ended."""
         try:
             data = self.channel.recv(1 << 16)
         except ConnectionError:
             data = b""
         if not data:
             return None
-        *lines, self._received = (self._received + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        return [decode(line, FROM_GUARD) for line in self._lines.feed(data)]
 
     def kill(self) -> None:
         """Kills the guard, its standby, and all their descendants."""

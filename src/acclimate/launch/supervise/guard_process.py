@@ -11,7 +11,6 @@ launcher, guard and standby are killed at once, only processes that left their r
 from __future__ import annotations
 
 import gc
-import json
 import math
 import os
 import selectors
@@ -21,13 +20,14 @@ import time
 import traceback
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from dataclasses import asdict, dataclass
+from typing import NoReturn
 
 from acclimate.launch.binding.affinity import apply_binding
 from acclimate.launch.plan.job import RankPlan
 from acclimate.launch.supervise import processes
 from acclimate.launch.supervise.signals import KEYBOARD, NOTICES, STOPPING, TERMINATING, restore_defaults
+from acclimate.launch.wire import LineBuffer, decode, encode
 
 KILL_PATIENCE_S = 5.0
 """How long to wait for killed processes; one that hangs in a driver does not exit."""
@@ -68,25 +68,66 @@ class GuardSettings:
     """Signals that the launcher was started with ignored, as by nohup; the rank ignores them too."""
 
 
+@dataclass(frozen=True)
+class Started:
+    """The pids of a rank and of its guard."""
+
+    rank: int
+    guard: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank ended."""
+
+    code: int
+    """Its exit code, or minus the number of the signal that killed it."""
+    at: float
+    """On the monotonic clock."""
+
+
+FROM_GUARD = {
+    "started": Started,
+    "warning": str,
+    "unstartable": str,  # why the rank was not started
+    "ended": Ended,
+    "guard_lost": int,  # from the standby: the guard's exit code
+    "stuck": tuple[int, ...],  # processes that cannot be killed
+}
+"""The fields of a guard's and a standby's messages, with their types."""
+FROM_SUPERVISOR = {
+    "rank": int,  # a signal for the rank alone
+    "group": int,  # a signal for the rank's process group
+    "end": int,  # the same, after which the grace begins
+    "kill": int,  # ends the grace; the number has no meaning
+}
+"""The fields of the supervisor's commands, with their types."""
+LONGEST_FROM_GUARD = 1 << 20
+_LONGEST_COMMAND = 1 << 10
+
+
 class _Channel:
     """The connection to the launcher."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
 
-    def send(self, *words: Any) -> None:
-        """Sends a word and its values, if the launcher is still connected."""
+    def send(self, **message: object) -> None:
+        """Sends a message of :data:`FROM_GUARD`, if the launcher is still connected."""
         with suppress(OSError):
-            self.connection.sendall(json.dumps(words).encode() + b"\n")
+            self.connection.sendall(encode(message))
+
+    def send_end(self, code: int) -> None:
+        """Reports the rank's end."""
+        self.send(ended=asdict(Ended(code, time.monotonic())))
 
     def refuse(self, error: OSError) -> None:
         """Reports that the system refused a process."""
         self.send(
-            "unstartable",
-            f"It was not started: {error.strerror}. The limits on processes and open files (ulimit -u, "
-            "ulimit -n, a control group's pids.max) allow no more.",
+            unstartable=f"It was not started: {error.strerror}. The limits on processes and open files "
+            "(ulimit -u, ulimit -n, a control group's pids.max) allow no more."
         )
-        self.send("ended", 126, time.monotonic())
+        self.send_end(126)
 
 
 def run_standby(
@@ -134,10 +175,10 @@ def run_standby(
     status = _wait_for(guard)
     if status != 0:
         statuses = processes.kill_descendants(patience_s=KILL_PATIENCE_S)
-        channel.send("guard_lost", os.waitstatus_to_exitcode(status))
+        channel.send(guard_lost=os.waitstatus_to_exitcode(status))
         rank = _received_pid(link[0])
         if rank in statuses:
-            channel.send("ended", os.waitstatus_to_exitcode(statuses[rank]), time.monotonic())
+            channel.send_end(os.waitstatus_to_exitcode(statuses[rank]))
 
 
 def _wait_for(guard: int) -> int:
@@ -187,7 +228,7 @@ class _GuardProcess:
         """Signals to the group that the launcher has not reported yet."""
         self.deferred: list[tuple[int, float]] = []
         """Signals from the launcher, with their time, that may have come from the terminal too."""
-        self._received = b""
+        self._lines = LineBuffer(_LONGEST_COMMAND)
         processes.name_process("rank-guard", f"rank-guard: rank {plan.rank}")
         processes.adopt_orphans()
         guard = os.getpid()
@@ -205,11 +246,12 @@ class _GuardProcess:
         self._tie_rank_to_standby()
         streams.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        self.channel.send("started", self.rank, guard)
+        self.channel.send(started=asdict(Started(self.rank, guard)))
 
     def _tie_rank_to_standby(self) -> None:
         """Has the kernel kill the rank's process group when either the guard or the standby is killed."""
         standby_end, own_end = self.link
+        # Only the pid: the standby reads it if the guard is killed, perhaps short of memory, in one call.
         own_end.send(self.rank.to_bytes(_PID_BYTES, "big"))  # before the next step: data would set it off
         if not self.settings.shares_terminal:
             for end in self.link:
@@ -245,11 +287,11 @@ class _GuardProcess:
                 os.dup2(descriptor, number)
             restore_defaults(self.settings.ignored)
             if self.plan.binding is not None and (warning := apply_binding(self.plan.binding)):
-                self.channel.send("warning", warning)
+                self.channel.send(warning=warning)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.execvpe(program, self.plan.command, dict(self.plan.environment))
         except OSError as error:
-            self.channel.send("unstartable", f"{program} cannot be run: {error.strerror}.")
+            self.channel.send(unstartable=f"{program} cannot be run: {error.strerror}.")
             os._exit(127 if isinstance(error, FileNotFoundError) else 126)
         finally:
             os._exit(126)
@@ -282,7 +324,7 @@ class _GuardProcess:
                 return False
             if pid == self.rank:
                 self.ended = True
-                self.channel.send("ended", os.waitstatus_to_exitcode(status), time.monotonic())
+                self.channel.send_end(os.waitstatus_to_exitcode(status))
                 self._end_leftovers()
 
     def _end_leftovers(self) -> None:
@@ -348,7 +390,7 @@ class _GuardProcess:
         for pid in left:
             processes.send(pid, signal.SIGKILL)
         if now - self.killing_since > KILL_PATIENCE_S:
-            self.channel.send("stuck", left)
+            self.channel.send(stuck=left)
             return -1.0
         return _KILL_AGAIN_S
 
@@ -358,10 +400,9 @@ class _GuardProcess:
             self.selector.unregister(self.channel.connection)
             self._end(signal.SIGTERM)
             return
-        *lines, self._received = (self._received + data).split(b"\n")
-        for line in lines:
-            command, number = line.split()
-            self._carry_out(command.decode(), int(number))
+        for line in self._lines.feed(data):
+            for command, number in decode(line, FROM_SUPERVISOR).items():
+                self._carry_out(command, number)
 
     def _read(self) -> bytes:
         try:

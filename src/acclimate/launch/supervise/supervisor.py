@@ -20,10 +20,12 @@ from acclimate.launch.output.writer import Writer
 from acclimate.launch.plan.job import RankPlan
 from acclimate.launch.plan.outcome import Outcome, RankFailure, shell_code, signal_name
 from acclimate.launch.supervise import processes
+from acclimate.launch.supervise.guard import Guard
 from acclimate.launch.supervise.guard_process import KILL_PATIENCE_S, GuardSettings
 from acclimate.launch.supervise.oom import count_kills
 from acclimate.launch.supervise.rank_process import RankProcess
 from acclimate.launch.supervise.signals import KEYBOARD, NOTICES, TERMINATING, SignalInbox
+from acclimate.launch.wire import Message
 
 _GUARD_PATIENCE_S = 2 * KILL_PATIENCE_S
 """How long after the grace period a guard may take to kill its rank and exit."""
@@ -269,26 +271,29 @@ class _Supervisor:
         if messages is None:
             self._reap_guard(rank)
             return
-        for word, *values in messages:
-            if word == "started":
-                rank.pid, guard.pid = values
-                bound = rank.plan.binding
-                where = f", on {bound.describe()}" if bound is not None else ""
-                self._note(logging.INFO, f"rank {rank.plan.rank} is pid {rank.pid}{where}.")
-            elif word == "warning":
-                self._note(logging.WARNING, values[0])
-            elif word == "unstartable":
-                rank.trouble = values[0]
-            elif word == "ended":
-                rank.code, rank.ended_at = values
-            elif word == "guard_lost":
-                rank.guard_was_lost(values[0])
-            elif word == "stuck":
-                self._note(
-                    logging.ERROR,
-                    f"rank {rank.plan.rank} left processes that cannot be killed; they may be waiting for a "
-                    f"device or a file server: {', '.join(map(str, values[0]))}.",
-                )
+        for message in messages:
+            self._act_on(rank, guard, message)
+
+    def _act_on(self, rank: RankProcess, guard: Guard, message: Message) -> None:
+        if "started" in message:
+            rank.pid, guard.pid = message["started"].rank, message["started"].guard
+            bound = rank.plan.binding
+            where = f", on {bound.describe()}" if bound is not None else ""
+            self._note(logging.INFO, f"rank {rank.plan.rank} is pid {rank.pid}{where}.")
+        elif "warning" in message:
+            self._note(logging.WARNING, message["warning"])
+        elif "unstartable" in message:
+            rank.trouble = message["unstartable"]
+        elif "ended" in message:
+            rank.code, rank.ended_at = message["ended"].code, message["ended"].at
+        elif "guard_lost" in message:
+            rank.guard_was_lost(message["guard_lost"])
+        elif "stuck" in message:
+            self._note(
+                logging.ERROR,
+                f"rank {rank.plan.rank} left processes that cannot be killed; they may be waiting for a "
+                f"device or a file server: {', '.join(map(str, message['stuck']))}.",
+            )
 
     def _reap_guard(self, rank: RankProcess) -> None:
         if rank.guard is not None:
