@@ -19,7 +19,7 @@ class EventLoop:
         self._selector = selectors.PollSelector()
         self._timers: list[tuple[float, Callable[[], None]]] = []
 
-    def watch(self, descriptor: int, react: Callable[[], None], events: int = selectors.EVENT_READ) -> None:
+    def watch(self, descriptor: int, react: Callable[[], object], events: int = selectors.EVENT_READ) -> None:
         """Calls back whenever a descriptor is readable."""
         self._selector.register(descriptor, events, react)
 

@@ -48,7 +48,7 @@ from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome, shell_code, signal_name
 from acclimate.launch.remote.addresses import address_towards
 from acclimate.launch.supervise.own_python import own_python
-from acclimate.launch.supervise.signals import NOTICES, TERMINATING, SignalInbox
+from acclimate.launch.supervise.signals import NOTICES, RELAYED, SignalRelay
 from acclimate.launch.wire import decode, encode
 
 _RUN_ID = "acclimate"
@@ -90,9 +90,9 @@ def launch(
     if job.log_level not in ("debug", "info"):  # torch's warnings repeat the launcher's messages
         logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
     membership = _Membership(job, environ, min_nodes, max_nodes, max_restarts)
-    with SignalInbox((*TERMINATING, *NOTICES, signal.SIGTSTP)) as inbox:
+    with SignalRelay(RELAYED) as signals:
         try:
-            outcome = membership.run(inbox)
+            outcome = membership.run(signals)
         except HostUnreachableError:
             membership.abandon(2)
             raise
@@ -116,12 +116,14 @@ class _Membership:
         self._agent: _Agent | None = None
         self._outcome: Outcome | BaseException | None = None
         """The thread's result; ``None`` while it runs."""
+        self._left: Outcome | None = None
+        """The outcome after a signal that came while no ranks ran."""
         self._ended, self._tell_end = os.pipe()
         self._thread = threading.Thread(target=self._run_and_tell, daemon=True)
 
     # -- in the main thread --------------------------------------------------------------------------
 
-    def run(self, inbox: SignalInbox) -> Outcome:
+    def run(self, signals: SignalRelay) -> Outcome:
         """Runs the job to its end, or to a signal while no ranks run.
 
         Raises:
@@ -134,17 +136,13 @@ class _Membership:
         left_at: float | None = None
         self._thread.start()
         ready = select.poll()
-        ready.register(inbox.descriptor, select.POLLIN)
+        ready.register(signals.descriptor, select.POLLIN)
         ready.register(self._ended, select.POLLIN)
         while self._outcome is None:
             ready.poll(_LOOK_AGAIN_S * 1000)
-            for number in inbox.read():
-                if number == signal.SIGTSTP:
-                    self._pause(inbox)
-                    continue
-                ended = self._forward(number)
-                if ended is not None:
-                    return ended
+            signals.relay(self)
+            if self._left is not None:
+                return self._left
             now = time.monotonic()
             if self._agent is None:
                 if now > started + _PROBE_AFTER_S and probe.ident is None:
@@ -171,25 +169,28 @@ class _Membership:
         if self._outcome is None:
             atexit.register(_exit_at_once, exit_code)
 
-    def _forward(self, number: int) -> Outcome | None:
-        """Sends a signal to the ranks; without ranks, the signal ends this host's part."""
-        if self._agent is not None and self._agent.forward(number):
-            return None
-        if number in NOTICES:
-            return None
-        return Outcome(-number, None, f"{signal_name(number)} ended the wait for other hosts.")
+    def notify(self, number: int) -> None:
+        """Sends a notice to the ranks, if any."""
+        if self._agent is not None:
+            self._agent.forward(number)
 
-    def _pause(self, inbox: SignalInbox) -> None:
-        """Stops this host's ranks and this process until SIGCONT.
+    def end_by(self, number: int) -> None:
+        """Sends a signal to the ranks, which ends this host's part; without ranks, it ends at once."""
+        if (self._agent is None or not self._agent.forward(number)) and self._left is None:
+            self._left = Outcome(-number, None, f"{signal_name(number)} ended the wait for other hosts.")
+
+    def pause(self) -> None:
+        """Stops this host's ranks.
 
         Other hosts count this host as lost after a few seconds, since torch's thread stops too.
         """
-        agent = self._agent
-        if agent is not None:
-            agent.pause()
-        inbox.take_default(signal.SIGTSTP)
-        if agent is not None:
-            agent.resume()
+        if self._agent is not None:
+            self._agent.pause()
+
+    def resume(self) -> None:
+        """Continues this host's ranks."""
+        if self._agent is not None:
+            self._agent.resume()
 
     def _probe(self, accepted: list[float]) -> None:
         """Finds out whether the rendezvous accepts connections."""

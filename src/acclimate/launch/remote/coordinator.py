@@ -17,7 +17,7 @@ from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome, signal_name
 from acclimate.launch.remote.addresses import is_loopback
 from acclimate.launch.remote.protocol import ALIVE_EVERY_S, Channel, Ready, check_outcome
-from acclimate.launch.supervise.signals import NOTICES, TERMINATING, SignalInbox
+from acclimate.launch.supervise.signals import RELAYED, SignalRelay
 from acclimate.launch.wire import Message
 
 # Python and its packages may come from a slow network file system that all hosts read at once.
@@ -115,8 +115,8 @@ class Coordinator:
             RankStartError: the system refuses the engine's processes.
         """
         self.loop.after(ALIVE_EVERY_S, self._say_alive)
-        with SignalInbox((*TERMINATING, *NOTICES, signal.SIGTSTP)) as inbox:
-            self.loop.watch(inbox.descriptor, lambda: self._pass_on(inbox))
+        with SignalRelay(RELAYED) as signals:
+            self.loop.watch(signals.descriptor, lambda: signals.relay(self))
             try:
                 with starting_programs():
                     processes.open(self)
@@ -266,20 +266,30 @@ class Coordinator:
     def _end_within(self, seconds: float) -> None:
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
-    def _pass_on(self, inbox: SignalInbox) -> None:
-        for number in inbox.read():
-            if number == signal.SIGTSTP:
-                self.tell_all(pause=True)
-                inbox.take_default(number)
-                self.tell_all(alive=True)
-                continue
-            if number in TERMINATING:
-                self._signalled = self._signalled or number
-                if self.started:
-                    self._allow_the_grace()
-                else:
-                    self._deadline = 0.0
-            self.tell_all(signal=number)
+    # -- signals -------------------------------------------------------------------------------------
+
+    def notify(self, number: int) -> None:
+        """Sends the agents a notice."""
+        self.tell_all(signal=number)
+
+    def end_by(self, number: int) -> None:
+        """Sends the agents a signal that ends the job."""
+        self._signalled = self._signalled or number
+        if self.started:
+            self._allow_the_grace()
+        else:
+            self._deadline = 0.0
+        self.tell_all(signal=number)
+
+    def pause(self) -> None:
+        """Announces that no heartbeat comes until the next message; the ranks go on."""
+        self.tell_all(pause=True)
+
+    def resume(self) -> None:
+        """Sends the next message."""
+        self.tell_all(alive=True)
+
+    # -- the outcome ---------------------------------------------------------------------------------
 
     def _conclude(self) -> Outcome:
         if self._signalled is not None and not self.started:

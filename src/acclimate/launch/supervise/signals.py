@@ -1,7 +1,9 @@
-"""The signals that the launcher handles, and a descriptor that is readable after one.
+"""The signals that the launcher handles, and the relay that decides what each means for the ranks.
 
-They are forwarded by ``supervisor.py`` to this host's guards, by ``remote/coordinator.py`` to other hosts'
-agents, and by ``elastic/agent.py`` to elastic ranks; ``guard_process.py`` sends them to its rank.
+Each process above a guard has one :class:`SignalRelay`: ``supervisor.py`` commands this host's guards,
+``remote/coordinator.py`` sends messages to agents, which signal themselves and thus their supervisor, and
+``elastic/agent.py`` signals its worker, a supervisor too. A guard (``guard_process.py``) obeys commands. The
+only signals it handles itself are those of a terminal's keys, which its rank gets without the launcher.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import signal
 from collections.abc import Iterable
 from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 TERMINATING = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)
@@ -23,12 +25,30 @@ KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
 """A terminal's keys send these to its whole foreground process group."""
 STOPPING = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 """Stop a process; unlike SIGSTOP they can be ignored."""
+RELAYED = (*TERMINATING, *NOTICES, signal.SIGTSTP)
+"""What a launcher relays that shares no terminal with its rank."""
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 """Python ignores these at its start; a program that it runs must not inherit that."""
 
 
-class SignalInbox:
-    """While entered, keeps signals for :meth:`read` instead of letting them end this process.
+class Signalled(Protocol):
+    """The ranks below this process, whichever way signals reach them."""
+
+    def notify(self, number: int) -> None:
+        """Forwards a notice; the job goes on."""
+
+    def end_by(self, number: int) -> None:
+        """Forwards a signal that ends the job."""
+
+    def pause(self) -> None:
+        """Prepares the ranks for SIGTSTP, with which this process then stops."""
+
+    def resume(self) -> None:
+        """Undoes :meth:`pause`, once this process has been continued."""
+
+
+class SignalRelay:
+    """While entered, keeps signals for :meth:`relay` instead of letting them end this process.
 
     Only in the main thread. Signals that this process ignored stay ignored, as nohup and a shell's background
     jobs want it: they are in ``ignored``.
@@ -48,7 +68,7 @@ class SignalInbox:
         """Both ends, so that other processes can close them."""
         return self.descriptor, self._writing
 
-    def __enter__(self) -> SignalInbox:
+    def __enter__(self) -> SignalRelay:
         self.ignored = frozenset(
             number for number in self._numbers if signal.getsignal(number) == signal.SIG_IGN
         )
@@ -65,17 +85,36 @@ class SignalInbox:
         os.close(self.descriptor)
         os.close(self._writing)
 
-    def read(self) -> list[int]:
-        """Returns the signals since the last call, in order."""
+    def relay(self, ranks: Signalled, *, stop_with: int = signal.SIGTSTP) -> bool:
+        """Relays the signals since the last call, in order; returns whether there were any.
+
+        Args:
+            ranks: to whom.
+            stop_with: the signal that stops this process after SIGTSTP: that, or SIGSTOP.
+        """
+        numbers = self._read()
+        for number in numbers:
+            if number in NOTICES:
+                ranks.notify(number)
+            elif number == signal.SIGTSTP:
+                ranks.pause()
+                if stop_with == signal.SIGSTOP:
+                    os.kill(os.getpid(), stop_with)
+                else:
+                    self._take_default(stop_with)
+                ranks.resume()
+            else:
+                ranks.end_by(number)
+        return bool(numbers)
+
+    def _read(self) -> list[int]:
         with suppress(BlockingIOError):
             # Other signals with a handler, such as SIGCHLD, are written to the descriptor too.
             return [number for number in os.read(self.descriptor, 512) if number in self._before]
         return []
 
-    def take_default(self, number: int) -> None:
+    def _take_default(self, number: int) -> None:
         """Lets a signal have its default effect on this process: SIGTSTP stops it until it is continued."""
-        if number not in self._before:
-            return
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         signal.signal(number, _keep)

@@ -24,7 +24,7 @@ from acclimate.launch.supervise.guard import Guard
 from acclimate.launch.supervise.guard_process import KILL_PATIENCE_S, GuardSettings
 from acclimate.launch.supervise.oom import count_kills
 from acclimate.launch.supervise.rank_process import RankProcess
-from acclimate.launch.supervise.signals import KEYBOARD, NOTICES, TERMINATING, SignalInbox
+from acclimate.launch.supervise.signals import KEYBOARD, RELAYED, SignalRelay
 from acclimate.launch.wire import Message
 
 _GUARD_PATIENCE_S = 2 * KILL_PATIENCE_S
@@ -81,11 +81,12 @@ def supervise(
     # Only the foreground process group can read from a terminal and gets its keys' signals, so a rank that
     # uses the terminal must be in the launcher's group.
     shares_terminal = len(ranks) == 1 and not tagged and any(map(os.isatty, range(3)))
-    numbers = (*TERMINATING, *NOTICES) if shares_terminal else (*TERMINATING, *NOTICES, signal.SIGTSTP)
+    # The keys of a terminal that they share stop the rank too.
+    numbers = [number for number in RELAYED if not (shares_terminal and number == signal.SIGTSTP)]
     adopted_before = processes.adopt_orphans()
     try:
-        with SignalInbox(numbers) as inbox, _terminal_settings_kept(shares_terminal):
-            return _Supervisor(ranks, grace_s, quiet, tagged, shares_terminal, stop, inbox, name).run()
+        with SignalRelay(numbers) as signals, _terminal_settings_kept(shares_terminal):
+            return _Supervisor(ranks, grace_s, quiet, tagged, shares_terminal, stop, signals, name).run()
     finally:
         processes.adopt_orphans(adopted_before)
 
@@ -100,7 +101,7 @@ class _Supervisor:
     tagged: bool
     shares_terminal: bool
     stop: StopRequest | None
-    inbox: SignalInbox
+    signals: SignalRelay
     name: str
     pipes: dict[int, tuple[RankProcess, int]] = field(default_factory=dict)
     """The rank and stream (1 or 2) of each pipe, by descriptor."""
@@ -139,7 +140,7 @@ class _Supervisor:
     def _start(self) -> None:
         for rank in self.ranks:
             rank.open_log()
-        settings = GuardSettings(self.grace_s, self.shares_terminal, self.inbox.ignored)
+        settings = GuardSettings(self.grace_s, self.shares_terminal, self.signals.ignored)
         nothing = os.open(os.devnull, os.O_RDONLY)
         try:
             for rank in self.ranks:
@@ -152,7 +153,7 @@ class _Supervisor:
             os.close(nothing)
         for pipe, (_, stream) in self.pipes.items():
             self.pump.read_from(pipe, stream, partial(self._read, pipe))
-        self.loop.watch(self.inbox.descriptor, self._take_signals)
+        self.loop.watch(self.signals.descriptor, self._take_signals)
         if self.stop is not None:
             self.loop.watch(self.stop.descriptor, self._take_request)
 
@@ -172,7 +173,7 @@ class _Supervisor:
         guards = (rank.guard for rank in self.ranks if rank.guard is not None)
         logs = (rank.log for rank in self.ranks if rank.log is not None)
         return [
-            *self.inbox.descriptors,
+            *self.signals.descriptors,
             *self.pipes,
             *(guard.channel.fileno() for guard in guards),
             *(log.descriptor for log in logs),
@@ -340,34 +341,33 @@ class _Supervisor:
                 rank.guard.send(command, number)
 
     def _take_signals(self) -> None:
-        for number in self.inbox.read():
-            if number in NOTICES:
-                self._tell_all("rank", number)
-            elif number == signal.SIGTSTP:
-                self._pause()
-            elif self.shares_terminal:
-                self.ended_by = number
-                self._tell_all("end", number)
-                if number not in KEYBOARD:  # the program on the terminal decides what they do
-                    self._expect_guards_to_end(self.grace_s)
-            elif self.ending and number in KEYBOARD:
-                self._tell_all("kill")
-                self._expect_guards_to_end(0.0)
-                self.abandons_output = True
-            else:
-                self.ended_by = self.ended_by or number
-                self._end(number)
-            if all(rank.guard is None for rank in self.ranks):
-                self.abandons_output = True  # only the output to a stuck reader is left
-
-    def _pause(self) -> None:
         # SIGTSTP has no effect in a session without a shell that could continue it: the ranks', and that of a
         # supervisor that another process can stop, which then continues it too.
-        self._tell_all("group", signal.SIGSTOP)
-        if self.stop is None:
-            self.inbox.take_default(signal.SIGTSTP)
+        stop_with = signal.SIGTSTP if self.stop is None else signal.SIGSTOP
+        if self.signals.relay(self, stop_with=stop_with) and all(rank.guard is None for rank in self.ranks):
+            self.abandons_output = True  # only the output to a stuck reader is left
+
+    def notify(self, number: int) -> None:
+        self._tell_all("rank", number)
+
+    def end_by(self, number: int) -> None:
+        if self.shares_terminal:
+            self.ended_by = number
+            self._tell_all("end", number)
+            if number not in KEYBOARD:  # the program on the terminal decides what they do
+                self._expect_guards_to_end(self.grace_s)
+        elif self.ending and number in KEYBOARD:
+            self._tell_all("kill")
+            self._expect_guards_to_end(0.0)
+            self.abandons_output = True
         else:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            self.ended_by = self.ended_by or number
+            self._end(number)
+
+    def pause(self) -> None:
+        self._tell_all("group", signal.SIGSTOP)
+
+    def resume(self) -> None:
         self._tell_all("group", signal.SIGCONT)
 
     def _request_due_at(self) -> float | None:
