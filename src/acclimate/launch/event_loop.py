@@ -7,11 +7,14 @@ import selectors
 import time
 from collections.abc import Callable
 
+_LONGEST_WAIT_S = 1e6
+"""poll() takes no more than 2^31 ms."""
+
 
 class EventLoop:
-    """The loop in which the launcher waits for its ranks, agents and output; it has no threads.
+    """The loop in which each process of a job waits: launcher, agent, guard, and elastic agent's main thread.
 
-    A guard and an elastic job, which are processes of their own, wait in smaller loops.
+    Only one thread may use it.
     """
 
     def __init__(self) -> None:
@@ -34,7 +37,8 @@ class EventLoop:
     def wait(self, until: float) -> None:
         """Waits for the next event, at most until a time of the monotonic clock, and calls back."""
         next_at = min([until, *(at for at, _ in self._timers)])
-        timeout_s = None if math.isinf(next_at) else max(0.0, next_at - time.monotonic())
+        left_s = max(0.0, next_at - time.monotonic())
+        timeout_s = None if math.isinf(next_at) else min(left_s, _LONGEST_WAIT_S)
         for key, _ in self._selector.select(timeout_s):
             # An earlier callback may have ended this watch, or reused the descriptor for another.
             if self._selector.get_map().get(key.fd) is key:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -18,8 +17,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import IO, Any
 
 from torch.distributed import DistError
@@ -43,6 +43,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from acclimate.errors import HostUnreachableError
 from acclimate.launch.elastic.worker import ANSWER
+from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome, shell_code, signal_name
@@ -129,34 +130,32 @@ class _Membership:
         Raises:
             HostUnreachableError: the rendezvous does not answer.
         """
-        started = time.monotonic()
         accepted: list[float] = []
         """When the rendezvous first accepted a connection."""
         probe = threading.Thread(target=self._probe, args=[accepted], daemon=True)
         left_at: float | None = None
         self._thread.start()
-        ready = select.poll()
-        ready.register(signals.descriptor, select.POLLIN)
-        ready.register(self._ended, select.POLLIN)
-        while self._outcome is None:
-            ready.poll(_LOOK_AGAIN_S * 1000)
-            signals.relay(self)
-            if self._left is not None:
-                return self._left
-            now = time.monotonic()
-            if self._agent is None:
-                if now > started + _PROBE_AFTER_S and probe.ident is None:
-                    probe.start()
-                if accepted and now > accepted[0] + _SILENCE_S:
-                    raise HostUnreachableError(
-                        f"the rendezvous at {self._place} accepts connections but does not answer. "
-                        "Another program may be listening at that port: choose another with "
-                        "--master_port, the same on all hosts."
-                    )
-            elif self._agent.ended_by is not None and not self._agent.has_worker():
-                left_at = left_at or now
-                if now > left_at + _LEAVE_S:
-                    return self._agent.collect()
+        with closing(EventLoop()) as loop:
+            loop.watch(signals.descriptor, partial(signals.relay, self))
+            loop.watch(self._ended, lambda: None)
+            loop.after(_PROBE_AFTER_S, lambda: probe.start() if self._agent is None else None)
+            while self._outcome is None:
+                # The threads wake the loop only at the end.
+                loop.wait(time.monotonic() + _LOOK_AGAIN_S)
+                if self._left is not None:
+                    return self._left
+                now = time.monotonic()
+                if self._agent is None:
+                    if accepted and now > accepted[0] + _SILENCE_S:
+                        raise HostUnreachableError(
+                            f"the rendezvous at {self._place} accepts connections but does not answer. "
+                            "Another program may be listening at that port: choose another with "
+                            "--master_port, the same on all hosts."
+                        )
+                elif self._agent.ended_by is not None and not self._agent.has_worker():
+                    left_at = left_at or now
+                    if now > left_at + _LEAVE_S:
+                        return self._agent.collect()
         if isinstance(self._outcome, BaseException):
             raise self._outcome
         return self._outcome

@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 import math
 import os
-import selectors
 import signal
 import socket
 import time
@@ -21,9 +20,11 @@ import traceback
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import NoReturn
 
 from acclimate.launch.binding.affinity import apply_binding
+from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.plan.job import RankPlan
 from acclimate.launch.supervise import processes
 from acclimate.launch.supervise.signals import KEYBOARD, NOTICES, STOPPING, TERMINATING, restore_defaults
@@ -219,24 +220,23 @@ class _GuardProcess:
         self.link = link
         """The standby's end and the guard's end of a socket pair."""
         self.settings = settings
-        self.deadline: float | None = None
-        self.killing_since: float | None = None
+        self.is_killing = False
+        self.gives_up = False
+        """Whether processes are left that cannot be killed."""
         self.ended = False
         self.from_group: dict[int, float] = {}
         """When a signal last came to the whole process group."""
         self.unclaimed: set[int] = set()
         """Signals to the group that the launcher has not reported yet."""
-        self.deferred: list[tuple[int, float]] = []
-        """Signals from the launcher, with their time, that may have come from the terminal too."""
         self._lines = LineBuffer(_LONGEST_COMMAND)
         processes.name_process("rank-guard", f"rank-guard: rank {plan.rank}")
         processes.adopt_orphans()
         guard = os.getpid()
         try:
             self.wakeup = self._handle_signals()
-            self.selector = selectors.DefaultSelector()
-            self.selector.register(self.channel.connection, selectors.EVENT_READ)
-            self.selector.register(self.wakeup, selectors.EVENT_READ)
+            self.loop = EventLoop()
+            self.loop.watch(self.channel.connection.fileno(), self._obey)
+            self.loop.watch(self.wakeup, self._drain_wakeup)
             self.rank = os.fork()
         except OSError as error:
             self.channel.refuse(error)
@@ -298,20 +298,12 @@ class _GuardProcess:
 
     def run(self) -> None:
         """Runs until no process is left."""
-        while not self._reap():
-            delays = [
-                delay
-                for delay in (self._forward_deferred_signals(), self._kill_when_due())
-                if delay is not None
-            ]
-            if any(delay < 0 for delay in delays):
-                return
-            for key, _ in self.selector.select(min(delays, default=None)):
-                if key.fileobj == self.wakeup:
-                    with suppress(BlockingIOError):
-                        os.read(self.wakeup, 512)
-                else:
-                    self._obey()
+        while not self._reap() and not self.gives_up:
+            self.loop.wait(math.inf)
+
+    def _drain_wakeup(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self.wakeup, 512)
 
     def _reap(self) -> bool:
         """Reaps processes that ended; returns whether none is left."""
@@ -336,10 +328,7 @@ class _GuardProcess:
                 if self.settings.shares_terminal or os.getpgid(pid) != self.rank:
                     os.kill(pid, signal.SIGTERM)
                     os.kill(pid, signal.SIGCONT)
-        self._set_deadline(time.monotonic() + self.settings.grace_s)
-
-    def _set_deadline(self, deadline: float) -> None:
-        self.deadline = deadline if self.deadline is None else min(self.deadline, deadline)
+        self.loop.after(self.settings.grace_s, self._begin_to_kill)
 
     def _signal_group(self, number: int) -> None:
         """Signals the rank's process group, like a terminal, mpirun or Slurm."""
@@ -355,49 +344,40 @@ class _GuardProcess:
     def _end(self, number: int) -> None:
         """Asks the rank to end, and sets the time at which it is killed."""
         self._signal_group(number)
-        self._set_deadline(time.monotonic() + self.settings.grace_s)
+        self.loop.after(self.settings.grace_s, self._begin_to_kill)
 
-    def _forward_deferred_signals(self) -> float | None:
-        """Forwards signals that are not from the terminal's keys; returns when to call again, in seconds.
+    def _end_unless_key(self, number: int, told_at: float) -> None:
+        """Forwards a signal that ends the rank, unless a key of the terminal sent it.
 
         A key's signal has reached the rank already, and the rank decides what to do: an interactive program
         goes on. It may reach the guard later than the launcher, and several may reach it as one.
         """
-        now = time.monotonic()
-        while self.deferred:
-            number, told_at = self.deferred[0]
-            if now < told_at + _DEFER_S:
-                return told_at + _DEFER_S - now
-            del self.deferred[0]
-            delay_s = _LAUNCHER_DELAY_S if number in self.unclaimed else _DEFER_S
-            self.unclaimed.discard(number)
-            if self.from_group.get(number, -math.inf) < told_at - delay_s:
-                self._end(number)
-        return None
+        delay_s = _LAUNCHER_DELAY_S if number in self.unclaimed else _DEFER_S
+        self.unclaimed.discard(number)
+        if self.from_group.get(number, -math.inf) < told_at - delay_s:
+            self._end(number)
 
-    def _kill_when_due(self) -> float | None:
-        """Kills everything after the deadline; returns when to call again, in seconds; negative: never."""
-        now = time.monotonic()
-        if self.deadline is None:
-            return None
-        if now < self.deadline:
-            return self.deadline - now
-        if self.killing_since is None:
-            self.killing_since = now
+    def _begin_to_kill(self) -> None:
+        if not self.is_killing:
+            self.is_killing = True
+            self._kill(time.monotonic())
+
+    def _kill(self, since: float) -> None:
+        """Kills everything, again and again until nothing is left."""
         if not self.settings.shares_terminal:
             processes.send_to_group(self.rank, signal.SIGKILL)
         left = processes.descendants(os.getpid())
         for pid in left:
             processes.send(pid, signal.SIGKILL)
-        if now - self.killing_since > KILL_PATIENCE_S:
+        if time.monotonic() - since > KILL_PATIENCE_S:
             self.channel.send(stuck=left)
-            return -1.0
-        return _KILL_AGAIN_S
+            self.gives_up = True
+        self.loop.after(_KILL_AGAIN_S, partial(self._kill, since))
 
     def _obey(self) -> None:
         data = self._read()
         if not data:  # the launcher is gone
-            self.selector.unregister(self.channel.connection)
+            self.loop.forget(self.channel.connection.fileno())
             self._end(signal.SIGTERM)
             return
         for line in self._lines.feed(data):
@@ -412,9 +392,9 @@ class _GuardProcess:
 
     def _carry_out(self, command: str, number: int) -> None:
         if command == "kill":
-            self._set_deadline(time.monotonic())
+            self._begin_to_kill()
         elif command == "end" and self.settings.shares_terminal and number in KEYBOARD:
-            self.deferred.append((number, time.monotonic()))
+            self.loop.after(_DEFER_S, partial(self._end_unless_key, number, time.monotonic()))
         elif command == "end":
             self._end(number)
         elif command == "group":

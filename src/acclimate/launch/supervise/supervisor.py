@@ -113,10 +113,10 @@ class _Supervisor:
     asked_to_stop: bool = False
     ending: bool = False
     abandons_output: bool = False
-    output_deadline: float | None = None
-    """When to stop waiting for a silent reader, after an interruption."""
-    guards_deadline: float | None = None
-    """When to kill guards that are still running."""
+    awaits_output: bool = False
+    """Whether an interrupted job waits for the reader of its output, for the grace."""
+    awaits_request: bool = False
+    """Whether a timer runs for the time at which the request is due."""
     said: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -156,6 +156,7 @@ class _Supervisor:
         self.loop.watch(self.signals.descriptor, self._take_signals)
         if self.stop is not None:
             self.loop.watch(self.stop.descriptor, self._take_request)
+            self._take_request_when_due()
 
     def _captured(self) -> list[int]:
         """Returns the streams that the launcher reads; a rank writes directly to terminals."""
@@ -182,9 +183,10 @@ class _Supervisor:
     def _is_unfinished(self) -> bool:
         if any(rank.guard is not None for rank in self.ranks):
             return True
-        if self.ended_by is not None and self.output_deadline is None:
-            self.output_deadline = time.monotonic() + self.grace_s
-        if self.abandons_output or (self.output_deadline or math.inf) < time.monotonic():
+        if self.ended_by is not None and not self.awaits_output:
+            self.awaits_output = True
+            self.loop.after(self.grace_s, self._abandon_output)
+        if self.abandons_output:
             return False
         # All processes have ended, so the pipes get no more output, even if another process has an end open.
         for pipe in list(self.pipes):
@@ -194,15 +196,12 @@ class _Supervisor:
 
     def _wait(self) -> None:
         """Waits for the next event and handles it."""
-        flush_s = self.pump.flush()
-        times = [self.output_deadline, self.guards_deadline, self._request_due_at()]
-        if flush_s is not None:
-            times.append(time.monotonic() + flush_s)
-        self.loop.wait(min((at for at in times if at is not None), default=math.inf))
-        if (self._request_due_at() or math.inf) <= time.monotonic():
-            self._take_request()
-        self._kill_unresponsive_guards()
+        flush_s = self.pump.flush()  # once a turn, so that a terminal is drawn once for all its events
+        self.loop.wait(math.inf if flush_s is None else time.monotonic() + flush_s)
         self._end_with_first_failure()
+
+    def _abandon_output(self) -> None:
+        self.abandons_output = True
 
     def _leave_nothing(self) -> None:
         for rank in self.ranks:  # only where something above failed
@@ -307,9 +306,6 @@ class _Supervisor:
 
     def _kill_unresponsive_guards(self) -> None:
         """Kills guards that are long past the grace period, such as repeatedly stopped or frozen ones."""
-        if self.guards_deadline is None or time.monotonic() < self.guards_deadline:
-            return
-        self.guards_deadline = None
         for rank in self.ranks:
             if rank.guard is not None:
                 sentence = f"the guard of rank {rank.plan.rank} (pid {rank.guard.pid}) does not respond."
@@ -332,8 +328,7 @@ class _Supervisor:
         self._expect_guards_to_end(self.grace_s)
 
     def _expect_guards_to_end(self, within_s: float) -> None:
-        deadline = time.monotonic() + within_s + _GUARD_PATIENCE_S
-        self.guards_deadline = min(deadline, self.guards_deadline or math.inf)
+        self.loop.after(within_s + _GUARD_PATIENCE_S, self._kill_unresponsive_guards)
 
     def _tell_all(self, command: str, number: int = 0) -> None:
         for rank in self.ranks:
@@ -370,8 +365,20 @@ class _Supervisor:
     def resume(self) -> None:
         self._tell_all("group", signal.SIGCONT)
 
-    def _request_due_at(self) -> float | None:
-        return None if self.stop is None or self.asked_to_stop else self.stop.due_at()
+    def _take_request_when_due(self) -> None:
+        due_at = None if self.stop is None or self.asked_to_stop else self.stop.due_at()
+        if due_at is None or self.awaits_request:
+            return
+        self.awaits_request = True
+        self.loop.after(due_at - time.monotonic(), self._take_due_request)
+
+    def _take_due_request(self) -> None:
+        self.awaits_request = False
+        due_at = None if self.stop is None or self.asked_to_stop else self.stop.due_at()
+        if due_at is not None and due_at <= time.monotonic():
+            self._take_request()
+        else:  # a message has come meanwhile
+            self._take_request_when_due()
 
     def _take_request(self) -> None:
         if self.stop is None:
@@ -383,6 +390,7 @@ class _Supervisor:
             self.reason = self.reason or reason
             self.ended_by = self.ended_by or signal.SIGTERM
             self._end(signal.SIGTERM)
+        self._take_request_when_due()
 
     def _kill_orphans(self) -> dict[int, int]:
         """Kills processes adopted after a guard and its standby died; returns their wait statuses."""
