@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
-import termios
 import time
 from contextlib import closing, suppress
 from pathlib import Path
@@ -169,8 +168,8 @@ for number in range({LINES}):
 """
 
 
-def unread(pipe: int) -> int:
-    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4), sys.byteorder)
+def is_full(pipe: int) -> bool:
+    return not select.select([], [pipe], [], 0)[1]
 
 
 def test_the_launcher_passes_on_signals_while_pdshs_errors_are_not_read(tmp_path: Path) -> None:
@@ -182,12 +181,13 @@ def test_the_launcher_passes_on_signals_while_pdshs_errors_are_not_read(tmp_path
     (tmp_path / "script.py").write_text(STALLED_CODE)
     launcher = [sys.executable, "-m", "acclimate", "run", "--launcher", "pdsh", "--hostfile", "hosts"]
     variables = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    with launched([*launcher, "script.py"], variables=variables, cwd=tmp_path) as job:
-        assert job.process.stderr is not None
-        stderr = job.process.stderr.fileno()
-        wait_until(lambda: unread(stderr) > 60_000, "a full pipe")
+    reading, writing = os.pipe()
+    with launched([*launcher, "script.py"], variables=variables, cwd=tmp_path, stderr=writing) as job:
+        wait_until(lambda: is_full(writing), "a full pipe")
         job.signal(signal.SIGUSR1)
         wait_until((tmp_path / "signalled").exists, "the rank to get the signal")
-        _, shown = job.read()
+        os.close(writing)
+        with open(reading) as stderr:
+            shown = stderr.read()
         assert job.wait() == 0, shown[-2000:]
     assert shown.splitlines() == [f"{LINE} {number}" for number in range(LINES)]
