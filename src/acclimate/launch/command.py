@@ -18,6 +18,7 @@ from acclimate.errors import BindingError, LaunchOptionError, ScriptNotFoundErro
 from acclimate.launch.binding.cores import UNBOUND_ADVICE
 from acclimate.launch.engines.registry import AUTO, allocating_engine, launch
 from acclimate.launch.options import RunOptions, add_arguments, read_options
+from acclimate.launch.plan.agent_options import AgentOptions
 from acclimate.launch.plan.devices import count_local_ranks, find_accelerator
 from acclimate.launch.plan.exported import exported_environment
 from acclimate.launch.plan.hostfile import Host, HostPlan, choose_slots, read_hostfile
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if options.is_elastic:
         outcome = _run_elastic(job, options)
-    elif _runs_here(job, options):
+    elif _runs_here(job.hosts, options):
         outcome = _run_here(job, options)
     else:
         outcome = launch(job, options.launcher)
@@ -109,24 +110,20 @@ def run_own_module(
 def plan_job(options: RunOptions, accelerator: Backend | None, environ: Mapping[str, str]) -> JobPlan:
     """Returns the job that the options describe."""
     directory = _working_directory()
-    settings = {
-        each.name: getattr(options, each.name) for each in fields(JobPlan) if hasattr(options, each.name)
-    }
-    if options.log_dir is not None:
-        settings["log_dir"] = os.path.join(directory, options.log_dir)
-    settings |= {
-        "hosts": _hosts(options, accelerator, environ),
-        "directory": directory,
-        "accelerator": accelerator.name if accelerator is not None else "",
-    }
-    job = JobPlan(**settings)
-    here = _runs_here(job, options)
+    job_hosts = _hosts(options, accelerator, environ)
+    here = _runs_here(job_hosts, options)
     prefixes = accelerator.exported_variable_prefixes if accelerator is not None else ()
     exported = exported_environment(environ, prefixes)
-    return replace(
-        job,
+    settings = {each.name: getattr(options, each.name) for each in fields(AgentOptions)}
+    if options.log_dir is not None:
+        settings["log_dir"] = os.path.join(directory, options.log_dir)
+    return JobPlan(
+        hosts=job_hosts,
         command=_command(options, here) if options.command else (),
         environment={**({} if here else exported), **options.environment, **_for_libraries(options, environ)},
+        directory=directory,
+        accelerator=accelerator.name if accelerator is not None else "",
+        **settings,
     )
 
 
@@ -204,11 +201,11 @@ def _is_here(name: str) -> bool:
     return name.lower() in {LOCALHOST, "127.0.0.1", "::1", own.lower(), own.partition(".")[0].lower()}
 
 
-def _runs_here(job: JobPlan, options: RunOptions) -> bool:
+def _runs_here(hosts: Sequence[HostPlan], options: RunOptions) -> bool:
     """Whether no engine is needed: nodes are started by hand, or the job is on this host only."""
     if options.node_rank is not None:
         return True
-    return options.launcher == AUTO and len(job.hosts) == 1 and _is_here(job.hosts[0].name)
+    return options.launcher == AUTO and len(hosts) == 1 and _is_here(hosts[0].name)
 
 
 def _command(options: RunOptions, here: bool) -> tuple[str, ...]:

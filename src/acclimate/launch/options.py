@@ -1,26 +1,23 @@
 """The options of ``acclimate run``, each declared once, as a field.
 
-Agents on other hosts get the options that are also fields of :class:`~acclimate.launch.plan.job.JobPlan`.
+Those that agents on other hosts need are in :class:`~acclimate.launch.plan.agent_options.AgentOptions`.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import re
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from acclimate.errors import LaunchOptionError, excerpt
 from acclimate.launch.engines.registry import engine_names
+from acclimate.launch.plan.agent_options import AgentOptions
 from acclimate.launch.plan.environment import SET_BY_LAUNCHER
 from acclimate.launch.plan.hostfile import MAX_RANKS_PER_HOST
+from acclimate.launch.plan.option_fields import binding, flag, hosts, ranks, supervision, whole
 
-LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 _MOST_NODES = 1 << 16
 _EXAMPLES = """\
 examples:
@@ -37,76 +34,8 @@ OMP_NUM_THREADS is the number of a rank's cores, unless you set it. The exit cod
 first rank that failed, or 128 + the signal that ended it."""
 
 
-# -- values --------------------------------------------------------------------------------------
-
-
-def _whole(least: int, most: int = 999_999_999) -> Callable[[str], int]:
-    def whole_number(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f'"{excerpt(text)}" must be a whole number from {least} on')
-        if int(text) > most:
-            raise argparse.ArgumentTypeError(f"{int(text)} is too large; it may be at most {most}")
-        return int(text)
-
-    return whole_number
-
-
-def _port(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f'"{excerpt(text)}" must be a port: a whole number from 1 to 65535')
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < 1e9:
-        raise argparse.ArgumentTypeError(f'"{excerpt(text)}" must be a number of seconds from 0 on')
-    return seconds
-
-
-def _address(text: str) -> str:
-    if not re.fullmatch(r"[\w.:%-]{1,253}", text):
-        raise argparse.ArgumentTypeError(f'"{excerpt(text)}" must be an address or the name of a host')
-    return text
-
-
-def _words(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f'"{excerpt(text)}": {error}') from None
-
-
-# -- the options ---------------------------------------------------------------------------------
-
-
-def _option(group: str, *names: str, default: Any = None, **settings: Any) -> Any:
-    """A field for an option.
-
-    Args:
-        group: its heading in the help.
-        names: its spellings, with underscores.
-        default: without the option.
-        settings: of argparse, and its help.
-    """
-    metadata = {"group": group, "names": names, "settings": settings}
-    return field(default=default, metadata=metadata)
-
-
-_ranks, _binding = partial(_option, "ranks"), partial(_option, "binding")
-_hosts, _supervision = partial(_option, "many hosts"), partial(_option, "supervision")
-
-
-def _flag(option: Callable[..., Any], *names: str, **settings: Any) -> Any:
-    """A field for an option without a value."""
-    return option(*names, default=False, action="store_true", **settings)
-
-
 @dataclass(frozen=True)
-class RunOptions:
+class RunOptions(AgentOptions):
     """The checked options of the command line."""
 
     command: tuple[str, ...] = ()
@@ -114,19 +43,16 @@ class RunOptions:
     environment: Mapping[str, str] = field(default_factory=dict)
     """The variables of ``--env``."""
 
-    num_accelerators: int | None = _ranks(
+    num_accelerators: int | None = ranks(
         "--num_accelerators",
         "--num_gpus",
-        type=_whole(1, MAX_RANKS_PER_HOST),
+        type=whole(1, MAX_RANKS_PER_HOST),
         metavar="N",
         help="ranks on each host; default: one for each device, on CPU one for each memory node",
     )
-    module: bool = _flag(_ranks, "-m", "--module", help="run a module, as python -m does")
-    no_python: bool = _flag(_ranks, "--no_python", help="run a program instead of a Python script")
-    local_rank_arg: bool = _flag(
-        _ranks, "--local_rank_arg", help="append --local_rank=N to the script's arguments"
-    )
-    env: tuple[str, ...] = _ranks(
+    module: bool = flag(ranks, "-m", "--module", help="run a module, as python -m does")
+    no_python: bool = flag(ranks, "--no_python", help="run a program instead of a Python script")
+    env: tuple[str, ...] = ranks(
         "--env",
         default=(),
         action="append",
@@ -134,115 +60,63 @@ class RunOptions:
         help="a variable for all ranks; without a value, its value here (may be repeated)",
     )
 
-    deepspeed: bool = _flag(
-        _ranks, "--deepspeed", help="DeepSpeed runs on the accelerator that acclimate finds"
+    deepspeed: bool = flag(
+        ranks, "--deepspeed", help="DeepSpeed runs on the accelerator that acclimate finds"
     )
-    deepspeed_names: bool = _flag(
-        _ranks,
+    deepspeed_names: bool = flag(
+        ranks,
         "--deepspeed_names",
         help="without DeepSpeed: import deepspeed finds the names of its accelerator layer",
     )
 
-    bind_cores_to_rank: bool = _flag(
-        _binding, "--bind_cores_to_rank", help="give each rank its own cores, and memory near them"
-    )
-    core_list: str | None = _binding(
-        "--bind_core_list",
-        metavar="CORES",
-        help="the only cores to use, as in 0-51,56-107; implies --bind_cores_to_rank",
-    )
-    use_hyperthreads: bool = _flag(
-        _binding,
-        "--use_hyperthreads",
-        help="with --bind_cores_to_rank: use both hardware threads of each core",
-    )
-    show_binding: bool = _flag(
-        _binding, "--show_binding", help="draw which cores each rank would get, and exit"
+    show_binding: bool = flag(
+        binding, "--show_binding", help="draw which cores each rank would get, and exit"
     )
 
-    hostfile: Path | None = _hosts(  # noqa: RUF009 - is a field
+    hostfile: Path | None = hosts(  # noqa: RUF009 - is a field
         "-H", "--hostfile", type=Path, metavar="FILE", help='one "host slots=N" a line'
     )
-    include: str | None = _hosts(
+    include: str | None = hosts(
         "-i", "--include", metavar="WHICH", help="hosts and slots to use, as in host1:0,2@host2"
     )
-    exclude: str | None = _hosts(
+    exclude: str | None = hosts(
         "-e", "--exclude", metavar="WHICH", help="hosts and slots to leave out, as in --include"
     )
-    num_nodes: int | None = _hosts(
-        "--num_nodes", type=_whole(1, _MOST_NODES), metavar="N", help="use only the first N hosts"
+    num_nodes: int | None = hosts(
+        "--num_nodes", type=whole(1, _MOST_NODES), metavar="N", help="use only the first N hosts"
     )
-    node_rank: int | None = _hosts(
+    node_rank: int | None = hosts(
         "--node_rank",
-        type=_whole(0),
+        type=whole(0),
         metavar="N",
         help="this is node N of --num_nodes; start the same command on each node by hand",
     )
-    master_addr: str | None = _hosts(
-        "--master_addr",
-        type=_address,
-        metavar="ADDRESS",
-        help="address of the first host, for the other hosts",
-    )
-    master_port: int | None = _hosts("--master_port", type=_port, metavar="PORT", help="default: a free one")
-    launcher: str = _hosts(
+    launcher: str = hosts(
         "--launcher",
         default=engine_names()[0],
         choices=engine_names(),
         help="program that starts ranks on other hosts; default: an installed one",
     )
-    launcher_args: tuple[str, ...] = _hosts(
-        "--launcher_args",
-        default=(),
-        type=_words,
-        metavar="ARGS",
-        help='more arguments for the launcher\'s program, as in --launcher_args="-A project"',
-    )
-    ssh_port: int | None = _hosts(
-        "--ssh_port", type=_port, metavar="PORT", help="ssh port of hosts without one in the hostfile"
-    )
 
-    log_dir: str | None = _supervision(
-        "--log_dir", metavar="FOLDER", help="also append each rank's output to a file there"
-    )
-    grace_s: float = _supervision(
-        "--grace",
-        default=5.0,
-        type=_seconds,
-        metavar="SECONDS",
-        help="time between SIGTERM and SIGKILL when ranks must end; default: 5",
-    )
-    max_restarts: int = _supervision(
+    max_restarts: int = supervision(
         "--max_restarts",
         default=0,
-        type=_whole(0),
+        type=whole(0),
         metavar="N",
         help="restart all ranks after a failure, at most N times; default: 0",
     )
-    min_nodes: int | None = _supervision(
+    min_nodes: int | None = supervision(
         "--min_nodes",
-        type=_whole(1, _MOST_NODES),
+        type=whole(1, _MOST_NODES),
         metavar="N",
         help="elastic: continue with this many hosts or more",
     )
-    max_nodes: int | None = _supervision(
+    max_nodes: int | None = supervision(
         "--max_nodes",
-        type=_whole(1, _MOST_NODES),
+        type=whole(1, _MOST_NODES),
         metavar="N",
         help="elastic: accept at most this many hosts",
     )
-    quiet: bool = _flag(_supervision, "-q", "--quiet", help="print only errors and the ranks' output")
-    log_level: str = _supervision(
-        "--log_level",
-        default="warning",
-        choices=LOG_LEVELS,
-        help="info also says where each rank runs; default: warning",
-    )
-
-    @property
-    def bind_cores(self) -> bool:
-        """Whether ranks are bound to cores."""
-        return self.bind_cores_to_rank or self.core_list is not None or self.show_binding
 
     @property
     def is_elastic(self) -> bool:
@@ -281,7 +155,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             groups[group].add_argument(*hyphened, dest=each.name, default=default, **hidden)
 
 
-_OPTIONS = tuple(each for each in fields(RunOptions) if each.metadata)
+_OPTIONS = sorted(
+    (each for each in fields(RunOptions) if each.metadata),
+    key=lambda each: each.name in AgentOptions.__dataclass_fields__,
+)
+"""In the order of the help: those of the launcher alone come first in each group."""
 
 
 def read_options(args: argparse.Namespace, environ: Mapping[str, str]) -> RunOptions:
@@ -299,6 +177,7 @@ def read_options(args: argparse.Namespace, environ: Mapping[str, str]) -> RunOpt
         if any("\0" in str(part) for part in (value if isinstance(value, list | tuple) else (value,))):
             raise LaunchOptionError(f"{each.metadata['names'][-1]} contains a NUL character.")
     values["env"] = tuple(args.env)
+    values["bind_cores"] = args.bind_cores or args.core_list is not None or args.show_binding
     options = RunOptions(command=command, environment=_variables(args.env, environ), **values)
     if not command and not options.show_binding:
         raise LaunchOptionError("there is no script to run. Give one: acclimate run [options] script.py …")

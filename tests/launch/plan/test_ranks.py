@@ -160,8 +160,8 @@ def test_ranks_count_on_from_the_hosts_before(machine: Machine) -> None:
         {"EXPORTED": "yes"},
         "/",
         "cpu",
-        "10.0.0.1",
-        4444,
+        master_addr="10.0.0.1",
+        master_port=4444,
         log_dir="/logs",
     )
     plans = plan_ranks(two, 1, {"EXPORTED": "no", "OWN": "kept"})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from acclimate.errors import LaunchOptionError
 from acclimate.launch.binding.cores import RankBinding, bind_ranks, check_environment
+from acclimate.launch.plan.agent_options import AgentOptions
 from acclimate.launch.plan.devices import visible_devices
 from acclimate.launch.plan.environment import RankPlace, rank_environment
 from acclimate.launch.plan.hostfile import HostPlan
@@ -15,8 +16,11 @@ from acclimate.topology import Topology, cpu_quota, read_topology
 
 
 @dataclass(frozen=True)
-class JobPlan:
-    """The plan of a job, made by the launcher and read by all processes that start ranks."""
+class JobPlan(AgentOptions):
+    """The plan of a job, made by the launcher and read by all processes that start ranks.
+
+    Without ``master_addr`` and ``master_port``, ranks meet at the first host's address and a free port of it.
+    """
 
     hosts: tuple[HostPlan, ...]
     """In the order of node ranks."""
@@ -28,24 +32,6 @@ class JobPlan:
     """The ranks' working directory."""
     accelerator: str
     """The name of the accelerator's record, whose visible-devices variable assigns the slots."""
-    master_addr: str | None = None
-    """None: the address of the first host."""
-    master_port: int | None = None
-    """None: a free port of the first host."""
-    bind_cores: bool = False
-    core_list: str | None = None
-    use_hyperthreads: bool = False
-    local_rank_arg: bool = False
-    """Whether ``--local_rank=N`` is appended to the command."""
-    grace_s: float = 5.0
-    """The time between SIGTERM and SIGKILL."""
-    log_dir: str | None = None
-    quiet: bool = False
-    log_level: str = "info"
-    ssh_port: int | None = None
-    """The ssh port of hosts without one in the hostfile."""
-    launcher_args: tuple[str, ...] = ()
-    """Arguments for the engine's program."""
 
     @property
     def world_size(self) -> int:

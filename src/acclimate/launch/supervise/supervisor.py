@@ -52,7 +52,7 @@ class StopRequest:
 def supervise(
     ranks: Sequence[RankPlan],
     *,
-    grace_s: float = 5.0,
+    grace_s: float,
     quiet: bool = False,
     tagged: bool | None = None,
     stop: StopRequest | None = None,
