@@ -4,65 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from acclimate.errors import ConflictingRanksError, InvalidEnvironmentError
+from acclimate.rank_variables import HYDRA, OPEN_MPI, SLURM, TORCHRUN, RankVariables, expand_slurm_hosts
 
 # Below the ephemeral ports that systems give to clients.
 _FIRST_PORT, _PORTS = 15_000, 15_000
 
 
-@dataclass(frozen=True)
-class Launcher:
-    """The names of one launcher's environment variables."""
-
-    name: str
-    rank: str
-    world_size: str
-    local_rank: str
-    local_size: str
-    job: tuple[str, ...] = ()
-    """Variables that name the job, with the same value on all of its ranks."""
-
-
-LAUNCHERS = (
-    Launcher("torchrun or acclimate run", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    Launcher(
-        "Open MPI",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
-    ),
-    Launcher("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("PMI_ID",)),
-    Launcher(
-        "Slurm",
-        "SLURM_PROCID",
-        "SLURM_NTASKS",
-        "SLURM_LOCALID",
-        "SLURM_NTASKS_PER_NODE",
-        ("SLURM_JOB_ID", "SLURM_JOBID"),
-    ),
-)
+_LAUNCHERS = (TORCHRUN, OPEN_MPI, HYDRA, SLURM)
+"""Inner ones first."""
 
 
 @dataclass(frozen=True)
 class Place:
     """A process's rank in its job. Values that the launcher did not set are ``None``."""
 
-    launcher: Launcher
+    variables: RankVariables
     rank: int
     world_size: int
     local_rank: int | None
     local_size: int | None
 
     def __str__(self) -> str:
-        names = self.launcher
-        return f"{names.rank}={self.rank} and {names.world_size}={self.world_size} ({names.name})"
+        names = self.variables
+        return f"{names.rank}={self.rank} and {names.world_size}={self.world_size} ({names.launcher})"
 
 
 def find_place(environ: Mapping[str, str]) -> Place | None:
@@ -72,7 +42,7 @@ def find_place(environ: Mapping[str, str]) -> Place | None:
         InvalidEnvironmentError: a variable has an invalid value.
         ConflictingRanksError: the variables of two launchers contradict each other.
     """
-    places = [place for launcher in LAUNCHERS if (place := _place(launcher, environ)) is not None]
+    places = [place for names in _LAUNCHERS if (place := _place(names, environ)) is not None]
     if not places:
         return None
     inner = places[0]
@@ -100,20 +70,20 @@ def master_address(place: Place, environ: Mapping[str, str]) -> tuple[str, int]:
     return address, int(port) if port is not None else _port_of_job(place, environ)
 
 
-def _place(launcher: Launcher, environ: Mapping[str, str]) -> Place | None:
-    rank = _number(launcher.rank, environ, 0)
-    world_size = _number(launcher.world_size, environ, 1)
+def _place(names: RankVariables, environ: Mapping[str, str]) -> Place | None:
+    rank = _number(names.rank, environ, 0)
+    world_size = _number(names.world_size, environ, 1)
     if rank is None or world_size is None:
         # Launchers set both; a RANK without WORLD_SIZE comes from another program.
         return None
     if rank >= world_size:
         raise InvalidEnvironmentError(
-            f"{launcher.rank} is {rank}, but must be less than {launcher.world_size}, which is {world_size}."
+            f"{names.rank} is {rank}, but must be less than {names.world_size}, which is {world_size}."
         )
-    local_rank = _number(launcher.local_rank, environ, 0)
+    local_rank = _number(names.local_rank, environ, 0)
     # Slurm writes "4(x2)" for the tasks of several nodes.
-    local_size = environ.get(launcher.local_size, "")
-    return Place(launcher, rank, world_size, local_rank, int(local_size) if local_size.isdecimal() else None)
+    local_size = environ.get(names.local_size, "")
+    return Place(names, rank, world_size, local_rank, int(local_size) if local_size.isdecimal() else None)
 
 
 def _number(variable: str, environ: Mapping[str, str], least: int) -> int | None:
@@ -135,7 +105,7 @@ def _agree(inner: Place, outer: Place, environ: Mapping[str, str]) -> bool:
     if each is not None and each * outer.world_size == inner.world_size and inner.rank // each == outer.rank:
         return True
     # A batch script is not a task, but its variables have the number of one.
-    is_batch = outer.launcher.name == "Slurm" and outer.rank == 0 and "SLURM_STEP_ID" not in environ
+    is_batch = outer.variables is SLURM and outer.rank == 0 and "SLURM_STEP_ID" not in environ
     return is_batch and each is not None
 
 
@@ -145,13 +115,11 @@ def _first_host(place: Place, environ: Mapping[str, str]) -> str:
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     if hosts and not set(hosts) & set(",["):
         return hosts
-    program = shutil.which("scontrol")
-    if hosts and program is not None:
-        answer = subprocess.run(
-            [program, "show", "hostnames", hosts], capture_output=True, text=True, timeout=60, check=False
-        )
-        if answer.returncode == 0 and answer.stdout.strip():
-            return answer.stdout.split()[0]
+    if hosts:
+        with suppress(OSError, subprocess.SubprocessError):
+            expanded = expand_slurm_hosts(hosts, os.environ)
+            if expanded:
+                return expanded[0]
     raise InvalidEnvironmentError(
         f"{place} does not give the address of rank 0. Set MASTER_ADDR to the host of rank 0, and "
         "MASTER_PORT to a free port there."
@@ -159,7 +127,7 @@ def _first_host(place: Place, environ: Mapping[str, str]) -> str:
 
 
 def _port_of_job(place: Place, environ: Mapping[str, str]) -> int:
-    names = [environ[name] for name in place.launcher.job if environ.get(name)]
+    names = [environ[name] for name in place.variables.job if environ.get(name)]
     if not names and place.local_size == place.world_size:
         names = [f"the parent of all ranks is {os.getppid()}"]
     if not names:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from acclimate.launch.supervise.own_python import own_python
+from acclimate.rank_variables import RankVariables
 
 if TYPE_CHECKING:
     from acclimate.launch.plan.hostfile import Host
@@ -15,17 +15,10 @@ if TYPE_CHECKING:
     from acclimate.launch.plan.outcome import Outcome
 
 
-@dataclass(frozen=True)
-class RankVariables:
-    """The variables in which an engine that starts one process per rank passes the rank's number."""
-
-    rank: str
-    local_rank: str
-
-    def agent(self) -> list[str]:
-        """Returns the command of an agent that runs this one rank."""
-        names = ("--rank_variable", self.rank, "--local_rank_variable", self.local_rank)
-        return own_python("acclimate.launch.remote.agent", *names)
+def rank_agent(variables: RankVariables) -> list[str]:
+    """Returns the command of an agent that runs the one rank whose number is in these variables."""
+    names = ("--rank_variable", variables.rank, "--local_rank_variable", variables.local_rank)
+    return own_python("acclimate.launch.remote.agent", *names)
 
 
 class Engine(Protocol):
@@ -35,8 +28,6 @@ class Engine(Protocol):
     """The engine's name for ``--launcher``."""
     remedy: ClassVar[str]
     """What to install if the program is missing."""
-    rank_variables: ClassVar[RankVariables | None] = None
-    """``None`` if it starts one agent on each host."""
     needs_allocation: ClassVar[bool] = False
     """Whether ``auto`` uses it only inside its own allocation, where it precedes all others."""
 

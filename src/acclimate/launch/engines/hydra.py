@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from acclimate.launch.engines.engine import RankVariables
 from acclimate.launch.engines.mpi import MpiEngine
 from acclimate.launch.plan.hostfile import HostPlan
+from acclimate.rank_variables import HYDRA
 
 
 class HydraEngine(MpiEngine):
     """One process for each rank, started by Hydra."""
 
-    rank_variables = RankVariables("PMI_RANK", "MPI_LOCALRANKID")
+    rank_variables = HYDRA
     binds_nothing: ClassVar[tuple[str, ...]]
     """Arguments that turn off this MPI's own binding."""
 

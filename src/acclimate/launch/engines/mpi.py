@@ -10,10 +10,11 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from acclimate.launch.engines.engine import Engine, RankVariables
+from acclimate.launch.engines.engine import Engine, rank_agent
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.remote.ssh_client import CONNECT_S, common_port, find_ssh, ssh_options
+from acclimate.rank_variables import RankVariables
 
 if TYPE_CHECKING:
     from acclimate.launch.plan.outcome import Outcome
@@ -62,7 +63,7 @@ class MpiEngine(Engine):
             def command(where: Mapping[str, str]) -> list[str]:
                 names = sorted({*job.environment, *where})
                 arguments = self.arguments(job.world_size, hostfile.path, names)
-                return [program, *arguments, *job.launcher_args, *self.rank_variables.agent()]
+                return [program, *arguments, *job.launcher_args, *rank_agent(self.rank_variables)]
 
             return EngineProgram(
                 job,

