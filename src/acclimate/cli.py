@@ -106,8 +106,16 @@ def _run(arguments: list[str]) -> int:
             f"the working directory cannot be used: {error.strerror}. It has probably been deleted; cd to "
             "another directory"
         ) from error
-    code: int = import_module(COMMANDS[args.command][1]).run(args)
+    run = import_module(COMMANDS[args.command][1]).run
+    code: int = run(args, _deepspeed_environment) if args.command == "run" else run(args)
     return code
+
+
+def _deepspeed_environment(python_path: str, asked: str) -> dict[str, str]:
+    """Gives launch/ what it must not import itself, since compat/ is above it."""
+    from acclimate.compat.deepspeed import child_environment
+
+    return child_environment(python_path, asked)
 
 
 # -- errors in one line ------------------------------------------------------------------------------

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import pkgutil
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 
@@ -36,9 +35,19 @@ BY_HAND_PORT = 29500
 """torch's default port. Nodes that are started by hand all use it, as they cannot agree on a free one."""
 
 
-def run(args: argparse.Namespace) -> int:
-    """Runs the job; returns its exit code."""
+def run(args: argparse.Namespace, deepspeed_environment: Callable[[str, str], Mapping[str, str]]) -> int:
+    """Runs the job; returns its exit code.
+
+    Args:
+        args: the parsed options.
+        deepspeed_environment: returns the variables of ``--deepspeed`` and ``--deepspeed_names``, given the
+            ranks' ``PYTHONPATH``, and "1" or "names".
+    """
     options = read_options(args, os.environ)
+    if options.deepspeed or options.deepspeed_names:
+        path = options.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        variables = deepspeed_environment(path, "1" if options.deepspeed else "names")
+        options = replace(options, environment={**options.environment, **variables})
     logging.getLogger("acclimate").setLevel(options.log_level.upper())
     accelerator = find_accelerator()
     job = plan_job(options, accelerator, os.environ)
@@ -120,22 +129,11 @@ def plan_job(options: RunOptions, accelerator: Backend | None, environ: Mapping[
     return JobPlan(
         hosts=job_hosts,
         command=_command(options, here) if options.command else (),
-        environment={**({} if here else exported), **options.environment, **_for_libraries(options, environ)},
+        environment={**({} if here else exported), **options.environment},
         directory=directory,
         accelerator=accelerator.name if accelerator is not None else "",
         **settings,
     )
-
-
-def _for_libraries(options: RunOptions, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that make other libraries run on this accelerator."""
-    if not (options.deepspeed or options.deepspeed_names):
-        return {}
-    asked = "1" if options.deepspeed else "names"
-    path = options.environment.get("PYTHONPATH", environ.get("PYTHONPATH", ""))
-    # Imported by name, since launch/ must not depend on compat/.
-    describe = pkgutil.resolve_name("acclimate.compat.deepspeed:child_environment")
-    return dict(describe(path, asked))
 
 
 def _working_directory() -> str:
