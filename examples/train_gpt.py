@@ -388,18 +388,18 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on."""
+    """A whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def not_negative(text: str) -> float:
-    """A number from 0 on."""
+    """A number of at least 0."""
     with contextlib.suppress(ValueError):
         if 0 <= float(text) < math.inf:
             return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
 
 
 if __name__ == "__main__":

@@ -166,9 +166,9 @@ REFUSED = {
     "no text": (["--out=new", "--data=no/such/folder"], "There is no no/such/folder. Name a text file, or a"),
     "heads": (["--heads=5"], "--width 64 must be a multiple of twice --heads 5"),
     "batch": (["--batch=8", "--accumulate=3"], "--batch 8 cannot be dealt evenly to 1 ranks in 3 parts"),
-    "rate": (["--lr=-1"], "'-1' is not a number from 0 on"),
+    "rate": (["--lr=-1"], "'-1' is not a number of at least 0"),
     "dropout": (["--dropout=1"], "--dropout 1 must be below 1"),
-    "no steps": (["--steps=0"], "'0' is not a whole number from 1 on"),
+    "no steps": (["--steps=0"], "'0' is not a whole number of at least 1"),
     "dtype": (["--out=new", "--dtype=float16"], "does not compute in float16. --dtype can be bfloat16,"),
 }  # fmt: skip
 

@@ -112,7 +112,7 @@ _ANSWERS = {
         "None if the accelerator can be used, else a sentence that says why not",
         lambda reason: None if reason is None else _of_type(str, lambda text: bool(text.strip()))(reason),
     ),
-    "device_count": _Rule("a whole number from 0 on", _of_type(int, lambda count: count >= 0)),
+    "device_count": _Rule("a whole number of at least 0", _of_type(int, lambda count: count >= 0)),
     "is_installed": _FLAG,
     "visible_devices_variable": _Rule(
         "None or the name of an environment variable",

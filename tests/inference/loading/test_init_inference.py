@@ -552,7 +552,7 @@ def test_the_split_loader_serves_generate(folder: Path) -> None:
 
 
 def test_something_that_is_no_model_is_refused() -> None:
-    with pytest.raises(AcclimateError, match="not a int"):
+    with pytest.raises(AcclimateError, match="not an object of type int"):
         acclimate.init_inference(3)
 
 

@@ -48,7 +48,7 @@ def test_windows_line_ends_are_line_ends() -> None:
     ("line", "said"),
     [
         ("b", 'no slots; write "b slots=N"'),
-        ("b slots=0", 'slots="0" must be a whole number from 1 up'),
+        ("b slots=0", 'slots="0" must be a whole number of at least 1'),
         ("b slots=-1", 'slots="-1"'),
         ("b slots=two", 'slots="two"'),
         ("b slots=", 'slots=""'),
@@ -206,7 +206,7 @@ def test_ports_are_kept() -> None:
     [
         ({"include": "a", "exclude": "b"}, "cannot be used together"),
         ({"include": "c"}, '--include: there is no host "c" in the hostfile; its hosts: a, b, [fe80::1].'),
-        ({"exclude": "a:4"}, '--exclude: host "a" has no slot 4; it has 4, from 0 up.'),
+        ({"exclude": "a:4"}, '--exclude: host "a" has no slot 4; it has 4, which count from 0.'),
         ({"include": "a:0@a:1"}, 'host "a" comes twice'),
         ({"include": "a:"}, '"a:" should read host'),
         ({"include": "a:0;1"}, '"a:0;1" should read host'),

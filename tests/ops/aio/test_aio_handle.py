@@ -351,7 +351,7 @@ def test_a_tensor_whose_memory_is_not_its_elements_in_order_is_refused(
 
 @pytest.mark.parametrize("setting", ["block_size", "queue_depth", "intra_op_parallelism"])
 def test_a_setting_below_one_is_refused(setting: str) -> None:
-    with pytest.raises(AsyncIOSettingError, match=f"{setting} must be a whole number from 1 on, not 0"):
+    with pytest.raises(AsyncIOSettingError, match=f"{setting} must be a whole number of at least 1, not 0"):
         AsyncIOHandle(**{setting: 0})
 
 

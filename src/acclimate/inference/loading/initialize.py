@@ -184,8 +184,8 @@ def _split_loaded(
     with ranks.all_or_none():
         if not isinstance(model, torch.nn.Module):
             raise UnsupportedModelError(
-                "model must be a folder, a .gguf file, a hub id or a transformers model, not a "
-                f"{type(model).__name__}"
+                "model must be a folder, a .gguf file, a hub id or a transformers model, not an "
+                f"object of type {type(model).__name__}"
             )
         whole = Whole.of(model)
         packer = Packer(quantize, f"the model {type(model).__name__}")

@@ -122,7 +122,7 @@ def _host(words: Sequence[str]) -> Host:
             raise ValueError(f'"{excerpt(word)}" comes after slots={slots}; give slots once.')
         slots = _number(value)
         if not slots:
-            raise ValueError(f'slots="{excerpt(value)}" must be a whole number from 1 up.')
+            raise ValueError(f'slots="{excerpt(value)}" must be a whole number of at least 1.')
     if slots is None:
         raise ValueError(
             f'host "{excerpt(name)}" has no slots; write "{excerpt(words[0])} slots=N", N for its ranks.'
@@ -257,7 +257,7 @@ def _parse_filter(text: str, hosts: Sequence[Host], option: str) -> dict[str, tu
         if missing:
             raise HostFilterError(
                 f'{option}: host "{host.name}" has no slot {excerpt(str(missing[0]))}; it has {host.slots}, '
-                "from 0 up."
+                "which count from 0."
             )
         named[host.name] = tuple(range(host.slots)) if slots is None else slots
     return named

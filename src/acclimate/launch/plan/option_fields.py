@@ -19,7 +19,7 @@ def whole(least: int, most: int = 999_999_999) -> Callable[[str], int]:
 
     def whole_number(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f'"{excerpt(text)}" must be a whole number from {least} on')
+            raise argparse.ArgumentTypeError(f'"{excerpt(text)}" must be a whole number of at least {least}')
         if int(text) > most:
             raise argparse.ArgumentTypeError(f"{int(text)} is too large; it may be at most {most}")
         return int(text)
@@ -41,7 +41,7 @@ def seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < 1e9:
-        raise argparse.ArgumentTypeError(f'"{excerpt(text)}" must be a number of seconds from 0 on')
+        raise argparse.ArgumentTypeError(f'"{excerpt(text)}" must be a number of seconds, 0 or more')
     return seconds
 
 

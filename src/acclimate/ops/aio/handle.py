@@ -87,7 +87,7 @@ class AsyncIOHandle:
         for name, value in numbers.items():
             if not isinstance(value, int) or value < 1:
                 raise AsyncIOSettingError(
-                    f"{name} must be a whole number from 1 on, not {excerpt(repr(value))}."
+                    f"{name} must be a whole number of at least 1, not {excerpt(repr(value))}."
                 )
         self._settings = Settings(
             block_size, queue_depth, bool(single_submit), bool(overlap_events), intra_op_parallelism
@@ -322,7 +322,7 @@ class AsyncIOHandle:
             AsyncIOError: there is not enough memory (``ENOMEM``).
         """
         if num_elem < 0:
-            raise AsyncIOSettingError(f"num_elem must be a whole number from 0 on, not {num_elem}.")
+            raise AsyncIOSettingError(f"num_elem must be a whole number of at least 0, not {num_elem}.")
         return _locked_memory.allocate(num_elem, example_tensor.dtype)
 
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:

@@ -75,7 +75,7 @@ def build_timeout_s() -> float:
     """Returns ``ACCLIMATE_BUILD_TIMEOUT``, the time limit for another process's build and for one compiler.
 
     Raises:
-        InvalidEnvironmentError: it is not a number from 0 on.
+        InvalidEnvironmentError: it is not a number of 0 or more.
     """
     text = os.environ.get("ACCLIMATE_BUILD_TIMEOUT", "600")
     try:
@@ -84,7 +84,7 @@ def build_timeout_s() -> float:
         seconds = -1.0
     if not seconds >= 0:
         raise InvalidEnvironmentError(
-            f'ACCLIMATE_BUILD_TIMEOUT is "{excerpt(text)}", but must be a number of seconds from 0 on.'
+            f'ACCLIMATE_BUILD_TIMEOUT is "{excerpt(text)}", but must be a number of seconds, 0 or more.'
         )
     return seconds
 

@@ -182,7 +182,7 @@ def saved_step(saved: Mapping[str, Any], place: str, is_needed: bool) -> float:
     """Returns how often a parameter had been updated when its state was saved.
 
     Raises:
-        InvalidOptimizerArgumentError: the count is missing or is not a finite number from 0 on.
+        InvalidOptimizerArgumentError: the count is missing or is not a finite number of 0 or more.
     """
     if "step" not in saved and not is_needed:
         return 0.0
