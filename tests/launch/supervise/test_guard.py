@@ -63,7 +63,7 @@ def test_nothing_is_left_when_a_guard_is_killed_and_the_job_ends(tmp_path: Path)
         assert job.wait() == 137
         assert job.living() == {}
     assert "rank 1 (" in stderr
-    assert f"Its guard process (pid {guard}) was killed by signal 9" in stderr
+    assert f"Its guard process (pid {guard}) was killed by SIGKILL (signal 9)" in stderr
 
 
 def test_a_rank_dies_with_launcher_and_guard_killed_at_once(tmp_path: Path) -> None:

@@ -23,8 +23,14 @@ LONGEST_PARTIAL = 1 << 16
 _ROW_BYTES = 1 << 12
 """The most bytes of an unfinished line that are used for a terminal's row."""
 _TAG = re.compile(rb"\[rank \d+\] ")
+"""What :func:`rank_tag` returns."""
 _NOT_A_COLOUR = re.compile(rb"\x1b\[[0-9;?]*[@-ln-~]")
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[@-~]")
+
+
+def rank_tag(rank: int) -> str:
+    """Returns the tag of a rank's lines."""
+    return f"[rank {rank}] "
 
 
 class Source(NamedTuple):

@@ -27,11 +27,7 @@ class RankFailure:
     def describe(self) -> str:
         """Returns a sentence on the rank, its host and its end, and one on the cause, if known."""
         pid = f", pid {self.pid}" if self.pid is not None else ""
-        if self.code < 0:
-            how = f"was killed by {signal_name(-self.code)} (signal {-self.code})"
-        else:
-            how = f"ended with exit code {self.code}"
-        sentence = f"rank {self.rank} (host {self.host}{pid}) {how}."
+        sentence = f"rank {self.rank} (host {self.host}{pid}) {how_it_ended(self.code)}."
         return f"{sentence} {self.cause}" if self.cause else sentence
 
 
@@ -58,6 +54,13 @@ class Outcome:
         if self.reason is not None:
             lines.append(f"acclimate run: {self.reason}")
         return "".join(f"{line}\n" for line in lines)
+
+
+def how_it_ended(code: int) -> str:
+    """Returns the rest of a sentence on a process, given its code as in :mod:`subprocess`."""
+    if code < 0:
+        return f"was killed by {signal_name(-code)} (signal {-code})"
+    return f"ended with exit code {code}"
 
 
 def signal_name(number: int) -> str:

@@ -17,13 +17,14 @@ from pathlib import Path
 
 from acclimate.launch.output.views import Source
 from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.plan.outcome import Outcome
+from acclimate.launch.plan.outcome import Outcome, how_it_ended
 from acclimate.launch.remote.addresses import own_addresses
 from acclimate.launch.remote.callback import LAUNCHER_VARIABLE
 from acclimate.launch.remote.callback_server import CallbackServer
 from acclimate.launch.remote.coordinator import ANSWER_S, Coordinator, Peer
 from acclimate.launch.remote.protocol import Assignment, SocketChannel
 from acclimate.launch.remote.ssh_check import SshReachabilityCheck
+from acclimate.launch.supervise.processes import send_to_group
 
 _READ_BYTES = 1 << 16
 _LAST_WORDS_S = 5.0
@@ -178,8 +179,7 @@ class EngineProgram:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_TERM_S)
                 return
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            send_to_group(process.pid, signal.SIGKILL)
 
     # -- agents --------------------------------------------------------------------------------------
 
@@ -218,7 +218,6 @@ class EngineProgram:
         if process is None:
             return
         code = process.wait()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        self.coordinator.engine_ended(f"{self._name} {how}", _LAST_WORDS_S)
+        self.coordinator.engine_ended(f"{self._name} {how_it_ended(code)}", _LAST_WORDS_S)
         if self._ssh_check is not None and not self.coordinator.started:
             self._ssh_check.begin(self.coordinator)

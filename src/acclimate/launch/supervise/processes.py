@@ -67,8 +67,7 @@ def name_process(name: str, title: str) -> None:
         return
     _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
     try:
-        with open("/proc/self/stat", "rb", buffering=0) as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _stat_fields("self")
         start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5)
     except (OSError, IndexError, ValueError):
         return
@@ -115,16 +114,16 @@ def _parents() -> list[tuple[int, int]]:
     for name in names:
         if not name.isdigit():
             continue
-        try:
-            with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
-                stat = file.read(512)
-        except OSError:  # it ended meanwhile
-            continue
-        # "pid (name) state parent …", where the name may hold anything, parentheses included.
-        fields = stat.rpartition(b")")[2].split(maxsplit=2)
-        if len(fields) == 3:
-            found.append((int(name), int(fields[1])))
+        with suppress(OSError, IndexError):  # it ended meanwhile
+            found.append((int(name), int(_stat_fields(name)[1])))
     return found
+
+
+def _stat_fields(process: str) -> list[bytes]:
+    """Returns the fields of proc(5)'s ``stat`` from the state on."""
+    with open(f"/proc/{process}/stat", "rb", buffering=0) as file:
+        # "pid (name) state parent …", where the name may hold anything, parentheses included.
+        return file.read(4096).rpartition(b")")[2].split()
 
 
 def kill_descendants(without: Container[int] = (), *, patience_s: float) -> dict[int, int]:

@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from acclimate.errors import RankStartError
+from acclimate.launch.output.views import rank_tag
 from acclimate.launch.output.writer import LogFile, Tail
 from acclimate.launch.plan.job import RankPlan
-from acclimate.launch.plan.outcome import RankFailure
+from acclimate.launch.plan.outcome import RankFailure, how_it_ended
 from acclimate.launch.supervise.guard import Guard, start_guard
 from acclimate.launch.supervise.guard_process import GuardSettings, StandardStreams
 from acclimate.launch.supervise.oom import KillCount, count_kills, explain_sigkill
@@ -37,7 +38,7 @@ class RankProcess:
     @property
     def tag(self) -> str:
         """The tag of its lines."""
-        return f"[rank {self.plan.rank}] "
+        return rank_tag(self.plan.rank)
 
     def open_log(self) -> None:
         """Opens the log file that the plan names, if any.
@@ -94,8 +95,8 @@ class RankProcess:
     def guard_was_lost(self, code: int) -> None:
         """Handles the early end of the guard, with which the kernel has killed the rank."""
         pid = self.guard.pid if self.guard is not None else None
-        how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
         if self.code is None:
+            how = how_it_ended(code)
             self.trouble = f"Its guard process (pid {pid}) {how}, and the rank was killed with it."
 
     def reap_guard(self) -> bool:
