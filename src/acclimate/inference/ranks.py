@@ -117,4 +117,8 @@ def is_lost_rank(error: Exception) -> bool:
     """Whether an error means that ranks cannot communicate, for example because one has ended."""
     import torch.distributed as dist
 
-    return dist.is_available() and isinstance(error, dist.DistError)
+    if not dist.is_available():
+        return False
+    # torch raises Gloo's errors as RuntimeError; their text begins with the line of Gloo that raised them.
+    is_of_gloo = type(error) is RuntimeError and "/gloo/transport/" in str(error)
+    return is_of_gloo or isinstance(error, dist.DistError)

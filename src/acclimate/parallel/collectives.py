@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 
 import torch
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 # torch 2.13 renamed this method and warns at each use of the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_wait = operator.methodcaller("wait")
 
 
 class Ranks(Protocol):
@@ -38,8 +40,10 @@ class ProcessRanks:
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sums a contiguous tensor over the ranks, in place, and returns it."""
-        # The group's own method, because dist.all_reduce adds as much time as a one-token sum takes.
-        self.group.allreduce([tensor]).wait()
+        # The group's own method, because dist.all_reduce adds as much time as a one-token sum takes. Python
+        # handles signals between two calls, and a handler that raises there would skip the wait: the group
+        # would write to the tensor's memory later, which native code may have freed. Within map it does not.
+        next(map(_wait, map(self.group.allreduce, ([tensor],))))
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:

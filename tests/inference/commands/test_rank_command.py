@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,8 @@ def start(folder: Path, tmp_path: Path) -> subprocess.Popen[bytes]:
     shutil.copytree(folder, endless)
     config = json.loads((endless / "config.json").read_text())
     (endless / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1_000_000}))
-    (endless / "generation_config.json").write_text('{"eos_token_id": 1000}')  # no end token of the model
+    # Not among this model's first 20,000 tokens.
+    (endless / "generation_config.json").write_text('{"eos_token_id": 318}')
     options = ("--model", str(endless), "--max-new-tokens", "900000", "--num_accelerators", "2")
     return subprocess.Popen(
         command("hello", *options),
@@ -76,6 +79,24 @@ def test_all_ranks_end_while_they_generate(
     assert len(errors.decode().splitlines()) <= 1
     assert not any(each.is_running() for each in ranks)
     assert named_memory(each.pid for each in ranks) == []
+
+
+@pytest.mark.parametrize("after_s", [0.5, 2.0, 4.0])
+def test_ctrl_c_while_the_ranks_start_gives_one_line(
+    after_s: float, tiny_folder: Path, tmp_path: Path
+) -> None:
+    process = start(tiny_folder, tmp_path)
+    assert process.stdout is not None
+    deadline = time.monotonic() + 60
+    while len(ranks_of(process)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    select.select([process.stdout], [], [], after_s)  # at various points of the start
+    ctrl_c(process, [])
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 130, errors
+    (line,) = filter(None, errors.decode().splitlines())
+    assert "interrupted" in line
 
 
 def test_two_ranks_generate_on_emulated_devices_what_one_does_on_the_host(

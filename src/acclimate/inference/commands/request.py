@@ -203,7 +203,7 @@ class Display:
         sys.stdout.flush()
         sys.stderr.write(closing_line(result) + "\n")
 
-    def interrupt(self, interruption: KeyboardInterrupt) -> None:
+    def interrupt(self, interruption: BaseException) -> None:
         """Ends the text after Ctrl-C: with the figures, if there was any."""
         partial = getattr(interruption, "partial", None)  # set by GenerationInterrupted
         if partial is None:

@@ -6,6 +6,7 @@ description is ``ops/inference/csrc/decode_program.h``.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import weakref
 from typing import Any
@@ -25,7 +26,7 @@ from acclimate.inference.decode.description import (
     Product,
 )
 from acclimate.inference.decode.modules import packed_weight, rows_of
-from acclimate.inference.decode.share import Exchange, likeliest_token, whole_logits
+from acclimate.inference.decode.share import Exchange, interrupts_deferred, likeliest_token, whole_logits
 from acclimate.ops.inference.native import reads_prompts
 from acclimate.selection import get_accelerator
 
@@ -127,12 +128,14 @@ class NativeStep:
             raise IndexError("index out of range in self")  # torch's message for an embedding
         if cache.reserve(length):
             self._read_cache()
-        torch.ops.acclimate.decode_step(
-            self._native.number, self._addresses, tokens.long().contiguous(), self._starts, cache.length,
-            logits, best, largest, self._threads,
-        )  # fmt: skip
-        if self._native.exchange is not None:
-            self._native.exchange.check()
+        exchange = self._native.exchange
+        with interrupts_deferred() if exchange is not None else contextlib.nullcontext():
+            torch.ops.acclimate.decode_step(
+                self._native.number, self._addresses, tokens.long().contiguous(), self._starts, cache.length,
+                logits, best, largest, self._threads,
+            )  # fmt: skip
+            if exchange is not None:
+                exchange.check()
         cache.length = length
 
     def _read_cache(self) -> None:

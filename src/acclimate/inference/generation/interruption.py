@@ -20,32 +20,45 @@ from acclimate.inference.ranks import ModelRanks
 def shared_interrupt(ranks: ModelRanks, accelerator: Accelerator) -> Iterator[Callable[[], None]]:
     """Defers SIGINT in the ``with`` block; yields a function that all ranks call to raise it together.
 
-    A second SIGINT is raised immediately. With one rank, SIGINT is not deferred.
+    SIGINT is then handled by the program's own handler; if that raises nothing, the ranks continue. A second
+    SIGINT is handled immediately. Nothing is deferred with one rank, or if SIGINT has no handler in Python.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    if ranks.size == 1 or not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    before = signal.getsignal(signal.SIGINT)
+    if ranks.size == 1 or not is_main or not callable(before):
         yield lambda: None
         return
+    handle: Callable[[int, FrameType | None], Any] = before
     import torch
     import torch.distributed as dist
 
-    received: list[int] = []
+    received: list[FrameType | None] = []
     told = torch.zeros(1, device=accelerator.current_device_name())
 
     def receive(number: int, frame: FrameType | None) -> Any:
         if received:
-            return signal.default_int_handler(number, frame)
-        received.append(number)
+            return handle(number, frame)
+        received.append(frame)
         return None
 
     def check() -> None:
-        told.fill_(len(received))
+        raised: BaseException | None = None
+        if received:
+            try:
+                handle(signal.SIGINT, received.pop())
+            except BaseException as error:  # noqa: BLE001 - raised below, once the other ranks know
+                raised = error
+        told.fill_(raised is not None)
         dist.all_reduce(told, group=ranks.group)
+        if raised is not None:
+            raise raised
         if told.item():
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, receive)
+    signal.signal(signal.SIGINT, receive)
     try:
         yield check
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handle)
+        if received:  # after the last check
+            handle(signal.SIGINT, received.pop())
