@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -35,7 +34,7 @@ class HPUAccelerator(Accelerator):
         return True
 
     def device_name(self, device_index: int | None = None) -> str:
-        return self.device_type
+        return self.device_type  # as DeepSpeed's: a program may pass the rank, and the only index is 0
 
     def default_generator(self, device_index: DeviceLike = None) -> torch.Generator:
         self._index(device_index)
@@ -50,10 +49,6 @@ class HPUAccelerator(Accelerator):
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
         return [self.get_rng_state()]
-
-    def set_rng_state_all(self, new_states: Sequence[torch.Tensor]) -> None:
-        (state,) = new_states
-        self.set_rng_state(state)
 
     def memory_stats(self, device_index: DeviceLike = None) -> dict[str, Any]:
         own = super().memory_stats(device_index)

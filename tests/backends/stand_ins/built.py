@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,8 @@ def pretend(way: Way) -> None:
         cuda_toolkit.nvcc = _no_nvcc  # what it compiles runs on NVIDIA's GPUs only
     if way.device_type == "mps":
         _metal()
+    if way.device_type == "hpu":
+        _seed_with_torch()
     if way.communication in ("nccl", "xccl"):
         _gloo_as(way.communication.upper())
     if way.keeps_statistics:
@@ -44,6 +47,18 @@ def _metal() -> None:
     core._mps_get_name = lambda: "a stand-in for mps"
     core._mps_get_core_count = lambda: 10
     core._mps_get_default_generator = lambda: sim.default_generator(0)
+
+
+def _seed_with_torch() -> None:
+    """Lets ``torch.manual_seed`` seed the device, as ``torch_overwrites.py`` of habana_frameworks does."""
+    seed_host = torch.manual_seed
+
+    @functools.wraps(seed_host)
+    def manual_seed(seed: int) -> torch.Generator:
+        sim.manual_seed(int(seed))
+        return seed_host(seed)
+
+    torch.manual_seed = manual_seed
 
 
 def _without_statistics(*_: Any) -> None:

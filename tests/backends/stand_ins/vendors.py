@@ -110,6 +110,9 @@ def hpu(functions: Functions) -> Functions:
     def limit(device: Any = None) -> int:
         return statistics(device)["Limit"]
 
+    def free_and_limit(device: Any = None) -> tuple[int, int]:
+        return limit(device) - statistics(device)["InUse"], limit(device)
+
     def of_first(function: Callable[..., Any], argument: int) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             if emulated.index_of(args[argument] if len(args) > argument else None) != 0:
@@ -124,6 +127,7 @@ def hpu(functions: Functions) -> Functions:
         "get_rng_state": of_first(functions["get_rng_state"], 0),
         "max_memory_cached": limit,
         "max_memory_reserved": limit,
+        "mem_get_info": free_and_limit,
         "memory_cached": limit,
         "memory_reserved": limit,
         "memory_stats": statistics,
