@@ -372,6 +372,7 @@ class _GuardProcess:
         if time.monotonic() - since > KILL_PATIENCE_S:
             self.channel.send(stuck=left)
             self.gives_up = True
+            return
         self.loop.after(_KILL_AGAIN_S, partial(self._kill, since))
 
     def _obey(self) -> None:

@@ -115,8 +115,6 @@ class _Supervisor:
     abandons_output: bool = False
     awaits_output: bool = False
     """Whether an interrupted job waits for the reader of its output, for the grace."""
-    awaits_request: bool = False
-    """Whether a timer runs for the time at which the request is due."""
     said: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -156,7 +154,6 @@ class _Supervisor:
         self.loop.watch(self.signals.descriptor, self._take_signals)
         if self.stop is not None:
             self.loop.watch(self.stop.descriptor, self._take_request)
-            self._take_request_when_due()
 
     def _captured(self) -> list[int]:
         """Returns the streams that the launcher reads; a rank writes directly to terminals."""
@@ -197,7 +194,10 @@ class _Supervisor:
     def _wait(self) -> None:
         """Waits for the next event and handles it."""
         flush_s = self.pump.flush()  # once a turn, so that a terminal is drawn once for all its events
-        self.loop.wait(math.inf if flush_s is None else time.monotonic() + flush_s)
+        flush_at = math.inf if flush_s is None else time.monotonic() + flush_s
+        self.loop.wait(min(flush_at, self._request_due_at()))
+        if self._request_due_at() <= time.monotonic():
+            self._take_request()
         self._end_with_first_failure()
 
     def _abandon_output(self) -> None:
@@ -365,20 +365,10 @@ class _Supervisor:
     def resume(self) -> None:
         self._tell_all("group", signal.SIGCONT)
 
-    def _take_request_when_due(self) -> None:
+    def _request_due_at(self) -> float:
+        """Each message changes it, so it is no timer of the loop."""
         due_at = None if self.stop is None or self.asked_to_stop else self.stop.due_at()
-        if due_at is None or self.awaits_request:
-            return
-        self.awaits_request = True
-        self.loop.after(due_at - time.monotonic(), self._take_due_request)
-
-    def _take_due_request(self) -> None:
-        self.awaits_request = False
-        due_at = None if self.stop is None or self.asked_to_stop else self.stop.due_at()
-        if due_at is not None and due_at <= time.monotonic():
-            self._take_request()
-        else:  # a message has come meanwhile
-            self._take_request_when_due()
+        return math.inf if due_at is None else due_at
 
     def _take_request(self) -> None:
         if self.stop is None:
@@ -390,7 +380,6 @@ class _Supervisor:
             self.reason = self.reason or reason
             self.ended_by = self.ended_by or signal.SIGTERM
             self._end(signal.SIGTERM)
-        self._take_request_when_due()
 
     def _kill_orphans(self) -> dict[int, int]:
         """Kills processes adopted after a guard and its standby died; returns their wait statuses."""
