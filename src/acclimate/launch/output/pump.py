@@ -12,7 +12,7 @@ from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.output.views import Source, View
 from acclimate.launch.output.writer import Writer
 
-STREAM_NAMES = {1: "output", 2: "error"}
+_STREAM_NAMES = {1: "output", 2: "error"}
 
 
 class OutputPump:
@@ -108,3 +108,11 @@ def own_streams(make: Callable[[Writer], View]) -> dict[int, View]:
     """Returns a view for each of the launcher's streams 1 and 2; one for both if they are the same file."""
     first = make(Writer(1))
     return {1: first, 2: first if os.path.sameopenfile(1, 2) else make(Writer(2))}
+
+
+def stream_failure(stream: int, error: OSError) -> str:
+    """Returns a sentence on a stream that can no longer be written, and on what becomes of the ranks."""
+    name = _STREAM_NAMES[stream]
+    if isinstance(error, BrokenPipeError):
+        return f"the reader of standard {name} has exited, so the ranks were ended."
+    return f"standard {name} cannot be written ({error.strerror}); the ranks continue."

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from acclimate.errors import HostUnreachableError, LaunchProtocolError, RankStartError
 from acclimate.launch.event_loop import EventLoop
-from acclimate.launch.output.pump import STREAM_NAMES, OutputPump, own_streams
+from acclimate.launch.output.pump import OutputPump, own_streams, stream_failure
 from acclimate.launch.output.views import Source, WholeLines
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome, signal_name
@@ -210,12 +210,11 @@ class Coordinator:
         self._explanations.append(sentence)
 
     def _stream_failed(self, stream: int, error: OSError) -> None:
+        sentence = stream_failure(stream, error)
         if isinstance(error, BrokenPipeError):
-            reason = f"the reader of standard {STREAM_NAMES[stream]} has exited, so the ranks were ended."
-            self.end(reason, -signal.SIGPIPE)
-            return
-        why = f"standard {STREAM_NAMES[stream]} cannot be written ({error.strerror}); the ranks continue."
-        self.pump.feed(2, Source("", 0), f"acclimate run: {why}\n".encode())
+            self.end(sentence, -signal.SIGPIPE)
+        else:
+            self.pump.feed(2, Source("", 0), f"acclimate run: {sentence}\n".encode())
 
     def tell_all(self, **message: object) -> None:
         """Sends a message to all connected peers."""

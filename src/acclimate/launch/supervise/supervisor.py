@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from acclimate.launch.event_loop import EventLoop
-from acclimate.launch.output.pump import STREAM_NAMES, OutputPump, own_streams
+from acclimate.launch.output.pump import OutputPump, own_streams, stream_failure
 from acclimate.launch.output.views import Plain, Source, TaggedLines, TaggedTerminal, View
 from acclimate.launch.output.writer import Writer
 from acclimate.launch.plan.job import RankPlan
@@ -245,12 +245,10 @@ class _Supervisor:
 
     def _stream_failed(self, stream: int, error: OSError) -> None:
         """Handles a failure of one of the launcher's own streams."""
-        name = STREAM_NAMES[stream]
         if not isinstance(error, BrokenPipeError):
-            sentence = f"standard {name} cannot be written ({error.strerror}); the ranks continue."
-            self._note(logging.WARNING, sentence)
+            self._note(logging.WARNING, stream_failure(stream, error))
         elif not self.ending:
-            self.reason = f"the reader of standard {name} has exited, so the ranks were ended."
+            self.reason = stream_failure(stream, error)
             self.ended_by = signal.SIGPIPE
             self._end(signal.SIGTERM)
 
