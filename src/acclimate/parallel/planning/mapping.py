@@ -20,7 +20,7 @@ STYLES: dict[str, Style] = {
     "experts": "experts", "vocabulary": "vocabulary",
     "replicated": "replicated", "skip": "replicated", "whole": "replicated",
 }  # fmt: skip
-PUBLISHED: dict[str, Style] = {"colwise": "columns", "rowwise": "rows"}
+_PUBLISHED: dict[str, Style] = {"colwise": "columns", "rowwise": "rows"}
 """What a published plan's word contains, and the style that it means."""
 
 
@@ -116,9 +116,7 @@ def read_published_plan(model: nn.Module, modules: Iterable[str]) -> dict[str, S
         if value is None:
             value = next((v for k, v in published.items() if k.startswith(f"{pattern}.")), None)
         if isinstance(value, str):
-            kind = next(
-                (style for key, style in (("colwise", "columns"), ("rowwise", "rows")) if key in value), None
-            )
-            if kind is not None:
-                found[name] = kind  # type: ignore[assignment]
+            style = next((style for word, style in _PUBLISHED.items() if word in value), None)
+            if style is not None:
+                found[name] = style
     return found
