@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +15,18 @@ from acclimate.cache.publish import publish_once
 from acclimate.errors import AcclimateError
 
 _T = TypeVar("_T")
+
+_SOURCES = (".py", ".cpp", ".h")
+
+
+def source_files(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Yields the name and content of each source file in a folder and below, always in the same order.
+
+    For the key of a text that depends on this code.
+    """
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in _SOURCES:
+            yield path.relative_to(folder).as_posix(), path.read_bytes()
 
 
 @dataclass(frozen=True)

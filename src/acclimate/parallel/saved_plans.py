@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acclimate.cache.texts import KeptTexts
+from acclimate.cache.texts import KeptTexts, source_files
 from acclimate.parallel.plan import Change, Plan, Split
 
 logger = logging.getLogger("acclimate.parallel")
@@ -88,9 +88,8 @@ def plan_key(model: nn.Module, size: int, user: Mapping[str, Any] | None) -> str
     said.add((size, user, torch.__version__, sys.version, platform.machine()))
     said.add(getattr(sys.modules.get("transformers"), "__version__", None))
     said.add_file("torch.nn.functional")
-    room = Path(__file__).parent
-    for path in sorted(room.rglob("*.py")):
-        said.add((path.relative_to(room).as_posix(), path.read_bytes()))
+    for source in source_files(Path(__file__).parent):
+        said.add(source)
     tensors: dict[int, str] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         said.add(prefix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import acclimate
-from acclimate.inference.decode import proof
+from acclimate.inference.decode import proof, saved
 from acclimate.inference.decode.proof import describe
 from acclimate.inference.decode.saved import decoder_key
 
@@ -68,6 +69,25 @@ def test_a_model_with_other_weights_or_code_is_proved(tiny_folder: Path, proofs:
     _text(start())
     _text(changed)
     assert len(proofs) == 2
+
+
+def test_a_change_of_any_file_of_steps_packed_modules_or_kernels_has_a_key_of_its_own(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = []
+    for number, folder in enumerate(saved._CODE):
+        copies.append(tmp_path / str(number))
+        shutil.copytree(folder, copies[-1], ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(saved, "_CODE", tuple(copies))
+    model = acclimate.init_inference(tiny_folder, dtype="float32")
+    keys = [decoder_key(model)]
+    files = [path for copy in copies for path in sorted(copy.rglob("*")) if path.is_file()]
+    for path in files:
+        path.write_text(path.read_text() + "\n")
+        keys.append(decoder_key(model))
+    assert {"loop.py", "modules.py", "avx2.h", "linear.cpp", "isa.h"} <= {path.name for path in files}
+    assert None not in keys
+    assert len(set(keys)) == len(files) + 1
 
 
 def test_a_model_with_hooks_or_from_no_file_is_never_saved(tiny_folder: Path, private_cache: Path) -> None:

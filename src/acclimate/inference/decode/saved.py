@@ -2,8 +2,8 @@
 
 A description depends on the model's code, configuration and weights; its verification also depends on the
 kernels and the processor. Its cache key is a digest of all of these: the content of a plan's key
-(``parallel/saved_plans.py``), sums of all weights, this package's files of steps and kernels, and the
-settings that select kernels. A model with hooks, or one that was not loaded from files, is recorded and
+(``parallel/saved_plans.py``), sums of all weights, the files of steps, packed modules and kernels, and
+the settings that select kernels. A model with hooks, or one that was not loaded from files, is recorded and
 verified at each start.
 """
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import acclimate.ops.inference
-from acclimate.cache.texts import KeptTexts
+from acclimate.cache.texts import KeptTexts, source_files
 from acclimate.inference.decode import description
 from acclimate.inference.decode.description import POSITIONS, AnglesCall, Decoder, RotaryTable
 from acclimate.inference.decode.modules import packed_weight
@@ -40,6 +40,9 @@ _CLASSES = {
     for name, each in vars(description).items()
     if is_dataclass(each) and isinstance(each, type) and each not in (RotaryTable, AnglesCall)
 }
+_OPS = Path(acclimate.ops.inference.__file__).parents[1]
+_CODE = (Path(__file__).parent, Path(__file__).parents[1] / "packing", _OPS / "inference", _OPS / "csrc")
+"""The folders of the steps, of the modules with packed weights, and of the kernels."""
 # The angles at the first positions and at some far ones must equal the saved ones.
 _PLACES = (*range(16), 1000, 5000, 40000)
 
@@ -81,10 +84,9 @@ def decoder_key(model: Any) -> str | None:
     if any(tensor.device.type != "cpu" for tensor in tensors.values()):
         return None
     content = hashlib.sha256(plan_key(model, 1, None).encode())
-    kernels = Path(acclimate.ops.inference.__file__).parent
-    for folder in (Path(__file__).parent, kernels, kernels / "csrc"):
-        for path in sorted(folder.glob("*.*")):
-            content.update(f"{path.name}\0".encode() + path.read_bytes())
+    for folder in _CODE:
+        for name, source in source_files(folder):
+            content.update(f"{name}\0".encode() + source)
     settings = torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision()
     content.update(f"{kernels_chosen()} {settings} {torch.__config__.show()}".encode())
     for name, tensor in tensors.items():
