@@ -429,7 +429,7 @@ def test_asking_for_restarts_or_nodes_that_come_and_go_is_elastic() -> None:
 
 
 def test_a_core_list_implies_binding() -> None:
-    assert read("--bind-core-list", "0", "s").bind_cores
+    assert read("--bind-core-list", "0", "s").binds
 
 
 def test_a_launchers_arguments_are_split_as_a_shell_does() -> None:

@@ -177,7 +177,7 @@ def read_options(args: argparse.Namespace, environ: Mapping[str, str]) -> RunOpt
         if any("\0" in str(part) for part in (value if isinstance(value, list | tuple) else (value,))):
             raise LaunchOptionError(f"{each.metadata['names'][-1]} contains a NUL character.")
     values["env"] = tuple(args.env)
-    values["bind_cores"] = args.bind_cores or args.core_list is not None or args.show_binding
+    values["bind_cores"] = args.bind_cores or args.show_binding
     options = RunOptions(command=command, environment=_variables(args.env, environ), **values)
     if not command and not options.show_binding:
         raise LaunchOptionError("there is no script to run. Give one: acclimate run [options] script.py …")
@@ -187,7 +187,7 @@ def read_options(args: argparse.Namespace, environ: Mapping[str, str]) -> RunOpt
         raise LaunchOptionError(
             "--deepspeed needs DeepSpeed and --deepspeed_names replaces it; give only one of them."
         )
-    if options.use_hyperthreads and not options.bind_cores:
+    if options.use_hyperthreads and not options.binds:
         raise LaunchOptionError("--use_hyperthreads only affects bound ranks; add --bind_cores_to_rank.")
     if options.node_rank is not None:
         _check_by_hand(options)

@@ -73,3 +73,8 @@ class AgentOptions:
         choices=LOG_LEVELS,
         help="info also says where each rank runs; default: %(default)s",
     )
+
+    @property
+    def binds(self) -> bool:
+        """Whether each rank gets its own cores."""
+        return self.bind_cores or self.core_list is not None

@@ -80,7 +80,7 @@ def plan_ranks(job: JobPlan, node_rank: int, environ: Mapping[str, str]) -> tupl
     slots = job.hosts[node_rank].slots
     topology = read_topology()
     bindings: Sequence[RankBinding | None] = (None,) * len(slots)
-    if job.bind_cores:
+    if job.binds:
         bindings = bind_host(job, node_rank, topology, inherited)
     share = _equal_share(topology, len(slots))
     devices = visible_devices(job.accelerator, slots, inherited)

@@ -17,6 +17,7 @@ import torch
 from acclimate.errors import AsyncIOEngineError, excerpt
 from acclimate.ops.aio import schema
 from acclimate.ops.aio.files import OpenFile
+from acclimate.ops.aio.library import AsyncIOLibrary
 
 logger = logging.getLogger("acclimate")
 
@@ -259,7 +260,5 @@ def start_engine(settings: Settings) -> Engine:
 
 
 def _load_native() -> bool:
-    from acclimate.ops.aio.builder import AsyncIOBuilder  # it imports this package's modules
-
-    AsyncIOBuilder().load()
+    AsyncIOLibrary().load()
     return schema.is_native()

@@ -34,6 +34,7 @@ _lock = threading.RLock()
 _defined: set[type[OpBuilder]] = set()
 _modules: dict[tuple[str, type[OpBuilder], str], ModuleType] = {}
 _opened: set[Path] = set()
+_warned: set[tuple[str, str]] = set()
 _FALLBACK = "fallback"
 
 
@@ -326,9 +327,10 @@ class OpBuilder:
         return True
 
     def _warn_of_fallback(self, reason: str | None) -> None:
-        _logger.warning(
-            'The op "%s" runs on plain torch, with the same results but slower: %s.', self.name, reason
-        )
+        warning = f'The op "{self.name}" runs on plain torch, with the same results but slower: {reason}.'
+        if (self.accelerator.name, warning) not in _warned:  # several builders may share a library
+            _warned.add((self.accelerator.name, warning))
+            _logger.warning("%s", warning)
 
     def _unit(self, source: Source, toolchain: Toolchain) -> Unit:
         suffix = Path(source.path).suffix
