@@ -47,6 +47,23 @@ def test_head_is_not_kept_waiting() -> None:
     assert shown.stdout == b"0\n1\n"
 
 
+def test_a_reader_that_stalls_gets_the_lines_of_several_ranks_whole() -> None:
+    code = """
+import os
+with open(1, "w", buffering=1 << 20) as out:
+    for n in range(400): print(f"<{os.environ['RANK']} {n} {'x' * 3000}>", file=out)
+"""
+    with launched(command(4, code)) as job:
+        assert job.process.stdout is not None
+        received = os.read(job.process.stdout.fileno(), 1)
+        time.sleep(1)  # longer than an unfinished line is held back
+        received += job.process.stdout.read()
+        assert job.wait() == 0
+    lines = received.decode().splitlines()
+    whole = [f"[rank {rank}] <{rank} {n} {'x' * 3000}>" for rank in range(4) for n in range(400)]
+    assert sorted(lines) == sorted(whole)
+
+
 def test_a_slow_reader_slows_the_ranks_and_loses_nothing(tmp_path: Path) -> None:
     code = f"""
 import sys

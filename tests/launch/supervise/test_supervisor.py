@@ -95,6 +95,29 @@ def test_a_rank_for_which_there_is_no_process_left_is_named_with_the_limit() -> 
     assert "Traceback" not in ended.stderr
 
 
+def test_a_limit_on_open_files_that_comes_at_any_rank_is_told_and_nothing_is_left_running() -> None:
+    limited = ["sh", "-c", 'ulimit -n 14; exec "$@"', "sh"]
+    with launched([*limited, *command(4, "pass")]) as job:
+        _, stderr = job.read()
+        assert (job.wait(), job.living()) == (2, {})
+    assert "cannot be started: Too many open files." in stderr
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())",
+    ],
+    ids=["ignores SIGCHLD", "blocks all signals"],
+)
+def test_ranks_end_well_under_a_parent_that(before: str) -> None:
+    parent = f"import os, signal, sys\n{before}\nos.execv(sys.argv[1], sys.argv[1:])"
+    with launched([sys.executable, "-c", parent, *command(2, "pass")]) as job:
+        assert job.read() == ("", "")
+        assert (job.wait(), job.living()) == (0, {})
+
+
 def test_a_program_that_cannot_be_run_is_named(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")

@@ -60,7 +60,7 @@ class OutputPump:
 
     def flush(self) -> float | None:
         """Shows output that has waited long enough; returns the seconds until the next call."""
-        delays = [view.flush() for view in self._streams()]
+        delays = [view.flush() for view in self._streams() if view not in self._paused]
         for stream in self._streams().values():
             self._settle(stream)
         return min((delay for delay in delays if delay is not None), default=None)
@@ -93,6 +93,7 @@ class OutputPump:
                 self._loop.forget(pipe)
         elif writer.waiting < Writer.FULL // 2 and view in self._paused:
             self._paused.discard(view)
+            view.resume()
             for pipe, react in self._pipes_of(view).items():
                 self._loop.watch(pipe, react)
 

@@ -58,6 +58,9 @@ class View(ABC):
         """Shows output that has waited long enough; returns the seconds until the next call."""
         return None
 
+    def resume(self) -> None:  # noqa: B027 - a view that shows no unfinished lines has no times
+        """Called when the sources are read again: time in which they were not does not count as waiting."""
+
 
 class Plain(View):
     """Passes on the output of a single rank unchanged."""
@@ -115,6 +118,10 @@ class TaggedLines(View):
             if due <= now:
                 self._show_partial(source)
         return max(0.0, min(self._due.values()) - now) if self._due else None
+
+    def resume(self) -> None:
+        """Gives unfinished lines their time again: the rest of them may lie unread in a pipe."""
+        self._due = dict.fromkeys(self._due, time.monotonic() + _PARTIAL_DELAY_S)
 
     def _show_partial(self, source: Source) -> None:
         pending = self._pending.get(source, bytearray())

@@ -150,6 +150,7 @@ def run_standby(
         mask: the signals that the launcher blocks.
     """
     gc.disable()  # a collection would copy the pages shared with the launcher
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a guard cannot be waited for where it is ignored
     if not settings.shares_terminal:
         os.setsid()
     processes.adopt_orphans()
@@ -245,7 +246,8 @@ class _GuardProcess:
             self._become_rank(guard, streams, mask)
         self._tie_rank_to_standby()
         streams.close()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        # The launcher may have been started with every signal blocked.
+        signal.pthread_sigmask(signal.SIG_SETMASK, frozenset(mask) - {signal.SIGCHLD})
         self.channel.send(started=asdict(Started(self.rank, guard)))
 
     def _tie_rank_to_standby(self) -> None:

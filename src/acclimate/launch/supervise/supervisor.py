@@ -144,13 +144,13 @@ class _Supervisor:
             for rank in self.ranks:
                 stdin, private = self._stdin_of(rank, nothing), self._private_descriptors()
                 pipes = rank.start(stdin, self._captured(), settings, private)
-                self.pipes.update({pipe: (rank, stream) for stream, pipe in pipes.items()})
+                for stream, pipe in pipes.items():
+                    self.pipes[pipe] = rank, stream
+                    self.pump.read_from(pipe, stream, partial(self._read, pipe))
                 if rank.guard is not None:
                     self.loop.watch(rank.guard.channel.fileno(), partial(self._listen, rank))
         finally:
             os.close(nothing)
-        for pipe, (_, stream) in self.pipes.items():
-            self.pump.read_from(pipe, stream, partial(self._read, pipe))
         self.loop.watch(self.signals.descriptor, self._take_signals)
         if self.stop is not None:
             self.loop.watch(self.stop.descriptor, self._take_request)
