@@ -31,6 +31,9 @@ class AcclimateError(Exception):
     The message contains the wrong value, the expected one, and what to do next.
     """
 
+    is_of_all_ranks: bool = False
+    """Whether all ranks that share a model raise it, so that one report is enough."""
+
 
 # -- selection -----------------------------------------------------------------------------------
 

@@ -57,7 +57,8 @@ class ModelRanks:
             return
         if failure is None:
             failure = _rebuilt(told[failed[0]], failed[0])
-        failure.is_of_all_ranks = True  # type: ignore[attr-defined]
+        if isinstance(failure, AcclimateError):
+            failure.is_of_all_ranks = True
         raise failure
 
 

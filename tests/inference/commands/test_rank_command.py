@@ -1,4 +1,4 @@
-"""``acclimate generate --num_accelerators``: however it ends, all ranks end, with one message."""
+"""``--num_accelerators`` of ``generate`` and ``bench``: however they end, all ranks end, with one message."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,17 +25,34 @@ pytestmark = pytest.mark.slow
 Ending = Callable[["subprocess.Popen[bytes]", list[psutil.Process]], None]
 
 
-def start(folder: Path, tmp_path: Path) -> subprocess.Popen[bytes]:
-    """Starts two ranks that generate without an end."""
+def endless_model(folder: Path, tmp_path: Path) -> Path:
+    """A copy of a model that goes on for a million tokens."""
     endless = tmp_path / "endless"
     shutil.copytree(folder, endless)
     config = json.loads((endless / "config.json").read_text())
     (endless / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1_000_000}))
     # Not among this model's first 20,000 tokens.
     (endless / "generation_config.json").write_text('{"eos_token_id": 318}')
+    return endless
+
+
+def start(folder: Path, tmp_path: Path) -> subprocess.Popen[bytes]:
+    """Starts two ranks that generate without an end."""
+    endless = endless_model(folder, tmp_path)
     options = ("--model", str(endless), "--max-new-tokens", "900000", "--num_accelerators", "2")
+    return _start(command("hello", *options))
+
+
+def start_bench(folder: Path, tmp_path: Path) -> subprocess.Popen[bytes]:
+    """Starts two ranks that measure for hours."""
+    options = ("--prompt-tokens", "8", "--new-tokens", "900000", "--num_accelerators", "2")
+    bench = [sys.executable, "-m", "acclimate", "bench", *options]
+    return _start([*bench, str(endless_model(folder, tmp_path))])
+
+
+def _start(arguments: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        command("hello", *options),
+        arguments,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -79,6 +97,44 @@ def test_all_ranks_end_while_they_generate(
     assert len(errors.decode().splitlines()) <= 1
     assert not any(each.is_running() for each in ranks)
     assert named_memory(each.pid for each in ranks) == []
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [
+        (ctrl_c, 130, "acclimate bench: interrupted"),
+        (terminate, 143, ""),
+        (kill_one, 137, "was killed by SIGKILL"),
+    ],
+)
+@pytest.mark.parametrize("after_s", [0.5, 8.0], ids=["start", "measure"])
+def test_all_ranks_end_while_they(
+    after_s: float, end: Ending, code: int, words: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    process = start_bench(tiny_folder, tmp_path)
+    deadline = time.monotonic() + 60
+    while len(ranks_of(process)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(after_s)
+    ranks = ranks_of(process)
+    end(process, ranks)
+    output, errors = process.communicate(timeout=600)
+    assert process.returncode == code, errors
+    assert output == b""
+    assert words in errors.decode()
+    assert len(errors.decode().splitlines()) <= 1
+    assert not any(each.is_running() for each in ranks)
+    assert named_memory(each.pid for each in ranks) == []
+
+
+def test_an_error_that_all_ranks_of_bench_have_is_reported_once(tiny_folder: Path) -> None:
+    options = ("--prompt-tokens", "60", "--new-tokens", "30", "--num_accelerators", "2")
+    bench = [sys.executable, "-m", "acclimate", "bench", *options, str(tiny_folder)]
+    done = subprocess.run(bench, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("acclimate bench: error: the model's context of 64 tokens is too short for 60 ")
 
 
 @pytest.mark.parametrize("after_s", [0.5, 2.0, 4.0])

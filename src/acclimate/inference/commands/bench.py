@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from acclimate.errors import AcclimateError, GenerationOptionError, excerpt
+from acclimate.errors import GenerationOptionError, excerpt
 from acclimate.inference.commands.request import (
     MOST_RANKS,
     add_quantize_option,
@@ -23,6 +23,9 @@ from acclimate.inference.commands.request import (
     positional_given,
 )
 from acclimate.inference.packing.packer import check_scheme
+
+if TYPE_CHECKING:
+    from acclimate.inference.model.loaded_model import LoadedModel
 
 _MOST_TOKENS = 1 << 20
 _MOST_SEQUENCES = 1024
@@ -75,53 +78,71 @@ def run(args: argparse.Namespace) -> int:
         raise GenerationOptionError(
             f"--json cannot write to '{excerpt(str(args.json))}': there is no such folder"
         )
-    if ranks > 1 and not args.as_rank:
-        return _start_ranks(args, ranks)
-    return _measure(args, sequences, prompt_tokens, new_tokens)
+    measure = partial(_measure_and_show, args, sequences, prompt_tokens, new_tokens)
+    if args.as_rank:
+        from acclimate.inference.commands.on_ranks import run_as_rank
+
+        return run_as_rank("bench", measure, _say_interrupted)
+    if ranks > 1:
+        from acclimate.inference.commands.on_ranks import start_ranks
+
+        arguments = [*options_given(args, *_OPTIONS), "--as-rank", *positional_given(args.model)]
+        return start_ranks("bench", arguments, ranks)
+    from acclimate.inference.startup.lean_import import import_transformers
+
+    import_transformers()
+    measure(rank=0)
+    return 0
 
 
-def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
-    from acclimate.launch.command import run_own_module
-    from acclimate.launch.plan.outcome import shell_code
-
-    outcome = run_own_module(
-        "acclimate.__main__",
-        ["bench", *options_given(args, *_OPTIONS), "--as-rank", *positional_given(args.model)],
-        num_accelerators=ranks,
-        core_list=None,
-        name="acclimate bench",
-    )
-    return shell_code(outcome.code)
+def _say_interrupted(interruption: BaseException) -> None:
+    sys.stderr.write("acclimate bench: interrupted\n")
 
 
-def _measure(args: argparse.Namespace, sequences: int, prompt_tokens: int, new_tokens: int) -> int:
-    if not args.as_rank:
-        from acclimate.inference.startup.lean_import import import_transformers
+def _measure_and_show(
+    args: argparse.Namespace, sequences: int, prompt_tokens: int, new_tokens: int, rank: int
+) -> None:
+    loaded = _load(args, prompt_tokens + new_tokens + 1, rank)
+    report = _measure(loaded, args.quantize, sequences, prompt_tokens, new_tokens)
+    if rank == 0:
+        _show(report)
+        if args.json is not None:
+            args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
-        import_transformers()
-    from acclimate.inference.commands.benchmark import describe_weights, measure_read_bandwidth, measure_speed
-    from acclimate.inference.decode.loop import step_kind
+
+def _load(args: argparse.Namespace, tokens: int, rank: int) -> LoadedModel:
+    """Loads the model.
+
+    Raises:
+        GenerationOptionError: its context has room for fewer tokens.
+    """
     from acclimate.inference.loading.initialize import load_split_model
 
-    first = int(os.environ.get("RANK", "0")) == 0
-    try:
-        with messages(logging.INFO if first else logging.ERROR):
-            loaded = load_split_model(
-                args.model,
-                dtype=args.dtype,
-                quantize=args.quantize,
-                trust_remote_code=args.trust_remote_code,
-            )
-            context = loaded.context_length
-            if context is not None and context < prompt_tokens + new_tokens + 1:
+    with messages(logging.INFO if rank == 0 else logging.ERROR):
+        loaded = load_split_model(
+            args.model,
+            dtype=args.dtype,
+            quantize=args.quantize,
+            trust_remote_code=args.trust_remote_code,
+        )
+        context = loaded.context_length
+        with loaded.ranks.all_or_none():
+            if context is not None and context < tokens:
                 raise GenerationOptionError(
-                    f"the model's context of {context} tokens is too short for {prompt_tokens} prompt tokens "
-                    f"and {new_tokens} new tokens; choose fewer with --prompt-tokens and --new-tokens"
+                    f"the model's context of {context} tokens is too short for {args.prompt_tokens} prompt "
+                    f"tokens and {args.new_tokens} new tokens; choose fewer with --prompt-tokens and "
+                    "--new-tokens"
                 )
-    except AcclimateError as error:
-        if first or not getattr(error, "is_of_all_ranks", False):
-            raise
-        return 0
+    return loaded
+
+
+def _measure(
+    loaded: LoadedModel, quantize: str | None, sequences: int, prompt_tokens: int, new_tokens: int
+) -> dict[str, Any]:
+    """Returns the figures of all ranks."""
+    from acclimate.inference.commands.benchmark import describe_weights, measure_read_bandwidth, measure_speed
+    from acclimate.inference.decode.loop import step_kind
+
     ranks = loaded.ranks
     weights = describe_weights(loaded.module)
     # Several sequences share the prompt's tokens: reading whole prompts would take most of the time.
@@ -132,11 +153,11 @@ def _measure(args: argparse.Namespace, sequences: int, prompt_tokens: int, new_t
     peak = max(ranks.exchange(loaded.accelerator.max_memory_allocated()))
     bandwidth = sum(ranks.exchange(measure_read_bandwidth(loaded)))
     read = sum(ranks.exchange(weights.bytes_per_token))
-    report: dict[str, Any] = {
+    return {
         "model": loaded.folder.name,
         "accelerator": loaded.accelerator.name,
         "dtype": str(loaded.dtype).removeprefix("torch."),
-        "quantize": args.quantize,
+        "quantize": quantize,
         "ranks": ranks.size,
         "threads_per_rank": _threads(),
         "parameters": loaded.parameters,
@@ -153,11 +174,6 @@ def _measure(args: argparse.Namespace, sequences: int, prompt_tokens: int, new_t
         "bytes_by_kernel": weights.bytes_by_kernel,
         "stayed_dense": weights.stayed,
     }
-    if first:
-        _show(report)
-        if args.json is not None:
-            args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return 0
 
 
 def _threads() -> int:

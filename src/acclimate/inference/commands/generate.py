@@ -7,8 +7,12 @@ The text goes to stdout. Figures, progress and warnings go to stderr, so that
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import logging
 import os
+import shutil
 import sys
+from functools import partial
 
 from acclimate.errors import AcclimateError, GenerationOptionError
 from acclimate.inference.commands.request import (
@@ -19,12 +23,20 @@ from acclimate.inference.commands.request import (
     add_remote_code_option,
     count,
     messages,
+    options_given,
+    positional_given,
     read_prompt,
     read_request,
 )
+from acclimate.inference.progress import progress_on_terminal
 
-# The exit code a shell reports after SIGPIPE.
 _PIPE_CLOSED = 141
+"""The exit code that a shell reports after SIGPIPE."""
+_OPTIONS = (
+    "model", "max_new_tokens", "dtype", "quantize", "temperature", "repetition_penalty", "seed",
+    "trust_remote_code", "json",
+)  # fmt: skip
+"""The options that are passed on to the ranks unchanged."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,15 +84,14 @@ def run(args: argparse.Namespace) -> int:
         The exit code: 0, 2 after a user's error, 130 after Ctrl-C, 141 when the reader of stdout has gone.
     """
     if args.as_rank is not None:
-        from acclimate.inference.commands.generate_on_ranks import run_as_rank
+        from acclimate.inference.commands.on_ranks import run_as_rank
 
-        return run_as_rank(args)
+        display = Display(args.json, args.on_terminal)
+        return run_as_rank("generate", partial(_run_rank, args, display), display.interrupt)
     try:
         ranks = count("num_accelerators", args.num_accelerators, MOST_RANKS)
         if ranks > 1:
-            from acclimate.inference.commands.generate_on_ranks import start_ranks
-
-            return start_ranks(args, ranks)
+            return _start_ranks(args, ranks)
         if args.bind_core_list is not None:
             raise GenerationOptionError("--bind_core_list needs --num_accelerators with a value of 2 or more")
         with messages():
@@ -121,3 +132,46 @@ def _run_alone(args: argparse.Namespace) -> int:
         display.interrupt(interruption)
         return INTERRUPTED
     return 0
+
+
+# -- on several ranks --------------------------------------------------------------------------------
+
+
+def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
+    from acclimate.inference.commands.on_ranks import start_ranks
+
+    read_request(args)  # its errors need no ranks
+    columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
+    place = ["--as-rank", str(columns), *(["--on-terminal"] if sys.stdout.isatty() else [])]
+    arguments = [*options_given(args, *_OPTIONS), *place, *positional_given(args.prompt)]
+    return start_ranks("generate", arguments, ranks, args.bind_core_list)
+
+
+def _run_rank(args: argparse.Namespace, display: Display, rank: int) -> None:
+    with messages(logging.INFO if rank == 0 else logging.ERROR), progress_on_terminal(args.as_rank):
+        # Here, so that Ctrl-C is handled from the start.
+        from acclimate.inference.generation.generate import generate
+        from acclimate.inference.loading.initialize import load_split_model
+
+        request = read_request(args)
+        loaded = load_split_model(
+            request.model,
+            dtype=request.dtype,
+            quantize=request.quantize,
+            trust_remote_code=request.trust_remote_code,
+        )
+        ranks = loaded.ranks
+        with ranks.all_or_none():
+            prompt = read_prompt(args.prompt) if ranks.is_first else None
+        prompt = ranks.from_first(prompt)
+        display.begin(prompt)
+        with ranks.all_or_none():
+            result = generate(
+                prompt,
+                model=loaded,
+                on_text=display.show if rank == 0 and not args.json else None,
+                **request.options,
+            )
+        peak = max(ranks.exchange(result.peak_memory_bytes))
+        if rank == 0:
+            display.finish(dataclasses.replace(result, peak_memory_bytes=peak))
