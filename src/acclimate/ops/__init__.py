@@ -1,4 +1,4 @@
-"""Native operators: the build system, the optimizers and asynchronous I/O.
+"""Native operators: their build system, optimizers, asynchronous I/O, and weights for inference.
 
 Names are resolved on first use: importing this package neither imports torch nor compiles anything.
 """

@@ -1,4 +1,4 @@
-"""Chooses the instruction set of native kernels: the best of this machine, or ``ACCLIMATE_CPU_ISA``."""
+"""The instruction set of native kernels: each kernel's own best choice, or that in ``ACCLIMATE_CPU_ISA``."""
 
 from __future__ import annotations
 
