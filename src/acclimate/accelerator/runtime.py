@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from acclimate.accelerator.devices import Devices
+from acclimate.accelerator.gloo_threads import settle_at_exit
 from acclimate.errors import UnknownCompileBackendError, excerpt
 
 _open_ranges = threading.local()
@@ -195,6 +196,7 @@ class Runtime(Devices):
         CPU: ``"ccl"`` if oneCCL's bindings can be imported, else ``"gloo"``.
         CUDA: ``"nccl"``, on Windows ``"gloo"``.
         """
+        settle_at_exit()
         return self.communication_backend
 
     # -- compilers -------------------------------------------------------------------------------

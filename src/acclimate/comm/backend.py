@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from acclimate.accelerator.gloo_threads import settle_at_exit
 from acclimate.comm.gloo import gloo_group, gloo_instead
 from acclimate.comm.native import load_backend
 from acclimate.comm.rendezvous import Offer, Opening, Rendezvous, ranks_by_host, why_not_shared
@@ -18,6 +19,7 @@ NAME = "shm"
 
 def register() -> None:
     """Registers the backend ``shm`` with ``torch.distributed``; later calls do nothing."""
+    settle_at_exit()  # groups between hosts use gloo, and any other group may
     if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, create, devices=["cpu"])
 
