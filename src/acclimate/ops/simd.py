@@ -23,6 +23,9 @@ _FLAGS: Mapping[str, frozenset[str]] = {
     "avx512": frozenset({"avx2", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"}),
     "avx512_bf16": frozenset({"avx2", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"}),
 }
+_IDENTITY = frozenset(
+    {"vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features"}
+)
 
 
 def chosen_isa() -> int:
@@ -73,12 +76,21 @@ def has_tile_products() -> bool:
     return "amx_tile" in _processor_flags()
 
 
-@functools.cache
+def processor() -> str:
+    """Returns what kernels are chosen by: the processor's maker, model and features; "" if it is unknown."""
+    return "; ".join(f"{name}: {value}" for name, value in _cpuinfo().items() if name in _IDENTITY)
+
+
 def _processor_flags() -> frozenset[str]:
-    """Returns the processor's features in ``/proc/cpuinfo``, which lists only those the kernel supports."""
+    return frozenset(_cpuinfo().get("flags", "").split())
+
+
+@functools.cache
+def _cpuinfo() -> Mapping[str, str]:
+    """Returns ``/proc/cpuinfo`` of the first processor; it lists only features that the kernel supports."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        first = Path("/proc/cpuinfo").read_text(errors="replace").partition("\n\n")[0]
     except OSError:
-        return frozenset()
-    flags = (line.partition(":")[2].split() for line in lines if line.startswith("flags"))
-    return frozenset(next(flags, []))
+        return {}
+    parts = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in parts}

@@ -228,6 +228,12 @@ class OpBuilder:
             module = _modules[identity] = self.module()
             return module
 
+    def loaded_key(self) -> str | None:
+        """Returns the key of the build that :meth:`load` found, from its source, flags and compiler; ``None``
+        before that."""
+        keys = (key for name, kind, key in _modules if (name, kind) == (self.accelerator.name, type(self)))
+        return next(keys, None)
+
     def jit_load(self, verbose: bool = True) -> ModuleType:
         """Builds and loads the op; the same as :meth:`load`."""
         return self.load(verbose)

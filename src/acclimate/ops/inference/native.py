@@ -7,7 +7,7 @@ import functools
 import torch
 
 from acclimate.ops.inference.builder import CPUInferenceBuilder, InferenceBuilder
-from acclimate.ops.simd import chosen_isa, has_tile_products, has_vector_kernels, usable_isas
+from acclimate.ops.simd import chosen_isa, has_tile_products, has_vector_kernels, processor
 
 WITH_KERNELS = ("cpu",)
 """The device types that native kernels run on."""
@@ -37,6 +37,11 @@ def reads_prompts(number: int) -> bool:
 
 
 def kernels_chosen() -> str:
-    """Returns a string that identifies the choice of kernels: the processor and the user's settings."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"{chosen_isa()} {usable_isas()} {has_tile_products()} {capability}"
+    """Returns a string that identifies the kernels and what chooses among them.
+
+    These are the build (source, flags and compiler), the user's settings, and the processor: native code asks
+    for its maker and for features that no instruction set here names, such as VNNI.
+    """
+    load("cpu")
+    build, capability = CPUInferenceBuilder().loaded_key(), torch.backends.cpu.get_cpu_capability()
+    return f"{build} {chosen_isa()} {processor()} {capability}"
