@@ -26,7 +26,8 @@ from acclimate.inference.decode.description import (
     Product,
 )
 from acclimate.inference.decode.modules import packed_weight, rows_of
-from acclimate.inference.decode.share import Exchange, interrupts_deferred, likeliest_token, whole_logits
+from acclimate.inference.decode.share import Exchange, likeliest_token, whole_logits
+from acclimate.inference.interrupts import interrupts_deferred
 from acclimate.ops.inference.native import reads_prompts
 from acclimate.selection import get_accelerator
 
@@ -129,6 +130,8 @@ class NativeStep:
         if cache.reserve(length):
             self._read_cache()
         exchange = self._native.exchange
+        # Python would handle SIGINT when native code calls Exchange, before any line of its function, and
+        # drop the exception there: the step would go on without this rank's sum. So none is handled earlier.
         with interrupts_deferred() if exchange is not None else contextlib.nullcontext():
             torch.ops.acclimate.decode_step(
                 self._native.number, self._addresses, tokens.long().contiguous(), self._starts, cache.length,

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import signal
-import threading
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,24 +113,3 @@ class Exchange:
             self._tensors.clear()
         if error is not None:
             raise error
-
-
-@contextlib.contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Handles SIGINT after the ``with`` block.
-
-    Python would handle it when native code calls :class:`Exchange`, before any line of its function, and drop
-    the exception there: the step would go on without this rank's sum.
-    """
-    handle = signal.getsignal(signal.SIGINT)
-    if not callable(handle) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    received: list[FrameType | None] = []
-    signal.signal(signal.SIGINT, lambda _, frame: received.append(frame))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handle)
-    if received:
-        handle(signal.SIGINT, received[0])
