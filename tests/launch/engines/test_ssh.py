@@ -9,6 +9,7 @@ import pytest
 from engine_jobs import (
     ROOT,
     SLEEP,
+    WITH_SOCKETS,
     WITH_TORCH,
     Jobs,
     check_all_reduce,
@@ -25,8 +26,11 @@ from hosts import NETWORK
 SSH = ("--launcher", "ssh")
 
 
-def test_ranks_on_two_hosts_reduce_together(jobs: Jobs) -> None:
-    check_all_reduce(jobs, *SSH, code=WITH_TORCH)
+@pytest.mark.parametrize(
+    "code", [WITH_SOCKETS, pytest.param(WITH_TORCH, marks=pytest.mark.slow)], ids=["sockets", "torch"]
+)
+def test_ranks_on_two_hosts_reduce_together(jobs: Jobs, code: str) -> None:
+    check_all_reduce(jobs, *SSH, code=code)
 
 
 @pytest.mark.slow

@@ -130,6 +130,12 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         read_hostfile(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_a_name_that_no_file_can_have_is_an_error_of_ours(name: str) -> None:
+    with pytest.raises(HostfileNotFoundError, match="no file can have this name"):
+        read_hostfile(Path(name))
+
+
 def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_bytes(b"a slots=1\n\xff\xfe")
     with pytest.raises(HostfileError, match="hosts is not text"):

@@ -73,10 +73,12 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         text = content.decode("utf-8-sig")  # editors on Windows put a mark before the first line
     except UnicodeDecodeError as error:
         raise HostfileError(f"{shown} is not text ({error.reason} at byte {error.start}).") from error
-    except OSError as error:
+    except HostfileError:
+        raise
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no file can have this name"
         raise HostfileNotFoundError(
-            f"The hostfile {shown} cannot be read: {error.strerror}. Give the path of a text file in which "
-            f"{_EXAMPLE}."
+            f"The hostfile {shown} cannot be read: {why}. Give the path of a text file in which {_EXAMPLE}."
         ) from error
     return parse_hostfile(text, str(path))
 
