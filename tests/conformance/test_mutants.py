@@ -87,7 +87,7 @@ def test_what_is_unusual_but_right_fails_no_check(module: tuple[str, ...], exami
 @pytest.mark.parametrize(
     ("mutant", "timeout_s", "reason"),
     [
-        (mutants.CrashesAtDtypes, 60.0, "was ended by SIGSEGV"),
+        (mutants.CrashesAtDtypes, 60.0, "was killed by SIGSEGV"),
         (mutants.NeverReturns, 3.0, "did not finish within 3 s"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",

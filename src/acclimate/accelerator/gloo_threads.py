@@ -6,9 +6,10 @@ import atexit
 import os
 import time
 from contextlib import suppress
-from pathlib import Path
 
-_NAME = "pt_gloo_runloop"
+from acclimate.process_status import stat_fields
+
+_NAME = b"pt_gloo_runloop"
 """What torch calls the threads that run a group's collectives, as the kernel shows it."""
 _LONGEST_S = 1.0
 _QUIET_LOOKS = 3
@@ -34,19 +35,18 @@ def settle() -> None:
         states = _states()
         if not states:
             return
-        quiet_looks = 0 if set(states) - {"S"} else quiet_looks + 1
+        quiet_looks = 0 if set(states) - {b"S"} else quiet_looks + 1
         time.sleep(_BETWEEN_LOOKS_S)  # without Python's lock, for which such a thread may wait
 
 
-def _states() -> list[str]:
-    """Returns the kernel's state of each thread of Gloo in this process, such as "S" for one that waits."""
+def _states() -> list[bytes]:
+    """Returns the kernel's state of each thread of Gloo in this process, such as b"S" for one that waits."""
     states = []
     for thread in _threads():
-        with suppress(OSError):  # it has ended
-            line = Path("/proc/self/task", thread, "stat").read_text("ascii", "replace")
-            place, _, rest = line.rpartition(") ")
-            if place.endswith(f"({_NAME}"):
-                states.append(rest[:1])
+        with suppress(OSError, IndexError):  # it has ended
+            name, fields = stat_fields(f"self/task/{thread}")
+            if name == _NAME:
+                states.append(fields[0])
     return states
 
 

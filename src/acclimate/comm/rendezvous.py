@@ -17,6 +17,7 @@ from acclimate import topology
 from acclimate.comm import memory
 from acclimate.comm.memory import Geometry, SharedMemory
 from acclimate.errors import AcclimateError, GroupCreationError
+from acclimate.process_status import stat_fields
 
 # A group takes at most this share of the free memory, so that small containers get smaller buffers.
 _SHARE_OF_FREE_MEMORY = 1 / 16
@@ -223,13 +224,12 @@ def _open_made(values: Mapping[str, Any]) -> SharedMemory:
 
 def _has_ended(process: int) -> bool:
     try:
-        stat = Path(f"/proc/{process}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+        _, fields = stat_fields(str(process))
+    except (FileNotFoundError, ProcessLookupError, IndexError):
         return True
     except OSError:
         return False
-    # The state follows the name, which is in parentheses and may contain parentheses.
-    return stat.rpartition(")")[2].split()[0] in "ZX"
+    return fields[0] in (b"Z", b"X")
 
 
 def _own_offer(refusal: str) -> Offer:

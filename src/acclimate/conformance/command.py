@@ -14,8 +14,8 @@ from rich.text import Text
 
 from acclimate.conformance.result import Report, Result, Tally
 from acclimate.conformance.runner import html, junit, session
-from acclimate.conformance.runner.files import write_whole
 from acclimate.errors import ConformanceError
+from acclimate.replace_file import replace_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +69,8 @@ def _write(report: Report, args: argparse.Namespace) -> None:
 
 
 def _write_json(report: Report, path: Path) -> None:
-    write_whole(path, json.dumps(report.as_dict(), indent=2) + "\n")
+    content = json.dumps(report.as_dict(), indent=2) + "\n"
+    replace_file(path, content.encode(errors="replace"))
 
 
 def render(report: Report) -> Group:

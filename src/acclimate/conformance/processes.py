@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from typing import IO, TextIO
 
@@ -13,16 +12,6 @@ def own_channel() -> TextIO:
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return channel
-
-
-def ending(returncode: int) -> str:
-    """The end of a process, to follow "a process": its exit code or signal."""
-    if returncode >= 0:
-        return f"ended with exit code {returncode}"
-    try:
-        return f"was ended by {signal.Signals(-returncode).name}"
-    except ValueError:
-        return f"was ended by signal {-returncode}"
 
 
 def tail(file: IO[bytes], lines: int) -> str:

@@ -19,6 +19,8 @@ from typing import IO, Any
 
 from acclimate.cache import cache_root
 from acclimate.imports.containment import VendorCodeError, contained
+from acclimate.process_status import signal_name
+from acclimate.replace_file import replace_file
 
 _LIMIT_S = 60.0
 _PRINTED_LINES = 3
@@ -98,12 +100,7 @@ def _wait(child: int, reading: int) -> tuple[dict[str, Any], int | None]:
 
 def _ending(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
+    return f"exit code {code}" if code >= 0 else signal_name(-code)
 
 
 def _device_is_in_use() -> bool:
@@ -156,6 +153,5 @@ def _remember(key: str) -> None:
     with contextlib.suppress(OSError, RuntimeError):  # the next process then tries again
         root = cache_root()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=root, delete=False) as file:
-            json.dump([*_remembered(), key][-_MOST_REMEMBERED:], file)
-        os.replace(file.name, root / _MEMORY)
+        keys = [*_remembered(), key][-_MOST_REMEMBERED:]
+        replace_file(root / _MEMORY, json.dumps(keys).encode(), 0o600)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from launching import launched
 
+from acclimate.errors import HostUnreachableError
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.remote.ssh_agents import SshAgents
@@ -44,13 +45,47 @@ def test_a_signal_ends_a_job_while_it_still_connects_to_its_many_hosts(tmp_path:
     hosts = tuple(HostPlan(f"host{number}", (0,)) for number in range(250))
     agents = SshAgents(JobPlan(hosts, ("true",), {}, "/", "cpu", grace_s=0.0), str(program))
     assert agents.run().code == -signal.SIGTERM
-    assert sum(connection.process is not None for connection in agents.connections) < len(hosts)
+    assert sum(connection.ssh is not None for connection in agents.connections) < len(hosts)
 
 
 LOCAL_SSH = """#!/bin/sh
 for command; do :; done
 exec sh -c "$command"
 """
+
+
+def run_on_this_host(program: Path, *command: str) -> tuple[int, str]:
+    """Runs a job of one rank, over what is called ssh; returns its exit code and standard error."""
+    (program.parent / "hosts").write_text("127.0.0.1 slots=1\n")
+    launcher = [sys.executable, "-m", "acclimate", "run", "--launcher", "ssh", "--no_python"]
+    path = f"{program.parent}:{os.environ['PATH']}"
+    with launched(
+        [*launcher, "--hostfile", str(program.parent / "hosts"), *command], variables={"PATH": path}
+    ) as job:
+        _, stderr = job.read()
+        return job.wait(), stderr
+
+
+def test_a_job_ends_though_ssh_leaves_a_process_that_keeps_its_error_stream_open(tmp_path: Path) -> None:
+    """As the master of ControlPersist does where ssh was called with -v."""
+    left = tmp_path / "left"
+    script = LOCAL_SSH.replace("exec sh", f"sleep 600 & echo $! > {left}\nexec sh")
+    try:
+        assert run_on_this_host(install(tmp_path / "bin", script), "true")[0] == 0
+    finally:
+        os.kill(int(left.read_text()), signal.SIGKILL)
+
+
+def test_a_job_ends_though_ssh_closes_its_streams_and_does_not_exit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("acclimate.launch.remote.ssh_agents._CLOSED_S", 0.1)
+    program = install(tmp_path / "bin", "#!/bin/sh\nexec sleep 600 <&- >&- 2>&-")
+    agents = SshAgents(
+        JobPlan((HostPlan("host", (0,)),), ("true",), {}, "/", "cpu", grace_s=0.0), str(program)
+    )
+    with pytest.raises(HostUnreachableError, match='"host" cannot run an agent: ssh was killed by SIGKILL'):
+        agents.run()
 
 
 @pytest.mark.slow

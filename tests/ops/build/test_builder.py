@@ -139,7 +139,9 @@ except OpBuildError as error:
     tell(message=str(error))
 """)
     message = outcome.told["message"]
-    assert message.startswith('The op "tiny" was not built: csrc/tiny.cpp failed (exit code 1).')
+    assert message.startswith(
+        'The op "tiny" was not built: csrc/tiny.cpp failed: the compiler ended with exit code 1.'
+    )
     assert re.search(r"tiny\.cpp:1:\d+: error: ", message)
     assert re.search(rf"^Command: {workshop.folder}/watched-c\+\+ .*tiny\.cpp", message, re.MULTILINE)
     log = Path(message.rpartition("Log: ")[2])

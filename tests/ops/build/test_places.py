@@ -312,7 +312,7 @@ def test_the_first_failure_ends_the_compilers_that_still_run(workshop: Workshop)
     ("content", "complaint"),
     [
         ("#!/bin/sh\nexit 3\n", "with --version it ended with exit code 3"),
-        ("#!/bin/sh\nkill -9 $$\n", "with --version it ended with signal 9"),
+        ("#!/bin/sh\nkill -9 $$\n", "with --version it was killed by SIGKILL"),
         ("#!/no/such/interpreter\n", "cannot be run"),
         ("\x7fELF not really", "cannot be run"),
         ("", "cannot be run"),
@@ -341,7 +341,7 @@ def test_a_compiler_that_writes_no_file_is_named_and_the_cache_not_blamed(worksh
         "try: TinyBuilder().load()\nexcept OpBuildError as error: tell(message=str(error))"
     )
     outcome = workshop.run(code, env={"CXX": str(path)})
-    assert "failed (exit code 0, but no output file" in outcome.told["message"]
+    assert "failed: the compiler ended with exit code 0, but wrote no output file" in outcome.told["message"]
     assert str(path) in outcome.told["message"]
 
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from acclimate.conformance.checks.assertions import BrokenPromiseError
-from acclimate.conformance.processes import ending, inherited_path, own_channel, tail
+from acclimate.conformance.processes import inherited_path, own_channel, tail
+from acclimate.process_status import how_it_ended
 
 _TELLING_S = 2.0  # how long a process may take to write which call it is in
 _STACK = "Stack (most recent call first):\n"  # as faulthandler writes it
@@ -78,7 +79,7 @@ class Child:
             said = self._said()
             self._errors.close()
         if not told:
-            raise BrokenPromiseError(f"a child process {ending(self._process.returncode)}{said}")
+            raise BrokenPromiseError(f"a child process {how_it_ended(self._process.returncode)}{said}")
         answer = json.loads(told)
         if "broken" in answer:
             raise BrokenPromiseError(answer["broken"])

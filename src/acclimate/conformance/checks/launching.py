@@ -22,8 +22,8 @@ from acclimate.conformance.checks.assertions import (
 from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.children import Child
 from acclimate.conformance.checks.target import Subject, load
-from acclimate.conformance.processes import ending
 from acclimate.imports import describe
+from acclimate.process_status import how_it_ended
 
 _FORK_TIMEOUT_S = 120
 
@@ -260,7 +260,8 @@ def _select_and_fork(source: str) -> None:
             f"a process that was forked after selection did not finish within {_FORK_TIMEOUT_S} s"
         )
     require(
-        code == 0, f"a process that was forked after selection {ending(code)}: {said or 'it wrote nothing'}"
+        code == 0,
+        f"a process that was forked after selection {how_it_ended(code)}: {said or 'it wrote nothing'}",
     )
 
 

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from acclimate.conformance.result import Planned, Report, Result, Tally
-from acclimate.conformance.runner.files import write_whole
+from acclimate.replace_file import replace_file
 
 _CLASSES = {"passed": "passed", "failed": "failed", "not offered": "absent", "not run": "not-run"}
 """The CSS class of each outcome."""
@@ -29,7 +29,7 @@ def write(report: Report, path: Path) -> None:
     Raises:
         OSError: the file cannot be written; what was there before is still there.
     """
-    write_whole(path, page(report))
+    replace_file(path, page(report).encode(errors="replace"))
 
 
 def page(report: Report) -> str:

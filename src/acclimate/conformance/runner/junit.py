@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from acclimate.conformance.result import Report, Result
-from acclimate.conformance.runner.files import write_whole
+from acclimate.replace_file import replace_file
 
 # What XML 1.0 cannot hold; a vendor's message may hold anything.
 _UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -33,7 +33,8 @@ def write(report: Report, path: Path) -> None:
     root = ElementTree.Element("testsuites")
     root.append(suite)
     document = ElementTree.tostring(root, encoding="unicode")
-    write_whole(path, f"<?xml version='1.0' encoding='utf-8'?>\n{document}")
+    content = f"<?xml version='1.0' encoding='utf-8'?>\n{document}"
+    replace_file(path, content.encode(errors="replace"))
 
 
 def _case(result: Result) -> ElementTree.Element:

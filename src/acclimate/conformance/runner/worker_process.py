@@ -14,7 +14,8 @@ from typing import IO, Any
 
 import psutil
 
-from acclimate.conformance.processes import ending, inherited_path
+from acclimate.conformance.processes import inherited_path
+from acclimate.process_status import how_it_ended
 
 _REAPING_S = 5  # how long a process that closed its output may take to end
 
@@ -102,7 +103,7 @@ class WorkerProcess:
             if pipe is not None:
                 with suppress(BrokenPipeError):
                     pipe.close()
-        return ending(process.returncode)
+        return how_it_ended(process.returncode)
 
 
 def end_group(group: int) -> None:

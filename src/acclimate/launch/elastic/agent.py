@@ -46,11 +46,12 @@ from acclimate.launch.elastic.worker import ANSWER
 from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.plan.outcome import Outcome, shell_code, signal_name
+from acclimate.launch.plan.outcome import Outcome, shell_code
 from acclimate.launch.remote.addresses import address_towards
 from acclimate.launch.supervise.own_python import own_python
 from acclimate.launch.supervise.signals import NOTICES, RELAYED, SignalRelay
 from acclimate.launch.wire import decode, encode
+from acclimate.process_status import signal_name
 
 _RUN_ID = "acclimate"
 _ROLE = "default"

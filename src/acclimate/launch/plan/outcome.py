@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
+
+from acclimate.process_status import how_it_ended
 
 KEPT_LINES = 20
 """The number of a failed rank's last lines that are shown."""
@@ -54,21 +55,6 @@ class Outcome:
         if self.reason is not None:
             lines.append(f"acclimate run: {self.reason}")
         return "".join(f"{line}\n" for line in lines)
-
-
-def how_it_ended(code: int) -> str:
-    """Returns the rest of a sentence on a process, given its code as in :mod:`subprocess`."""
-    if code < 0:
-        return f"was killed by {signal_name(-code)} (signal {-code})"
-    return f"ended with exit code {code}"
-
-
-def signal_name(number: int) -> str:
-    """Returns ``SIGKILL`` for 9, and the number for a signal without a name, such as realtime signals."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def shell_code(code: int) -> int:

@@ -14,11 +14,12 @@ from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.output.pump import OutputPump, own_streams, stream_failure
 from acclimate.launch.output.views import Source, WholeLines
 from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.plan.outcome import Outcome, signal_name
+from acclimate.launch.plan.outcome import Outcome
 from acclimate.launch.remote.addresses import is_loopback
 from acclimate.launch.remote.protocol import ALIVE_EVERY_S, Channel, Ready, check_outcome
 from acclimate.launch.supervise.signals import RELAYED, SignalRelay
 from acclimate.launch.wire import Message
+from acclimate.process_status import signal_name
 
 # Python and its packages may come from a slow network file system that all hosts read at once.
 ANSWER_S = 120.0

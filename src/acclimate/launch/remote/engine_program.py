@@ -10,23 +10,23 @@ import secrets
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from acclimate.launch.output.views import Source
 from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.plan.outcome import Outcome, how_it_ended
+from acclimate.launch.plan.outcome import Outcome
 from acclimate.launch.remote.addresses import own_addresses
 from acclimate.launch.remote.callback import LAUNCHER_VARIABLE
 from acclimate.launch.remote.callback_server import CallbackServer
 from acclimate.launch.remote.coordinator import ANSWER_S, Coordinator, Peer
 from acclimate.launch.remote.protocol import Assignment, SocketChannel
 from acclimate.launch.remote.ssh_check import SshReachabilityCheck
+from acclimate.launch.remote.watched_program import WatchedProgram
 from acclimate.launch.supervise.processes import send_to_group
+from acclimate.process_status import how_it_ended
 
-_READ_BYTES = 1 << 16
 _LAST_WORDS_S = 5.0
 """How long after the engine's program agents may report their outcome."""
 CHECK_AFTER_S = 2.0
@@ -102,9 +102,7 @@ class EngineProgram:
         self._answer_s, self._ssh_check = answer_s, ssh_check
         self._key = secrets.token_hex(16)
         self._server: CallbackServer | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._open: set[int] = set()
-        """The descriptors to watch for the program's end and output."""
+        self._program: WatchedProgram | None = None
 
     def run(self) -> Outcome:
         """Runs the job to its end.
@@ -130,7 +128,7 @@ class EngineProgram:
         where = {LAUNCHER_VARIABLE: f"{self._key}@{','.join(addresses)}:{self._server.port}"}
         command = self._command(where)
         self._name = Path(command[0]).name
-        self._process = process = subprocess.Popen(
+        process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stderr=None if self._on_stderr is None else subprocess.PIPE,
@@ -138,13 +136,9 @@ class EngineProgram:
             pass_fds=self._passed_descriptors,
             start_new_session=True,  # Ctrl-C is for the ranks, to which it is passed on
         )
-        if process.stderr is not None:
-            pipe = process.stderr.fileno()
-            self._open.add(pipe)
-            coordinator.pump.read_from(pipe, 2, partial(self._read_stderr, pipe))
-        end = os.pidfd_open(process.pid)
-        self._open.add(end)
-        coordinator.loop.watch(end, partial(self._program_ended, end))
+        self._program = WatchedProgram(
+            coordinator.loop, process, self._received, self._exited, coordinator.pump
+        )
         if self._ssh_check is not None:
             coordinator.loop.after(CHECK_AFTER_S, self._check_silent_hosts)
 
@@ -164,7 +158,7 @@ class EngineProgram:
         """Whether the program, an agent or the ssh check still runs."""
         checking = self._ssh_check is not None and self._ssh_check.running
         has_agents = self._server is not None and self._server.has_agents
-        return bool(self._open) or has_agents or checking
+        return (self._program is not None and self._program.running) or has_agents or checking
 
     def kill(self) -> None:
         """Ends the program; agents end their ranks when their connection closes."""
@@ -172,14 +166,15 @@ class EngineProgram:
             self._server.close()
         if self._ssh_check is not None:
             self._ssh_check.end()
-        if self._process is None:
+        if self._program is None:
             return
-        with self._process as process:  # closes its pipe
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_TERM_S)
-                return
+        process = self._program.process
+        process.terminate()
+        try:
+            process.wait(_TERM_S)
+        except subprocess.TimeoutExpired:
             send_to_group(process.pid, signal.SIGKILL)
+        self._program.close()
 
     # -- agents --------------------------------------------------------------------------------------
 
@@ -201,23 +196,14 @@ class EngineProgram:
 
     # -- the program ---------------------------------------------------------------------------------
 
-    def _read_stderr(self, descriptor: int) -> None:
-        data, pump, source = os.read(descriptor, _READ_BYTES), self.coordinator.pump, Source("", 2)
+    def _received(self, stream: int, data: bytes) -> None:
+        pump, source = self.coordinator.pump, Source("", stream)
         if self._on_stderr is not None:
-            pump.feed(2, source, self._on_stderr(self, data))
+            pump.feed(stream, source, self._on_stderr(self, data))
         if not data:
-            pump.end(2, source)
-            pump.forget(descriptor)
-            self._open.discard(descriptor)
+            pump.end(stream, source)
 
-    def _program_ended(self, descriptor: int) -> None:
-        self._open.discard(descriptor)
-        self.coordinator.loop.forget(descriptor)
-        os.close(descriptor)
-        process = self._process
-        if process is None:
-            return
-        code = process.wait()
+    def _exited(self, code: int) -> None:
         self.coordinator.engine_ended(f"{self._name} {how_it_ended(code)}", _LAST_WORDS_S)
         if self._ssh_check is not None and not self.coordinator.started:
             self._ssh_check.begin(self.coordinator)

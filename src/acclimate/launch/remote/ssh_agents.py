@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import subprocess
 from collections import deque
@@ -17,9 +16,11 @@ from acclimate.launch.plan.outcome import Outcome
 from acclimate.launch.remote.coordinator import Coordinator, Peer, starting_programs
 from acclimate.launch.remote.protocol import AGENT_IS_HERE, Assignment, MessageDemux, PipeChannel
 from acclimate.launch.remote.ssh_client import FAILED, agent_command, ssh_options, what_was_said
+from acclimate.launch.remote.watched_program import WatchedProgram
 
-_READ_BYTES = 1 << 16
 _LAST_WORDS = 500
+_CLOSED_S = 5.0
+"""How long an ssh that has closed its streams may take to exit."""
 
 
 class SshConnection(Peer):
@@ -28,10 +29,9 @@ class SshConnection(Peer):
     def __init__(self, node_rank: int, plan: HostPlan) -> None:
         super().__init__(plan.name)
         self.node_rank, self.plan = node_rank, plan
-        self.process: subprocess.Popen[bytes] | None = None
+        self.ssh: WatchedProgram | None = None
         self.demux = MessageDemux(AGENT_IS_HERE)
         self.last_words = b""
-        self.open_streams = 0
 
 
 class SshAgents:
@@ -65,14 +65,15 @@ class SshAgents:
     @property
     def running(self) -> bool:
         """Whether a connection is open or not made yet."""
-        return bool(self._unconnected) or any(connection.open_streams for connection in self.connections)
+        programs = (connection.ssh for connection in self.connections)
+        return bool(self._unconnected) or any(ssh is not None and ssh.running for ssh in programs)
 
     def kill(self) -> None:
         """Closes all connections, after which agents end their ranks."""
         for connection in self.connections:
-            if connection.process is not None:
-                with connection.process as process:  # closes its pipes
-                    process.kill()
+            if connection.ssh is not None:
+                connection.ssh.kill()
+                connection.ssh.close()
 
     def _connect_next(self) -> None:
         """Connects to one host per turn of the loop, so that signals are handled in between."""
@@ -98,25 +99,22 @@ class SshAgents:
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the ranks, to which the agents pass it on
         )
-        connection.process = process
-        if process.stdin is None or process.stdout is None or process.stderr is None:
-            return
-        connection.channel = PipeChannel(process.stdout.fileno(), process.stdin.fileno())
-        for stream, pipe in ((1, process.stdout), (2, process.stderr)):
-            connection.open_streams += 1
-            react = partial(self._read, connection, stream, pipe.fileno())
-            self._coordinator.pump.read_from(pipe.fileno(), stream, react)
+        connection.ssh = WatchedProgram(
+            self._coordinator.loop,
+            process,
+            partial(self._received, connection),
+            partial(self._exited, connection),
+            self._coordinator.pump,
+        )
+        if process.stdin is not None and process.stdout is not None:
+            connection.channel = PipeChannel(process.stdout.fileno(), process.stdin.fileno())
 
-    def _read(self, connection: SshConnection, stream: int, descriptor: int) -> None:
-        data = os.read(descriptor, _READ_BYTES)
+    def _received(self, connection: SshConnection, stream: int, data: bytes) -> None:
         source = Source(connection.plan.label, stream)
         if not data:
             self._coordinator.pump.feed(stream, source, connection.demux.end() if stream == 1 else b"")
             self._coordinator.pump.end(stream, source)
-            self._coordinator.pump.forget(descriptor)
-            connection.open_streams -= 1
-            if not connection.open_streams:
-                self._ended(connection)
+            self._expect_exit(connection)
             return
         if stream == 1:
             data = self._hear(connection, data)
@@ -139,8 +137,8 @@ class SshAgents:
             if "here" in message:
                 self._assign(connection)
             self._coordinator.heard(connection, message)
-        if connection.gone and connection.process is not None:
-            connection.process.kill()  # an agent without a connection ends its ranks
+        if connection.gone and connection.ssh is not None:
+            connection.ssh.kill()  # an agent without a connection ends its ranks
         return written
 
     def _assign(self, connection: SshConnection) -> None:
@@ -150,9 +148,11 @@ class SshAgents:
             assignment = Assignment(self._job, connection.node_rank, self._mark)
             connection.channel.send({"assignment": asdict(assignment)})
 
-    def _ended(self, connection: SshConnection) -> None:
-        if connection.process is None:
-            return
-        code = connection.process.wait()
+    def _expect_exit(self, connection: SshConnection) -> None:
+        """Kills an ssh that has closed its streams and does not exit."""
+        if connection.ssh is not None and connection.ssh.has_closed_its_streams:
+            self._coordinator.loop.after(_CLOSED_S, connection.ssh.kill)
+
+    def _exited(self, connection: SshConnection, code: int) -> None:
         words = connection.last_words.decode(errors="backslashreplace").strip()
         self._coordinator.lost(connection, what_was_said(code, words), was_reached=code != FAILED)

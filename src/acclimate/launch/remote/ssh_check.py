@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Sequence
 from functools import partial
 
 from acclimate.launch.remote.coordinator import Coordinator
 from acclimate.launch.remote.ssh_client import FAILED
-
-_READ_BYTES = 1 << 16
+from acclimate.launch.remote.watched_program import WatchedProgram
 
 
 class SshReachabilityCheck:
@@ -23,14 +21,14 @@ class SshReachabilityCheck:
 
     def __init__(self, hosts: Sequence[str], command: Sequence[str]) -> None:
         self._hosts, self._ssh = hosts, command
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._programs: list[WatchedProgram] = []
         self._words: dict[str, bytes] = {}
         self._has_begun = False
 
     @property
     def running(self) -> bool:
         """Whether an answer is still missing."""
-        return bool(self._running)
+        return any(program.running for program in self._programs)
 
     def begin(self, coordinator: Coordinator) -> None:
         """Starts the check of all hosts, once."""
@@ -45,26 +43,20 @@ class SshReachabilityCheck:
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
-            if process.stderr is not None:
-                self._running[host] = process
-                self._words[host] = b""
-                descriptor = process.stderr.fileno()
-                coordinator.loop.watch(descriptor, partial(self._read, coordinator, host, descriptor))
+            self._words[host] = b""
+            received, exited = partial(self._received, host), partial(self._exited, coordinator, host)
+            self._programs.append(WatchedProgram(coordinator.loop, process, received, exited))
 
-    def _read(self, coordinator: Coordinator, host: str, descriptor: int) -> None:
-        data = os.read(descriptor, _READ_BYTES)
+    def _received(self, host: str, _: int, data: bytes) -> None:
         self._words[host] += data
-        if data:
-            return
-        coordinator.loop.forget(descriptor)
-        with self._running.pop(host) as process:
-            failed = process.wait() == FAILED
-        if failed and not coordinator.started:
+
+    def _exited(self, coordinator: Coordinator, host: str, code: int) -> None:
+        if code == FAILED and not coordinator.started:
             words = self._words[host].decode(errors="backslashreplace").strip()
             coordinator.explain(f'host "{host}" cannot be reached: {words or "ssh did not say why"}')
 
     def end(self) -> None:
         """Stops the check."""
-        for process in self._running.values():
-            with process:
-                process.kill()
+        for program in self._programs:
+            program.kill()
+            program.close()

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from acclimate.errors import LaunchOptionError
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.supervise.own_python import own_python
+from acclimate.process_status import how_it_ended
 
 CONNECT_S = 7
 """The time limit for a host to accept a connection."""
@@ -56,6 +57,9 @@ def what_was_said(code: int, words: str) -> str:
     """Returns why a host's ssh ended, with the message of ssh or of the remote command."""
     if code == FAILED:
         return words or "ssh did not say why"
+    if code < 0:
+        ended = f"ssh {how_it_ended(code)}"
+        return f"{ended}: {words}" if words else ended
     return f"exit code {code}: {words}" if words else f"exit code {code}"
 
 

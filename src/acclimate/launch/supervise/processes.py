@@ -12,6 +12,8 @@ import time
 from collections.abc import Container
 from contextlib import suppress
 
+from acclimate.process_status import stat_fields
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -67,7 +69,7 @@ def name_process(name: str, title: str) -> None:
         return
     _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
     try:
-        fields = _stat_fields("self")
+        _, fields = stat_fields("self")
         start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5)
     except (OSError, IndexError, ValueError):
         return
@@ -115,15 +117,8 @@ def _parents() -> list[tuple[int, int]]:
         if not name.isdigit():
             continue
         with suppress(OSError, IndexError):  # it ended meanwhile
-            found.append((int(name), int(_stat_fields(name)[1])))
+            found.append((int(name), int(stat_fields(name)[1][1])))
     return found
-
-
-def _stat_fields(process: str) -> list[bytes]:
-    """Returns the fields of proc(5)'s ``stat`` from the state on."""
-    with open(f"/proc/{process}/stat", "rb", buffering=0) as file:
-        # "pid (name) state parent …", where the name may hold anything, parentheses included.
-        return file.read(4096).rpartition(b")")[2].split()
 
 
 def kill_descendants(without: Container[int] = (), *, patience_s: float) -> dict[int, int]:

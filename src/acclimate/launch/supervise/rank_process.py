@@ -12,10 +12,11 @@ from acclimate.errors import RankStartError
 from acclimate.launch.output.views import rank_tag
 from acclimate.launch.output.writer import LogFile, Tail
 from acclimate.launch.plan.job import RankPlan
-from acclimate.launch.plan.outcome import RankFailure, how_it_ended
+from acclimate.launch.plan.outcome import RankFailure
 from acclimate.launch.supervise.guard import Guard, start_guard
 from acclimate.launch.supervise.guard_process import GuardSettings, StandardStreams
 from acclimate.launch.supervise.oom import KillCount, count_kills, explain_sigkill
+from acclimate.process_status import how_it_ended
 
 
 @dataclass

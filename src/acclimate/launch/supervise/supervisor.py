@@ -18,7 +18,7 @@ from acclimate.launch.output.pump import OutputPump, own_streams, stream_failure
 from acclimate.launch.output.views import Plain, Source, TaggedLines, TaggedTerminal, View
 from acclimate.launch.output.writer import Writer
 from acclimate.launch.plan.job import RankPlan
-from acclimate.launch.plan.outcome import Outcome, RankFailure, shell_code, signal_name
+from acclimate.launch.plan.outcome import Outcome, RankFailure, shell_code
 from acclimate.launch.supervise import processes
 from acclimate.launch.supervise.guard import Guard
 from acclimate.launch.supervise.guard_process import KILL_PATIENCE_S, GuardSettings
@@ -26,6 +26,7 @@ from acclimate.launch.supervise.oom import count_kills
 from acclimate.launch.supervise.rank_process import RankProcess
 from acclimate.launch.supervise.signals import KEYBOARD, RELAYED, SignalRelay
 from acclimate.launch.wire import Message
+from acclimate.process_status import signal_name
 
 _GUARD_PATIENCE_S = 2 * KILL_PATIENCE_S
 """How long after the grace period a guard may take to kill its rank and exit."""

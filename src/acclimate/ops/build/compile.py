@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 from acclimate.errors import OpBuildError
 from acclimate.ops.build.recipe import Recipe
-from acclimate.ops.build.toolchain import Compilers, build_timeout_s, ending
+from acclimate.ops.build.toolchain import Compilers, build_timeout_s
+from acclimate.process_status import how_it_ended
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called with the steps done, their total, and the name of the step that just ended."""
@@ -53,10 +54,11 @@ class _Build:
             return
         if _NO_SPACE in said or shutil.disk_usage(self.folder).free == 0:
             raise OSError(errno.ENOSPC, _NO_SPACE, str(self.folder))
-        how = ending(code) if code else "exit code 0, but no output file: is it a compiler?"
+        how = how_it_ended(code)
+        how = f"{how}." if code else f"{how}, but wrote no output file: is it a compiler?"
         raise OpBuildError(
-            f'The op "{self.recipe.name}" was not built: {label} failed ({how}).\n{said.rstrip()}\n'
-            f"Command: {shlex.join(command)}"
+            f'The op "{self.recipe.name}" was not built: {label} failed: the compiler {how}\n'
+            f"{said.rstrip()}\nCommand: {shlex.join(command)}"
         )
 
     def _log(self, command: Sequence[str], said: str) -> None:

@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING
 
 from acclimate.cache.folder import check_folder, make_folder, read_file
 from acclimate.errors import CompilerNotFoundError, InvalidEnvironmentError, OpBuildError, excerpt
+from acclimate.process_status import how_it_ended
 
 if TYPE_CHECKING:
     from acclimate.accelerator import Accelerator
@@ -275,14 +276,9 @@ def _ask_version(command: tuple[str, ...]) -> str:
         raise OpBuildError(f"{name} does not print its version: {error}.") from error
     if code != 0:
         raise OpBuildError(
-            f"{name} cannot be run: with --version it ended with {ending(code)}.\n{answer}".rstrip()
+            f"{name} cannot be run: with --version it {how_it_ended(code)}.\n{answer}".rstrip()
         )
     return answer.strip()
-
-
-def ending(code: int) -> str:
-    """Describes how a program ended, to follow "ended with"."""
-    return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
 def _remembered(memory: Path) -> dict[str, str]:

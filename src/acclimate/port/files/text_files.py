@@ -8,12 +8,12 @@ import io
 import os
 import re
 import stat
-import tempfile
 import tokenize
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from acclimate.replace_file import replace_file
 
 SKIPPED_FOLDERS = frozenset(
     {
@@ -141,19 +141,9 @@ def write(path: Path, data: bytes) -> None:
     mode = stat.S_IMODE(os.stat(real).st_mode)
     if not mode & 0o222 or not os.access(real, os.W_OK):
         raise UnreadableError("it is read-only and was not changed; make it writable and run again")
-    temporary = None
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name}.")
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fchmod(stream.fileno(), mode)
-            os.fsync(stream.fileno())
-        os.replace(temporary, real)
+        replace_file(real, data, mode)
     except OSError as error:
-        if temporary is not None:
-            with suppress(OSError):
-                os.unlink(temporary)
         raise UnreadableError(f"it cannot be written: {error.strerror or error}") from error
 
 
