@@ -247,11 +247,11 @@ def draw(runs: dict[str, Run], path: Path = CHART) -> None:
             ratio = figure.advantage(peer)
             axes.plot([1, ratio], [row, row], color=colours[peer], alpha=0.25, linewidth=3)
             axes.plot(ratio, row, "o", color=colours[peer], markersize=8)
-            # A peer beside another would cover its number.
-            higher = ratio == max(figure.advantage(each) for each in figure.peers)
-            shift = (8, -3) if higher else (-8, -3)
+            # A number stands where neither another peer nor the line at 1 covers it.
+            lower = ratio < max(1, *(figure.advantage(each) for each in figure.peers))
+            shift = (-8, -3) if lower else (8, -3)
             axes.annotate(f"{ratio:.2g}", (ratio, row), shift, textcoords="offset points", fontsize=8,
-                          ha="left" if higher else "right")  # fmt: skip
+                          ha="right" if lower else "left")  # fmt: skip
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     axes.set_xlim(low / 1.3, high * 1.6)
