@@ -259,6 +259,13 @@ def test_what_was_found_comes_first_and_each_rejected_accelerator_takes_one_line
     assert [line.split()[0] for line in lines[title + 1 :]] == [row["name"] for row in rejected]
 
 
+def test_no_warning_stands_before_the_report(machine: FakeMachine, fresh: FreshProcesses) -> None:
+    machine.write("torch_npu", "raise RuntimeError('no driver')")
+    outcome = fresh.check(SHORT, path=machine.path)
+    assert outcome.stderr == ""
+    assert "no driver" in outcome.stdout
+
+
 def test_a_reason_of_several_lines_stays_on_one(machine: FakeMachine, fresh: FreshProcesses) -> None:
     machine.write(
         "wordy",

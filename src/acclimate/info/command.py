@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 
 from rich.console import Console, Group, RenderableType
@@ -24,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 1 if an explicitly chosen accelerator cannot be used, else 0."""
+    # The report itself gives the reasons of which detection warns.
+    logging.getLogger("acclimate").setLevel(logging.ERROR)
     report = collect()
     if args.json:
         sys.stdout.write(json.dumps(report.as_dict(), indent=2) + "\n")
