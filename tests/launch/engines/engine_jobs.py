@@ -236,3 +236,17 @@ def check_lost_host(jobs: Jobs, *options: str) -> None:
     assert job.returncode == 1, stderr
     assert 'acclimate run: host "beta" was lost: ' in stderr
     assert eventually(lambda: not leftovers([alpha])), leftovers([alpha])
+
+
+def check_reader_that_exits(jobs: Jobs, *options: str) -> None:
+    """The job ends when nobody reads its output any more, and says so."""
+    code = "import time\nwhile True:\n    print('line', flush=True)\n    time.sleep(0.01)"
+    with jobs.start(code, *options) as job:
+        read_lines(job, 4)
+        assert job.stdout is not None
+        assert job.stderr is not None
+        job.stdout.close()
+        assert job.wait(240) == 128 + signal.SIGPIPE
+        stderr = job.stderr.read()
+    assert stderr == "acclimate run: the reader of standard output has exited, so the ranks were ended.\n"
+    assert eventually(lambda: not leftovers(jobs.hosts.hosts)), leftovers(jobs.hosts.hosts)

@@ -18,6 +18,7 @@ from engine_jobs import (
     check_interrupt,
     check_killed_launcher,
     check_lost_host,
+    check_reader_that_exits,
 )
 from hosts import Hosts
 from slurm_cluster import SlurmCluster
@@ -75,6 +76,11 @@ def test_an_interrupt_reaches_the_ranks_of_all_hosts(slurm_jobs: Jobs) -> None:
 @pytest.mark.slow
 def test_nothing_is_left_on_any_host_when_the_launcher_is_killed(slurm_jobs: Jobs) -> None:
     check_killed_launcher(slurm_jobs, *SLURM)
+
+
+@pytest.mark.slow
+def test_the_job_ends_when_nobody_reads_its_output_any_more(slurm_jobs: Jobs) -> None:
+    check_reader_that_exits(slurm_jobs, *SLURM)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 
 import pytest
@@ -17,6 +16,7 @@ from engine_jobs import (
     check_interrupt,
     check_killed_launcher,
     check_lost_host,
+    check_reader_that_exits,
     eventually,
     leftovers,
     read_lines,
@@ -195,15 +195,7 @@ def test_much_output_comes_through_whole(jobs: Jobs) -> None:
 
 
 def test_the_job_ends_when_nobody_reads_its_output_any_more(jobs: Jobs) -> None:
-    code = "import time\nwhile True:\n    print('line', flush=True)\n    time.sleep(0.01)"
-    with jobs.start(code, *SSH) as job:
-        read_lines(job, 4)
-        assert job.stdout is not None
-        assert job.stderr is not None
-        job.stdout.close()
-        assert job.wait(240) == 128 + signal.SIGPIPE
-        assert "the reader of standard output has exited, so the ranks were ended." in job.stderr.read()
-    assert eventually(lambda: not leftovers(jobs.hosts.hosts)), leftovers(jobs.hosts.hosts)
+    check_reader_that_exits(jobs, *SSH)
 
 
 def test_hosts_may_have_ports_of_their_own_and_ipv6_addresses(jobs: Jobs) -> None:

@@ -68,7 +68,7 @@ class EngineProgram:
         environment: variables of the program besides this process's and the job's.
         hostfile: a file for the program to read.
         on_stderr: called with the program's standard error, empty at its end; returns what to show of it.
-            ``None``: the program writes to the launcher's.
+            ``None``: all is shown.
         answer_s: the time limit for the first call.
         ssh_check: finds unreachable hosts, if the program does not report them.
     """
@@ -131,7 +131,8 @@ class EngineProgram:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stderr=None if self._on_stderr is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=self._environment(where),
             pass_fds=self._passed_descriptors,
             start_new_session=True,  # Ctrl-C is for the ranks, to which it is passed on
@@ -198,8 +199,8 @@ class EngineProgram:
 
     def _received(self, stream: int, data: bytes) -> None:
         pump, source = self.coordinator.pump, Source("", stream)
-        if self._on_stderr is not None:
-            pump.feed(stream, source, self._on_stderr(self, data))
+        shown = self._on_stderr(self, data) if stream == 2 and self._on_stderr is not None else data
+        pump.feed(stream, source, shown)
         if not data:
             pump.end(stream, source)
 
