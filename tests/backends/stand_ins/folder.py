@@ -42,8 +42,9 @@ def make_environment(called: str, way: Way, folder: Path) -> dict[str, str]:
         package = folder.joinpath(*module.split("."))
         package.mkdir(parents=True, exist_ok=True)
         (package / "__init__.py").write_text(source)
+    library = build(way.device_type)  # now, as torch finds no accelerator that is built during its own import
     if way.device_type in ("cuda", "mps", "xpu"):  # torch's own; the others are loaded by their packages
-        (folder / "sitecustomize.py").write_text(_PRELOAD.format(library=build(way.device_type)))
+        (folder / "sitecustomize.py").write_text(_PRELOAD.format(library=library))
     metadata = folder / "stand_in-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(_METADATA)
