@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -471,3 +472,31 @@ def test_at_the_info_level_each_ranks_place_is_told() -> None:
 def test_a_command_that_always_binds_does_not_advise_to_leave_binding_out() -> None:
     with pytest.raises(BindingError, match=r"start at most \d+ \(--num_accelerators \d+\)$"):
         run_own_module("acclimate.__main__", [], num_accelerators=4096, name="acclimate generate")
+
+
+WAITS_BEFORE_IT_HANDLES = """
+import signal, sys, time
+def main():
+    print("up", flush=True)
+    while signal.SIGINT not in signal.sigpending():
+        time.sleep(0.01)
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        sys.exit(3)
+"""
+
+
+def test_an_interrupt_waits_until_a_rank_of_our_own_module_handles_it(tmp_path: Path) -> None:
+    (tmp_path / "one_of_ours.py").write_text(WAITS_BEFORE_IT_HANDLES)
+    start = (
+        "from acclimate.launch.command import run_own_module\n"
+        "print(run_own_module('one_of_ours', [], num_accelerators=2, name='acclimate generate').code)"
+    )
+    with launched([sys.executable, "-c", start], variables={"PYTHONPATH": str(tmp_path)}) as job:
+        assert job.process.stdout is not None
+        assert [job.process.stdout.readline() for _ in range(2)] == [b"up\n", b"up\n"]
+        job.signal(signal.SIGINT)
+        stdout, stderr = job.read()
+    assert (stdout.splitlines(), stderr) == (["interrupted", "interrupted", "3"], "")

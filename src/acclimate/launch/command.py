@@ -80,7 +80,8 @@ def run_own_module(
 ) -> Outcome:
     """Runs the ``main`` of one of our modules as ranks on this host, each bound to its own cores and memory.
 
-    Their output is shown as it is, without tags.
+    Their output is shown as it is, without tags. They start with SIGINT blocked, since Python prints a
+    traceback if it gets one while it starts, and must unblock it once they handle it.
 
     Args:
         module: its full name.
@@ -110,7 +111,9 @@ def run_own_module(
     except BindingError as error:
         # These commands always bind.
         raise BindingError(str(error).replace(UNBOUND_ADVICE, "")) from error
-    return supervise(ranks, grace_s=options.grace_s, quiet=True, tagged=False, name=name)
+    return supervise(
+        ranks, grace_s=options.grace_s, quiet=True, tagged=False, name=name, blocks_interrupt=True
+    )
 
 
 # -- planning ------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def test_an_error_that_all_ranks_of_bench_have_is_reported_once(tiny_folder: Pat
     assert line.startswith("acclimate bench: error: the model's context of 64 tokens is too short for 60 ")
 
 
-@pytest.mark.parametrize("after_s", [0.5, 2.0, 4.0])
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.5, 2.0, 4.0])
 def test_ctrl_c_while_the_ranks_start_gives_one_line(
     after_s: float, tiny_folder: Path, tmp_path: Path
 ) -> None:

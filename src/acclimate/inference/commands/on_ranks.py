@@ -98,6 +98,7 @@ def _run(
 ) -> int:
     with _noted_interrupts() as interrupts:
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see run_own_module
             work(rank)
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - _failed raises what it cannot report
             if not interrupts:

@@ -67,6 +67,8 @@ class GuardSettings:
     instead of getting its own session."""
     ignored: Collection[int]
     """Signals that the launcher was started with ignored, as by nohup; the rank ignores them too."""
+    blocks_interrupt: bool
+    """Whether the rank starts with SIGINT blocked."""
 
 
 @dataclass(frozen=True)
@@ -290,7 +292,8 @@ class _GuardProcess:
             restore_defaults(self.settings.ignored)
             if self.plan.binding is not None and (warning := apply_binding(self.plan.binding)):
                 self.channel.send(warning=warning)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            blocked = {signal.SIGINT} if self.settings.blocks_interrupt else set()
+            signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, *blocked})
             os.execvpe(program, self.plan.command, dict(self.plan.environment))
         except OSError as error:
             self.channel.send(unstartable=f"{program} cannot be run: {error.strerror}.")

@@ -58,6 +58,7 @@ def supervise(
     tagged: bool | None = None,
     stop: StopRequest | None = None,
     name: str = "acclimate run",
+    blocks_interrupt: bool = False,
 ) -> Outcome:
     """Starts the ranks and waits until the last of their processes is gone.
 
@@ -73,6 +74,7 @@ def supervise(
             rank without tags uses the launcher's terminal.
         stop: lets another process end the job; the ranks then do not get standard input.
         name: the name of the command, with which notes begin.
+        blocks_interrupt: whether the ranks start with SIGINT blocked, and unblock it once they can handle it.
 
     Raises:
         RankStartError: the system refuses a process, a pipe or a log file; no rank is left running.
@@ -87,7 +89,8 @@ def supervise(
     adopted_before = processes.adopt_orphans()
     try:
         with SignalRelay(numbers) as signals, _terminal_settings_kept(shares_terminal):
-            return _Supervisor(ranks, grace_s, quiet, tagged, shares_terminal, stop, signals, name).run()
+            settings = GuardSettings(grace_s, shares_terminal, signals.ignored, blocks_interrupt)
+            return _Supervisor(ranks, settings, quiet, tagged, stop, signals, name).run()
     finally:
         processes.adopt_orphans(adopted_before)
 
@@ -97,10 +100,9 @@ class _Supervisor:
     """One run of the ranks."""
 
     plans: Sequence[RankPlan]
-    grace_s: float
+    settings: GuardSettings
     quiet: bool
     tagged: bool
-    shares_terminal: bool
     stop: StopRequest | None
     signals: SignalRelay
     name: str
@@ -139,12 +141,11 @@ class _Supervisor:
     def _start(self) -> None:
         for rank in self.ranks:
             rank.open_log()
-        settings = GuardSettings(self.grace_s, self.shares_terminal, self.signals.ignored)
         nothing = os.open(os.devnull, os.O_RDONLY)
         try:
             for rank in self.ranks:
                 stdin, private = self._stdin_of(rank, nothing), self._private_descriptors()
-                pipes = rank.start(stdin, self._captured(), settings, private)
+                pipes = rank.start(stdin, self._captured(), self.settings, private)
                 for stream, pipe in pipes.items():
                     self.pipes[pipe] = rank, stream
                     self.pump.read_from(pipe, stream, partial(self._read, pipe))
@@ -158,7 +159,7 @@ class _Supervisor:
 
     def _captured(self) -> list[int]:
         """Returns the streams that the launcher reads; a rank writes directly to terminals."""
-        if not self.shares_terminal:
+        if not self.settings.shares_terminal:
             return [1, 2]
         return [stream for stream in (1, 2) if not os.isatty(stream) or self.ranks[0].log is not None]
 
@@ -183,7 +184,7 @@ class _Supervisor:
             return True
         if self.ended_by is not None and not self.awaits_output:
             self.awaits_output = True
-            self.loop.after(self.grace_s, self._abandon_output)
+            self.loop.after(self.settings.grace_s, self._abandon_output)
         if self.abandons_output:
             return False
         # All processes have ended, so the pipes get no more output, even if another process has an end open.
@@ -324,7 +325,7 @@ class _Supervisor:
     def _end(self, number: int) -> None:
         self.ending = True
         self._tell_all("end", number)
-        self._expect_guards_to_end(self.grace_s)
+        self._expect_guards_to_end(self.settings.grace_s)
 
     def _expect_guards_to_end(self, within_s: float) -> None:
         self.loop.after(within_s + _GUARD_PATIENCE_S, self._kill_unresponsive_guards)
@@ -345,11 +346,11 @@ class _Supervisor:
         self._tell_all("rank", number)
 
     def end_by(self, number: int) -> None:
-        if self.shares_terminal:
+        if self.settings.shares_terminal:
             self.ended_by = number
             self._tell_all("end", number)
             if number not in KEYBOARD:  # the program on the terminal decides what they do
-                self._expect_guards_to_end(self.grace_s)
+                self._expect_guards_to_end(self.settings.grace_s)
         elif self.ending and number in KEYBOARD:
             self._tell_all("kill")
             self._expect_guards_to_end(0.0)
@@ -388,7 +389,7 @@ class _Supervisor:
     # -- the outcome -----------------------------------------------------------------------------
 
     def _outcome(self) -> Outcome:
-        if self.shares_terminal and self.ended_by is not None:
+        if self.settings.shares_terminal and self.ended_by is not None:
             self.failed = self._failed_despite(self.ended_by)
         if self.failed is not None:
             failure = self.failed.failure(self.kills_before)
@@ -396,7 +397,12 @@ class _Supervisor:
         ended = sorted(self.ranks, key=lambda rank: rank.ended_at)
         codes = [rank.code for rank in ended if rank.code is not None]
         code = code_of_ended_job(codes, self.ended_by, forced=self.reason is not None)
-        if code != 0 and self.reason is None and self.ended_by is not None and not self.shares_terminal:
+        if (
+            code != 0
+            and self.reason is None
+            and self.ended_by is not None
+            and not self.settings.shares_terminal
+        ):
             self.reason = f"{signal_name(self.ended_by)} was forwarded, and the ranks have ended."
         return Outcome(code, None, self.reason)
 
