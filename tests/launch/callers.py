@@ -36,7 +36,7 @@ class Port:
             KEY,
             ["0", "1"],
             answered=self.answered.__setitem__,
-            heard=self._hear,
+            on_message=self._hear,
             ended=lambda name, reason: self.ended.append((name, reason)),
             hindered=self.hindered.append,
         )

@@ -202,7 +202,7 @@ def try_port(seed: int) -> None:
     job = JobPlan((HostPlan("a", (0, 1)),), ("true",), {}, "/", "cpu")
     peers = {"0": Peer("a"), "1": Peer("a")}
     coordinator = Coordinator(job, list(peers.values()))
-    port = Port(lambda name, message: coordinator.heard(peers[name], message))
+    port = Port(lambda name, message: coordinator.handle(peers[name], message))
     try:
         for _ in range(rng.randrange(1, 4)):
             stranger = port.connect()

@@ -271,7 +271,7 @@ def _run_elastic(job: JobPlan, options: RunOptions) -> Outcome:
     # torch's agent prints a C++ stack trace for an unreachable address; the launcher prints one line.
     environ = dict(os.environ)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    from acclimate.launch.elastic import agent as elastic  # imports torch
+    from acclimate.launch.elastic import torch_agent as elastic  # imports torch
 
     meeting = replace(job, master_addr=options.master_addr or "127.0.0.1", master_port=port)
     return elastic.launch(

@@ -16,7 +16,14 @@ from acclimate.launch.engines.registry import engine_names
 from acclimate.launch.plan.agent_options import AgentOptions
 from acclimate.launch.plan.environment import SET_BY_LAUNCHER
 from acclimate.launch.plan.hostfile import MAX_RANKS_PER_HOST
-from acclimate.launch.plan.option_fields import binding, flag, hosts, ranks, supervision, whole
+from acclimate.launch.plan.option_fields import (
+    binding_option,
+    flag,
+    hosts_option,
+    ranks_option,
+    supervision_option,
+    whole,
+)
 
 _MOST_NODES = 1 << 16
 _EXAMPLES = """\
@@ -43,16 +50,16 @@ class RunOptions(AgentOptions):
     environment: Mapping[str, str] = field(default_factory=dict)
     """The variables of ``--env``."""
 
-    num_accelerators: int | None = ranks(
+    num_accelerators: int | None = ranks_option(
         "--num_accelerators",
         "--num_gpus",
         type=whole(1, MAX_RANKS_PER_HOST),
         metavar="N",
         help="ranks on each host; default: one for each device, on CPU one for each memory node",
     )
-    module: bool = flag(ranks, "-m", "--module", help="run a module, as python -m does")
-    no_python: bool = flag(ranks, "--no_python", help="run a program instead of a Python script")
-    env: tuple[str, ...] = ranks(
+    module: bool = flag(ranks_option, "-m", "--module", help="run a module, as python -m does")
+    no_python: bool = flag(ranks_option, "--no_python", help="run a program instead of a Python script")
+    env: tuple[str, ...] = ranks_option(
         "--env",
         default=(),
         action="append",
@@ -61,57 +68,57 @@ class RunOptions(AgentOptions):
     )
 
     deepspeed: bool = flag(
-        ranks, "--deepspeed", help="DeepSpeed runs on the accelerator that acclimate finds"
+        ranks_option, "--deepspeed", help="DeepSpeed runs on the accelerator that acclimate finds"
     )
     deepspeed_names: bool = flag(
-        ranks,
+        ranks_option,
         "--deepspeed_names",
         help="without DeepSpeed: import deepspeed finds the names of its accelerator layer",
     )
 
     show_binding: bool = flag(
-        binding, "--show_binding", help="draw which cores each rank would get, and exit"
+        binding_option, "--show_binding", help="draw which cores each rank would get, and exit"
     )
 
-    hostfile: Path | None = hosts(  # noqa: RUF009 - is a field
+    hostfile: Path | None = hosts_option(  # noqa: RUF009 - is a field
         "-H", "--hostfile", type=Path, metavar="FILE", help='one "host slots=N" a line'
     )
-    include: str | None = hosts(
+    include: str | None = hosts_option(
         "-i", "--include", metavar="WHICH", help="hosts and slots to use, as in host1:0,2@host2"
     )
-    exclude: str | None = hosts(
+    exclude: str | None = hosts_option(
         "-e", "--exclude", metavar="WHICH", help="hosts and slots to leave out, as in --include"
     )
-    num_nodes: int | None = hosts(
+    num_nodes: int | None = hosts_option(
         "--num_nodes", type=whole(1, _MOST_NODES), metavar="N", help="use only the first N hosts"
     )
-    node_rank: int | None = hosts(
+    node_rank: int | None = hosts_option(
         "--node_rank",
         type=whole(0),
         metavar="N",
         help="this is node N of --num_nodes; start the same command on each node by hand",
     )
-    launcher: str = hosts(
+    launcher: str = hosts_option(
         "--launcher",
         default=engine_names()[0],
         choices=engine_names(),
         help="program that starts ranks on other hosts; default: an installed one",
     )
 
-    max_restarts: int = supervision(
+    max_restarts: int = supervision_option(
         "--max_restarts",
         default=0,
         type=whole(0),
         metavar="N",
         help="restart all ranks after a failure, at most N times; default: 0",
     )
-    min_nodes: int | None = supervision(
+    min_nodes: int | None = supervision_option(
         "--min_nodes",
         type=whole(1, _MOST_NODES),
         metavar="N",
         help="elastic: continue with this many hosts or more",
     )
-    max_nodes: int | None = supervision(
+    max_nodes: int | None = supervision_option(
         "--max_nodes",
         type=whole(1, _MOST_NODES),
         metavar="N",

@@ -106,6 +106,11 @@ class LineBuffer:
         self.limit = limit
         self._rest = bytearray()
 
+    @property
+    def rest(self) -> bytes:
+        """The line that is still without its newline."""
+        return bytes(self._rest)
+
     def feed(self, piece: bytes) -> list[bytes]:
         """Returns the lines that this piece completes, without newlines.
 

@@ -25,7 +25,7 @@ from launching import (
     wait_until,
 )
 
-from acclimate.launch.elastic import agent
+from acclimate.launch.elastic import torch_agent
 from ports import free_port
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "train_gpt.py"
@@ -141,13 +141,13 @@ def meeting_at(port: int, host: str = "127.0.0.1") -> list[str]:
 @pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize("greeting", [b"", pytest.param(b"SSH-2.0-OpenSSH_9.6\r\n", marks=pytest.mark.slow)])
 def test_a_meeting_place_that_accepts_and_says_nothing_is_named(greeting: bytes) -> None:
-    patience = "agent._PROBE_AFTER_S, agent._SILENCE_S = 0.1, 1.0"  # instead of 5 s and 15 s
+    patience = "torch_agent._PROBE_AFTER_S, torch_agent._SILENCE_S = 0.1, 1.0"  # instead of 5 s and 15 s
     with deaf_server(greeting) as (port, _):
         arguments = command(1, "pass", *meeting_at(port))[3:]
         code = f"""
 import sys
 from acclimate.cli import main
-from acclimate.launch.elastic import agent
+from acclimate.launch.elastic import torch_agent
 {patience}
 sys.exit(main({arguments!r}))
 """
@@ -161,7 +161,7 @@ sys.exit(main({arguments!r}))
 
 
 def test_a_silent_meeting_place_is_named_within_half_a_minute() -> None:
-    assert agent._PROBE_AFTER_S + agent._SILENCE_S + 3 * agent._LOOK_AGAIN_S < 30
+    assert torch_agent._PROBE_AFTER_S + torch_agent._SILENCE_S + 3 * torch_agent._LOOK_AGAIN_S < 30
 
 
 @pytest.mark.usefixtures("warm_starts")

@@ -97,7 +97,7 @@ def test_a_stranger_who_answers_is_not_believed_and_does_not_get_the_proof(said:
 
 
 def test_a_stranger_who_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callback, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(callback, "_LAUNCHER_ANSWER_S", 0.2)
     with (
         whoever_answers(lambda connection: connection.recv(1000) and connection.recv(1000)) as port,
         pytest.raises(HostUnreachableError, match=r"no answer within 0 s"),

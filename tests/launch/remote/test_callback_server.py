@@ -11,7 +11,7 @@ import pytest
 from callers import Port
 
 from acclimate.launch.remote import callback_server
-from acclimate.launch.remote.callback_server import STRANGERS
+from acclimate.launch.remote.callback_server import MOST_UNAUTHENTICATED
 from acclimate.launch.remote.protocol import LONGEST_FROM_HOST
 
 JUNK = {
@@ -106,8 +106,8 @@ def test_no_more_than_some_strangers_are_kept_and_agents_get_through(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(callback_server, "HELLO_S", 1000)  # so that it is for their number
-    strangers = [port.connect() for _ in range(STRANGERS + 100)]
-    assert port.until(lambda: len(port.server._strangers) == STRANGERS + 2)
+    strangers = [port.connect() for _ in range(MOST_UNAUTHENTICATED + 100)]
+    assert port.until(lambda: len(port.server._unauthenticated) == MOST_UNAUTHENTICATED + 2)
     assert port.hangs_up(strangers[0])
     port.agent("0")
     port.agent("1")
@@ -216,7 +216,7 @@ def test_without_a_descriptor_left_strangers_are_dropped_for_agents(
 ) -> None:
     monkeypatch.setattr(callback_server, "HELLO_S", 1000)  # so that it is for want of descriptors
     strangers = [port.connect() for _ in range(5)]
-    assert port.until(lambda: len(port.server._strangers) == 5)
+    assert port.until(lambda: len(port.server._unauthenticated) == 5)
     monkeypatch.setattr(port.server, "_socket", FullTable(port.server._socket))
     port.agent("0")
     assert all(port.hangs_up(stranger) for stranger in strangers[:3])

@@ -64,7 +64,7 @@ class Script:
 
 
 def says(number: int, **message: object) -> Callable[[Coordinator], object]:
-    return lambda coordinator: coordinator.heard(coordinator.peers[number], message)
+    return lambda coordinator: coordinator.handle(coordinator.peers[number], message)
 
 
 def is_lost(number: int, words: str) -> Callable[[Coordinator], object]:
@@ -142,9 +142,9 @@ def test_the_codes_that_ranks_can_have_are_taken(code: int) -> None:
 def test_a_peer_is_wanted_until_it_is_lost() -> None:
     coordinator = Coordinator(JOB, [Peer("a"), Peer("b")])
     first, second = coordinator.peers
-    assert coordinator.heard(first, {"refused": "because"})
-    assert not coordinator.heard(second, {"outcome": Outcome(10**9)})
-    assert not coordinator.heard(second, {"refused": "because"})
+    assert coordinator.handle(first, {"refused": "because"})
+    assert not coordinator.handle(second, {"outcome": Outcome(10**9)})
+    assert not coordinator.handle(second, {"refused": "because"})
     coordinator.loop.close()
 
 

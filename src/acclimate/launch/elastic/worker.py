@@ -10,23 +10,31 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from acclimate.errors import AcclimateError
 from acclimate.launch.plan.job import JobPlan, plan_ranks
 from acclimate.launch.plan.outcome import Outcome
 from acclimate.launch.remote.protocol import LONGEST_FROM_LAUNCHER
 from acclimate.launch.supervise.supervisor import StopRequest, supervise
-from acclimate.launch.wire import LineBuffer, Message, decode, encode
+from acclimate.launch.wire import LineBuffer, decode, encode
 
 REGROUPING = "the ranks were ended because the hosts of the job have changed."
-ORDER = {
-    "job": JobPlan,
-    "node_rank": int,
-    "variables": Mapping[str, str],  # more variables for all ranks
-}
-"""The fields of the agent's only message, with their types."""
-ANSWER = {"outcome": Outcome}
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the elastic agent wants to be run."""
+
+    job: JobPlan
+    node_rank: int
+    variables: Mapping[str, str]
+    """More variables for all ranks."""
+
+
+FROM_AGENT = {"order": Order}
+"""The field of the agent's only message, with its type."""
+FROM_WORKER = {"outcome": Outcome}
 """The field of the worker's only message, with its type."""
 
 
@@ -37,11 +45,11 @@ def main() -> int:
     order = _read_order()
     if order is None:
         return 1
-    job = order["job"]
+    job = order.job
     try:
         ranks = [
-            replace(plan, environment={**plan.environment, **order["variables"]})
-            for plan in plan_ranks(job, order["node_rank"], os.environ)
+            replace(plan, environment={**plan.environment, **order.variables})
+            for plan in plan_ranks(job, order.node_rank, os.environ)
         ]
         outcome = supervise(
             ranks, grace_s=job.grace_s, quiet=job.quiet, tagged=True, stop=StopRequest(0, _reason_to_stop)
@@ -53,12 +61,13 @@ def main() -> int:
     return 0
 
 
-def _read_order() -> Message | None:
+def _read_order() -> Order | None:
     """Returns the order; ``None`` if the agent has exited before."""
     lines = LineBuffer(LONGEST_FROM_LAUNCHER)
     while piece := os.read(0, 1 << 16):
         for line in lines.feed(piece):
-            return decode(line, ORDER)
+            order: Order = decode(line, FROM_AGENT)["order"]
+            return order
     return None
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from acclimate.launch.engines.engine import Engine
 from acclimate.launch.plan.job import JobPlan
+from acclimate.launch.plan.outcome import KEPT_BYTES
 from acclimate.launch.remote.ssh_client import (
     CONNECT_S,
     FAILED,
@@ -29,10 +30,8 @@ if TYPE_CHECKING:
     from acclimate.launch.remote.engine_program import EngineProgram
 
 _HOST_ENDED = re.compile(rb"^pdsh@[^:]*: ([^:]+): \S+ exited with exit code (\d+)$")
-
-
-_KEPT, _LONGEST_KEPT = 100, 2000
-"""How many lines of pdsh are kept to explain a host's end, and how much of each."""
+_KEPT = 100
+"""How many lines of pdsh are kept to explain a host's end."""
 _LONGEST_LINE = 1 << 16
 """Longer lines are shown in pieces."""
 
@@ -100,7 +99,7 @@ class _Listener:
     def _read(self, program: EngineProgram, line: bytes, end: bytes) -> bytes:
         ended = _HOST_ENDED.match(line)
         if ended is None:
-            self._words.append(line[:_LONGEST_KEPT].decode(errors="backslashreplace"))
+            self._words.append(line[:KEPT_BYTES].decode(errors="backslashreplace"))
             return line + end if program.coordinator.started else b""
         host, code = ended[1].decode(errors="backslashreplace"), int(ended[2][:9])
         peer = program.peers.get(host)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from acclimate.errors import EngineNotFoundError
 
-ANSWER_S = 20.0
+VERSION_TIMEOUT_S = 20.0
 """How long ``--version`` may take."""
 
 
@@ -34,8 +34,8 @@ def find_program(names: Sequence[str], says: str, environ: Mapping[str, str]) ->
                     silent = silent or str(program.absolute())
     if silent:
         raise EngineNotFoundError(
-            f"{silent} --version did not answer within {ANSWER_S:g} s, so it cannot be used. Repair it, or "
-            "choose another engine with --launcher."
+            f"{silent} --version did not answer within {VERSION_TIMEOUT_S:g} s, so it cannot be used. Repair "
+            "it, or choose another engine with --launcher."
         )
     return None
 
@@ -47,7 +47,7 @@ def _version(program: Path, environ: Mapping[str, str]) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=ANSWER_S,
+            timeout=VERSION_TIMEOUT_S,
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             check=False,

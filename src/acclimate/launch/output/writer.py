@@ -9,12 +9,10 @@ from collections import deque
 from pathlib import Path
 
 from acclimate.launch.output.current_line import CurrentLine
-from acclimate.launch.plan.outcome import KEPT_LINES
+from acclimate.launch.plan.outcome import KEPT_BYTES, KEPT_LINES
 
 # A pipe that poll() calls writable takes this much at once without blocking (POSIX: at least 512).
 _PIPE_ROOM = getattr(select, "PIPE_BUF", 512)
-_LONGEST_KEPT = 2000
-"""The bytes of a line that are kept for the report of a failure."""
 
 
 class Writer:
@@ -92,7 +90,7 @@ class Tail:
 
     def feed(self, stream: int, data: bytes) -> None:
         """Receives output of stream 1 or 2."""
-        current = self._unfinished.setdefault(stream, CurrentLine(_LONGEST_KEPT))
+        current = self._unfinished.setdefault(stream, CurrentLine(KEPT_BYTES))
         first, *others = data.split(b"\n")
         current.feed(first)
         for piece in others[-KEPT_LINES - 1 :]:
@@ -101,6 +99,6 @@ class Tail:
 
     def lines(self) -> tuple[str, ...]:
         """Returns the last lines, unfinished ones at the end."""
-        shown = (current.start(_LONGEST_KEPT) for current in self._unfinished.values())
+        shown = (current.start(KEPT_BYTES) for current in self._unfinished.values())
         kept = [*self._lines, *(line for line in shown if line.strip())][-KEPT_LINES:]
         return tuple(line.decode(errors="backslashreplace") for line in kept)

@@ -36,12 +36,12 @@ def find_accelerator() -> Backend | None:
         # If several records are of the same accelerator, the one whose software is installed here.
         alone = len(named) == 1
         return next((record for record in named if alone or record.is_installed()), next(iter(named), None))
-    usable = [record for record in records if record.auto_detect and _is_here(record)]
+    usable = [record for record in records if record.auto_detect and _is_usable(record)]
     names = {record.name for record in usable}
     return next(record for record in usable if names.isdisjoint(record.yields_to))
 
 
-def _is_here(record: Backend) -> bool:
+def _is_usable(record: Backend) -> bool:
     """Whether ranks can use an accelerator here; false if its plug-in fails."""
     if record.is_fallback:
         return True

@@ -73,8 +73,8 @@ def option(group: str, *names: str, default: Any = None, **settings: Any) -> Any
     return field(default=default, metadata=metadata)
 
 
-ranks, binding = partial(option, "ranks"), partial(option, "binding")
-hosts, supervision = partial(option, "many hosts"), partial(option, "supervision")
+ranks_option, binding_option = partial(option, "ranks"), partial(option, "binding")
+hosts_option, supervision_option = partial(option, "many hosts"), partial(option, "supervision")
 
 
 def flag(option: Callable[..., Any], *names: str, **settings: Any) -> Any:

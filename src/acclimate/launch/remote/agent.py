@@ -72,7 +72,7 @@ def _run_one_rank(rank_variable: str, local_rank_variable: str) -> int:
         return 1
     planned = rank - assignment.job.rank_offset(assignment.node_rank)
     if local_rank != planned:
-        launcher.say(
+        launcher.send(
             refused=f"rank {rank} was started there as local rank {local_rank}, but the hostfile makes it "
             f"{planned}. Remove options that place ranks from --launcher_args."
         )

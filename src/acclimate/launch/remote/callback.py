@@ -16,7 +16,7 @@ from acclimate.launch.remote.protocol import FROM_LAUNCHER, LONGEST_FROM_LAUNCHE
 LAUNCHER_VARIABLE = "ACCLIMATE_LAUNCHER"
 """A key, the launcher's addresses, best first, and its port: ``KEY@10.0.0.1,127.0.0.1:4242``."""
 _CONNECT_S = 5.0
-_ANSWER_S = 30.0
+_LAUNCHER_ANSWER_S = 30.0
 """The time limit for the launcher's answer."""
 
 
@@ -73,7 +73,7 @@ def _introduce(channel: SocketChannel, key: str, name: str) -> None:
 
 
 def _wait_for_answer(channel: SocketChannel) -> Answer:
-    give_up = time.monotonic() + _ANSWER_S
+    give_up = time.monotonic() + _LAUNCHER_ANSWER_S
     while (left_s := give_up - time.monotonic()) > 0:
         if select.select([channel], [], [], left_s)[0]:
             messages = channel.receive()
@@ -82,4 +82,4 @@ def _wait_for_answer(channel: SocketChannel) -> Answer:
             for message in messages:
                 if "answer" in message:
                     return cast(Answer, message["answer"])
-    raise LaunchProtocolError(f"no answer within {_ANSWER_S:.0f} s")
+    raise LaunchProtocolError(f"no answer within {_LAUNCHER_ANSWER_S:.0f} s")

@@ -24,7 +24,7 @@ from acclimate.launch.wire import Message
 
 HELLO_S = 10.0
 """The time limit for a caller's proof that it has the key."""
-STRANGERS = 64
+MOST_UNAUTHENTICATED = 64
 """How many callers without a proof are kept, besides one for each missing agent."""
 KEPT_FREE = 16
 """Descriptors that unproven callers must leave free for the launcher, which starts programs meanwhile."""
@@ -55,7 +55,7 @@ class CallbackServer:
         key: the job's key.
         names: the agents' names, each a host or a rank. Each may call once.
         answered: called with a name and a channel when that agent has called.
-        heard: called with a name and a message; returns whether to keep the agent's connection.
+        on_message: called with a name and a message; returns whether to keep the agent's connection.
         ended: called with a name and a reason when the connection has ended.
         hindered: called with a reason why agents may be unable to connect.
     """
@@ -67,14 +67,14 @@ class CallbackServer:
         names: Iterable[str],
         *,
         answered: Callable[[str, SocketChannel], None],
-        heard: Callable[[str, Message], bool],
+        on_message: Callable[[str, Message], bool],
         ended: Callable[[str, str], None],
         hindered: Callable[[str], None],
     ) -> None:
         self._loop, self._key = loop, key
         self._awaited = set(names)
-        self._answered, self._heard, self._ended, self._hindered = answered, heard, ended, hindered
-        self._strangers: dict[_Caller, None] = {}  # in the order in which they came
+        self._answered, self._on_message, self._ended, self._hindered = answered, on_message, ended, hindered
+        self._unauthenticated: dict[_Caller, None] = {}  # in the order in which they came
         self._room: float = math.inf
         """The most unproven callers that fit the launcher's descriptors; set once it is known."""
         self._agents: set[_Caller] = set()
@@ -102,7 +102,7 @@ class CallbackServer:
     def _close_port(self) -> None:
         self._listens(False)
         self._socket.close()
-        for caller in list(self._strangers):
+        for caller in list(self._unauthenticated):
             self._drop(caller)
 
     def _listens(self, wanted: bool) -> None:
@@ -119,8 +119,8 @@ class CallbackServer:
         except (BlockingIOError, ConnectionError):
             return  # it has hung up already
         except OSError as error:
-            if error.errno in _OUT_OF_DESCRIPTORS and self._strangers:
-                self._drop(next(iter(self._strangers)))
+            if error.errno in _OUT_OF_DESCRIPTORS and self._unauthenticated:
+                self._drop(next(iter(self._unauthenticated)))
                 return
             self._hindered(f"callers cannot be accepted: {error.strerror}.")
             self._listens(False)
@@ -132,10 +132,14 @@ class CallbackServer:
             connection.close()
             return
         if connection.fileno() >= _descriptors() - KEPT_FREE:
-            self._room = min(self._room, len(self._strangers))
-        if self._strangers and len(self._strangers) >= min(self._room, STRANGERS + len(self._awaited)):
-            self._drop(next(iter(self._strangers)))  # the oldest: agents send at once, so it is not an agent
-        self._strangers[caller] = None
+            self._room = min(self._room, len(self._unauthenticated))
+        if self._unauthenticated and len(self._unauthenticated) >= min(
+            self._room, MOST_UNAUTHENTICATED + len(self._awaited)
+        ):
+            self._drop(
+                next(iter(self._unauthenticated))
+            )  # the oldest: agents send at once, so it is not an agent
+        self._unauthenticated[caller] = None
         self._loop.watch(caller.channel.fileno(), partial(self._listen_to, caller))
         if not self._sweeps:
             self._sweeps = True
@@ -143,7 +147,7 @@ class CallbackServer:
 
     def _drop_the_silent(self) -> None:
         now, self._sweeps = time.monotonic(), False
-        for caller in list(self._strangers):
+        for caller in list(self._unauthenticated):
             if caller.since + HELLO_S > now:
                 self._sweeps = True
                 self._loop.after(caller.since + HELLO_S - now, self._drop_the_silent)
@@ -151,7 +155,7 @@ class CallbackServer:
             self._drop(caller)
 
     def _drop(self, caller: _Caller) -> None:
-        self._strangers.pop(caller, None)
+        self._unauthenticated.pop(caller, None)
         self._agents.discard(caller)
         self._loop.forget(caller.channel.fileno())
         caller.channel.close()
@@ -165,7 +169,9 @@ class CallbackServer:
             reason = f"sent an invalid message: {error}"
         for message in messages or ():
             wanted = (
-                self._heard(caller.name, message) if caller.is_known else self._proves_itself(caller, message)
+                self._on_message(caller.name, message)
+                if caller.is_known
+                else self._proves_itself(caller, message)
             )
             if not wanted:
                 self._drop(caller)
@@ -193,7 +199,7 @@ class CallbackServer:
         caller.channel.trust(LONGEST_FROM_HOST)
         self._awaited.discard(caller.name)
         self._agents.add(caller)
-        del self._strangers[caller]
+        del self._unauthenticated[caller]
         if not self._awaited:
             self._close_port()
         self._answered(caller.name, caller.channel)

@@ -22,7 +22,7 @@ from acclimate.launch.wire import Message
 from acclimate.process_status import signal_name
 
 # Python and its packages may come from a slow network file system that all hosts read at once.
-ANSWER_S = 120.0
+HOST_ANSWER_S = 120.0
 """The time limit for answers of hosts that can be reached."""
 _BRIEFLY_S = 2.0
 """How long to wait for more unreachable hosts, to report all of them at once; for the engine's program after
@@ -90,10 +90,10 @@ class Coordinator:
     Args:
         job: what to run.
         peers: one for each host, or one for each rank, in their order.
-        answer_s: the time limit for the first answer; the others then have :data:`ANSWER_S`.
+        answer_s: the time limit for the first answer; the others then have :data:`HOST_ANSWER_S`.
     """
 
-    def __init__(self, job: JobPlan, peers: Sequence[Peer], answer_s: float = ANSWER_S) -> None:
+    def __init__(self, job: JobPlan, peers: Sequence[Peer], answer_s: float = HOST_ANSWER_S) -> None:
         self.job, self.peers = job, peers
         self.started = False
         self.loop = EventLoop()
@@ -103,7 +103,7 @@ class Coordinator:
         self._explanations: list[str] = []
         self._blamed: Peer | None = None
         self._reason: str | None = None
-        self._engines_end = f"{ANSWER_S:.0f} s have passed"
+        self._engines_end = f"{HOST_ANSWER_S:.0f} s have passed"
         self._signalled: int | None = None
         self._own_end: Outcome | None = None
         self._deadline = time.monotonic() + answer_s
@@ -137,7 +137,7 @@ class Coordinator:
 
     # -- calls from an engine ------------------------------------------------------------------------
 
-    def heard(self, peer: Peer, message: Message) -> bool:
+    def handle(self, peer: Peer, message: Message) -> bool:
         """Handles a peer's message; returns whether the peer still takes part."""
         if peer.gone:
             return False
@@ -150,7 +150,7 @@ class Coordinator:
     def _act_on(self, peer: Peer, message: Message) -> None:
         if "ready" in message:
             peer.ready = message["ready"]
-            self._end_within(ANSWER_S)
+            self._end_within(HOST_ANSWER_S)
             self._start_when_all_are_ready()
         elif "refused" in message:
             peer.refused = True

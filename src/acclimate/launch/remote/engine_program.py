@@ -20,7 +20,7 @@ from acclimate.launch.plan.outcome import Outcome
 from acclimate.launch.remote.addresses import own_addresses
 from acclimate.launch.remote.callback import LAUNCHER_VARIABLE
 from acclimate.launch.remote.callback_server import CallbackServer
-from acclimate.launch.remote.coordinator import ANSWER_S, Coordinator, Peer
+from acclimate.launch.remote.coordinator import HOST_ANSWER_S, Coordinator, Peer
 from acclimate.launch.remote.protocol import Assignment, SocketChannel
 from acclimate.launch.remote.ssh_check import SshReachabilityCheck
 from acclimate.launch.remote.watched_program import WatchedProgram
@@ -32,7 +32,7 @@ _LAST_WORDS_S = 5.0
 CHECK_AFTER_S = 2.0
 """After this time without all agents, ssh is used to find unreachable hosts."""
 _TERM_S = 3.0
-"""The time that MPI's programs need to end their processes on other hosts."""
+"""The time that the program gets to end its processes on other hosts."""
 
 Command = Callable[[Mapping[str, str]], Sequence[str]]
 """Makes the command of an engine's program, given the variables with the launcher's address."""
@@ -82,7 +82,7 @@ class EngineProgram:
         environment: Mapping[str, str] | None = None,
         hostfile: MemoryFile | None = None,
         on_stderr: Callable[[EngineProgram, bytes], bytes] | None = None,
-        answer_s: float = ANSWER_S,
+        answer_s: float = HOST_ANSWER_S,
         ssh_check: SshReachabilityCheck | None = None,
     ) -> None:
         self._job, self._command, self._on_stderr = job, command, on_stderr
@@ -120,7 +120,7 @@ class EngineProgram:
             self._key,
             self.peers,
             answered=self._assign,
-            heard=lambda name, message: coordinator.heard(self.peers[name], message),
+            on_message=lambda name, message: coordinator.handle(self.peers[name], message),
             ended=self._call_ended,
             hindered=coordinator.explain,
         )

@@ -15,7 +15,7 @@ from acclimate.launch.plan.job import JobPlan, RankPlan, plan_ranks
 from acclimate.launch.plan.outcome import Outcome, RankFailure, shell_code
 from acclimate.launch.remote.addresses import free_port
 from acclimate.launch.remote.protocol import SILENCE_S, Assignment, Channel, Ready, Start
-from acclimate.launch.supervise.signals import NOTICES, TERMINATING
+from acclimate.launch.supervise.signals import TERMINATING, USER_SIGNALS
 from acclimate.launch.supervise.supervisor import StopRequest, supervise
 from acclimate.launch.wire import Message
 
@@ -38,15 +38,15 @@ class LauncherConnection:
         """Readable when a message has arrived."""
         return self._channel.fileno()
 
-    def say(self, **message: object) -> None:
+    def send(self, **message: object) -> None:
         """Sends a message."""
         self._channel.send(message)
 
-    def listen(self) -> list[Message]:
+    def receive(self) -> list[Message]:
         """Returns the messages so far; waits for one until the launcher counts as lost."""
         wait_s = None if self.lost_at is None else max(0.0, self.lost_at - time.monotonic())
-        heard = bool(self._readable.poll(None if wait_s is None else wait_s * 1000))
-        messages = self._receive() if heard else None
+        has_message = bool(self._readable.poll(None if wait_s is None else wait_s * 1000))
+        messages = self._read() if has_message else None
         if messages is None:
             self.lost, self.lost_at = True, None
             return []
@@ -54,7 +54,7 @@ class LauncherConnection:
         self.lost_at = None if paused else time.monotonic() + SILENCE_S
         return messages
 
-    def _receive(self) -> list[Message] | None:
+    def _read(self) -> list[Message] | None:
         try:
             return self._channel.receive()
         except LaunchProtocolError as error:
@@ -64,7 +64,7 @@ class LauncherConnection:
     def wait_for(self, key: str) -> Message | None:
         """Returns the next message with this key; ``None`` if the job ends before it starts."""
         while not self.lost:
-            messages = self.listen()
+            messages = self.receive()
             if any("stop" in message or "signal" in message for message in messages):
                 return None
             for message in messages:
@@ -79,12 +79,12 @@ class LauncherConnection:
 
     def tell_failure(self, failure: RankFailure) -> None:
         """Reports a failed rank before ranks on other hosts fail because of it; for the supervisor."""
-        self.say(failed=asdict(Outcome(failure.code, failure)))
+        self.send(failed=asdict(Outcome(failure.code, failure)))
 
     def reason_to_stop(self) -> str | None:
         """Forwards signals, and returns why the ranks must end, if so; for the supervisor."""
-        for message in self.listen():
-            if message.get("signal") in (*TERMINATING, *NOTICES):
+        for message in self.receive():
+            if message.get("signal") in (*TERMINATING, *USER_SIGNALS):
                 os.kill(os.getpid(), message["signal"])  # which the supervisor passes on
             if "stop" in message:
                 return str(message["stop"])
@@ -116,9 +116,9 @@ def run_assigned_ranks(
         _plan(job, node_rank, job.master_addr or "localhost", job.master_port or 1)
         ready = Ready(address, free_port())
     except (AcclimateError, OSError) as error:
-        launcher.say(refused=str(error))
+        launcher.send(refused=str(error))
         return 0
-    launcher.say(ready=asdict(ready))
+    launcher.send(ready=asdict(ready))
     start = launcher.wait_for("start")
     if start is None:
         return 0 if not launcher.lost else 1
@@ -138,7 +138,7 @@ def run_assigned_ranks(
         )
     except (AcclimateError, OSError) as error:
         outcome = Outcome(1, None, f"host {socket.gethostname()}: {error}")
-    launcher.say(outcome=asdict(outcome))
+    launcher.send(outcome=asdict(outcome))
     return shell_code(outcome.code) if launcher.lost else 0
 
 

@@ -265,7 +265,7 @@ class MessageDemux:
         self.mark = mark
         self._held = b""
         """Bytes that may be the beginning of a mark."""
-        self._line: bytearray | None = None
+        self._message: LineBuffer | None = None
         """An unfinished message."""
 
     def feed(self, data: bytes) -> tuple[bytes, list[Message]]:
@@ -277,20 +277,18 @@ class MessageDemux:
         data, at, written, messages = self._held + data, 0, bytearray(), list[Message]()
         self._held = b""
         while True:
-            if self._line is None:
+            if self._message is None:
                 start = data.find(self.mark, at)
                 if start < 0:
                     break
                 written += data[at:start]
-                self._line, at = bytearray(), start + len(self.mark)
-            end = data.find(b"\n", at)
-            self._line += data[at : end if end >= 0 else len(data)]
-            if len(self._line) > LONGEST_FROM_HOST:
-                raise LaunchProtocolError(f"A message is longer than {LONGEST_FROM_HOST} bytes.")
-            if end < 0:
+                self._message, at = LineBuffer(LONGEST_FROM_HOST), start + len(self.mark)
+            end = data.find(b"\n", at) + 1
+            lines = self._message.feed(data[at:end] if end else data[at:])
+            if not lines:
                 return bytes(written), messages
-            messages.append(decode(bytes(self._line), FROM_HOST))
-            self._line, at = None, end + 1
+            messages.append(decode(lines[0], FROM_HOST))
+            self._message, at = None, end
         rest = data[at:]
         for length in range(min(len(self.mark) - 1, len(rest)), 0, -1):
             if self.mark.startswith(rest[-length:]):
@@ -300,6 +298,6 @@ class MessageDemux:
 
     def end(self) -> bytes:
         """Returns the held-back bytes, at the end of the stream."""
-        held = self._held if self._line is None else self.mark + bytes(self._line)
-        self._held, self._line = b"", None
+        held = self._held if self._message is None else self.mark + self._message.rest
+        self._held, self._message = b"", None
         return held

@@ -136,7 +136,7 @@ class SshAgents:
         for message in messages:
             if "here" in message:
                 self._assign(connection)
-            self._coordinator.heard(connection, message)
+            self._coordinator.handle(connection, message)
         if connection.gone and connection.ssh is not None:
             connection.ssh.kill()  # an agent without a connection ends its ranks
         return written

@@ -27,7 +27,7 @@ from acclimate.launch.binding.affinity import apply_binding
 from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.plan.job import RankPlan
 from acclimate.launch.supervise import processes
-from acclimate.launch.supervise.signals import KEYBOARD, NOTICES, STOPPING, TERMINATING, restore_defaults
+from acclimate.launch.supervise.signals import KEYBOARD, STOPPING, TERMINATING, USER_SIGNALS, restore_defaults
 from acclimate.launch.wire import LineBuffer, decode, encode
 
 KILL_PATIENCE_S = 5.0
@@ -264,7 +264,7 @@ class _GuardProcess:
 
     def _handle_signals(self) -> int:
         """Ignores signals meant for the launcher; returns a descriptor that is readable after SIGCHLD."""
-        for number in (*NOTICES, *STOPPING):
+        for number in (*USER_SIGNALS, *STOPPING):
             signal.signal(number, signal.SIG_IGN)
         for number in TERMINATING:
             counted = self.settings.shares_terminal and number in KEYBOARD

@@ -2,8 +2,8 @@
 
 Each process above a guard has one :class:`SignalRelay`: ``supervisor.py`` commands this host's guards,
 ``remote/coordinator.py`` sends messages to agents, which signal themselves and thus their supervisor, and
-``elastic/agent.py`` signals its worker, a supervisor too. A guard (``guard_process.py``) obeys commands. The
-only signals it handles itself are those of a terminal's keys, which its rank gets without the launcher.
+``elastic/torch_agent.py`` signals its worker, a supervisor too. A guard (``guard_process.py``) obeys
+commands. The only signals it handles itself are those of a terminal's keys, which its rank gets without the launcher.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ TERMINATING = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)
 )
 """End a program that does not handle them; the launcher forwards them and the job ends."""
-NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """Schedulers send these as a warning; the launcher forwards them and the job goes on."""
 KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
 """A terminal's keys send these to its whole foreground process group."""
 STOPPING = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 """Stop a process; unlike SIGSTOP they can be ignored."""
-RELAYED = (*TERMINATING, *NOTICES, signal.SIGTSTP)
+RELAYED = (*TERMINATING, *USER_SIGNALS, signal.SIGTSTP)
 """What a launcher relays that shares no terminal with its rank."""
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 """Python ignores these at its start; a program that it runs must not inherit that."""
@@ -94,7 +94,7 @@ class SignalRelay:
         """
         numbers = self._read()
         for number in numbers:
-            if number in NOTICES:
+            if number in USER_SIGNALS:
                 ranks.notify(number)
             elif number == signal.SIGTSTP:
                 ranks.pause()
@@ -124,7 +124,7 @@ def restore_defaults(ignored: Iterable[int]) -> None:
     """Before ``exec``: undoes the launcher's handlers; signals in ``ignored`` stay ignored."""
     signal.set_wakeup_fd(-1)
     kept = frozenset(ignored)
-    for number in (*TERMINATING, *NOTICES, *STOPPING, *_IGNORED_BY_PYTHON):
+    for number in (*TERMINATING, *USER_SIGNALS, *STOPPING, *_IGNORED_BY_PYTHON):
         signal.signal(number, signal.SIG_IGN if number in kept else signal.SIG_DFL)
 
 

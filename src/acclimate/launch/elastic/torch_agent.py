@@ -42,14 +42,14 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from acclimate.errors import HostUnreachableError
-from acclimate.launch.elastic.worker import ANSWER
+from acclimate.launch.elastic.worker import FROM_WORKER, Order
 from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome, shell_code
 from acclimate.launch.remote.addresses import address_towards
 from acclimate.launch.supervise.own_python import own_python
-from acclimate.launch.supervise.signals import NOTICES, RELAYED, SignalRelay
+from acclimate.launch.supervise.signals import RELAYED, USER_SIGNALS, SignalRelay
 from acclimate.launch.wire import decode, encode
 from acclimate.process_status import signal_name
 
@@ -305,7 +305,7 @@ class _Agent(SimpleElasticAgent):
             "TORCHELASTIC_RESTART_COUNT": str(spec.max_restarts - self._remaining_restarts),
             "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         }
-        order = encode({"job": asdict(job), "node_rank": 1, "variables": variables})
+        order = encode({"order": asdict(Order(job, 1, variables))})
         with self._changing:
             if self.ended_by is not None:
                 raise RendezvousGracefulExitError
@@ -354,7 +354,7 @@ class _Agent(SimpleElasticAgent):
     def forward(self, number: int) -> bool:
         """Sends a signal to the ranks, if any, and returns whether there were. Most end this host's part."""
         with self._changing:
-            if number not in NOTICES:
+            if number not in USER_SIGNALS:
                 self.ended_by = self.ended_by or number
             if self._worker is None or not self.has_worker():
                 return False
@@ -386,7 +386,7 @@ class _Agent(SimpleElasticAgent):
                 self._answer.seek(0)
                 text = self._answer.read()
                 if text:
-                    self.outcome = decode(text, ANSWER)["outcome"]
+                    self.outcome = decode(text, FROM_WORKER)["outcome"]
                 else:
                     how = f"The supervisor of this host's ranks ended with {self._worker.returncode}"
                     self.outcome = Outcome(1, None, f"{how}, and its ranks with it.")
