@@ -3,7 +3,8 @@
 Each process above a guard has one :class:`SignalRelay`: ``supervisor.py`` commands this host's guards,
 ``remote/coordinator.py`` sends messages to agents, which signal themselves and thus their supervisor, and
 ``elastic/torch_agent.py`` signals its worker, a supervisor too. A guard (``guard_process.py``) obeys
-commands. The only signals it handles itself are those of a terminal's keys, which its rank gets without the launcher.
+commands. The only signals it handles itself are those of a terminal's keys, which its rank gets without the
+launcher.
 """
 
 from __future__ import annotations
