@@ -48,10 +48,10 @@ from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
-from acclimate.launch.remote.addresses import address_towards
 from acclimate.launch.supervise.own_python import own_python
 from acclimate.launch.supervise.signals import NOTICES, RELAYED, SignalRelay
 from acclimate.launch.wire import decode, encode
+from acclimate.local_address import address_towards
 from acclimate.process_status import signal_name
 
 _RUN_ID = "acclimate"
