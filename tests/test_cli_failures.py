@@ -13,12 +13,13 @@ from types import ModuleType
 
 import pytest
 
-from acclimate import cli
+from acclimate import cli, exit_codes
 from acclimate.errors import AcclimateError, LaunchOptionError
 from fresh_process import FreshProcesses, plain_environment
 from pairs import all_pairs
 
 ACCLIMATE = [sys.executable, "-m", "acclimate"]
+DOCUMENTED = (Path(__file__).parents[1] / "docs" / "commands.md").read_text(encoding="utf-8")
 FULL = Path("/dev/full")
 needs_full_device = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
 
@@ -76,7 +77,12 @@ def test_an_error_is_one_line_and_a_documented_exit_code(
     assert shown.err.count("\n") == 1
     assert said in shown.err
     assert (code == 70) == ("report it to acclimate's maintainers" in shown.err)
-    assert f"| {code} |" in (Path(__file__).parents[1] / "docs/commands.md").read_text(encoding="utf-8")
+    assert f"| {code} |" in DOCUMENTED
+
+
+def test_every_exit_code_is_documented() -> None:
+    codes = {value for value in vars(exit_codes).values() if isinstance(value, int)}
+    assert codes == {int(code) for code in re.findall(r"(?:\| |returns )([1-9]\d*)(?: \|| if)", DOCUMENTED)}
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), LaunchOptionError("wrong"), OSError(5, "bad")])

@@ -21,6 +21,11 @@ from typing import TypeAlias
 
 import pytest
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 from acclimate import errors
 from fresh_process import plain_environment
 
@@ -191,6 +196,38 @@ def test_import_contracts_find_their_breaches(tmp_path: Path) -> None:
     for breach in ("acclimate.backends.cpu -> acclimate.selection", "acclimate.errors -> acclimate.topology",
                    "acclimate.accelerator.ops -> acclimate.ops.build.builder", "new_room"):  # fmt: skip
         assert breach in said
+
+
+# Strings that are resolved when needed. import-linter does not see them.
+MAY_NAME_ROOMS_ABOVE = {
+    "accelerator/ops.py": "the table of op builders",
+    "backends/cpu.py": "the table of op builders; the backend shm, which registers when it is chosen",
+    "backends/cuda.py": "the table of op builders",
+    "backends/probes.py": "DeepSpeed's names, which Intel's extension imports",
+    "inference/commands/on_ranks.py": "the program of the ranks that a command starts",
+}
+OUR_MODULE = re.compile(r"acclimate\.(\w+)(\.\w+)*(:\w+)?")
+
+
+@cache
+def rooms() -> tuple[str, ...]:
+    """All rooms, those above first."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = config["tool"]["importlinter"]["contracts"]
+    (contract,) = (each for each in contracts if each["id"] == "rooms")
+    return ("__init__", "__main__", *contract["layers"])
+
+
+def names_of_rooms_above(source: Source) -> Iterator[str]:
+    for text in texts(source.tree):
+        named = OUR_MODULE.fullmatch(text.value)
+        if named and named[1] in rooms() and rooms().index(named[1]) < rooms().index(source.room):
+            yield f'{source.at(text)} names "{text.value}", which is above it'
+
+
+def test_only_declared_files_name_a_module_of_a_room_above_them() -> None:
+    found = {source.name for source in sources() if list(names_of_rooms_above(source))}
+    assert found == set(MAY_NAME_ROOMS_ABOVE)
 
 
 # -- 3: no code outside backends/ compares accelerator names -----------------------------------------
@@ -396,6 +433,8 @@ BREACHES = [
     (name_comparisons, "inference/a.py", "fast = acc.device_type in ('cuda', 'xpu')"),
     (name_comparisons, "inference/a.py", "match acc.name:\n    case 'npu' | 'mlu': pass"),
     (name_comparisons, "inference/a.py", "if acc.current_device_name().startswith('cuda'): pass"),
+    (names_of_rooms_above, "topology/a.py", "resolve_name('acclimate.backends.cpu:CPUAccelerator')"),
+    (names_of_rooms_above, "launch/a.py", "import_module('acclimate.compat')"),
     (careless_statements, "cli.py", "print('hello')"),
     (careless_statements, "cli.py", "try:\n    f()\nexcept:\n    pass"),
     (careless_statements, "cli.py", "assert isinstance(x, int), 'x'"),
@@ -410,6 +449,7 @@ ALLOWED = [
     (hardware_names, "cli.py", "def f():\n    'Like torch.cuda.'\n    # cuda\n    return acc.cuda, 'CUDA'"),
     (name_comparisons, "inference/a.py", "if tensor.device.type == 'cpu': pass"),
     (name_comparisons, "backends/cuda.py", "if self.name == 'cuda': pass"),
+    (names_of_rooms_above, "launch/a.py", "run('acclimate.launch.remote.agent', 'acclimate.topology')"),
     (stray_errors, "conformance/a.py", "class Signal(Exception): pass"),
 ]
 

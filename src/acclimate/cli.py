@@ -21,6 +21,7 @@ from typing import TextIO
 
 from acclimate import __version__
 from acclimate.errors import AcclimateError, WorkingDirectoryError, excerpt
+from acclimate.exit_codes import INTERRUPTED, OWN_ERROR, READER_LEFT, USER_ERROR
 
 COMMANDS = {
     "info": ("show the accelerator of this machine, and why others cannot be used", "acclimate.info.command"),
@@ -39,8 +40,6 @@ COMMANDS = {
     ),
 }
 """The commands by name, each with a line of help and the module of its ``add_arguments`` and ``run``."""
-
-READER_LEFT, USER_ERROR, OWN_ERROR, INTERRUPTED = 1, 2, 70, 130
 
 _LONGEST_MESSAGE = 500
 

@@ -1,9 +1,10 @@
-"""The environment variables in which launchers tell a process its rank, and Slurm's list of hosts."""
+"""The environment variables in which launchers tell a process its rank."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+
+from acclimate.slurm_allocation import JOB_ID
 
 
 @dataclass(frozen=True)
@@ -37,31 +38,5 @@ SLURM = RankVariables(
     "SLURM_NTASKS",
     "SLURM_LOCALID",
     "SLURM_NTASKS_PER_NODE",
-    ("SLURM_JOB_ID", "SLURM_JOBID"),
+    (JOB_ID, "SLURM_JOBID"),
 )
-
-_SCONTROL_S = 60
-
-
-def expand_slurm_hosts(names: str, environ: Mapping[str, str]) -> list[str]:
-    """Returns the hosts of a list in Slurm's notation, such as ``node[1-3]``.
-
-    Args:
-        names: the list.
-        environ: the variables of ``scontrol``, which is looked up in its ``PATH``.
-
-    Raises:
-        OSError: ``scontrol`` cannot be run.
-        subprocess.SubprocessError: it failed, or did not answer within 60 s.
-    """
-    import subprocess  # most processes that import this module start none
-
-    asked = subprocess.run(
-        ["scontrol", "show", "hostnames", names],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=_SCONTROL_S,
-        env=dict(environ),
-    )
-    return asked.stdout.split()

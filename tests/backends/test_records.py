@@ -183,7 +183,7 @@ def rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plug: Callable[..., No
     write(package / "__init__.py")
     write(package / "version.py", "cuda: Optional[str] = None\nhip: Optional[str] = '7.0.51831'\n")
     monkeypatch.setattr(presence, "find_spec", lambda name: spec_of(package) if name == "torch" else None)
-    for variable in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+    for variable in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.delenv(variable, raising=False)
     plug(["/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129"], vendor="0x1002")
     nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
@@ -216,6 +216,22 @@ def test_amd_gpus_that_a_container_was_not_given_are_not_counted(rocm: Path) -> 
 def test_hip_reads_either_variable(rocm: Path, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "1")
     assert ONE_OF_EACH["cuda"].device_count() == 1
+    assert ONE_OF_EACH["cuda"].visible_devices_variable() == variable
+
+
+def test_hip_reads_its_own_variable_first(rocm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    assert ONE_OF_EACH["cuda"].device_count() == 1
+    assert ONE_OF_EACH["cuda"].visible_devices_variable() == "HIP_VISIBLE_DEVICES"
+
+
+def test_gpus_that_rocms_lower_layer_hides_are_not_counted(
+    rocm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "1")
+    assert ONE_OF_EACH["cuda"].device_count() == 1
+    assert ONE_OF_EACH["cuda"].visible_devices_variable() == "HIP_VISIBLE_DEVICES"
 
 
 @pytest.mark.parametrize("door", ["/dev/nvhost-gpu", "/dev/dxg"])

@@ -22,6 +22,7 @@ import torch
 
 import acclimate
 from acclimate import use_accelerator
+from acclimate.backends import BUILTIN
 from acclimate.backends.cpu import CPUAccelerator
 from acclimate.compat.deepspeed.names import NAMES, NamesFinder, offer
 from acclimate.errors import AcclimateError, OpBuildError, UnsupportedError
@@ -42,6 +43,20 @@ def test_every_name_of_the_table_is_there(module: str) -> None:
     found = importlib.import_module(module)
     assert all(getattr(found, name) is not None for name in NAMES[module])
     assert set(NAMES[module]) <= set(dir(found))
+
+
+def test_each_class_of_an_accelerator_is_its_records() -> None:
+    offered = {
+        module: set(names.values())
+        for module, names in NAMES.items()
+        if any(name.endswith("_Accelerator") for name in names)
+    }
+    records = {
+        f"deepspeed.accelerator.{record.name}_accelerator": {record.target}
+        for record in BUILTIN
+        if "." not in record.name
+    }
+    assert offered == records
 
 
 def test_the_line_of_the_specification_gives_the_accelerator() -> None:

@@ -12,7 +12,7 @@ from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.remote.callback_server import CallbackServer
 from acclimate.launch.remote.handshake import Answer, Call, caller_proof
 from acclimate.launch.remote.protocol import SocketChannel
-from acclimate.launch.wire import Message, from_wire
+from acclimate.launch.wire import Message, decode
 
 KEY = "0123456789abcdef"
 
@@ -57,7 +57,7 @@ class Port:
         caller = self.connect()
         call = Call(name, "nonce")
         self.say(caller, json.dumps({"call": asdict(call)}).encode() + b"\n")
-        answer = from_wire(Answer, json.loads(self.receive(caller))["answer"])
+        answer = decode(self.receive(caller), {"answer": Answer})["answer"]
         proof = {"hello": caller_proof(KEY, call, answer)}
         self.say(caller, json.dumps(proof).encode() + b"\n")
         assert self.until(lambda: name in self.answered)

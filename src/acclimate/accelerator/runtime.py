@@ -96,7 +96,7 @@ class Runtime(Devices):
         accelerator's record.
 
         CPU: ``None``; ranks are bound to cores instead.
-        CUDA: ``"CUDA_VISIBLE_DEVICES"``, on ROCm ``"HIP_VISIBLE_DEVICES"``.
+        CUDA: ``"CUDA_VISIBLE_DEVICES"``; on ROCm ``"HIP_VISIBLE_DEVICES"``, unless only the former is set.
         """
         return self._record.visible_devices_variable() if self._record is not None else None
 
@@ -265,7 +265,7 @@ class Runtime(Devices):
 
         Delegates to: :attr:`visible_devices_variable`.
         CPU: none.
-        CUDA: ``["CUDA_VISIBLE_DEVICES"]``.
+        CUDA: as stated.
         """
         return [self.visible_devices_variable] if self.visible_devices_variable else []
 
@@ -280,7 +280,7 @@ class Runtime(Devices):
 
         Delegates to: :meth:`visible_devices_envs`.
         CPU: changes nothing.
-        CUDA: sets ``CUDA_VISIBLE_DEVICES``.
+        CUDA: as stated.
         """
         devices = ",".join(map(str, local_accelerator_ids))
         for variable in self.visible_devices_envs():

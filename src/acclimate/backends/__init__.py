@@ -13,18 +13,7 @@ GENERIC_RANK = 100
 SPECIFIED = ("cuda", "cpu", "xpu", "xpu.external", "npu", "mps", "hpu", "mlu", "sdaa")
 """The names in DeepSpeed's specification, in the order of its error message."""
 
-# The variables that limit the devices that a process sees
-_NPU_VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
-_SDAA_VARIABLE = "SDAA_VISIBLE_DEVICES"
-_HPU_VARIABLE = "HABANA_VISIBLE_MODULES"
-_MLU_VARIABLE = "MLU_VISIBLE_DEVICES"
-
 _INTEL_VARIABLES = ("CCL_", "FI_", "I_MPI_", "ONEAPI_", "SYCL_", "UR_", "ZE_")
-
-
-def _cuda_variable() -> str:
-    return "HIP_VISIBLE_DEVICES" if "hip" in presence.torch_build() else "CUDA_VISIBLE_DEVICES"
-
 
 BUILTIN: tuple[Backend, ...] = (
     Backend(
@@ -67,10 +56,10 @@ BUILTIN: tuple[Backend, ...] = (
         target="acclimate.backends.npu:NPUAccelerator",
         probe=probes.vendor_package("NPU_Accelerator", "torch_npu", "npu"),
         rank=40,
-        device_count=device_counts.device_files("/dev/davinci[0-9]*", _NPU_VARIABLE),
+        device_count=device_counts.device_files("/dev/davinci[0-9]*", device_counts.NPU_VARIABLE),
         remedy="Install it (pip install torch-npu) with the CANN toolkit",
         is_installed=presence.has_package("torch_npu"),
-        visible_devices_variable=lambda: _NPU_VARIABLE,
+        visible_devices_variable=lambda: device_counts.NPU_VARIABLE,
         exported_variable_prefixes=("ASCEND", "HCCL"),
     ),
     Backend(
@@ -78,10 +67,10 @@ BUILTIN: tuple[Backend, ...] = (
         target="acclimate.backends.sdaa:SDAAAccelerator",
         probe=probes.vendor_package("SDAA_Accelerator", "torch_sdaa", "sdaa"),
         rank=50,
-        device_count=device_counts.device_files("/dev/tcaicard[0-9]*", _SDAA_VARIABLE),
+        device_count=device_counts.device_files("/dev/tcaicard[0-9]*", device_counts.SDAA_VARIABLE),
         remedy="Install torch_sdaa with Tecorigin's drivers",
         is_installed=presence.has_package("torch_sdaa"),
-        visible_devices_variable=lambda: _SDAA_VARIABLE,
+        visible_devices_variable=lambda: device_counts.SDAA_VARIABLE,
         exported_variable_prefixes=("TCCL",),
     ),
     Backend(
@@ -98,10 +87,10 @@ BUILTIN: tuple[Backend, ...] = (
         target="acclimate.backends.hpu:HPUAccelerator",
         probe=probes.vendor_package("HPU_Accelerator", "habana_frameworks.torch.hpu", "hpu"),
         rank=70,
-        device_count=device_counts.device_files("/dev/accel/accel[0-9]*", _HPU_VARIABLE),
+        device_count=device_counts.device_files("/dev/accel/accel[0-9]*", device_counts.HPU_VARIABLE),
         remedy="Install the Habana SynapseAI software stack",
         is_installed=presence.has_package("habana_frameworks.torch"),
-        visible_devices_variable=lambda: _HPU_VARIABLE,
+        visible_devices_variable=lambda: device_counts.HPU_VARIABLE,
         exported_variable_prefixes=("HABANA", "HCCL", "PT_HPU"),
     ),
     Backend(
@@ -109,10 +98,10 @@ BUILTIN: tuple[Backend, ...] = (
         target="acclimate.backends.mlu:MLUAccelerator",
         probe=probes.vendor_package("MLU_Accelerator", "torch_mlu", "mlu"),
         rank=80,
-        device_count=device_counts.device_files("/dev/cambricon_dev[0-9]*", _MLU_VARIABLE),
+        device_count=device_counts.device_files("/dev/cambricon_dev[0-9]*", device_counts.MLU_VARIABLE),
         remedy="Install torch_mlu with the Cambricon Neuware SDK",
         is_installed=presence.has_package("torch_mlu"),
-        visible_devices_variable=lambda: _MLU_VARIABLE,
+        visible_devices_variable=lambda: device_counts.MLU_VARIABLE,
         exported_variable_prefixes=("CNCL", "NEUWARE_HOME"),
     ),
     Backend(
@@ -123,7 +112,7 @@ BUILTIN: tuple[Backend, ...] = (
         device_count=device_counts.cuda_gpus,
         remedy="Install a build of torch for CUDA, and the GPU's driver",
         is_installed=presence.torch_built_for("cuda", "hip"),
-        visible_devices_variable=_cuda_variable,
+        visible_devices_variable=device_counts.cuda_variable,
         exported_variable_prefixes=("NCCL",),
     ),
     Backend(

@@ -46,10 +46,8 @@ class CPUAccelerator(Accelerator):
                 f"ACCLIMATE_COMM must be one of {', '.join(_COMMUNICATION)}. "
                 f'Value "{chosen}" is not supported.'
             )
-        if chosen == "shm":
-            pkgutil.resolve_name(
-                "acclimate.comm.backend:register"
-            )()  # torch.distributed has to know the name
+        if chosen == "shm":  # torch.distributed has to know the name
+            pkgutil.resolve_name("acclimate.comm.backend:register")()
         return chosen or ("ccl" if _oneccl_imports() else "gloo")
 
     def is_synchronized_device(self) -> bool:

@@ -8,12 +8,20 @@ from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 
-from acclimate.backends.presence import on_apple_silicon, torch_build
+from acclimate.backends import presence
 
 ROOT = Path("/")
-INTEL_VARIABLE = "ZE_AFFINITY_MASK"
-"""The variable that limits the Intel GPUs that a process sees."""
 _INTEL = "0x8086"
+
+# The variables that limit the devices that a process sees
+INTEL_VARIABLE = "ZE_AFFINITY_MASK"
+NPU_VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
+SDAA_VARIABLE = "SDAA_VISIBLE_DEVICES"
+HPU_VARIABLE = "HABANA_VISIBLE_MODULES"
+MLU_VARIABLE = "MLU_VISIBLE_DEVICES"
+_NVIDIA_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_HIP_VARIABLE = "HIP_VISIBLE_DEVICES"
+_ROCR_VARIABLE = "ROCR_VISIBLE_DEVICES"
 
 
 def device_files(pattern: str, variable: str) -> Callable[[], int]:
@@ -33,13 +41,21 @@ def intel_gpus() -> int:
 
 def cuda_gpus() -> int:
     """Counts NVIDIA GPUs, or AMD GPUs if the installed torch is built for ROCm."""
-    if "hip" in torch_build():
-        # Without its own variable, HIP reads NVIDIA's, for programs ported from CUDA.
-        own = "HIP_VISIBLE_DEVICES"
-        return _visible(_amd_gpus(), own if own in os.environ else "CUDA_VISIBLE_DEVICES")
+    if "hip" in presence.torch_build():
+        # ROCm's lower layer hides devices first; HIP numbers the rest from 0.
+        return _visible(_visible(_amd_gpus(), _ROCR_VARIABLE), cuda_variable())
     gpus = len(_files("/dev/nvidia[0-9]*"))
     # Jetson's integrated GPU; WSL's single device file for all GPUs of Windows.
-    return _visible(gpus or len(_files("/dev/nvhost-gpu") or _files("/dev/dxg")), "CUDA_VISIBLE_DEVICES")
+    return _visible(gpus or len(_files("/dev/nvhost-gpu") or _files("/dev/dxg")), cuda_variable())
+
+
+def cuda_variable() -> str:
+    """Returns the variable that limits this process's CUDA devices: NVIDIA's, on ROCm HIP's.
+
+    HIP reads NVIDIA's if its own is not set, for programs ported from CUDA.
+    """
+    only_nvidias = _NVIDIA_VARIABLE in os.environ and _HIP_VARIABLE not in os.environ
+    return _HIP_VARIABLE if "hip" in presence.torch_build() and not only_nvidias else _NVIDIA_VARIABLE
 
 
 def _amd_gpus() -> int:
@@ -59,7 +75,7 @@ def _amd_gpus() -> int:
 
 def apple_gpus() -> int:
     """Returns 1 on Apple silicon, else 0."""
-    return int(on_apple_silicon())
+    return int(presence.on_apple_silicon())
 
 
 def memory_nodes() -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pkgutil import resolve_name
 from types import ModuleType
 
+from acclimate.backends.device_counts import cuda_variable
 from acclimate.backends.presence import has_nvidia_driver, is_bare_folder, locate, torch_build
 from acclimate.errors import excerpt
 from acclimate.imports import VendorCodeError, import_vendor_module
@@ -111,8 +112,9 @@ def cuda() -> str | None:
     if "cuda" in torch_build() and not has_nvidia_driver():
         return f"torch {torch.__version__} finds no NVIDIA driver."
     if torch.cuda.device_count() == 0:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        hidden = "" if visible is None else f' (CUDA_VISIBLE_DEVICES is "{excerpt(visible)}")'
+        variable = cuda_variable()
+        visible = os.environ.get(variable)
+        hidden = "" if visible is None else f' ({variable} is "{excerpt(visible)}")'
         return f"torch {torch.__version__} finds no CUDA device{hidden}."
     return None
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
+
+from acclimate.local_address import address_towards
 
 _logger = logging.getLogger("acclimate")
 
@@ -65,11 +65,6 @@ def _address_towards(store: Any) -> str | None:
     if not isinstance(store, TCPStore):
         return None
     try:
-        found = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_DGRAM)
-        family, kind, protocol, _, there = found[0]
-        with closing(socket.socket(family, kind, protocol)) as probe:
-            probe.connect(there)  # sends nothing
-            here: str = probe.getsockname()[0]
+        return address_towards(store.host)
     except OSError:
         return None
-    return here

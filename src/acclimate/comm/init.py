@@ -11,6 +11,7 @@ import torch.distributed as dist
 from acclimate.comm.backend import NAME, register
 from acclimate.comm.ranks import Place, find_place, master_address
 from acclimate.errors import InvalidRankError, UnsupportedError
+from acclimate.rank_variables import TORCHRUN
 from acclimate.selection import get_accelerator
 
 _HOST = "cpu"
@@ -84,10 +85,10 @@ def _best_backend() -> str:
 
 def _export_as_torchrun(place: Place, master: tuple[str, int] | None) -> None:
     values: dict[str, int | str | None] = {
-        "RANK": place.rank,
-        "WORLD_SIZE": place.world_size,
-        "LOCAL_RANK": place.local_rank,
-        "LOCAL_WORLD_SIZE": place.local_size,
+        TORCHRUN.rank: place.rank,
+        TORCHRUN.world_size: place.world_size,
+        TORCHRUN.local_rank: place.local_rank,
+        TORCHRUN.local_size: place.local_size,
     }
     if master is not None:
         values |= {"MASTER_ADDR": master[0], "MASTER_PORT": master[1]}

@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from acclimate.errors import ConflictingRanksError, InvalidEnvironmentError
-from acclimate.rank_variables import HYDRA, OPEN_MPI, SLURM, TORCHRUN, RankVariables, expand_slurm_hosts
+from acclimate.rank_variables import HYDRA, OPEN_MPI, SLURM, TORCHRUN, RankVariables
+from acclimate.slurm_allocation import NODE_LIST, expand_hosts, in_step
 
 # Below the ephemeral ports that systems give to clients.
 _FIRST_PORT, _PORTS = 15_000, 15_000
@@ -105,19 +106,19 @@ def _agree(inner: Place, outer: Place, environ: Mapping[str, str]) -> bool:
     if each is not None and each * outer.world_size == inner.world_size and inner.rank // each == outer.rank:
         return True
     # A batch script is not a task, but its variables have the number of one.
-    is_batch = outer.variables is SLURM and outer.rank == 0 and "SLURM_STEP_ID" not in environ
+    is_batch = outer.variables is SLURM and outer.rank == 0 and not in_step(environ)
     return is_batch and each is not None
 
 
 def _first_host(place: Place, environ: Mapping[str, str]) -> str:
     if place.local_size == place.world_size:
         return "127.0.0.1"
-    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get(NODE_LIST)
     if hosts and not set(hosts) & set(",["):
         return hosts
     if hosts:
         with suppress(OSError, subprocess.SubprocessError):
-            expanded = expand_slurm_hosts(hosts, os.environ)
+            expanded = expand_hosts(hosts, os.environ)
             if expanded:
                 return expanded[0]
     raise InvalidEnvironmentError(

@@ -15,6 +15,7 @@ from rich.text import Text
 from acclimate.conformance.result import Report, Result, Tally
 from acclimate.conformance.runner import html, junit, session
 from acclimate.errors import ConformanceError
+from acclimate.exit_codes import NEGATIVE_RESULT
 from acclimate.replace_file import replace_file
 
 
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     _write(report, args)
     if report.not_run:
         raise KeyboardInterrupt  # after showing the results so far
-    return 1 if report.total.failed else 0
+    return NEGATIVE_RESULT if report.total.failed else 0
 
 
 def _write(report: Report, args: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from acclimate.exit_codes import NEGATIVE_RESULT
 from acclimate.info.report import Report, collect
 from acclimate.selection import Candidate
 
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         # No markup: vendors' messages may contain brackets and colons.
         Console(soft_wrap=not sys.stdout.isatty(), markup=False, emoji=False).print(render(report, args.all))
-    return 0 if report.error is None else 1
+    return 0 if report.error is None else NEGATIVE_RESULT
 
 
 def render(report: Report, all_candidates: bool = False) -> Group:

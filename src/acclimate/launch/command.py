@@ -14,6 +14,7 @@ from dataclasses import fields, replace
 
 from acclimate.backends import Backend
 from acclimate.errors import BindingError, LaunchOptionError, ScriptNotFoundError, excerpt
+from acclimate.exit_codes import shell_code
 from acclimate.launch.binding.cores import UNBOUND_ADVICE
 from acclimate.launch.engines.registry import AUTO, allocating_engine, launch
 from acclimate.launch.options import RunOptions, add_arguments, read_options
@@ -22,7 +23,7 @@ from acclimate.launch.plan.devices import count_local_ranks, find_accelerator
 from acclimate.launch.plan.exported import exported_environment
 from acclimate.launch.plan.hostfile import Host, HostPlan, choose_slots, read_hostfile
 from acclimate.launch.plan.job import JobPlan, bind_host, plan_ranks
-from acclimate.launch.plan.outcome import Outcome, shell_code
+from acclimate.launch.plan.outcome import Outcome
 from acclimate.launch.remote.addresses import free_port
 from acclimate.launch.supervise.own_python import own_python
 from acclimate.launch.supervise.supervisor import supervise

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from acclimate.errors import LaunchProtocolError
 
 Message = dict[str, Any]
-T = TypeVar("T")
 
 _LARGEST_INT = 1 << 63
 
@@ -28,7 +27,8 @@ def decode(line: bytes, kinds: Mapping[str, object]) -> Message:
 
     Args:
         line: what was received.
-        kinds: the type of each field, as :func:`from_wire` takes it. Other fields are ignored.
+        kinds: the type of each field: ``str``, ``bool``, ``int``, ``float``, ``X | None``, ``tuple[X, ...]``,
+            ``Mapping[str, X]``, or a dataclass whose fields have such types. Other fields are ignored.
 
     Raises:
         LaunchProtocolError: it is not a JSON object, or a field has the wrong type.
@@ -40,20 +40,6 @@ def decode(line: bytes, kinds: Mapping[str, object]) -> Message:
     if not isinstance(message, dict):
         raise LaunchProtocolError("A message is not a JSON object.")
     return {name: _read(kinds[name], value, name) for name, value in message.items() if name in kinds}
-
-
-def from_wire(kind: type[T], value: object) -> T:
-    """Converts a JSON value to this type.
-
-    Args:
-        kind: a dataclass, whose fields may be ``str``, ``bool``, ``int``, ``float``, ``X | None``,
-            ``tuple[X, ...]``, ``Mapping[str, X]`` and dataclasses again; or one of these.
-        value: of ``dataclasses.asdict``, possibly by way of JSON.
-
-    Raises:
-        LaunchProtocolError: it has another type or other fields.
-    """
-    return cast(T, _read(kind, value, getattr(kind, "__name__", str(kind))))
 
 
 def _read(kind: Any, value: object, where: str) -> Any:

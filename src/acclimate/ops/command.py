@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from acclimate.errors import AcclimateError, UnknownOpError
+from acclimate.exit_codes import NEGATIVE_RESULT
 from acclimate.ops.build import store
 from acclimate.ops.survey import (
     BUILDABLE,
@@ -141,7 +142,7 @@ def _build(args: argparse.Namespace) -> int:
         _console().print(table)
     # Without names an op that cannot be built here is no failure; a named one is.
     failed = [result for result in results if result.error and (args.names or result.outcome == "failed")]
-    return 1 if failed else 0
+    return NEGATIVE_RESULT if failed else 0
 
 
 def _build_one(state: OpState, progress: Progress) -> _Result:

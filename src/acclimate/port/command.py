@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from acclimate.errors import InvalidPortSettingsError
+from acclimate.exit_codes import NEGATIVE_RESULT, USER_ERROR
 from acclimate.port.engine import Settings, Site, Status
 from acclimate.port.files import text_files
 from acclimate.port.files.workers import FileResult, port_files, usual_jobs
@@ -97,8 +98,8 @@ def run(args: argparse.Namespace) -> int:
     if args.report is not None:
         args.report.write_text(page(results, settings.target), encoding="utf-8", errors="backslashreplace")
     if any(result.failure for result in results):
-        return 2
-    return 1 if args.check and any(formats.remaining(result) for result in results) else 0
+        return USER_ERROR
+    return NEGATIVE_RESULT if args.check and any(map(formats.remaining, results)) else 0
 
 
 @contextmanager

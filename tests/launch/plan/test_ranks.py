@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,10 @@ from acclimate.launch.plan.devices import count_local_ranks, find_accelerator
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan, plan_ranks
 
-VARIABLES = ("DS_ACCELERATOR", "ACCLIMATE_ACCELERATOR", "CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
+VARIABLES = (
+    "DS_ACCELERATOR", "ACCLIMATE_ACCELERATOR", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
+    "ASCEND_RT_VISIBLE_DEVICES",
+)  # fmt: skip
 
 
 class Machine:
@@ -136,6 +140,16 @@ def test_devices_are_chosen_from_those_that_are_visible_already(
 ) -> None:
     plans = plan_ranks(job(slots), 0, {"CUDA_VISIBLE_DEVICES": visible})
     assert {plan.environment["CUDA_VISIBLE_DEVICES"] for plan in plans} == {seen}
+
+
+def test_on_rocm_a_choice_in_cudas_variable_is_kept(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.build(hip="7.0.51831")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    (plan,) = plan_ranks(job((1,)), 0, os.environ)
+    visible = {name: value for name, value in plan.environment.items() if "VISIBLE_DEVICES" in name}
+    assert visible == {"CUDA_VISIBLE_DEVICES": "3"}
 
 
 @pytest.mark.parametrize(

@@ -20,15 +20,10 @@ from typing import Any
 _HERE = "acclimate.compat.deepspeed"
 _CHOICE = {name: f"acclimate:{name}" for name in ("get_accelerator", "set_accelerator")}
 _CHOICE["is_current_accelerator_supported"] = "acclimate:is_current_accelerator_supported"
+# Not from BUILTIN: every Python that starts with these names would import the records.
 _CLASSES = {
-    "cpu": ("CPU_Accelerator", "acclimate.backends.cpu:CPUAccelerator"),
-    "cuda": ("CUDA_Accelerator", "acclimate.backends.cuda:CUDAAccelerator"),
-    "hpu": ("HPU_Accelerator", "acclimate.backends.hpu:HPUAccelerator"),
-    "mlu": ("MLU_Accelerator", "acclimate.backends.mlu:MLUAccelerator"),
-    "mps": ("MPS_Accelerator", "acclimate.backends.mps:MPSAccelerator"),
-    "npu": ("NPU_Accelerator", "acclimate.backends.npu:NPUAccelerator"),
-    "sdaa": ("SDAA_Accelerator", "acclimate.backends.sdaa:SDAAAccelerator"),
-    "xpu": ("XPU_Accelerator", "acclimate.backends.xpu:XPUAccelerator"),
+    name: (f"{name.upper()}_Accelerator", f"acclimate.backends.{name}:{name.upper()}Accelerator")
+    for name in ("cpu", "cuda", "hpu", "mlu", "mps", "npu", "sdaa", "xpu")
 }
 _ADAM = {"DeepSpeedCPUAdam": "acclimate.ops:CPUAdam", "FusedAdam": "acclimate.ops:FusedAdam"}
 _LION = {"DeepSpeedCPULion": "acclimate.ops:CPULion", "FusedLion": "acclimate.ops:FusedLion"}

@@ -6,10 +6,10 @@ Run as a module, this file is such a child.
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import json
 import linecache
 import os
+import pkgutil
 import re
 import signal
 import subprocess
@@ -124,8 +124,7 @@ def _main(task: str, source: str, arguments: str) -> None:
     channel = own_channel()
     try:
         # The task loads the accelerator itself: some check what happens between loading and first use.
-        module, _, name = task.partition(":")
-        result = getattr(importlib.import_module(module), name)(source, **json.loads(arguments))
+        result = pkgutil.resolve_name(task)(source, **json.loads(arguments))
         answer = {"result": result}
     except BrokenPromiseError as broken:
         answer = {"broken": str(broken)}

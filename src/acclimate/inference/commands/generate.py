@@ -15,8 +15,8 @@ import sys
 from functools import partial
 
 from acclimate.errors import AcclimateError, GenerationOptionError
+from acclimate.exit_codes import INTERRUPTED, TEXT_READER_LEFT, USER_ERROR
 from acclimate.inference.commands.request import (
-    INTERRUPTED,
     MOST_RANKS,
     Display,
     add_quantize_option,
@@ -30,8 +30,6 @@ from acclimate.inference.commands.request import (
 )
 from acclimate.inference.progress import progress_on_terminal
 
-_PIPE_CLOSED = 141
-"""The exit code that a shell reports after SIGPIPE."""
 _OPTIONS = (
     "model", "max_new_tokens", "dtype", "quantize", "temperature", "repetition_penalty", "seed",
     "trust_remote_code", "json",
@@ -98,11 +96,11 @@ def run(args: argparse.Namespace) -> int:
             return _run_alone(args)
     except AcclimateError as error:
         sys.stderr.write(f"acclimate generate: error: {error}\n")
-        return 2
+        return USER_ERROR
     except BrokenPipeError:
         # Python flushes stdout at exit, which would fail once more on the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _PIPE_CLOSED
+        return TEXT_READER_LEFT
 
 
 def _run_alone(args: argparse.Namespace) -> int:

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from acclimate.errors import AcclimateError
-from acclimate.inference.commands.request import INTERRUPTED
+from acclimate.exit_codes import INTERRUPTED, USER_ERROR, shell_code
 from acclimate.inference.ranks import is_lost_rank
 from acclimate.launch.command import run_own_module
-from acclimate.launch.plan.outcome import Outcome, shell_code
+from acclimate.launch.plan.outcome import Outcome
 
-_USER_ERROR = 2
 _LAUNCHER_NOTICES_S = 10.0
 """How long a rank that lost another waits for the launcher, which reports the loss and stops all ranks."""
 
@@ -51,7 +50,7 @@ def _report(name: str, outcome: Outcome) -> str:
     if outcome.code == -signal.SIGINT:  # rank 0 wrote nothing: it was still starting, or was killed
         return f"{name}: interrupted\n"
     failed = outcome.failed
-    if failed is None or failed.code == _USER_ERROR:
+    if failed is None or failed.code == USER_ERROR:
         return ""
     return f"{name}: {failed.describe()}\n"
 
@@ -139,4 +138,4 @@ def _failed(name: str, error: BaseException, rank: int) -> int:
     if error.is_of_all_ranks and rank > 0:
         return 0
     sys.stderr.write(f"{name}: error: {'' if error.is_of_all_ranks else f'rank {rank}: '}{error}\n")
-    return _USER_ERROR
+    return USER_ERROR

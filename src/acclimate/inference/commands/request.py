@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from acclimate.inference.generation.generate import Generation
 
 DEFAULT_PROMPT = "The most beautiful thing about mathematics is"
-INTERRUPTED = 130
-"""The exit code that a shell reports after SIGINT: 128 + the signal's number."""
 MOST_RANKS = 1024
 
 _Number = TypeVar("_Number", int, float)

@@ -181,12 +181,12 @@ def _legend(topology: Topology, bindings: Sequence[RankBinding], colours: Sequen
             str(binding.cores),
             format_cpu_list(binding.cpus),
             format_cpu_list(nodes),
-            _memory(topology, binding),
+            _memory(binding),
         )
     return table
 
 
-def _memory(topology: Topology, binding: RankBinding) -> str:
+def _memory(binding: RankBinding) -> str:
     if binding.preferred_memory_node is not None:
         return f"prefers node {binding.preferred_memory_node}"
     if not binding.memory_nodes:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from acclimate.errors import AcclimateError
+from acclimate.exit_codes import USER_ERROR
 from acclimate.launch.plan.job import JobPlan, plan_ranks
 from acclimate.launch.plan.outcome import Outcome
 from acclimate.launch.remote.protocol import LONGEST_FROM_LAUNCHER
@@ -55,7 +56,7 @@ def main() -> int:
             ranks, grace_s=job.grace_s, quiet=job.quiet, tagged=True, stop=StopRequest(0, _reason_to_stop)
         )
     except AcclimateError as error:
-        outcome = Outcome(2, None, str(error))
+        outcome = Outcome(USER_ERROR, None, str(error))
     with open(answers, "wb") as answer:
         answer.write(encode({"outcome": asdict(outcome)}))
     return 0

@@ -15,6 +15,7 @@ from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.remote.ssh_client import CONNECT_S, common_port, find_ssh, ssh_options
 from acclimate.rank_variables import RankVariables
+from acclimate.slurm_allocation import in_allocation
 
 if TYPE_CHECKING:
     from acclimate.launch.plan.outcome import Outcome
@@ -83,7 +84,7 @@ def _ssh_options(job: JobPlan, connect_s: int) -> list[str]:
 
 def _in_slurm() -> bool:
     """Whether MPI uses ``srun`` instead of ssh; it would pass ssh's options to it."""
-    return "SLURM_JOB_ID" in os.environ
+    return in_allocation(os.environ)
 
 
 def _ssh_check(job: JobPlan) -> SshReachabilityCheck | None:

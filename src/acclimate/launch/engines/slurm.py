@@ -11,7 +11,8 @@ from acclimate.errors import HostfileError, excerpt
 from acclimate.launch.engines.engine import Engine, rank_agent
 from acclimate.launch.plan.hostfile import Host
 from acclimate.launch.plan.job import JobPlan
-from acclimate.rank_variables import SLURM, expand_slurm_hosts
+from acclimate.rank_variables import SLURM
+from acclimate.slurm_allocation import NODE_LIST, expand_hosts, in_allocation, in_step
 
 if TYPE_CHECKING:
     from acclimate.launch.plan.outcome import Outcome
@@ -33,27 +34,27 @@ class Slurm(Engine):
     def is_allocated(self, environ: Mapping[str, str]) -> bool:
         # A process that srun started is one task of a step; a job that it starts itself is not the step's.
         nodes = environ.get("SLURM_JOB_NUM_NODES", "")
-        several = "SLURM_JOB_ID" in environ and bool(_SEVERAL.fullmatch(nodes))
-        return several and "SLURM_STEP_ID" not in environ
+        several = in_allocation(environ) and bool(_SEVERAL.fullmatch(nodes))
+        return several and not in_step(environ)
 
     def hosts(self, environ: Mapping[str, str], slots: int) -> tuple[Host, ...]:
         import subprocess
 
-        names = environ.get("SLURM_JOB_NODELIST", "")
+        names = environ.get(NODE_LIST, "")
         if not names:
             raise HostfileError(
                 "--launcher slurm has no hosts: there is no Slurm allocation and no --hostfile. Make an "
                 "allocation first (salloc, sbatch), or name the hosts in a hostfile: srun makes one for them."
             )
         try:
-            hosts = expand_slurm_hosts(names, environ)
+            hosts = expand_hosts(names, environ)
         except (OSError, subprocess.SubprocessError) as error:
             raise HostfileError(
                 f"Slurm's allocation {excerpt(names)} cannot be read with scontrol ({excerpt(str(error))}). "
                 "Give a hostfile."
             ) from error
         # Without --ntasks, Slurm sets SLURM_TASKS_PER_NODE to the number of tasks that would fit.
-        asked_for = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
+        asked_for = SLURM.world_size in environ or SLURM.local_size in environ
         tasks = _each_nodes_tasks(environ.get("SLURM_TASKS_PER_NODE", ""), len(hosts)) if asked_for else []
         counts = tasks or [slots] * len(hosts)
         return tuple(Host(name, count) for name, count in zip(hosts, counts, strict=True))

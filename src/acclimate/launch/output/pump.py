@@ -71,7 +71,7 @@ class OutputPump:
         return any(view.writer.waiting for view in self._streams())
 
     def _streams(self) -> dict[View, int]:
-        """Yields each view with its stream; a view of both streams counts as output."""
+        """Returns each view with its stream; a view of both streams counts as output."""
         return {self._views[stream]: stream for stream in (2, 1)}
 
     def _settle(self, stream: int) -> None:

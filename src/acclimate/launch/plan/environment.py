@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-SET_BY_LAUNCHER = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "LOCAL_SIZE",
-    "NODE_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
-"""The variables that only the launcher sets."""
+from acclimate.rank_variables import TORCHRUN
 
 
 @dataclass(frozen=True)
@@ -29,6 +19,19 @@ class RankPlace:
     node_rank: int
     master_addr: str
     master_port: int
+
+
+SET_BY_LAUNCHER: Mapping[str, str] = {
+    TORCHRUN.rank: "rank",
+    TORCHRUN.local_rank: "local_rank",
+    TORCHRUN.world_size: "world_size",
+    TORCHRUN.local_size: "local_world_size",
+    "LOCAL_SIZE": "local_world_size",  # the name that MPI's users and DeepSpeed know
+    "NODE_RANK": "node_rank",
+    "MASTER_ADDR": "master_addr",
+    "MASTER_PORT": "master_port",
+}
+"""The variables that only the launcher sets, each with the field of :class:`RankPlace` that it has."""
 
 
 def rank_environment(
@@ -49,12 +52,5 @@ def rank_environment(
         "PYTHONUNBUFFERED": "1",
         **kept,
         **devices,
-        "RANK": str(place.rank),
-        "LOCAL_RANK": str(place.local_rank),
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_WORLD_SIZE": str(place.local_world_size),
-        "LOCAL_SIZE": str(place.local_world_size),  # the name that MPI's users and DeepSpeed know
-        "NODE_RANK": str(place.node_rank),
-        "MASTER_ADDR": place.master_addr,
-        "MASTER_PORT": str(place.master_port),
+        **{name: str(getattr(place, field)) for name, field in SET_BY_LAUNCHER.items()},
     }

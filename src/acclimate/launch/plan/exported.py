@@ -22,7 +22,10 @@ EXPORTED_PREFIXES = (
     "PYTHON", "ACCLIMATE_", "TORCH", "PYTORCH_", "GLOO_", "TP_", "OMP_", "MKL_", "OPENBLAS_", "UCX_", "FI_",
     "LD_BIND_", "MALLOC_",
 )  # fmt: skip
-"""Prefixes of exported settings of libraries; the accelerator's record adds more."""
+"""Prefixes of exported settings of libraries; the accelerator's record adds more.
+
+A record may repeat one: DeepSpeed's launcher asks ``export_envs()``, and does not know this list.
+"""
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(^|_)(API_?)?KEY($|_)", re.IGNORECASE)
 """Names of variables with secrets, which are exported only if the user names them."""

@@ -57,8 +57,3 @@ class Outcome:
         if self.reason is not None:
             lines.append(f"acclimate run: {self.reason}")
         return "".join(f"{line}\n" for line in lines)
-
-
-def shell_code(code: int) -> int:
-    """Returns a shell's exit code: the process's own, or 128 + the signal's number."""
-    return 128 - code if code < 0 else code

@@ -6,6 +6,8 @@ import ipaddress
 import socket
 from contextlib import closing, suppress
 
+from acclimate.local_address import address_towards
+
 
 def own_addresses(hosts: list[str]) -> list[str]:
     """Returns the addresses at which others may reach this machine, best first.
@@ -21,18 +23,6 @@ def own_addresses(hosts: list[str]) -> list[str]:
         found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)]
     outside = [address for address in dict.fromkeys(found) if not is_loopback(address)]
     return [*outside, "127.0.0.1"]
-
-
-def address_towards(host: str) -> str:
-    """Returns the address from which this machine would connect to a host.
-
-    Raises:
-        OSError: the host has no address, or there is no way to it.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # sends nothing; asks the kernel for the route
-        return str(probe.getsockname()[0])
 
 
 def is_loopback(address: str) -> bool:

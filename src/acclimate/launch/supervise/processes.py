@@ -12,6 +12,7 @@ import time
 from collections.abc import Container
 from contextlib import suppress
 
+from acclimate.exit_codes import shell_code
 from acclimate.process_status import stat_fields
 
 _PR_SET_PDEATHSIG = 1
@@ -42,7 +43,7 @@ def die_with_parent(parent: int) -> None:
         return
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:  # it ended before the kernel knew
-        os._exit(128 + signal.SIGKILL)
+        os._exit(shell_code(-signal.SIGKILL))
 
 
 def kill_group_at_hangup(end: socket.socket, group: int) -> None:

@@ -13,12 +13,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from acclimate.exit_codes import shell_code
 from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.output.pump import OutputPump, own_streams, stream_failure
 from acclimate.launch.output.views import Plain, Source, TaggedLines, TaggedTerminal, View
 from acclimate.launch.output.writer import Writer
 from acclimate.launch.plan.job import RankPlan
-from acclimate.launch.plan.outcome import Outcome, RankFailure, shell_code
+from acclimate.launch.plan.outcome import Outcome, RankFailure
 from acclimate.launch.supervise import processes
 from acclimate.launch.supervise.guard import Guard
 from acclimate.launch.supervise.guard_process import KILL_PATIENCE_S, GuardSettings
