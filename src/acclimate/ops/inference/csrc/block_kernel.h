@@ -186,7 +186,7 @@ void multiply_blocks(const Weight& weight, const Input& input, int64_t first, in
               [&]<Scheme scheme>() { multiply_blocks<scheme>(weight, input, first, last, y, y_stride); });
 }
 
-// Comparisons of magnitudes are those of their bits, as whole numbers: loops over these become vectors.
+// Magnitudes are compared by their bits, as integers, because the compiler vectorises such loops.
 bool quantize(const float* x, int64_t padded, int8_t* codes, float* scales, float* scaled_sums,
               int32_t* sums) {
   constexpr int32_t infinite = 0x7f800000;

@@ -20,8 +20,8 @@ constexpr float nothing = -std::numeric_limits<float>::infinity();
 
 float a_little_less(float value) { return value - std::fabs(value) * 0x1p-6f - 1e-30f; }
 
-// A product below this has a logit below `best`, as the roundings of each operation change it by less than a
-// 128th. A cap of 0: there is none.
+// A product below this has a logit below `best`, since the rounding of each operation changes it by less than
+// 1/128. A cap of 0 means none.
 float limit_of(float best, float factor, float cap) {
   if (cap > 0) {
     const float share = a_little_less(best / cap);

@@ -124,8 +124,8 @@ int64_t bytes_of(const Weight& weight) {
                                         : (weight.n + group_rows - 1) / group_rows * weight.stride;
 }
 
-// As run_threads, on torch's threads. Our own look for work for a while after a call, and so do torch's: work
-// that alternates with long operators of torch is slower by half when both look on the same cores.
+// Like run_threads, but on torch's threads. Both pools spin for a while after a call. Work that alternates
+// with long operators of torch is slower by half if both pools spin on the same cores.
 template <class Function>
 void run_torch_threads(int threads, Function& function) {
   torch::stable::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
