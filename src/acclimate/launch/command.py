@@ -80,14 +80,14 @@ def run_own_module(
 ) -> Outcome:
     """Runs the ``main`` of one of our modules as ranks on this host, each bound to its own cores and memory.
 
-    Their output is shown as it is, without tags.
+    The ranks' output is shown without tags.
 
     Args:
-        module: its full name.
-        arguments: of each rank.
+        module: the module's full name.
+        arguments: the arguments of each rank.
         num_accelerators: the number of ranks.
-        core_list: the only cores to be used.
-        name: of the command, for notes to the user.
+        core_list: the only cores to use.
+        name: the command's name, for notes to the user.
 
     Raises:
         BindingError: there are fewer cores than ranks.

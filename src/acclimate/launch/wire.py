@@ -48,7 +48,7 @@ def from_wire(kind: type[T], value: object) -> T:
     Args:
         kind: a dataclass, whose fields may be ``str``, ``bool``, ``int``, ``float``, ``X | None``,
             ``tuple[X, ...]``, ``Mapping[str, X]`` and dataclasses again; or one of these.
-        value: of ``dataclasses.asdict``, possibly by way of JSON.
+        value: the result of ``dataclasses.asdict``, or the same read from JSON.
 
     Raises:
         LaunchProtocolError: it has another type or other fields.

@@ -31,7 +31,7 @@ class Slurm(Engine):
         return shutil.which("srun", path=environ.get("PATH"))
 
     def is_allocated(self, environ: Mapping[str, str]) -> bool:
-        # A process that srun started is one task of a step; a job that it starts itself is not the step's.
+        # A process that srun started is one task of a job step, which is not for a job that it starts itself.
         nodes = environ.get("SLURM_JOB_NUM_NODES", "")
         several = "SLURM_JOB_ID" in environ and bool(_SEVERAL.fullmatch(nodes))
         return several and "SLURM_STEP_ID" not in environ

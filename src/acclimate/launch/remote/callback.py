@@ -24,7 +24,7 @@ def call_launcher(where: str, name: str) -> SocketChannel:
     """Connects to the first address at which the launcher answers and proves its identity.
 
     Args:
-        where: as :data:`LAUNCHER_VARIABLE` has it.
+        where: the value of :data:`LAUNCHER_VARIABLE`.
         name: which host or rank calls.
 
     Raises:

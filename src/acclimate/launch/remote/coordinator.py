@@ -25,8 +25,8 @@ from acclimate.process_status import signal_name
 ANSWER_S = 120.0
 """The time limit for answers of hosts that can be reached."""
 _BRIEFLY_S = 2.0
-"""How long to wait for more unreachable hosts, to report all of them at once; for the engine's program after
-all agents of a failed job have gone; and after a slow reader has read all output."""
+"""The limit of three short waits: for further unreachable hosts, to report all of them at once; for the exit
+of the engine's program, once all agents of a failed job have gone; and after a slow reader has read all."""
 _SETTLE_S = 10.0
 """How long hosts may take to end after their grace, before the engine is killed."""
 _LOST = 1

@@ -82,7 +82,7 @@ class LauncherConnection:
         self.say(failed=asdict(Outcome(failure.code, failure)))
 
     def reason_to_stop(self) -> str | None:
-        """Forwards signals, and returns why the ranks must end, if so; for the supervisor."""
+        """Forwards the launcher's signals; returns why the ranks must end, if so; for the supervisor."""
         for message in self.listen():
             if message.get("signal") in (*TERMINATING, *NOTICES):
                 os.kill(os.getpid(), message["signal"])  # which the supervisor passes on

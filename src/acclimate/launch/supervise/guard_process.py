@@ -254,7 +254,8 @@ class _GuardProcess:
         """Has the kernel kill the rank's process group when either the guard or the standby is killed."""
         standby_end, own_end = self.link
         # Only the pid: the standby reads it if the guard is killed, perhaps short of memory, in one call.
-        own_end.send(self.rank.to_bytes(_PID_BYTES, "big"))  # before the next step: data would set it off
+        # Before the next step, since data has the effect of a hangup.
+        own_end.send(self.rank.to_bytes(_PID_BYTES, "big"))
         if not self.settings.shares_terminal:
             for end in self.link:
                 processes.kill_group_at_hangup(end, self.rank)

@@ -26,7 +26,7 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 def adopt_orphans(adopt: bool = True) -> bool:
     """Makes this process the parent of descendants whose own parent dies; returns whether it was before.
 
-    Only Linux can. Elsewhere orphans go to init, and a rank's process group is all that can be ended.
+    Works only on Linux. On other systems init adopts orphans, so only a rank's process group can be ended.
     """
     if _libc is None:
         return False
