@@ -27,7 +27,7 @@ def decode(line: bytes, kinds: Mapping[str, object]) -> Message:
     """Returns the known fields of a message, each with its type checked.
 
     Args:
-        line: what was received.
+        line: the received line.
         kinds: the type of each field, as :func:`from_wire` takes it. Other fields are ignored.
 
     Raises:

@@ -23,7 +23,7 @@ LONGEST_PARTIAL = 1 << 16
 _ROW_BYTES = 1 << 12
 """The most bytes of an unfinished line that are used for a terminal's row."""
 _TAG = re.compile(rb"\[rank \d+\] ")
-"""What :func:`rank_tag` returns."""
+"""Matches the result of :func:`rank_tag`."""
 _NOT_A_COLOUR = re.compile(rb"\x1b\[[0-9;?]*[@-ln-~]")
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[@-~]")
 

@@ -25,7 +25,7 @@ def call_launcher(where: str, name: str) -> SocketChannel:
 
     Args:
         where: the value of :data:`LAUNCHER_VARIABLE`.
-        name: which host or rank calls.
+        name: the name of the host or rank that calls.
 
     Raises:
         HostUnreachableError: the launcher answers at none of its addresses.

@@ -88,7 +88,7 @@ class Coordinator:
     """One job from its first host's answer to its last host's end.
 
     Args:
-        job: what to run.
+        job: the job to run.
         peers: one for each host, or one for each rank, in their order.
         answer_s: the time limit for the first answer; the others then have :data:`ANSWER_S`.
     """

@@ -62,8 +62,9 @@ def name_process(name: str, title: str) -> None:
     """Renames this process; Linux only.
 
     Args:
-        name: what ``top`` and ``pkill`` show and match; at most 15 letters.
-        title: what ``ps`` and ``pkill -f`` show and match instead of the command line; cut to its length.
+        name: the name that ``top`` shows and ``pkill`` matches; at most 15 letters.
+        title: the text that ``ps`` shows and ``pkill -f`` matches instead of the command line; cut to the
+            command line's length.
     """
     if _libc is None:
         return

@@ -237,7 +237,7 @@ ACCLIMATE_INLINE void rotate_pair(float cos, float sin, float& a, float& b) {
   b = rounded<dtype>(bc + as);
 }
 
-// Of copies, which do not overlap, the compiler makes vectors.
+// Works on local copies, which do not overlap, so that the compiler vectorises it.
 template <Dtype dtype, bool rounds_products>
 ACCLIMATE_INLINE void rotate_halves(const float* cos, const float* sin, int64_t pairs, float* x) {
   int64_t i = 0;

@@ -346,7 +346,7 @@ class Step::Reading {
                              all + i * width, head, attention.key_heads, own, key);
           fill_bf16(key, size, size, keys + (call_.place + first + i) * size);
         }
-        // The values of these places are side by side in each column.
+        // In each column of the cache, the values of these places are contiguous.
         const float* from = all + attention.key_heads * size + head * value_size;
         float column[rows_together];
         for (int64_t c = 0; c < value_size; ++c) {
@@ -359,7 +359,7 @@ class Step::Reading {
     });
   }
 
-  // For the places of each sequence from `begin` on.
+  // Computes attention for the places of each sequence from `begin` on.
   void attend(Place& place, const Attention& attention, size_t index, int64_t begin, Own& own) {
     const int64_t group = attention.heads / attention.key_heads;
     const int64_t keys = call_.place + call_.length;
@@ -376,7 +376,7 @@ class Step::Reading {
     });
   }
 
-  // The queries of one key head at some places of a sequence.
+  // Computes attention for the queries of one key head at some places of a sequence.
   void attend_part(const Attention& attention, size_t index, int64_t sequence, int64_t key_head,
                    int64_t first_place, int64_t places, Own& own) {
     const int64_t size = attention.head_size, value_size = attention.value_size;

@@ -127,7 +127,7 @@ void Screen::cut_group(int64_t group) {
   std::memcpy(scales, from, sizeof(scales));
   std::memcpy(low_scales, from + at.low_scale, sizeof(low_scales));
   for (int64_t row = 0; row < group_rows; ++row) {
-    // A value is the difference of two products: a 5-bit code times an 8-bit scale, and an 8-bit low.
+    // A value is scale * block scale * code - low scale * block low; the block's two have 8 bits, the code 5.
     most = std::max(most, std::fabs(scales[row]) * (255 * 31) + std::fabs(low_scales[row]) * 255);
     scales[row] *= 2;
   }

@@ -2,10 +2,11 @@
 // logit, and only rows that can have the largest one are computed.
 //
 // For a row w of a dense head, its coarse copy v, an input x and its rounded form z, the product w x differs
-// from v z by at most |w| |x - z| + |w - v| |z|. The copy has 6 bits for each value.
+// from v z by at most |w| |x - z| + |w - v| |z|. The copy takes 6 bits for each value: codes of 5 bits, and
+// scales.
 //
-// A head in int5 is multiplied by z itself. Its copy lacks the last bit of each code, which makes 4.5 bits of
-// 5.5: a product is largest if this bit is set wherever z is positive.
+// A head in int5 is multiplied by z itself. Its copy lacks the last bit of each code, so that 4.5 bits of 5.5
+// remain for each value. A product is largest if the missing bit is set wherever z is positive.
 #pragma once
 
 #include <cstdint>

@@ -33,7 +33,7 @@ struct Call {
   int64_t length = 1;  // the places from `place` on that are read together
 };
 
-// A thread's share of so many rows, in whole groups.
+// A thread's share of `rows` rows, in whole groups.
 inline std::pair<int64_t, int64_t> share(int64_t rows, int thread, int threads) {
   const int64_t groups = (rows + group_rows - 1) / group_rows;
   const auto begin = [&](int64_t t) { return std::min(groups * t / threads * group_rows, rows); };

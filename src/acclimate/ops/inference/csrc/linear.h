@@ -35,7 +35,7 @@ struct Weight {
   int64_t stride;  // bytes from one row of a dense weight, or one group of a quantised one, to the next
 };
 
-// What a weight is multiplied by.
+// The form of the input that a weight is multiplied by.
 enum class Form : int32_t {
   f32,
   bf16,  // for vectors of bf16 products
