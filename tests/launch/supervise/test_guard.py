@@ -1,4 +1,4 @@
-"""Whoever is killed or stopped, nothing of a job is left; each is an `acclimate run` with real processes."""
+"""No process of a job is left, whichever process is killed or stopped; each test runs `acclimate run`."""
 
 from __future__ import annotations
 
