@@ -389,7 +389,8 @@ class _Supervisor:
     # -- the outcome -----------------------------------------------------------------------------
 
     def _outcome(self) -> Outcome:
-        if self.shares_terminal and self.ended_by is not None:
+        # A reason says what ended the ranks, such as a reader that has exited. Without one it was a signal.
+        if self.shares_terminal and self.ended_by is not None and self.reason is None:
             self.failed = self._failed_despite(self.ended_by)
         if self.failed is not None:
             failure = self.failed.failure(self.kills_before)
