@@ -137,7 +137,7 @@ def kill_descendants(without: Container[int] = (), *, patience_s: float) -> dict
             with suppress(ChildProcessError):
                 reaped, status = os.waitpid(pid, os.WNOHANG)
                 if reaped:
-                    statuses[pid] = status
+                    statuses.setdefault(pid, status)  # a later process may get the same pid
         if not left:
             break
         for pid in descendants(os.getpid(), without):

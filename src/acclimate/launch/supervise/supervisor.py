@@ -285,7 +285,9 @@ class _Supervisor:
         elif "unstartable" in message:
             rank.trouble = message["unstartable"]
         elif "ended" in message:
-            rank.code, rank.ended_at = message["ended"].code, message["ended"].at
+            # The standby reports a rank too, by its pid, which another process may have got meanwhile.
+            if rank.code is None:
+                rank.code, rank.ended_at = message["ended"].code, message["ended"].at
         elif "guard_lost" in message:
             rank.guard_was_lost(message["guard_lost"])
         elif "stuck" in message:
