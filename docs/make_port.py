@@ -21,7 +21,7 @@ INTRODUCTION = """\
 it, and needs no GPU. `python docs/make_port.py` generates this page from the rules; a test keeps it up to date.
 
 ```
-acclimate port repo/                 # shows a diff, and the lines that stay with the reasons; writes nothing
+acclimate port repo/                 # shows a diff, and why other lines stay; writes nothing
 acclimate port repo/ --write         # applies the safe edits; --unsafe adds edits that need judgement
 acclimate port repo/ --to torch      # the same with torch only: no new dependency
 acclimate port repo/ --check         # exits with 1 if hardware-specific code is left; --format text|json|sarif|github
@@ -37,7 +37,7 @@ acclimate port repo/ --report out.html
 - `# acclimate: ignore` keeps a line as it is; `# acclimate: ignore[device-string]` turns off one rule for it.
 - The tool lists these without editing them: data that only looks like a device, kernels and builds for one vendor,
   branches that lead to such kernels, calls in code that TorchScript compiles, and YAML.
-- Notebooks are ported cell by cell. If a file cannot be read or parsed, the tool names it and goes on with the others.
+- Notebooks are ported cell by cell. If a file cannot be read or parsed, the tool names it and continues with the others.
 
 `--to torch` uses only functions that torch has had since 2.10. `torch.accelerator` raises an error on a machine without
 an accelerator, so its calls are put behind a test, and a file that names a device gets a function `accelerator_type()`

@@ -1,4 +1,4 @@
-"""What was not tested and why: one line for each reason at the end of a run, however many tests it took."""
+"""Prints one line for each reason for skipped tests, at the end of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever goes wrong in a command is one line and an exit code, wherever its output goes."""
+"""Every failure of a command gives one line and an exit code, wherever its output goes."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _deepspeed_environment(python_path: str, asked: str) -> dict[str, str]:
-    """Gives launch/ what it must not import itself, since compat/ is above it."""
+    """Returns the variables of ``--deepspeed``, for launch/, which must not import the layer above it."""
     from acclimate.compat.deepspeed import child_environment
 
     return child_environment(python_path, asked)

@@ -1,4 +1,4 @@
-"""What the kernel says of a process or thread, and the words for how a process ended."""
+"""The kernel's information about a process or thread, and a description of how a process ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stat_fields(process: str) -> tuple[bytes, list[bytes]]:
 
 
 def how_it_ended(code: int) -> str:
-    """Returns the rest of a sentence on a process, given its code as in :mod:`subprocess`."""
+    """Returns the predicate of a sentence about a process, given its return code as in :mod:`subprocess`."""
     if code >= 0:
         return f"ended with exit code {code}"
     number, name = f"signal {-code}", signal_name(-code)

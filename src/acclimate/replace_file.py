@@ -13,7 +13,7 @@ def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
 
     Args:
         path: the file; it need not exist. A device or a pipe is written, since it cannot be replaced.
-        content: what to write.
+        content: the new content.
         mode: its permissions. ``None``: those of the file, and of any new file if there is none yet.
 
     Raises:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from acclimate.accelerator import Accelerator
 
 OTHER_DEVICE = "(other)"
-"""The name of the generic record while torch knows no device without a record."""
+"""The name of the generic record, unless torch knows a device that has no record of its own."""
 _VARIABLES = ("DS_ACCELERATOR", "ACCLIMATE_ACCELERATOR")
 
 _logger = logging.getLogger("acclimate")

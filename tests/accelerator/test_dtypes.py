@@ -1,4 +1,4 @@
-"""What a device computes in is told right, and tensors of a type are made on it."""
+"""Every accelerator reports its dtypes correctly, and makes tensors of each type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A captured graph replays to what the same code gives on the same inputs, or refuses; it is never stale."""
+"""A replay gives the results of the same code on the same inputs, or raises; results are never stale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of memory are bytes, agree with one another, and are there on every accelerator."""
+"""Memory figures are in bytes, agree with each other, and exist on every accelerator."""
 
 from __future__ import annotations
 

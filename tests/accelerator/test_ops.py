@@ -1,4 +1,4 @@
-"""Op builders are found by name, and nothing of them is imported before."""
+"""Op builders are found by name, and are not imported before that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`is_out_of_memory` tells a full device, or host, from any other error."""
+"""`is_out_of_memory` distinguishes a full device, or host, from any other error."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Marks, late calls, compilers and what a launcher needs, alike on every accelerator."""
+"""Profiler marks, lazy calls, compilers and launching work alike on every accelerator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promises of acclimate.backends.process_memory that need no large memory: what is the peak."""
+"""The peak of acclimate.backends.process_memory, in tests that need little memory."""
 
 from __future__ import annotations
 

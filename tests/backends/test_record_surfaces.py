@@ -1,4 +1,4 @@
-"""What the recorder reads from source is what a module really has."""
+"""The recorder reads from a module's source what the module really has."""
 
 from __future__ import annotations
 

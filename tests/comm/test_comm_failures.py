@@ -1,4 +1,4 @@
-"""A group on shared memory says on every rank what went wrong, and leaves nothing behind."""
+"""A group on shared memory raises the cause of a failure on every rank, and leaves nothing behind."""
 
 from __future__ import annotations
 

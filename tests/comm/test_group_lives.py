@@ -1,4 +1,4 @@
-"""Groups on shared memory in forked processes, while they are created, and where their memory lies."""
+"""Groups on shared memory: in forked processes, during their creation, and the location of their memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transfers take the way through the processor's caches or around them that is faster on the machine."""
+"""Transfers use the stores that are faster on the machine: ordinary ones, or ones that bypass the caches."""
 
 from __future__ import annotations
 

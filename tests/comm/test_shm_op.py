@@ -1,4 +1,4 @@
-"""The op ``inference_all_reduce``: what DeepSpeed's of this name does, for every dtype and layout."""
+"""The op ``inference_all_reduce`` does what DeepSpeed's op does, for every dtype and layout."""
 
 from __future__ import annotations
 

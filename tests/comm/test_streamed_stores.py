@@ -1,4 +1,4 @@
-"""What a rank copies around the caches has arrived when it is published, which ThreadSanitizer cannot see."""
+"""Data stored past the caches is visible once it is published, which ThreadSanitizer cannot check."""
 
 from __future__ import annotations
 

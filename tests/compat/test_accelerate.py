@@ -1,4 +1,4 @@
-"""What Accelerate is told for devices that it finds by itself; acclimate-sim's tests have the other."""
+"""The options for devices that Accelerate detects itself; acclimate-sim's tests cover all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processes of the communication checks notice, and how they end."""
+"""The processes of the communication checks report faults, and end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accelerators that keep their promises pass, and the report tells what came out in every form."""
+"""Accelerators that keep their promises pass, and every form of the report has the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every planted fault is found by the check that is about it (each module that ends in mutants.py)."""
+"""Every planted fault (in the modules that end in mutants.py) is found by the check for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults planted in the CPU accelerator that show only again, elsewhere, or with hard values."""
+"""Faults planted in the CPU accelerator that show only on a second call, elsewhere or for hard values."""
 
 from __future__ import annotations
 

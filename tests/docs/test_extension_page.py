@@ -1,4 +1,4 @@
-"""The workflow that docs/extension.md shows is one, and names options that there are."""
+"""The workflow in docs/extension.md is valid, and its options exist."""
 
 from __future__ import annotations
 

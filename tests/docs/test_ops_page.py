@@ -1,4 +1,4 @@
-"""What docs/ops.md shows runs as it is printed."""
+"""The code in docs/ops.md runs as printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example's checkpoints: whole or not there, whatever happens to who writes them or to the disk."""
+"""The example's checkpoints are complete or absent, even if the writer is killed or the disk is full."""
 
 from __future__ import annotations
 

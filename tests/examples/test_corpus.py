@@ -1,4 +1,4 @@
-"""What the example reads: which text, and in which order."""
+"""The text that the example reads, and its order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs `acclimate run` as a user would, and looks at which processes are left."""
+"""Runs `acclimate run` as a user would, and finds the processes that are left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A split model gives what the whole one gives, forward and backward."""
+"""A split model gives the whole model's results, forward and backward."""
 
 from __future__ import annotations
 

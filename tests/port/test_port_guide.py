@@ -1,4 +1,4 @@
-"""The guide and the tool say the same: what one page tells people to write is what the tool writes."""
+"""The guide and the tool agree: the tool writes the code that the guide shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for any source: untouched bytes stay, twice is once, what parsed still parses."""
+"""Properties for any source: other bytes stay, a second run changes nothing, and the result parses."""
 
 import ast
 import random

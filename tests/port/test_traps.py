@@ -1,4 +1,4 @@
-"""What looks like hardware-specific code and is not, and what goes together or stays."""
+"""Code that only looks hardware-specific, and edits that are made together or not at all."""
 
 import textwrap
 

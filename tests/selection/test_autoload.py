@@ -1,4 +1,4 @@
-"""A vendor's package that torch loads by itself fails alone: torch, detection and the commands go on."""
+"""If a vendor's package that torch loads itself fails, torch, detection and the commands still work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is broken of a plug-in's record costs that plug-in its row, and no command more than that."""
+"""A broken record affects only its own plug-in: all commands work, and show the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One accelerator a process: chosen once, the same in every thread, replaced only on purpose."""
+"""One accelerator per process: chosen once, the same in every thread, replaced only on purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that imports torch knows the device, where the environment asks for it."""
+"""A process that imports torch has the device, if the environment names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other people's libraries and test suites take sim for their device."""
+"""Other projects' libraries and test suites use sim as their device."""
 
 from __future__ import annotations
 

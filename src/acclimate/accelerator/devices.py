@@ -234,8 +234,8 @@ class Devices(ABC):
         Delegates to: ``torch.<device>.device_count``, else ``torch.accelerator.device_count``.
         CPU: ``LOCAL_WORLD_SIZE`` (or ``LOCAL_SIZE``) in a launched rank, else the number of memory nodes with
             a core that this process may use.
-        CUDA: ``torch.cuda.device_count``; asks the driver's management library, so it is safe before a
-            fork.
+        CUDA: ``torch.cuda.device_count``, which queries the driver's management library, so that a later fork
+            is safe.
         """
         count = self._offered("device_count")
         return int(count()) if count is not None else 0

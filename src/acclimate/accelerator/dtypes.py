@@ -65,7 +65,7 @@ def _tensor_class(name: str, dtype: torch.dtype) -> Any:
 
 
 def _takes(function: Callable[..., Any], parameter: str) -> bool:
-    """Whether a function names a parameter; no where it does not tell, as functions written in C may not."""
+    """Whether a function has this parameter; false if it has no signature, as some functions written in C."""
     try:
         return parameter in inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -101,7 +101,7 @@ class DataTypes(Devices):
 
         Args:
             including_emulation: whether a device that emulates bfloat16 counts too, as it does by default in
-                ``torch.cuda``. A device that does not tell the two apart answers the same for both.
+                ``torch.cuda``. It has no effect on a device that does not distinguish the two.
 
         Delegates to: ``torch.<device>.is_bf16_supported``, with the argument where it takes one; else its
             autocast dtypes, else a trial.

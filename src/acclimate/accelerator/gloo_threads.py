@@ -1,4 +1,4 @@
-"""Lets Gloo's threads finish before Python ends, which would abort the process."""
+"""Waits for Gloo's threads before Python exits; otherwise one of them could abort the process."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from contextlib import suppress
 from acclimate.process_status import stat_fields
 
 _NAME = b"pt_gloo_runloop"
-"""What torch calls the threads that run a group's collectives, as the kernel shows it."""
+"""The kernel's name of the threads in which Gloo runs a group's collectives; torch sets it."""
 _LONGEST_S = 1.0
 _QUIET_LOOKS = 3
 _BETWEEN_LOOKS_S = 0.001
 
 
 def settle_at_exit() -> None:
-    """Calls :func:`settle` when Python ends; later calls do nothing."""
+    """Registers :func:`settle` to run when Python exits; repeated calls do nothing."""
     atexit.unregister(settle)
     atexit.register(settle)
 
 
 def settle() -> None:
-    """Waits, at most a second, until no thread of Gloo runs.
+    """Waits until no thread of Gloo is running, for at most a second.
 
-    After a collective has ended for its caller, Gloo's thread still frees its tensors. For that it takes
-    Python's lock, and a thread that asks for the lock while Python ends is ended by Python, so that C++ calls
+    After a collective has returned to its caller, Gloo's thread still frees its tensors, for which it needs
+    the GIL. If a thread requests the GIL while Python exits, Python ends the thread, and C++ then calls
     ``std::terminate``. On a busy machine this ended one in ten jobs with SIGABRT after their last line.
     """
     until = time.monotonic() + _LONGEST_S
@@ -36,7 +36,7 @@ def settle() -> None:
         if not states:
             return
         quiet_looks = 0 if set(states) - {b"S"} else quiet_looks + 1
-        time.sleep(_BETWEEN_LOOKS_S)  # without Python's lock, for which such a thread may wait
+        time.sleep(_BETWEEN_LOOKS_S)  # releases the GIL, for which such a thread may be waiting
 
 
 def _states() -> list[bytes]:

@@ -114,7 +114,7 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _changed(operator: Any, then: str, now: object) -> GraphCaptureError:
     return GraphCaptureError(
-        f"{operator} gave {then} during the capture and {now} now. A graph replays fixed shapes; "
+        f"{operator} returned {then} during the capture and {now} now. A graph replays fixed shapes; "
         "do not capture operators whose shape depends on data."
     )
 
@@ -162,8 +162,8 @@ class RecordedCapture(TorchDispatchMode):
                 _Call(torch.ops.aten.clone.default, constant, {}, (_Result(0, _alias(result), True),))
             )
         elif torch.Tag.inplace_view not in func.tags and func.namespace != "profiler":
-            # The former (t_, resize_, set_) change only the tensor's shape or memory, which is in each call's
-            # aliases; the latter are profiler marks.
+            # Operators such as t_, resize_ and set_ change only the tensor's shape or memory; the aliases of
+            # each call have both. Profiler marks are not replayed.
             results = tuple(
                 _Result(position, _alias(leaf), is_fresh=_storage(leaf) not in known)
                 for position, leaf in enumerate(tree_leaves(result))

@@ -50,7 +50,7 @@ class Marks:
 
 
 class Record(Protocol):
-    """The fields of its record (``acclimate.Backend``) that an accelerator reads."""
+    """The fields of a record (``acclimate.Backend``) that its accelerator reads."""
 
     @property
     def visible_devices_variable(self) -> Callable[[], str | None]:
@@ -58,12 +58,12 @@ class Record(Protocol):
 
     @property
     def exported_variable_prefixes(self) -> tuple[str, ...]:
-        """Prefixes of names."""
+        """Prefixes of environment variables."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """The values of those fields. A record has functions; an accelerator with these alone can be pickled."""
+    """The values of a record's fields. Unlike the record's functions, they can be pickled."""
 
     variable: str | None
     exported_variable_prefixes: tuple[str, ...]
@@ -88,7 +88,7 @@ class Runtime(Devices):
         """
 
     _record: Record | None = None
-    """The record, which the launcher reads, too. Set by the class; the loader of a record sets its values."""
+    """The class's record, which the launcher reads too; loading an accelerator replaces it by its values."""
 
     @property
     def visible_devices_variable(self) -> str | None:

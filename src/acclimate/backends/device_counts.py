@@ -1,4 +1,4 @@
-"""Counts the devices that this process could use from the kernel's files, without torch or a driver."""
+"""Counts, from the kernel's files, the devices that this process could use, without torch or a driver."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def vendor_package(label: str, module: str, device_type: str) -> Probe:
 def xpu_external() -> str | None:
     """Probes for Intel GPUs through Intel Extension for DeepSpeed."""
     if locate("intel_extension_for_deepspeed") is not None:
-        # It imports DeepSpeed's accelerator layer, whose names we offer where DeepSpeed is not installed.
+        # It imports DeepSpeed's accelerator layer, which acclimate replaces if DeepSpeed is not installed.
         resolve_name("acclimate.compat.deepspeed.names:offer")()
     package = import_package("XPU_Accelerator", "intel_extension_for_deepspeed")
     if isinstance(package, str):

@@ -1,4 +1,4 @@
-"""The user's cache folder. A folder is published in it complete and once, or not at all."""
+"""The user's cache folder. A folder in it appears complete, built by one process, or not at all."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def settle_modes(folder: Path) -> None:
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Opens a file in a checked folder; returns a descriptor that the caller closes.
+    """Opens a file in a checked folder; returns a descriptor, which the caller must close.
 
     Symbolic links are not followed. The check is made on the opened file.
 
@@ -180,7 +180,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file, opened as :func:`open_file` does.
+    """Returns the content of a file, which is opened with :func:`open_file`.
 
     Raises:
         UntrustedCacheError: it is not this user's or root's, or others can write to it.

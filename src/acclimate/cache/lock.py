@@ -1,7 +1,7 @@
 """A lock file that one process holds at a time, and that the kernel releases when the holder dies.
 
 ``filelock`` is not used: before version 4, which needs Python 3.11, it truncates the file before the opened
-descriptor can be checked. If another user replaced the lock by a hard link, it would empty another file.
+descriptor can be checked. If another user replaced the lock by a hard link, filelock would empty the target.
 """
 
 from __future__ import annotations

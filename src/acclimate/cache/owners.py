@@ -49,8 +49,8 @@ def is_trusted_owner(uid: int) -> bool:
 def is_unmapped_root(uid: int) -> bool:
     """Whether this is the overflow uid, as which a user namespace without root shows root.
 
-    It also shows every other unmapped user of the host this way. So an owner with this uid is accepted for a
-    parent folder of the cache, which such a user can only rename entries in, but not for files to load.
+    Every other unmapped user of the host appears with this uid too. So an owner with this uid is accepted for
+    a parent folder of the cache, where such a user can only rename entries, but not for files to load.
     """
     try:
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())

@@ -160,7 +160,7 @@ def _discard(path: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Syncs every file of a folder to disk, so that a power failure after the rename loses nothing."""
+    """Syncs every file of a folder to disk, so that no data is lost if the power fails after the rename."""
     for path in [*folder.rglob("*"), folder]:
         _sync(path)
 

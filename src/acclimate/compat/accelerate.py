@@ -1,8 +1,8 @@
 """Makes Hugging Face Accelerate work on accelerators that it does not know.
 
 Accelerate detects hardware from a list of names. For other hardware it reads an environment variable for the
-device, uses an existing process group, and takes a number in a device map for a device of torch's current
-accelerator. This module sets these three for this process, and patches nothing in Accelerate.
+device, uses an existing process group, and interprets a number in a device map as a device of torch's current
+accelerator. This module uses these three ways, and patches nothing in Accelerate.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _try_and_exit(load: Callable[[], Any], printed: IO[bytes], writing: int) -> 
 
 
 def _wait(child: int, reading: int) -> tuple[dict[str, Any], int | None]:
-    """Returns the child's answer and its wait status; no status if it timed out and was killed."""
+    """Returns the child's answer and its wait status; the status is ``None`` if the child timed out."""
     deadline = time.monotonic() + _LIMIT_S
     told = b""
     with open(reading, "rb", buffering=0) as stream:

@@ -32,7 +32,7 @@ _failures: dict[str, str] = {}
 _left_to_load: list[EntryPoint] = []
 """The packages of torch's entry points that :func:`load_torch_packages` still has to load."""
 _unclaimed: set[str] = set()
-"""The failures that no accelerator's probe has asked about."""
+"""The packages that failed and belong to no accelerator that was probed."""
 
 
 def import_vendor_module(name: str) -> ModuleType:

@@ -1,6 +1,6 @@
 """Loads a language model onto this process's accelerator and generates text with it.
 
-torch and transformers are imported only when a name is used.
+Importing this package imports neither torch nor transformers; names are resolved on first use.
 """
 
 from __future__ import annotations

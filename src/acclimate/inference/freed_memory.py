@@ -1,4 +1,4 @@
-"""Gives memory that was freed back to the system."""
+"""Returns freed memory to the system."""
 
 from __future__ import annotations
 

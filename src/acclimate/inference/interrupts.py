@@ -1,4 +1,4 @@
-"""Defers Ctrl-C while it could only be lost, or would leave other ranks waiting."""
+"""Defers Ctrl-C while it could be lost, or would leave other ranks waiting."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from types import FrameType
 
 @contextlib.contextmanager
 def interrupts_deferred(most: int | None = None) -> Iterator[Callable[[], None] | None]:
-    """Handles SIGINT after the ``with`` block, however it ends, with the handler from before.
+    """Defers SIGINT until the ``with`` block has ended, and then calls the previous handler.
 
-    Yields a function that handles earlier what has arrived; ``None`` if nothing is deferred, because SIGINT
-    has no handler in Python or this is not the main thread, which alone runs handlers.
+    Yields a function that handles the signals deferred so far; ``None`` if nothing is deferred, because
+    SIGINT has no handler in Python, or because this is not the main thread, in which Python runs handlers.
 
     Args:
-        most: how many signals wait; further ones are handled immediately. ``None``: all wait.
+        most: the number of signals to defer; further ones are handled immediately. ``None``: all of them.
     """
     handle = signal.getsignal(signal.SIGINT)
     if not callable(handle) or threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""The ranks that share one model, and their agreement on whether all of them continue."""
+"""The ranks that share one model; an error of one rank is raised on all of them."""
 
 from __future__ import annotations
 

@@ -68,12 +68,12 @@ class RunOptions(AgentOptions):
     )
 
     deepspeed: bool = flag(
-        ranks_option, "--deepspeed", help="DeepSpeed runs on the accelerator that acclimate finds"
+        ranks_option, "--deepspeed", help="run DeepSpeed on the accelerator that acclimate selects"
     )
     deepspeed_names: bool = flag(
         ranks_option,
         "--deepspeed_names",
-        help="without DeepSpeed: import deepspeed finds the names of its accelerator layer",
+        help="without DeepSpeed: make the names of its accelerator layer importable",
     )
 
     show_binding: bool = flag(

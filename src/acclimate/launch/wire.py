@@ -26,7 +26,7 @@ def decode(line: bytes, kinds: Mapping[str, object]) -> Message:
     """Returns the known fields of a message, each with its type checked.
 
     Args:
-        line: what was received.
+        line: the received line.
         kinds: the type of each field: ``str``, ``bool``, ``int``, ``float``, ``X | None``, ``tuple[X, ...]``,
             ``Mapping[str, X]``, or a dataclass whose fields have such types. Other fields are ignored.
 

@@ -1,4 +1,4 @@
-"""Native operators: their build system, optimizers, asynchronous I/O, and weights for inference.
+"""Native operators: their build system, optimizers, asynchronous I/O, and linear layers for inference.
 
 Names are resolved on first use: importing this package neither imports torch nor compiles anything.
 """

@@ -49,7 +49,7 @@ def _add_common(parser: argparse.ArgumentParser, accelerator: str | None, as_jso
         "--accelerator",
         metavar="NAME",
         default=accelerator,
-        help="another accelerator than this machine's; it need not be present",
+        help="an accelerator other than this machine's; it need not be present",
     )
     parser.add_argument("--json", action="store_true", default=as_json, help="JSON instead of a table")
 

@@ -77,7 +77,7 @@ def has_tile_products() -> bool:
 
 
 def processor() -> str:
-    """Returns what kernels are chosen by: the processor's maker, model and features; "" if it is unknown."""
+    """Returns the processor's maker, model and features, by which kernels are chosen; "" if it is unknown."""
     return "; ".join(f"{name}: {value}" for name, value in _cpuinfo().items() if name in _IDENTITY)
 
 

@@ -55,7 +55,7 @@ def _sum_of_parts(ranks: Ranks) -> Callable[[Tensor], Tensor]:
 
 
 def has_copies(split: Split) -> bool:
-    """Tells whether the parts of two ranks overlap."""
+    """Whether the parts of two ranks overlap."""
     held = sum(stop - start for parts in split.parts for start, stop in parts)
     return split.kind != "replicated" and held > split.shape[split.dim]
 
@@ -74,7 +74,7 @@ def _sum_of_copies(split: Split, ranks: Ranks) -> Callable[[Tensor], Tensor]:
 
 
 def owned(split: Split, rank: int) -> list[bool]:
-    """Tells for each index along a shard's split dimension whether it is the first copy of its column."""
+    """Returns, for each index along a shard's split dimension, whether it is the first copy of its column."""
     before = [each for parts in split.parts[:rank] for each in parts]
     taken = {place for start, stop in before for place in range(start, stop)}
     found = []

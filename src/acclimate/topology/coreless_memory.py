@@ -17,7 +17,8 @@ from acclimate.topology.machine import MemoryNode, Topology
 _NODE = "/sys/devices/system/node"
 _TIERS = "/sys/devices/virtual/memory_tiering"
 
-# HBM is at 13 (Xeon Max) to 31 (Xeon Phi) from its own processors; GPU memory on POWER9 and Grace at 80.
+# The distance from HBM to its own processors is 13 (Xeon Max) to 31 (Xeon Phi); that of GPU memory on POWER9
+# and Grace is 80.
 _FARTHEST = 40
 
 

@@ -85,11 +85,10 @@ def under(root: Path, path: str) -> str:
 
 
 def read(path: str) -> str | None:
-    """The text of a file up to its first NUL, or ``None`` where it is absent or may not be read.
+    """The text of a file up to its first NUL, or ``None`` if it is absent or may not be read.
 
-    Some programs that record a machine write the kernel's C strings with the NUL at their end.
-    Containers hide some files, and a processor that goes offline takes its files along between
-    listing and reading, so neither is an error.
+    Some programs that record a machine write the kernel's C strings with the NUL at their end. A missing file
+    is no error: containers hide some, and the files of a processor that goes offline disappear.
     """
     try:
         # Unbuffered: half the time of Path.read_text, and memory methods are called often.
@@ -100,7 +99,7 @@ def read(path: str) -> str | None:
 
 
 def read_number(path: str) -> int | None:
-    """The whole number in a file, or ``None`` where the file is absent or empty.
+    """The whole number in a file, or ``None`` if the file is absent or empty.
 
     Raises:
         TopologyError: the file holds something else.

@@ -23,7 +23,7 @@ class _Group(NamedTuple):
     usage: str
     stat: str
     reclaimable: str  # the line of `stat` that counts page cache the kernel gives back first
-    inherited: str | None  # the line of `stat` with the tightest limit of ancestors we cannot see
+    inherited: str | None  # the line of `stat` with the tightest limit of ancestors that are not visible here
 
 
 def total_memory(root: Path = LIVE) -> int:

@@ -208,7 +208,7 @@ def _cpus_by_node(root: Path, online: frozenset[int]) -> dict[int, set[int]]:
 
 def _memory_bytes(root: Path, index: int) -> int:
     folder = under(root, f"{_NODE}/node{index}")
-    # Where memory nodes are not described, all memory is in the one node that stands for the machine.
+    # If the kernel describes no memory nodes, all memory is in the single node that represents the machine.
     path = f"{folder}/meminfo" if os.path.isdir(folder) else under(root, "/proc/meminfo")
     text = read(path)
     if text is None:

@@ -1,4 +1,4 @@
-"""What stands behind the names that most vendors' modules share: the emulated device."""
+"""Implements the names that most vendors' modules share, on the emulated device."""
 
 from __future__ import annotations
 

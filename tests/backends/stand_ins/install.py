@@ -1,4 +1,4 @@
-"""Puts a stand-in into this process: what a build of torch, or a vendor's package, does at import."""
+"""Installs a stand-in in this process, as a build of torch or a vendor's package does at import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened in the processes of a run, as lines of one file, for the test that started them."""
+"""A log of the events in a run's processes, in one file that the test reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was recorded of a vendor's module: names, and the arguments that each takes."""
+"""The recorded surface of a vendor's module: its names, and the arguments of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder that is damaged, or claims what it does not hold, gives one line of error in short time."""
+"""A folder that is damaged, or lacks what its files claim, soon gives an error of one line."""
 
 from __future__ import annotations
 

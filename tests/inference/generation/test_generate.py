@@ -1,4 +1,4 @@
-"""What `acclimate.generate` promises a program that calls it."""
+"""The promises of `acclimate.generate` to a program that calls it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``init_inference``: ranks that share a model give what the whole model gives, or all raise one error."""
+"""``init_inference``: ranks that share a model give the whole model's results, or all raise one error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index of transformers' models in the cache: what transformers makes, while its files are the same."""
+"""The cached index of transformers' models equals transformers' own as long as its files do not change."""
 
 from __future__ import annotations
 

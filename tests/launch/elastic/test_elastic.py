@@ -1,4 +1,4 @@
-"""Elastic jobs: ranks that are started anew, hosts that come and go; each is an `acclimate run`."""
+"""Elastic jobs: ranks restart, and hosts join and leave; each test runs `acclimate run`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What views are tested with: ranks, a writer that keeps what it is given, and bytes that count copies."""
+"""Test doubles for views: ranks, a writer that keeps its input, and bytes that count copies."""
 
 from __future__ import annotations
 

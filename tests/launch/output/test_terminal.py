@@ -132,6 +132,15 @@ def test_a_single_rank_reads_what_is_typed(tmp_path: Path) -> None:
     assert (exit_code, seen) == (0, b"Ada\r\nhello Ada\r\n")
 
 
+def test_a_reader_that_leaves_early_ends_a_single_rank_whose_input_is_the_terminal(tmp_path: Path) -> None:
+    code = "import itertools, time\nfor n in itertools.count(): print(n); time.sleep(0.001)"
+    pipeline = ["sh", "-c", '{ "$@"; echo "code $?" >&2; } | head -n 1', "sh", *command(1, code)]
+    with on_terminal(pipeline, tmp_path) as terminal:
+        _, seen = terminal.end()
+    reason = b"acclimate run: the reader of standard output has exited, so the ranks were ended.\r\n"
+    assert seen == b"0\r\n" + reason + b"code 141\r\n"
+
+
 def test_ctrl_c_reaches_a_single_rank_once(tmp_path: Path) -> None:
     code = """
 import time

@@ -1,4 +1,4 @@
-"""Which variables of the launcher travel to the hosts."""
+"""The launcher's variables that are sent to the hosts."""
 
 from __future__ import annotations
 

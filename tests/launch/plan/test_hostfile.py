@@ -1,4 +1,4 @@
-"""Hostfiles, and what narrows them down: every mistake is named with its line and what to write instead."""
+"""Hostfiles and filters: the error for each mistake has its line and says what to write instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a job, and how it travels."""
+"""The plan of a job, and how it is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an agent calls the launcher, and whom it believes to be the launcher."""
+"""An agent calls the launcher, and checks that it is the launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher's port: who has the job's key is heard, and nobody else can disturb the job."""
+"""The launcher's port accepts callers with the job's key, and no other caller can disturb the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the coordinator makes of its peers' messages, with peers that are written down here."""
+"""The coordinator's reactions to messages of its peers, which are scripted here."""
 
 from __future__ import annotations
 

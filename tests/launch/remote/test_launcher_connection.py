@@ -1,4 +1,4 @@
-"""An agent's connection to a launcher that falls silent, goes away, or is none."""
+"""An agent's connection to a launcher that falls silent, exits, or is not a launcher."""
 
 from __future__ import annotations
 

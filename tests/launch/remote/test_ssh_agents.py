@@ -1,4 +1,4 @@
-"""Agents over ssh, where what is called ssh is a script."""
+"""Agents over ssh, with a script in place of ssh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever is killed or stopped, nothing of a job is left; each is an `acclimate run` with real processes."""
+"""No process of a job is left, whichever process is killed or stopped; each test runs `acclimate run`."""
 
 from __future__ import annotations
 
@@ -150,6 +150,40 @@ def test_a_rank_is_reported_when_its_standby_is_killed(tmp_path: Path) -> None:
         assert job.wait() == 137
         assert job.living() == {}
     assert "rank 1 (" in stderr
+
+
+def may_choose_pids() -> bool:
+    """Whether the kernel lets a test have a pid again."""
+    return os.geteuid() == 0 and os.access("/proc/sys/kernel/ns_last_pid", os.W_OK)
+
+
+@pytest.mark.skipif(not may_choose_pids(), reason="only root may set the last pid, in kernels that have it")
+@pytest.mark.parametrize("guard", ["lives", "is killed"])
+def test_a_failed_rank_is_reported_though_a_later_process_has_its_pid(guard: str, tmp_path: Path) -> None:
+    text = f"""
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+own, guard = os.getpid(), os.getppid()
+if os.fork() == 0:
+    os.setsid()
+    while Path(f"/proc/{{own}}").exists(): time.sleep(0.01)
+    while not (folder / "again").exists():
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(own - 1))
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        if child == own: ready("again")
+        else: os.waitpid(child, 0)
+    if {guard == "is killed"}: os.kill(guard, signal.SIGKILL)
+    os._exit(0)
+os._exit(6)
+"""
+    # In a pid namespace of its own, so that other processes do not take the pid.
+    alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", '"$@"; exit $?', "sh"]
+    with launched([*alone, *command(1, ranks_code(tmp_path, text), "--grace", "600")]) as job:
+        _, stderr = job.read()
+        assert job.wait() == 6, stderr
+    assert "ended with exit code 6." in stderr
+    assert "again" in names_in(tmp_path)
 
 
 # -- guards that are stopped -------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Somebody else who may end the ranks, as the launcher of a job on many hosts."""
+"""Another process that may end the ranks, such as the launcher of a job on many hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read and written by AsyncIOHandle is what is in the file, byte for byte, on every engine."""
+"""AsyncIOHandle reads and writes a file's bytes exactly, on every engine."""
 
 from __future__ import annotations
 

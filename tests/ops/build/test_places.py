@@ -1,4 +1,4 @@
-"""Where a library can be built and loaded, and what load() does where the cache is no such place."""
+"""The folders in which a library can be built and loaded, and load() if the cache is not one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernels compute is known by one string, which changes with all that chooses among them."""
+"""One string identifies the kernels; it changes with everything that chooses among them."""
 
 from __future__ import annotations
 

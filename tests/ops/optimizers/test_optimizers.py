@@ -1,4 +1,4 @@
-"""Each optimizer does what torch's own of that algorithm does, or the paper where torch has none."""
+"""Each optimizer gives the results of torch's optimizer, or of the paper if torch has none."""
 
 from __future__ import annotations
 

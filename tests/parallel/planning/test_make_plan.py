@@ -1,4 +1,4 @@
-"""Plans: what they say, whose word they follow, and what they refuse."""
+"""Plans: their content, whose mapping they follow, and what they refuse."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """``simccl``: torch's collectives on sim tensors.
 
-Sim tensors are in host memory, so gloo moves their bytes; the library passes it host tensors that share the
+Sim tensors are in host memory, so gloo moves their bytes; the library gives gloo host tensors that share the
 memory (``csrc/collectives.cpp``).
 """
 

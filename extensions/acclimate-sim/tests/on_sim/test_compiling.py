@@ -1,4 +1,4 @@
-"""``torch.compile``, ``torch.export`` and fake tensors over what transformers are made of."""
+"""``torch.compile``, ``torch.export`` and fake tensors, with the parts of transformer models."""
 
 from __future__ import annotations
 

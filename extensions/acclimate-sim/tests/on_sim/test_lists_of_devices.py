@@ -1,4 +1,4 @@
-"""What torch offers to the devices of a list only: flex attention, compiled checkpoints, DLPack."""
+"""Features that torch offers only to devices on its lists: flex attention, compiled checkpoints, DLPack."""
 
 from __future__ import annotations
 

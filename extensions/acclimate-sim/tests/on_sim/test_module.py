@@ -1,4 +1,4 @@
-"""``torch.sim``, and what torch keeps for a device beside its operators."""
+"""``torch.sim``, and torch's other state of a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's Python does in float64 by itself works on a device without it."""
+"""torch's own Python code that uses float64 works on a device without float64."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Gives DeepSpeed its accelerator while DeepSpeed is being imported.
 
-``deepspeed.ops.op_builder`` asks for the accelerator once, during ``import deepspeed``, and keeps its op
+``deepspeed.ops.op_builder`` gets the accelerator once, during ``import deepspeed``, and keeps its op
 builders: a later ``deepspeed.accelerator.set_accelerator`` does not change them. So this module sets the
 accelerator as soon as the module that stores it has run. Nothing here imports torch.
 """

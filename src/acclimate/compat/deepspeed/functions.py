@@ -59,16 +59,16 @@ def init_distributed(
     """Calls :func:`acclimate.init_distributed` with DeepSpeed's arguments.
 
     Args:
-        dist_backend: its ``backend``.
+        dist_backend: passed as ``backend``.
         auto_mpi_discovery: has no effect: the rank is always read from the launcher's variables.
         distributed_port: has no effect: the port is the launcher's.
         verbose: has no effect.
-        timeout: its ``timeout``.
-        init_method: its ``init_method``.
+        timeout: passed on.
+        init_method: passed on.
         dist_init_required: ``False`` makes the call do nothing.
         config: has no effect.
-        rank: its ``rank``.
-        world_size: its ``world_size``.
+        rank: passed on.
+        world_size: passed on.
 
     Raises:
         AcclimateError: the errors of :func:`acclimate.init_distributed`.
@@ -102,7 +102,7 @@ def init_inference(model: Any, config: str | Mapping[str, Any] | None = None, **
     """Calls :func:`acclimate.init_inference` with DeepSpeed's settings, in ``config`` or as arguments.
 
     Args:
-        model: its ``model``.
+        model: passed on.
         config: settings, or the path of a JSON file with settings; arguments take precedence.
         settings: ``tensor_parallel={"tp_size": n}`` or ``mp_size=n`` is the number of ranks, 1 by default;
             ``dtype`` is a torch dtype. Settings of DeepSpeed's kernels have no effect.

@@ -1,4 +1,4 @@
-"""The state that calls of the interface leave as it was: the current device, streams, autocast, variables."""
+"""The state that calls of the interface must not change: the current device, streams, autocast, variables."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _variables(value: object) -> dict[str, str]:
 
 
 def _plain(accelerator: Accelerator, name: str) -> Callable[..., Any]:
-    """A method as its class has it, without the recording of calls."""
+    """A method of the accelerator's class, without the recording of calls."""
     method: Callable[..., Any] = getattr(type(accelerator), name).__get__(accelerator)
     return method
 

@@ -102,7 +102,7 @@ def is_host(accelerator: Accelerator) -> bool:
 
 
 def device_names(accelerator: Accelerator) -> list[str]:
-    """The devices that torch tells apart, by index; on a host all indices mean one device."""
+    """The devices that torch distinguishes, by index; on a host all indices mean one device."""
     indices = range(accelerator.device_count())
     return list(dict.fromkeys(accelerator.device_name(index) for index in indices))
 

@@ -73,8 +73,8 @@ def check(
     Args:
         observes: the names of the interface that make the promise.
         timeout_s: how long it may take, in seconds.
-        once: whether it takes too long to run in another thread, on the last device, too; what runs in other
-            processes shows the same there anyway.
+        once: whether not to run it a second time, in a new thread on the last device: because it takes too
+            long, or because it runs in other processes, where the result would be the same.
     """
 
     def make(function: Callable[..., str | None]) -> Check:
@@ -142,9 +142,9 @@ def examine(check: Check, subject: Subject) -> Result:
 
 
 def _observe_elsewhere(check: Check, subject: Subject) -> None:
-    """Runs a check again where first uses, threads and device 0 cannot hide a fault.
+    """Runs a check again in a new thread with the last device current.
 
-    That is in a new thread, and with the last device current.
+    This finds faults that a first use, the main thread or device 0 hides.
     """
 
     def observe() -> None:

@@ -1,4 +1,4 @@
-"""Child processes, for what only a new process can show: selection, a fork, several ranks.
+"""Child processes, for checks that need a new process: of selection, a fork, several ranks.
 
 Run as a module, this file is such a child.
 """
@@ -37,7 +37,7 @@ class Child:
         task: ``"module:function"``, called with ``source`` and ``arguments``.
         source: the argument of :func:`acclimate.conformance.checks.target.load`.
         arguments: values that JSON can express.
-        environment: of the process; this process's if ``None``.
+        environment: the variables of the process; this process's if ``None``.
     """
 
     def __init__(

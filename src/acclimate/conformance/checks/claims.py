@@ -14,7 +14,7 @@ _CLAIMS = {
     torch.float16: "is_fp16_supported",
     torch.float64: "is_fp64_supported",
 }
-"""For each dtype, the method that tells whether the device supports it."""
+"""For each dtype, the method that says whether the device supports it."""
 
 
 def false_claim(accelerator: Accelerator, error: Exception) -> tuple[str, tuple[str, ...]]:

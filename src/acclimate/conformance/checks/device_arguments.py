@@ -16,7 +16,7 @@ from acclimate.imports import describe
 Methods = Mapping[str, Callable[[DeviceLike], object]]
 """By name, a method that takes a device."""
 _VALUES = (bool, int, float, str, tuple, list, dict, torch.Tensor)
-"""Types of results that say something; others are objects for use, such as blocks."""
+"""Types of results that are data; others are objects, such as context managers."""
 _ROUNDS = 3  # other processes use the devices too
 
 
@@ -26,7 +26,7 @@ def methods_of(accelerator: Accelerator, *names: str) -> dict[str, Callable[...,
 
 
 def has_indices(accelerator: Accelerator) -> bool:
-    """Whether torch tells the devices apart; the host is one device."""
+    """Whether torch distinguishes the devices; the host is one device."""
     return torch.empty(1, device=accelerator.device_type).device.index is not None
 
 
@@ -40,7 +40,7 @@ def require_device_arguments(accelerator: Accelerator, methods: Methods) -> str 
     """Fails the check if a method depends on how a device is named, or accepts one that does not exist.
 
     Returns:
-        A note if torch does not tell the devices apart, so that any index means the same device.
+        A note if torch does not distinguish the devices, so that any index means the same device.
     """
     _require_accepted(accelerator, methods)
     return _require_refused(accelerator, methods)
@@ -84,7 +84,7 @@ def _require_same(
 def _comparable(accelerator: Accelerator, result: object) -> object:
     """The result of a method; for a context manager that sets the current device, that device.
 
-    The objects need not be alike: None may give a block that does nothing, and an index one that is kept.
+    The objects may differ: None may give one that does nothing, and an index one that is reused.
     """
     if isinstance(result, AbstractContextManager) and not isinstance(
         result, (torch.Stream, accelerator.Stream)

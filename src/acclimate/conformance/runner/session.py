@@ -1,4 +1,4 @@
-"""Runs checks in a worker process, and continues after one that crashes it or hangs."""
+"""Runs checks in a worker process, and continues after a check that crashes the worker or hangs."""
 
 from __future__ import annotations
 

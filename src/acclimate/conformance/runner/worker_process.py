@@ -1,4 +1,4 @@
-"""Talks to the worker process: asks for checks, reads answers, and tells how the process ended."""
+"""Communicates with the worker process: requests checks, reads results, and reports how the process ended."""
 
 from __future__ import annotations
 

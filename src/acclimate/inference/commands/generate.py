@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command.
 
     Returns:
-        The exit code: 0, 2 after a user's error, 130 after Ctrl-C, 141 when the reader of stdout has gone.
+        The exit code: 0, 2 after a user's error, 130 after Ctrl-C, 141 after the reader of stdout has exited.
     """
     if args.as_rank is not None:
         from acclimate.inference.commands.on_ranks import run_as_rank

@@ -46,7 +46,7 @@ def start_ranks(command: str, arguments: Sequence[str], ranks: int, core_list: s
 
 
 def _report(name: str, outcome: Outcome) -> str:
-    """Returns a message about how the ranks ended, unless a rank has written it."""
+    """Returns a message about how the ranks ended; empty if a rank has written one."""
     if outcome.code == -signal.SIGINT:  # rank 0 wrote nothing: it was still starting, or was killed
         return f"{name}: interrupted\n"
     failed = outcome.failed
@@ -67,7 +67,7 @@ def run_as_rank(
     error. After Ctrl-C, only rank 0 writes a message.
 
     Args:
-        command: its name, for messages.
+        command: the command's name, for messages.
         work: called with this process's rank.
         interrupted: called on rank 0 after Ctrl-C, with the exception that ended the work.
     """
@@ -82,10 +82,10 @@ def run_as_rank(
 
 
 def _exit_at_once(code: Sequence[int]) -> None:
-    """Ends the process, if it has an exit code, while threads of Gloo run.
+    """Exits at once, without Python's normal exit, if there is an exit code.
 
-    One of them may be about to free a tensor, for which it needs Python: Python's normal exit would end the
-    thread so that C++ aborts.
+    A thread of Gloo may be about to free a tensor, for which it needs the GIL. Python's normal exit would end
+    that thread, and C++ would abort the process.
     """
     if code:
         sys.stderr.flush()
@@ -113,7 +113,7 @@ def _run(
 
 @contextlib.contextmanager
 def _noted_interrupts() -> Iterator[list[int]]:
-    """Yields a list that grows with each Ctrl-C, which raises KeyboardInterrupt as always."""
+    """Yields a list to which each Ctrl-C adds an entry before it raises KeyboardInterrupt as usual."""
     seen: list[int] = []
     before = signal.getsignal(signal.SIGINT)
 
@@ -130,7 +130,7 @@ def _noted_interrupts() -> Iterator[list[int]]:
 
 
 def _failed(name: str, error: BaseException, rank: int) -> int:
-    """Reports an error of this rank; returns the exit code. Raises an error that is none of the user's."""
+    """Reports an error of this rank and returns the exit code; raises an error that is a bug."""
     if not isinstance(error, AcclimateError):
         if isinstance(error, Exception) and is_lost_rank(error):
             time.sleep(_LAUNCHER_NOTICES_S)

@@ -100,7 +100,7 @@ def count(name: str, text: str, most: int) -> int:
 
 
 def options_given(args: argparse.Namespace, *names: str) -> list[str]:
-    """Returns the given ones of the named options, for the command line of a rank."""
+    """Returns those of the named options that were given, for the command line of a rank."""
     return [
         f"--{name}" if value is True else f"--{name.replace('_', '-')}={value}"
         for name in names

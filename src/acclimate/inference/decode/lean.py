@@ -14,7 +14,7 @@ from acclimate.inference.decode.plain import PlainStep
 
 
 class Step(Protocol):
-    """Computes the logits after one more token of each sequence."""
+    """Computes the logits that follow one more token of each sequence."""
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Returns batch x vocabulary logits."""

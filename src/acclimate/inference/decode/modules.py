@@ -12,7 +12,7 @@ from acclimate.parallel.tracing.linear_modules import linear_dims
 
 
 def packed_weight(module: nn.Module) -> Any:
-    """Returns a module's quantised weight; ``None``: it has none."""
+    """Returns a module's quantised weight, or ``None``."""
     packed = getattr(module, "packed", None)
     return packed if getattr(packed, "number", 0) else None
 

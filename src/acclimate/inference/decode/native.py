@@ -130,8 +130,8 @@ class NativeStep:
         if cache.reserve(length):
             self._read_cache()
         exchange = self._native.exchange
-        # Python would handle SIGINT when native code calls Exchange, before any line of its function, and
-        # drop the exception there: the step would go on without this rank's sum. So none is handled earlier.
+        # Python could handle SIGINT when native code calls Exchange, before the first line of its function,
+        # and drop the exception there: the step would continue without this rank's sum. So it is deferred.
         with interrupts_deferred() if exchange is not None else contextlib.nullcontext():
             torch.ops.acclimate.decode_step(
                 self._native.number, self._addresses, tokens.long().contiguous(), self._starts, cache.length,

@@ -287,7 +287,7 @@ def _check_pickle(path: Path) -> tuple[int, int]:
 
 
 def _not_what_it_should_be(path: Path, wanted: str) -> str:
-    """Says what a file is instead, if its first bytes show that; else that it is not what was wanted."""
+    """Says what a file is instead, if its first bytes show that; else that it is not ``wanted``."""
     try:
         with path.open("rb") as file:
             start = file.read(200).lstrip()

@@ -68,7 +68,7 @@ class GGUFTensor:
 
     file: GGUFFile
     architecture: Architecture
-    """The architecture, which tells how llama.cpp's converter changed the tensor."""
+    """The architecture, which determines how llama.cpp's converter changed the tensor."""
     heads: Mapping[str, int]
     """The numbers of attention heads, ``query`` and ``key``."""
     placement: Placement

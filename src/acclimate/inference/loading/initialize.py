@@ -130,9 +130,9 @@ def load_split_model(
 
     Args:
         model: the ``model`` argument of :func:`acclimate.inference.load_model`; ``None``: the demo model.
-        dtype: its ``dtype``.
-        quantize: its ``quantize``.
-        trust_remote_code: its ``trust_remote_code``.
+        dtype: its ``dtype`` argument.
+        quantize: its ``quantize`` argument.
+        trust_remote_code: its ``trust_remote_code`` argument.
 
     Raises:
         AcclimateError: the errors of :func:`init_inference`.
@@ -202,7 +202,7 @@ def _split_loaded(
 
 
 def _finished(model: Any, plan: Plan | None, ranks: ModelRanks, whole: Whole, packer: Packer) -> Any:
-    """Turns a loaded model into the one that the user gets."""
+    """Turns a loaded model into an :class:`InferenceModel`."""
     from acclimate.inference.packing.modules import use_few_row_kernels
 
     if has_kernels(get_accelerator().current_device_name()):

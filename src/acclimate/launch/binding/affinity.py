@@ -39,8 +39,8 @@ _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 def apply_binding(binding: RankBinding) -> str | None:
     """Binds this process and the program that it will execute, as far as the system allows.
 
-    Returns a message about the refused calls, else ``None``; the same for every rank, so that the launcher
-    prints it once. Does not raise, since an unbound rank still works.
+    Returns a message about the refused calls, else ``None``. The message is the same for every rank, so the
+    launcher prints it once. Does not raise, since an unbound rank still works.
     """
     if not hasattr(os, "sched_setaffinity"):
         return f"ranks are not bound to cores: {platform.system()} does not let a process choose its cores"
@@ -58,7 +58,7 @@ def apply_binding(binding: RankBinding) -> str | None:
         refused.append(f"memory is not bound to memory nodes: set_mempolicy is refused ({_reason(error)})")
     if not refused:
         return None
-    remedy = ", as containers do that lack CAP_SYS_NICE (docker run --cap-add SYS_NICE)"
+    remedy = "; containers need CAP_SYS_NICE for it (docker run --cap-add SYS_NICE)"
     return "; ".join(refused) + (remedy if "Operation not permitted" in refused[-1] else "")
 
 

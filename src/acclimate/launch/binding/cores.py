@@ -38,14 +38,14 @@ from acclimate.topology import (
 UNBOUND_ADVICE = ", or leave out --bind_cores_to_rank"
 """The end of an error message if the ranks could run without binding."""
 
-# OMP_PLACES is not among them: OpenMP uses only those of its places that the process is bound to.
+# Without OMP_PLACES: of these places, OpenMP uses only those that the process is bound to.
 _PINNING_VARIABLES = {
-    # Intel's and LLVM's OpenMP; how it looks to a user: https://github.com/pytorch/pytorch/issues/8126
+    # Intel's and LLVM's OpenMP; a user's report: https://github.com/pytorch/pytorch/issues/8126
     "KMP_AFFINITY": (
         "OpenMP then pins a rank's first thread to one core, which everything that the rank starts later"
         " (data loaders, other threads) must share"
     ),
-    # GNU's OpenMP, which torch comes with. It sets affinities without looking at that of the process.
+    # GNU's OpenMP, which torch ships. It ignores the affinity of the process.
     "GOMP_CPU_AFFINITY": (
         "OpenMP then moves the threads of every rank to these same cores, away from the rank's own"
     ),
@@ -84,11 +84,11 @@ def bind_ranks(
     """Divides the cores that this process may use among ``ranks``, by the rules at the top of this module.
 
     Args:
-        topology: of this machine.
-        ranks: how many there are; they are in the order of their memory nodes.
+        topology: this machine's topology.
+        ranks: the number of ranks; the result lists them in the order of their memory nodes.
         core_list: the hardware threads to use, instead of those that the process may use.
         use_hyperthreads: without a core list, use all threads of each core instead of one.
-        root: where ``topology`` was read.
+        root: the folder under which ``topology`` was read.
 
     Raises:
         BindingError: there are fewer cores than ranks, or the core list is malformed, descends, overlaps, or
@@ -205,7 +205,7 @@ class _Sharing:
             for of_class in zip(*(self.cores[node] for node in group.nodes), strict=True):
                 cores = [core for of_node in of_class for core in of_node]
                 share, left = divmod(len(cores), group.ranks)
-                # The rest of one class goes to the ranks after those that got the rest of the last class.
+                # The remainder of a class goes to the ranks after those that got the previous remainder.
                 favoured = {(first_with_one_more + n) % group.ranks for n in range(left)}
                 first_with_one_more += left
                 start = 0
@@ -221,7 +221,7 @@ def _grouped(topology: Topology, classed: Sequence[tuple[Core, tuple[str, int]]]
     """Groups nodes so that each rank gets its share of every class of cores."""
     # By package, then by number, so that a kernel without memory nodes does not mix packages.
     classed = sorted(classed, key=lambda each: (each[0].package, each[0].cpus))
-    # Classes of one kind follow each other, so that their rests are divided evenly too.
+    # Classes of one kind follow each other, so that their remainders are divided evenly too.
     classes = sorted({of_core for _, of_core in classed}, reverse=True)
     packages: dict[int, set[int]] = {}
     for core, _ in classed:
@@ -284,9 +284,9 @@ def _local_memory(topology: Topology, home: MemoryNode) -> list[MemoryNode]:
 
 
 def _preferred_node(cores: Iterable[Core], fast: Mapping[int, int | None]) -> int | None:
-    """Returns the fast memory of a rank's cores, given that of each node.
+    """Returns the fast memory node to prefer for a rank's cores, given that of each node with cores.
 
-    ``None`` if its nodes have different ones: the kernel can prefer only one, which is far from other cores.
+    ``None`` if the cores have different ones: the kernel can prefer only one, which is far from some cores.
     """
     near = {fast[core.node] for core in cores}
     return near.pop() if len(near) == 1 else None

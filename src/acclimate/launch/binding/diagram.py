@@ -62,7 +62,7 @@ def show_binding(topology: Topology, bindings: Sequence[RankBinding], console: C
         for node in topology.nodes
         if node.cpus
     ]
-    # Alike in width, so that they make columns.
+    # All of the same width, so that they form columns.
     widest = max(console.measure(frame).maximum for frame in frames)
     for frame in frames:
         frame.expand, frame.width = True, widest

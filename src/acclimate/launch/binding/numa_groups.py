@@ -57,9 +57,10 @@ class _Grouping:
 def group_nodes(counts: Sequence[Counts], ranks: int, nearest: Nearest) -> list[NodeGroup]:
     """Splits nodes into the most groups within which whole ranks get equal shares.
 
-    ``counts`` gives what each node has, ``ranks`` is at most the number of all cores, and every rank
-    will get as much of each count as any other, give or take one. ``nearest(group, others)`` tells which
-    of ``others`` lies nearest to the nodes of ``group``.
+    Args:
+        counts: the cores of each node, by type. Ranks' shares of a type differ by at most one.
+        ranks: the number of ranks, at most that of all cores.
+        nearest: ``nearest(group, others)`` returns the one of ``others`` that is nearest to ``group``.
     """
     shares = tuple(sum(of_all) // ranks for of_all in zip(*counts, strict=True))
     if prod(counts.count(each) + 1 for each in set(counts)) <= _MOST_STATES:

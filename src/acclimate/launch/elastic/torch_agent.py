@@ -76,10 +76,10 @@ _PAUSE_S = 5.0
 def launch(
     job: JobPlan, environ: Mapping[str, str], *, min_nodes: int, max_nodes: int, max_restarts: int
 ) -> Outcome:
-    """Takes this host's part in an elastic job, until the job has ended.
+    """Runs this host's part of an elastic job until the job has ended.
 
     Args:
-        job: with one host, this one, and the address and port of the rendezvous.
+        job: the plan for this host alone, with the address and port of the rendezvous.
         environ: the variables that ranks inherit.
         min_nodes, max_nodes: how many hosts take part.
         max_restarts: how often ranks restart after a failure; hosts that join and leave do not count.
@@ -165,7 +165,7 @@ class _Membership:
     def abandon(self, exit_code: int) -> None:
         """Exits the process without waiting for the thread, if it is still running.
 
-        Python's normal exit would end the thread so that C++ aborts.
+        Python's normal exit would end the thread while it is in C++, which would abort the process.
         """
         if self._outcome is None:
             atexit.register(_exit_at_once, exit_code)
@@ -353,7 +353,7 @@ class _Agent(SimpleElasticAgent):
         return self._worker is not None and self._worker.poll() is None
 
     def forward(self, number: int) -> bool:
-        """Sends a signal to the ranks, if any, and returns whether there were. Most end this host's part."""
+        """Sends a signal to the ranks; returns whether any are running. Most signals end this host's part."""
         with self._changing:
             if number not in USER_SIGNALS:
                 self.ended_by = self.ended_by or number
@@ -381,7 +381,7 @@ class _Agent(SimpleElasticAgent):
                 self._worker.send_signal(signal.SIGCONT)
 
     def collect(self) -> Outcome:
-        """Reads the worker's outcome, if it has ended; returns the outcome of the last one."""
+        """Reaps the worker, if there is one, and returns the outcome of the last worker."""
         with self._changing:
             if self._worker is not None and self._answer is not None:
                 self._answer.seek(0)
@@ -401,7 +401,7 @@ class _Agent(SimpleElasticAgent):
             return
         if worker.stdin is not None:
             worker.stdin.close()
-        worker.wait()  # without the lock: a signal may have it end sooner
+        worker.wait()  # without the lock, so that a signal can end it sooner
         with self._changing:
             if self._answer is not None:
                 self._answer.close()
@@ -415,7 +415,7 @@ def _exit_at_once(exit_code: int) -> None:
 
 
 def _own_address(master_addr: str) -> str:
-    """Returns this host's address towards the master."""
+    """Returns the address from which this host connects to the master."""
     with suppress(OSError):
         return address_towards(master_addr)
     return socket.gethostname()

@@ -32,7 +32,7 @@ class Slurm(Engine):
         return shutil.which("srun", path=environ.get("PATH"))
 
     def is_allocated(self, environ: Mapping[str, str]) -> bool:
-        # A process that srun started is one task of a step; a job that it starts itself is not the step's.
+        # A process that srun started is one task of a job step, which is not for a job that it starts itself.
         nodes = environ.get("SLURM_JOB_NUM_NODES", "")
         several = in_allocation(environ) and bool(_SEVERAL.fullmatch(nodes))
         return several and not in_step(environ)

@@ -23,7 +23,7 @@ LONGEST_PARTIAL = 1 << 16
 _ROW_BYTES = 1 << 12
 """The most bytes of an unfinished line that are used for a terminal's row."""
 _TAG = re.compile(rb"\[rank \d+\] ")
-"""What :func:`rank_tag` returns."""
+"""Matches the result of :func:`rank_tag`."""
 _NOT_A_COLOUR = re.compile(rb"\x1b\[[0-9;?]*[@-ln-~]")
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[@-~]")
 
@@ -59,7 +59,7 @@ class View(ABC):
         return None
 
     def resume(self) -> None:  # noqa: B027 - a view that shows no unfinished lines has no times
-        """Called when the sources are read again: time in which they were not does not count as waiting."""
+        """Called when reading resumes: the time of the pause does not count as waiting."""
 
 
 class Plain(View):
@@ -120,7 +120,7 @@ class TaggedLines(View):
         return max(0.0, min(self._due.values()) - now) if self._due else None
 
     def resume(self) -> None:
-        """Gives unfinished lines their time again: the rest of them may lie unread in a pipe."""
+        """Restarts the wait of unfinished lines: the rest of a line may be unread in a pipe."""
         self._due = dict.fromkeys(self._due, time.monotonic() + _PARTIAL_DELAY_S)
 
     def _show_partial(self, source: Source) -> None:
@@ -208,7 +208,7 @@ class TaggedTerminal(View):
 
     def feed(self, source: Source, data: bytes) -> None:
         """Receives output, which :meth:`flush` draws."""
-        # The row that changed last is the lowest, and the last to be left out where there is no room.
+        # The row that changed last is drawn lowest, and is the last to be left out if there is no room.
         current = self._unfinished.pop(source, CurrentLine())
         *lines, rest = data.split(b"\n")
         for line in lines:
@@ -275,7 +275,7 @@ def _split_letter(text: bytes) -> tuple[bytes, bytes]:
 
 
 def _tagged(source: Source, line: bytes) -> bytes:
-    # Moving the cursor would write over other ranks' lines; colours are welcome.
+    # Escape sequences that move the cursor would overwrite other ranks' lines; those for colours stay.
     return source.tag.encode() + _NOT_A_COLOUR.sub(b"", line)
 
 

@@ -1,4 +1,4 @@
-"""The options of ``acclimate run`` that all processes need that start ranks, on this host and on others."""
+"""The options of ``acclimate run`` that concern every process that starts ranks, on this host or another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 @dataclass(frozen=True, kw_only=True)
 class AgentOptions:
-    """Options that a :class:`~acclimate.launch.plan.job.JobPlan` takes to all hosts."""
+    """Options that a :class:`~acclimate.launch.plan.job.JobPlan` carries to all hosts."""
 
     local_rank_arg: bool = flag(
         ranks_option, "--local_rank_arg", help="append --local_rank=N to the script's arguments"

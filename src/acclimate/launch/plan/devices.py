@@ -23,8 +23,9 @@ _logger = logging.getLogger("acclimate")
 def find_accelerator() -> Backend | None:
     """Returns the accelerator that ranks here will probably use, without importing torch.
 
-    The one that ``DS_ACCELERATOR`` or ``ACCLIMATE_ACCELERATOR`` names; else the first in the order of
-    detection whose software is installed and whose devices are present. ``None``: one that only torch knows.
+    This is the one that ``DS_ACCELERATOR`` or ``ACCLIMATE_ACCELERATOR`` names, else the first in the order of
+    detection whose software is installed and whose devices are present. ``None`` means that the variable
+    names a device that only torch knows.
 
     Raises:
         ConflictingChoiceError: the two variables differ.

@@ -42,7 +42,7 @@ def rank_environment(
     Args:
         inherited: the other variables. The user's ``OMP_NUM_THREADS`` and ``PYTHONUNBUFFERED`` are kept.
         place: the rank's place.
-        threads: the number of its own cores.
+        threads: the number of the rank's own cores.
         devices: the accelerator's visible-devices variable, if it has one, with its value.
     """
     # torchrun's variables, if it started this launcher, would send torch to the outer job's rendezvous.

@@ -186,15 +186,15 @@ def choose_slots(
     """Returns the used hosts and slots, in the hostfile's order.
 
     Args:
-        hosts: as :func:`read_hostfile` gives them.
+        hosts: the hosts of the hostfile, from :func:`read_hostfile`.
         include: the only ones to use, such as ``host1:0,2@host2``: slots 0 and 2 of host1, and all of host2.
         exclude: those not to use, in the same form.
-        num_nodes: use only the first so many of the remaining hosts.
-        num_accelerators: use only the first so many of the remaining slots of each host.
+        num_nodes: the number of remaining hosts to use, the first ones.
+        num_accelerators: the number of remaining slots to use on each host, the first ones.
 
     Raises:
         HostFilterError: both filters at once, an unknown host or slot, or too few hosts or slots.
-        HostfileError: a host has more slots than it can run ranks, or all hosts together have.
+        HostfileError: a host has more slots than a host can run ranks, or the hosts have more than a job can.
     """
     for host in hosts:
         if host.slots > MAX_RANKS_PER_HOST:

@@ -119,7 +119,7 @@ def bind_host(
 
 
 def _threads(job: JobPlan, binding: RankBinding) -> int:
-    # A core list with both threads of a core asks for both to be used.
+    # A core list that names both threads of a core means to use both.
     counts_threads = job.use_hyperthreads or job.core_list is not None
     return len(binding.cpus) if counts_threads else binding.cores
 

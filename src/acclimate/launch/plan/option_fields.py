@@ -64,10 +64,10 @@ def option(group: str, *names: str, default: Any = None, **settings: Any) -> Any
     """Returns a field for an option.
 
     Args:
-        group: its heading in the help.
-        names: its spellings, with underscores.
-        default: without the option.
-        settings: of argparse, and its help.
+        group: the heading in the help under which the option is listed.
+        names: the option's spellings, with underscores.
+        default: the field's value if the option is not given.
+        settings: arguments for argparse, such as ``help``.
     """
     metadata = {"group": group, "names": names, "settings": settings}
     return field(default=default, metadata=metadata)

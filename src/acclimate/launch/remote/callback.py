@@ -24,8 +24,8 @@ def call_launcher(where: str, name: str) -> SocketChannel:
     """Connects to the first address at which the launcher answers and proves its identity.
 
     Args:
-        where: as :data:`LAUNCHER_VARIABLE` has it.
-        name: which host or rank calls.
+        where: the value of :data:`LAUNCHER_VARIABLE`.
+        name: the name of the host or rank that calls.
 
     Raises:
         HostUnreachableError: the launcher answers at none of its addresses.

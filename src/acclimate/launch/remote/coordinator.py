@@ -25,8 +25,8 @@ from acclimate.process_status import signal_name
 HOST_ANSWER_S = 120.0
 """The time limit for answers of hosts that can be reached."""
 _BRIEFLY_S = 2.0
-"""How long to wait for more unreachable hosts, to report all of them at once; for the engine's program after
-all agents of a failed job have gone; and after a slow reader has read all output."""
+"""The limit of three short waits: for further unreachable hosts, to report all of them at once; for the exit
+of the engine's program, once all agents of a failed job have gone; and after a slow reader has read all."""
 _SETTLE_S = 10.0
 """How long hosts may take to end after their grace, before the engine is killed."""
 _LOST = 1
@@ -88,7 +88,7 @@ class Coordinator:
     """One job from its first host's answer to its last host's end.
 
     Args:
-        job: what to run.
+        job: the job to run.
         peers: one for each host, or one for each rank, in their order.
         answer_s: the time limit for the first answer; the others then have :data:`HOST_ANSWER_S`.
     """

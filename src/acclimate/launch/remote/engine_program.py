@@ -62,7 +62,7 @@ class EngineProgram:
     """The program and its agents.
 
     Args:
-        job: what to run.
+        job: the job to run.
         command: makes the program's command.
         each_rank: whether there is an agent for each rank, or one for each host.
         environment: variables of the program besides this process's and the job's.

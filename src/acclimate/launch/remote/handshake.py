@@ -1,7 +1,7 @@
 """The proofs with which an agent and the launcher show each other that they have the job's key.
 
-Without them, another program that listens at one of the launcher's addresses could make an agent run any
-program, and one that calls could take a rank's place. The key itself is not sent.
+Without them, a program that listens at one of the launcher's addresses could make an agent run anything, and
+a program that connects to the launcher could take a rank's place. The key itself is not sent.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class LauncherConnection:
         self.send(failed=asdict(Outcome(failure.code, failure)))
 
     def reason_to_stop(self) -> str | None:
-        """Forwards signals, and returns why the ranks must end, if so; for the supervisor."""
+        """Forwards the launcher's signals; returns why the ranks must end, if so; for the supervisor."""
         for message in self.receive():
             if message.get("signal") in (*TERMINATING, *USER_SIGNALS):
                 os.kill(os.getpid(), message["signal"])  # which the supervisor passes on

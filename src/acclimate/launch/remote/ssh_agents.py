@@ -38,7 +38,7 @@ class SshAgents:
     """All hosts' connections.
 
     Args:
-        job: what to run.
+        job: the job to run.
         program: path of ssh's client.
     """
 

@@ -12,11 +12,11 @@ from acclimate.launch.remote.watched_program import WatchedProgram
 
 
 class SshReachabilityCheck:
-    """One ssh to each host if a job does not start. Its findings only explain the failure.
+    """Connects to each host by ssh if a job does not start, only to explain the failure.
 
     Args:
-        hosts: names.
-        command: of ssh, up to the host's name.
+        hosts: the hosts' names.
+        command: the ssh command, up to the host's name.
     """
 
     def __init__(self, hosts: Sequence[str], command: Sequence[str]) -> None:

@@ -39,13 +39,13 @@ class Guard:
     """The launcher's own child."""
     channel: socket.socket
     pid: int | None = None
-    """The guard's pid; ``None`` until it has sent it."""
+    """The guard's pid; ``None`` until the guard has sent it."""
     _lines: LineBuffer = field(default_factory=lambda: LineBuffer(LONGEST_FROM_GUARD), repr=False)
 
     def send(self, command: str, number: int = 0) -> None:
         """Sends a command of :data:`~acclimate.launch.supervise.guard_process.FROM_SUPERVISOR`.
 
-        Without blocking, since a stopped guard does not read.
+        Does not block, since a stopped guard does not read.
         """
         with suppress(OSError):  # it has exited, or has not read for long
             self.channel.send(encode({command: number}), socket.MSG_DONTWAIT)

@@ -256,7 +256,8 @@ class _GuardProcess:
         """Has the kernel kill the rank's process group when either the guard or the standby is killed."""
         standby_end, own_end = self.link
         # Only the pid: the standby reads it if the guard is killed, perhaps short of memory, in one call.
-        own_end.send(self.rank.to_bytes(_PID_BYTES, "big"))  # before the next step: data would set it off
+        # Before the next step, since data has the effect of a hangup.
+        own_end.send(self.rank.to_bytes(_PID_BYTES, "big"))
         if not self.settings.shares_terminal:
             for end in self.link:
                 processes.kill_group_at_hangup(end, self.rank)
@@ -319,7 +320,7 @@ class _GuardProcess:
                 return True
             if pid == 0:
                 return False
-            if pid == self.rank:
+            if pid == self.rank and not self.ended:  # later, the pid may be that of an orphan
                 self.ended = True
                 self.channel.send_end(os.waitstatus_to_exitcode(status))
                 self._end_leftovers()
@@ -329,10 +330,9 @@ class _GuardProcess:
         if not self.settings.shares_terminal:
             self._signal_group(signal.SIGTERM)
         for pid in processes.descendants(os.getpid()):
-            with suppress(OSError):
-                if self.settings.shares_terminal or os.getpgid(pid) != self.rank:
-                    os.kill(pid, signal.SIGTERM)
-                    os.kill(pid, signal.SIGCONT)
+            if self.settings.shares_terminal or not self._is_in_group(pid):
+                processes.send(pid, signal.SIGTERM)
+                processes.send(pid, signal.SIGCONT)
         self.loop.after(self.settings.grace_s, self._begin_to_kill)
 
     def _signal_group(self, number: int) -> None:
@@ -340,11 +340,23 @@ class _GuardProcess:
         if self.settings.shares_terminal:
             if not self.ended:
                 processes.send(self.rank, number)
-        elif not processes.send_to_group(self.rank, number) and not self.ended:
+        elif not self._send_to_group(number) and not self.ended:
             processes.send(self.rank, number)  # between fork and setsid it is in no group of its own
         if number in TERMINATING:
             # A stopped process would not handle the signal.
             self._signal_group(signal.SIGCONT)
+
+    def _send_to_group(self, number: int) -> bool:
+        """Signals the rank's process group, if it exists; returns whether that was possible."""
+        # The number of a group without processes may become that of a stranger's group.
+        exists = not self.ended or any(map(self._is_in_group, processes.descendants(os.getpid())))
+        return exists and processes.send_to_group(self.rank, number)
+
+    def _is_in_group(self, pid: int) -> bool:
+        try:
+            return os.getpgid(pid) == self.rank
+        except OSError:  # it has ended
+            return False
 
     def _end(self, number: int) -> None:
         """Asks the rank to end, and sets the time at which it is killed."""
@@ -370,7 +382,7 @@ class _GuardProcess:
     def _kill(self, since: float) -> None:
         """Kills everything, again and again until nothing is left."""
         if not self.settings.shares_terminal:
-            processes.send_to_group(self.rank, signal.SIGKILL)
+            self._send_to_group(signal.SIGKILL)
         left = processes.descendants(os.getpid())
         for pid in left:
             processes.send(pid, signal.SIGKILL)

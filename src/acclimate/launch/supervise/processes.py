@@ -27,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 def adopt_orphans(adopt: bool = True) -> bool:
     """Makes this process the parent of descendants whose own parent dies; returns whether it was before.
 
-    Only Linux can. Elsewhere orphans go to init, and a rank's process group is all that can be ended.
+    Works only on Linux. On other systems init adopts orphans, so only a rank's process group can be ended.
     """
     if _libc is None:
         return False
@@ -63,8 +63,9 @@ def name_process(name: str, title: str) -> None:
     """Renames this process; Linux only.
 
     Args:
-        name: what ``top`` and ``pkill`` show and match; at most 15 letters.
-        title: what ``ps`` and ``pkill -f`` show and match instead of the command line; cut to its length.
+        name: the name that ``top`` shows and ``pkill`` matches; at most 15 letters.
+        title: the text that ``ps`` shows and ``pkill -f`` matches instead of the command line; cut to the
+            command line's length.
     """
     if _libc is None:
         return
@@ -137,7 +138,7 @@ def kill_descendants(without: Container[int] = (), *, patience_s: float) -> dict
             with suppress(ChildProcessError):
                 reaped, status = os.waitpid(pid, os.WNOHANG)
                 if reaped:
-                    statuses[pid] = status
+                    statuses.setdefault(pid, status)  # a later process may get the same pid
         if not left:
             break
         for pid in descendants(os.getpid(), without):

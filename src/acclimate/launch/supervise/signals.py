@@ -19,15 +19,15 @@ from typing import Any, Protocol
 TERMINATING = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)
 )
-"""End a program that does not handle them; the launcher forwards them and the job ends."""
+"""Signals that end a program that does not handle them; the launcher forwards them and the job ends."""
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """Schedulers send these as a warning; the launcher forwards them and the job goes on."""
 KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
 """A terminal's keys send these to its whole foreground process group."""
 STOPPING = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
-"""Stop a process; unlike SIGSTOP they can be ignored."""
+"""Signals that stop a process; unlike SIGSTOP they can be ignored."""
 RELAYED = (*TERMINATING, *USER_SIGNALS, signal.SIGTSTP)
-"""What a launcher relays that shares no terminal with its rank."""
+"""The signals that a launcher relays if it shares no terminal with its rank."""
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 """Python ignores these at its start; a program that it runs must not inherit that."""
 
@@ -51,8 +51,8 @@ class Signalled(Protocol):
 class SignalRelay:
     """While entered, keeps signals for :meth:`relay` instead of letting them end this process.
 
-    Only in the main thread. Signals that this process ignored stay ignored, as nohup and a shell's background
-    jobs want it: they are in ``ignored``.
+    Works only in the main thread. Signals that this process ignored, as under nohup or in a background job of
+    a shell, stay ignored; they are in ``ignored``.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
@@ -90,8 +90,8 @@ class SignalRelay:
         """Relays the signals since the last call, in order; returns whether there were any.
 
         Args:
-            ranks: to whom.
-            stop_with: the signal that stops this process after SIGTSTP: that, or SIGSTOP.
+            ranks: the ranks that get the signals.
+            stop_with: the signal with which this process stops itself after SIGTSTP: SIGTSTP or SIGSTOP.
         """
         numbers = self._read()
         for number in numbers:

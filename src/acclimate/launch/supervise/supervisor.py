@@ -43,7 +43,8 @@ class StopRequest:
     descriptor: int
     """Readable, or closed, when ``read`` should be called."""
     read: Callable[[], str | None]
-    """Called when ``descriptor`` is readable, and when due; returns why the ranks must end, or ``None``."""
+    """Called when ``descriptor`` is readable, and when ``due_at`` says; returns why the ranks must end, or
+    ``None``."""
     failing: Callable[[RankFailure], None] = lambda failure: None
     """Called at once with the first rank that failed. While the others still have their grace, ranks on other
     hosts may fail because this one is missing."""
@@ -118,7 +119,7 @@ class _Supervisor:
     ending: bool = False
     abandons_output: bool = False
     awaits_output: bool = False
-    """Whether an interrupted job waits for the reader of its output, for the grace."""
+    """Whether an interrupted job waits for the reader of its output, for the grace period."""
     said: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -286,7 +287,9 @@ class _Supervisor:
         elif "unstartable" in message:
             rank.trouble = message["unstartable"]
         elif "ended" in message:
-            rank.code, rank.ended_at = message["ended"].code, message["ended"].at
+            # The standby reports a rank too, by its pid, which another process may have got meanwhile.
+            if rank.code is None:
+                rank.code, rank.ended_at = message["ended"].code, message["ended"].at
         elif "guard_lost" in message:
             rank.guard_was_lost(message["guard_lost"])
         elif "stuck" in message:
@@ -337,8 +340,8 @@ class _Supervisor:
                 rank.guard.send(command, number)
 
     def _take_signals(self) -> None:
-        # SIGTSTP has no effect in a session without a shell that could continue it: the ranks', and that of a
-        # supervisor that another process can stop, which then continues it too.
+        # The kernel ignores SIGTSTP in a session without a shell that could continue the process. Ranks have
+        # such a session, and so has a supervisor below another process, which later continues the supervisor.
         stop_with = signal.SIGTSTP if self.stop is None else signal.SIGSTOP
         if self.signals.relay(self, stop_with=stop_with) and all(rank.guard is None for rank in self.ranks):
             self.abandons_output = True  # only the output to a stuck reader is left
@@ -367,7 +370,7 @@ class _Supervisor:
         self._tell_all("group", signal.SIGCONT)
 
     def _request_due_at(self) -> float:
-        """Each message changes it, so it is no timer of the loop."""
+        """Returns when to call ``read`` without a message. Each message changes it, so it is no timer."""
         due_at = None if self.stop is None or self.asked_to_stop else self.stop.due_at()
         return math.inf if due_at is None else due_at
 
@@ -390,7 +393,8 @@ class _Supervisor:
     # -- the outcome -----------------------------------------------------------------------------
 
     def _outcome(self) -> Outcome:
-        if self.settings.shares_terminal and self.ended_by is not None:
+        # A reason says what ended the ranks, such as a reader that has exited. Without one it was a signal.
+        if self.settings.shares_terminal and self.ended_by is not None and self.reason is None:
             self.failed = self._failed_despite(self.ended_by)
         if self.failed is not None:
             failure = self.failed.failure(self.kills_before)

@@ -1,4 +1,4 @@
-"""Reads files into tensors and writes tensors to files, past the page cache, many blocks at a time."""
+"""Reads files into tensors and writes tensors to files, bypassing the page cache, many blocks at a time."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Buffer:
         return self.tensor.numel() * self.tensor.element_size()
 
     def deliver(self) -> None:
-        """Copies the bytes that were read to the tensor's device, and tells autograd that it changed."""
+        """Copies the bytes that were read to the tensor's device, and marks it as changed for autograd."""
         if not _is_on_host(self.tensor):
             with torch.no_grad():
                 self.tensor.copy_(self.memory)
@@ -47,8 +47,8 @@ def host_buffer(tensor: torch.Tensor, writes: bool) -> Buffer:
 
     Raises:
         TypeError: it is not a tensor.
-        InvalidBufferError: the tensor is not contiguous, or its memory does not hold its elements as they
-            read (sparse, conjugated, meta).
+        InvalidBufferError: the tensor is not contiguous, or its memory does not hold its values (sparse,
+            conjugated, meta).
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"The buffer of an I/O request must be a tensor, not {type(tensor).__name__}.")

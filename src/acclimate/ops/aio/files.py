@@ -1,4 +1,4 @@
-"""Opens files for asynchronous I/O, once through the page cache and once past it."""
+"""Opens files for asynchronous I/O, once through the page cache and once bypassing it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class AsyncIOHandle:
-    """Reads tensors from files and writes them, past the page cache and many blocks at a time.
+    """Reads tensors from files and writes them, bypassing the page cache, many blocks at a time.
 
     Has the arguments and methods of DeepSpeed's ``aio_handle``. A transfer is divided into blocks. Each
     worker has up to ``queue_depth`` blocks in flight, through io_uring, Linux AIO, or a pool of threads: the

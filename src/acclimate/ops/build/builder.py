@@ -56,7 +56,7 @@ class OpBuilder:
     BUILD_VAR: ClassVar[str]
     """DeepSpeed's variable for building the op while it is installed; without effect here."""
     error_log: str | None = None
-    """Why the op cannot be built here, once :meth:`is_compatible` was asked; ``None`` if it can."""
+    """Why the op cannot be built here, set by :meth:`is_compatible`; ``None`` if it can."""
 
     stable_abi: ClassVar[bool] = True
     """Whether the source uses torch's stable ABI, including only ``torch/csrc/stable`` and
@@ -342,7 +342,7 @@ class OpBuilder:
         suffix = Path(source.path).suffix
         own = self.cxx_args() if suffix in CXX_SUFFIXES else []
         return Unit(
-            # Without folders, so that the key does not depend on where the sources lie.
+            # Without folders, so that the key does not depend on where the sources are.
             label=Path(source.path).name if Path(source.path).is_absolute() else source.path,
             path=self._found(source.path),
             compiler=toolchain.compilers[suffix],

@@ -1,4 +1,4 @@
-"""The cache of built libraries: they appear complete, are built by one process at a time, never stale.
+"""The cache of built libraries. Each appears complete, is built by one process at a time, and is never stale.
 
 <cache>/ops/<op>/<key>/<op>.so      the library
 <cache>/ops/<op>/<key>/build.json   its size, its digest, and the content of the key

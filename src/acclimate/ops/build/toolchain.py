@@ -96,7 +96,7 @@ def build_timeout_s() -> float:
 class Compilers:
     """Runs compilers from several threads; the end of the ``with`` block kills them and their children.
 
-    So does the death of this process: a shell that waits for it then kills their process groups.
+    If this process dies, a shell that waits for its end kills their process groups.
 
     Args:
         timeout_s: the time limit for each; 0: none.

@@ -5,7 +5,7 @@
 
 namespace acclimate {
 
-// Numbered as in acclimate.ops.simd; 0 asks for the best one of this machine.
+// Numbered as in acclimate.ops.simd; 0 means the best one of this machine.
 enum class Isa : int64_t { best = 0, plain = 1, avx2 = 2, avx512 = 3, avx512_bf16 = 4, neon = 5 };
 
 // __builtin_cpu_supports also asks the operating system whether it saves the wide registers.

@@ -1,4 +1,4 @@
-"""Puts codes and scales into the layout that the kernels read, and takes them out again, in plain torch."""
+"""Packs codes and scales into the layout that the kernels read, and unpacks them, in plain torch."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def load(device_type: str) -> None:
     """Defines the operators and loads the kernels for tensors on a device, once per process.
 
     Raises:
-        InstructionSetError: ``ACCLIMATE_CPU_ISA`` names none of this machine.
+        InstructionSetError: ``ACCLIMATE_CPU_ISA`` names no instruction set of this machine.
         OpBuildError: the native source does not compile.
     """
     (CPUInferenceBuilder if device_type in WITH_KERNELS else InferenceBuilder)().load()
@@ -27,7 +27,7 @@ def load(device_type: str) -> None:
 @functools.cache
 def multiplies_many_rows(device_type: str) -> bool:
     """Whether the kernels multiply many input rows by a quantised weight faster than torch multiplies them by
-    its values. On Zen 4 they take three quarters of the time; tiles of AMX are the faster ones."""
+    the unpacked weight. On Zen 4 they take three quarters of torch's time; with AMX torch is faster."""
     return device_type in WITH_KERNELS and has_vector_kernels() and not has_tile_products()
 
 
@@ -39,8 +39,8 @@ def reads_prompts(number: int) -> bool:
 def kernels_chosen() -> str:
     """Returns a string that identifies the kernels and what chooses among them.
 
-    These are the build (source, flags and compiler), the user's settings, and the processor: native code asks
-    for its maker and for features that no instruction set here names, such as VNNI.
+    These are the build (source, flags and compiler), the user's settings, and the processor: native code also
+    depends on its maker and on features that are not instruction sets here, such as VNNI.
     """
     load("cpu")
     build, capability = CPUInferenceBuilder().loaded_key(), torch.backends.cpu.get_cpu_capability()

@@ -33,7 +33,7 @@ def define() -> None:
     """Defines the operators, once per process.
 
     Raises:
-        InstructionSetError: ``ACCLIMATE_CPU_ISA`` names none of this machine.
+        InstructionSetError: ``ACCLIMATE_CPU_ISA`` names no instruction set of this machine.
     """
     chosen_isa()
     registry.define((_USE_ISA,))
@@ -45,7 +45,7 @@ def define() -> None:
 
 
 def _linear(x: Tensor, data: Tensor, bias: Tensor | None, scheme: int, n: int, k: int) -> Tensor:
-    """Multiplies inputs by the weight, a tile of its rows at a time; float32 inside."""
+    """Multiplies inputs by the weight, a tile of its rows at a time, in float32."""
     wide = x.float()
     if scheme == 0:
         result = functional.linear(wide, data.float())

@@ -27,8 +27,8 @@ class PackedWeight:
 
     On the CPU, products with up to 16 input rows run in a native kernel, which reads the weight once at about
     the speed of memory. It rounds inputs of quantised weights to 8 bits in blocks of 32 values. Larger
-    products run there too if the weight is quantised and the processor has vectors but no tiles (AMX); the
-    others, and those on other devices, are torch's. All accumulate in float32.
+    products are native too if the weight is quantised and the processor has vector instructions but no AMX.
+    torch computes all others, and those on other devices. All accumulate in float32.
     """
 
     scheme: str
@@ -59,7 +59,7 @@ class PackedWeight:
             WeightError: it is not a matrix of one of these dtypes.
         """
         _check_matrix(weight)
-        # With one dimension of 1 or 0, strides say nothing; a kernel computes them from the shape.
+        # The stride of a dimension of size 1 or 0 has no meaning; a kernel computes it from the shape.
         return PackedWeight(DENSE, weight.detach().contiguous(), (weight.shape[0], weight.shape[1]))
 
     @staticmethod

@@ -10,7 +10,7 @@ from acclimate.ops.inference.layout import Parts
 from acclimate.ops.inference.schemes import BLOCK_COLUMNS, Scheme
 
 _MOST_BLOCK_SCALE = 255
-# How much of a block's range the codes span: a smaller range has finer steps, and cuts off more.
+# How much of a block's range the codes span: a smaller range has finer steps, and clips more values.
 _RANGES = (1.0, 0.96, 0.92, 0.88, 0.83, 0.77)
 
 
@@ -35,8 +35,8 @@ def _quantize_int8(weight: Tensor) -> Parts:
 def _quantize_blocks(weight: Tensor, most_code: int) -> Parts:
     """Chooses for each block the step and minimum with the smallest error, then rounds both to 8 bits.
 
-    A row's largest step and low get the code 255, and the codes of the values are chosen last, for the
-    rounded steps and lows.
+    A row's largest step and its largest minimum get the code 255. The values' codes are chosen last, for the
+    rounded steps and minimums.
     """
     blocks = weight.view(len(weight), -1, BLOCK_COLUMNS)
     if not blocks.numel():
@@ -86,7 +86,7 @@ def _fit(
     spread = total * codes_2 - codes_1.square()
     fitted = (total * products - values * codes_1) / spread
     low = (codes_2 * values - codes_1 * products) / spread
-    # A low above zero cannot be stored: then the line goes through zero.
+    # A minimum above zero cannot be stored: then the line goes through zero.
     through_zero = low > 0
     fitted = torch.where(through_zero, products / codes_2, fitted)
     low = torch.where(through_zero, 0, low)

@@ -61,10 +61,10 @@ class Scheme:
 
     name: str
     number: int
-    """As csrc/linear.h numbers it."""
+    """The scheme's number in csrc/linear.h."""
     bits: int
     offset: int
-    """What is subtracted from a code."""
+    """The number that is subtracted from a code."""
     fields: tuple[Field, ...]
     gguf_bytes: int = 0
     """The bytes of a block in a GGUF file; 0: GGUF has no such blocks."""

@@ -101,7 +101,7 @@ class GroupOptimizer(torch.optim.Optimizer):
     builders: ClassVar[Mapping[str, type[OpBuilder]]] = {}
     """The builder of the library to load, by device type."""
     elsewhere: ClassVar[str | None] = None
-    """For an optimizer of host parameters only: what to use for parameters on other devices."""
+    """For an optimizer of host parameters only: the optimizer to use for parameters on other devices."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ def update_each(
         rule: takes the number of this update, from 1; the parameter, its gradient and its states in float32;
             and the settings. Returns the new parameter and states.
         lists: the tensors, in the order of :meth:`GroupTensors.lists`.
-        state_names: what messages call the states.
+        state_names: the names of the states in messages.
         isa: not used: torch chooses the instructions.
     """
     params, grads, *states, steps, outputs = lists

@@ -1,4 +1,4 @@
-"""The optimizers that a caller has created through DeepSpeed's functions, by the numbers it gave them."""
+"""The optimizers that a caller has created through DeepSpeed's functions, by their numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Registered:
         self._settings: dict[int, Any] = {}
 
     def create(self, number: int, kept: Any, should_log: bool, text: str) -> int:
-        """Registers an optimizer with what its updates need. Returns 0."""
+        """Registers an optimizer with the values that its updates need. Returns 0."""
         self._settings[number] = kept
         if should_log:
             _logger.info("%s optimizer %d: %s.", self._kind, number, text)
@@ -34,7 +34,7 @@ class Registered:
         return 0
 
     def find(self, number: int) -> Any:
-        """Returns what was kept for an optimizer.
+        """Returns the values that were stored for an optimizer.
 
         Raises:
             InvalidOptimizerArgumentError: no optimizer has that number.

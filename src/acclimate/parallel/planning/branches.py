@@ -76,7 +76,7 @@ class _FollowingMethods(TorchFunctionMode):
 
 
 def reads_numbers(run: Callable[[Mapping[str, Tensor]], object], outputs: Mapping[str, Tensor]) -> bool:
-    """Tells whether a run reads a value that depends on the given outputs into Python."""
+    """Whether a run reads a value that depends on the given outputs into Python."""
     given = {name: each.detach().clone() for name, each in outputs.items()}
     following = _Following(given.values())
     with torch.no_grad(), following, _FollowingMethods(following):

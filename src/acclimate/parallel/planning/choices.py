@@ -1,4 +1,4 @@
-"""What ranks may have to change in a block: attributes, parameters and arguments, such as ``num_heads``."""
+"""The changes that a block may need on a rank: of attributes (``num_heads``), parameters and arguments."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Draft:
         """Gives tied parameters one split; returns the first name of each other name.
 
         Args:
-            is_used: tells whether the module that holds a parameter uses it.
+            is_used: returns whether the module that holds a parameter uses it.
 
         Raises:
             PlanError: one parameter would have to be split in two ways.

@@ -33,7 +33,7 @@ def unreached_models(model: nn.Module, trace: Trace) -> dict[str, nn.Module]:
 
 
 def inside(name: str, models: Mapping[str, object] | set[str]) -> bool:
-    """Tells whether a name is that of one of the models or of a module inside one."""
+    """Whether a name is that of one of the models or of a module inside one."""
     return any(name == each or name.startswith(f"{each}.") for each in models)
 
 

@@ -40,7 +40,7 @@ def lay_out(trace: Trace, region: Region, size: int) -> Layout | None:
 
 
 def holds_for(trace: Trace, region: Region, layout: Layout) -> bool:
-    """Tells whether a layout that works for a similar region also works for this one."""
+    """Whether a layout that works for a similar region also works for this one."""
     return Trial(trace, region).holds(layout)
 
 

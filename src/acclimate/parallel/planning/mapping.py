@@ -21,7 +21,7 @@ STYLES: dict[str, Style] = {
     "replicated": "replicated", "skip": "replicated", "whole": "replicated",
 }  # fmt: skip
 _PUBLISHED: dict[str, Style] = {"colwise": "columns", "rowwise": "rows"}
-"""What a published plan's word contains, and the style that it means."""
+"""Parts of the words in published plans, and the style that each means."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Styles:
     """How modules are to be split, by their names."""
 
     user: Mapping[str, Style]
-    """What the user's mapping says; a plan that cannot follow it is refused."""
+    """The user's mapping; a plan that cannot follow it is refused."""
     published: Mapping[str, Style]
-    """What the model's published plan says."""
+    """The model's published plan."""
 
 
 def read_mapping(user: Mapping[str, Any] | None, modules: Iterable[str]) -> dict[str, Style]:

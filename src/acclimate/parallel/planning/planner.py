@@ -142,7 +142,7 @@ class Planner:
                 split_alone(self._draft, name, "columns", dims[name])
 
     def _is_used(self, parameter: str) -> bool:
-        """Tells whether a parameter belongs to a module with a stand-in."""
+        """Whether a parameter belongs to a module with a stand-in."""
         owner = parameter.rpartition(".")[0]
         return owner in self._trace.linears or owner in self._trace.vocabulary or owner in self._trace.experts
 

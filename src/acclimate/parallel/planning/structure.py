@@ -115,7 +115,7 @@ def _same_inputs(trace: Trace) -> dict[str, list[str]]:
 
 
 def _is_more_as_rows(trace: Trace, source: str, twins: list[str], region: list[str]) -> bool:
-    """Tells whether a region that ends in this source and its twins has more weights than this one."""
+    """Whether a region that ends in this source and its twins has more weights than this one."""
 
     def weights(names: list[str]) -> int:
         return sum(prod(trace.modules[name].weight.shape) for name in set(names))
@@ -160,7 +160,7 @@ def _lay_out(
                 region.units = _units(trace, region)
         layout = lay_out(trace, region, size) if len(region.units) > 1 else None
         if layout is not None and region.through and len(set(layout.expands)) > 1:
-            layout = None  # no rank would have the weights that another's columns need
+            layout = None  # no rank would have the weights that another rank's columns need
         strip = len(region.block)
         known[signature] = (
             [Unit(u.sink, {s[strip:]: c for s, c in u.sources.items()}) for u in region.units],

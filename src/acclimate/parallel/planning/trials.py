@@ -32,7 +32,7 @@ class Trial:
         self._whole = [seen[name][0] for name in self._sinks]
 
     def holds(self, layout: Layout) -> bool:
-        """Tells whether every rank's sinks get the rank's columns of what they get in the whole block."""
+        """Whether every rank's sinks get the rank's columns of what they get in the whole block."""
         return all(self._holds_on(layout, rank) for rank in range(len(layout.expands)))
 
     def _holds_on(self, layout: Layout, rank: int) -> bool:

@@ -34,7 +34,7 @@ class _Alone:
 
 
 def splits_by_tokens(module: nn.Module) -> bool:
-    """Tells whether a split embedding gives the same results; tries a few tokens if it has its own forward.
+    """Whether a split embedding gives the same results; tries a few tokens if it has its own forward.
 
     Such a forward may depend on other tokens, or compute an index from a token.
     """

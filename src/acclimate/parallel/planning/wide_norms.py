@@ -60,7 +60,7 @@ def norms_between(trace: Trace, region: Region) -> list[str]:
 
 
 def _reaches(trace: Trace, leaves: list[Tensor], given: Tensor) -> bool:
-    """Tells whether a tensor depends on any of the leaves."""
+    """Whether a tensor depends on any of the leaves."""
     leaves = [each for each in leaves if each.requires_grad and each.is_floating_point()]
     if not leaves:
         return False

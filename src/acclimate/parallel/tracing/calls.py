@@ -1,4 +1,4 @@
-"""What a run of a model records: the calls of its modules."""
+"""The calls of modules that a run of a model records."""
 
 from __future__ import annotations
 

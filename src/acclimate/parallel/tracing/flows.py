@@ -15,7 +15,7 @@ MODEL = ""
 
 
 class Flows:
-    """What the inputs of stand-ins depend on directly, without another stand-in between.
+    """The modules and parameters on which the inputs of stand-ins depend, without another stand-in between.
 
     Args:
         calls: the calls of each stand-in.

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 
 def may_access_weights(module: nn.Module) -> bool:
-    """Tells whether the code of a module's class may use the weights of its submodules."""
+    """Whether the code of a module's class may use the weights of its submodules."""
     lists = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
     if type(module).__module__.startswith("torch."):
         return not isinstance(module, lists)

@@ -53,7 +53,7 @@ def verify_plan(trace: Trace, plan: Plan) -> None:
 
 
 def _is_same_in_double(whole: nn.Module, name: str, plan: Plan, steps: Steps) -> bool:
-    """Tells whether a difference came from rounding, as when a router's choice depends on the last bit.
+    """Whether a difference came from rounding, as when a router's choice depends on the last bit.
 
     Rounding differences disappear in float64; those of a wrong split do not.
     """

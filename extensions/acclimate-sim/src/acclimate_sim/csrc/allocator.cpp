@@ -22,8 +22,8 @@ struct Pool {
 };
 Pool g_pools[kMaxDevices];
 
-// All blocks, for getDeviceFromPtr: a list, as that is called seldom, and every operator allocates and frees
-// blocks.
+// All blocks, for getDeviceFromPtr. They are a list, because every operator allocates and frees blocks, and
+// getDeviceFromPtr is rarely called.
 std::mutex g_blocks_lock;
 Block* g_blocks = nullptr;
 

@@ -27,7 +27,7 @@ using std::optional;
 
 #ifdef SIM_IN_A_NAMED_SLOT
 
-// For a device type that torch has itself, it would use that hardware's algorithms, so this is always the
+// For a device type that torch knows, torch would use that hardware's algorithms, so this is always the
 // composed one.
 Tensor composed_attention(const Tensor& query, const Tensor& key, const Tensor& value,
                           const optional<Tensor>& mask, double dropout, bool is_causal,

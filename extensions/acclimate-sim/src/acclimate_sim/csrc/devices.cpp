@@ -12,7 +12,7 @@ const Settings& settings() { return g_settings; }
 
 void configure(const Settings& chosen) {
   TORCH_CHECK_VALUE(chosen.device_count >= 1 && chosen.device_count <= kMaxDevices,
-                    "sim: ", chosen.device_count, " devices were asked for; 1 to ", kMaxDevices,
+                    "sim: ", chosen.device_count, " devices were requested; 1 to ", kMaxDevices,
                     " are possible");
   g_settings = chosen;
 }

@@ -48,7 +48,7 @@ c10::intrusive_ptr<c10::StorageImpl> take_over(const at::Tensor& host_tensor, c1
   c10::DataPtr data;
   if (host_tensor.storage().use_count() == 1) {
     data = host->set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)));
-  } else {  // someone on the host sees the bytes too
+  } else {  // another tensor on the host shares the bytes
     data = c10::GetCPUAllocator()->allocate(bytes);
     if (bytes) std::memcpy(data.get(), host->data(), bytes);
   }

@@ -1,6 +1,6 @@
 """Checks of communication: collectives of the accelerator's own backend between two processes.
 
-One pair of processes looks at all topics, since a process takes seconds to start.
+One pair of processes checks all topics, since a process takes seconds to start.
 """
 
 from __future__ import annotations

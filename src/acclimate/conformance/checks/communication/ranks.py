@@ -55,7 +55,7 @@ def _outcome(subject: Subject) -> _Told | BrokenPromiseError | NotOfferedError:
         if len(device_names(subject.accelerator)) > 1 or is_host(subject.accelerator):
             return broken
         why = str(broken)
-    # Many backends refuse two ranks on one device; one rank shows at least that the backend works.
+    # Many backends refuse two ranks on one device; a single rank at least shows that the backend works.
     try:
         _on_ranks(subject, 1)
     except BrokenPromiseError as broken:

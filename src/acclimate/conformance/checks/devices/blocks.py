@@ -1,4 +1,4 @@
-"""Checks of blocks: they start from the state in which they are entered, and leave it as it was."""
+"""Checks of context managers: each starts from the state in which it is entered, and restores it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Block: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 @check("device", "stream", "amp", "nvtx", "capture_to_graph", "current_device", "current_stream")
 def blocks_end_as_they_began(accelerator: Accelerator) -> None:
-    """A block returns to the state in which it was entered, wherever it was made, even after an error."""
+    """A context manager restores the state before it, wherever it was made, even after an error."""
     devices = range(len(device_names(accelerator)))
     for what, make in _blocks(accelerator):
         for made_on in devices:

@@ -1,4 +1,4 @@
-"""Checks of data types: every supported one computes right, and an unsupported one never computes wrong."""
+"""Checks of data types: supported ones compute correctly, and no other one gives wrong results."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _trained(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tenso
 
 @check("supported_dtypes", "is_bf16_supported", "is_fp16_supported", "is_fp64_supported")
 def left_out_dtypes(accelerator: Accelerator) -> str | None:
-    """An unsupported dtype is refused, or emulated with right results; it never computes wrong."""
+    """An unsupported dtype is refused, or emulated with correct results; it never gives wrong ones."""
     left, right = numbers(48, 64), numbers(64, 32, seed=1)
     left_out = [d for d in (torch.float64, *REDUCED) if d not in accelerator.supported_dtypes()]
     if not left_out:

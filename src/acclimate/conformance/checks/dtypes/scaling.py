@@ -96,7 +96,7 @@ def scaler_does_what_torchs_does(accelerator: Accelerator) -> None:
 
 @check("amp")
 def autocast_can_be_used_again(accelerator: Accelerator) -> None:
-    """An autocast object and a decorated function work each time, and cache_enabled is what was asked."""
+    """An autocast object and a decorated function work each time, and with the given cache_enabled."""
     device = accelerator.current_device_name()
     dtype = reduced_dtypes(accelerator)[0]
     ones = torch.ones(8, 8, device=device)

@@ -61,7 +61,7 @@ def peak_is_the_highest(accelerator: Accelerator) -> None:
         before = current()
         for part in (size, size // 2, size // 4):
             held = fill(accelerator, part)
-            peak()  # a system without a high-water mark only knows what it saw when asked
+            peak()  # without a high-water mark, the peak is the largest reading
             del held
             release(accelerator)
         shown = peak() - before

@@ -65,7 +65,7 @@ def capacity(accelerator: Accelerator) -> None:
             continue
         del held
         release(accelerator)
-        # What others free meanwhile lowers the first figure as it raises the second.
+        # Memory that others free meanwhile lowers the first figure by as much as it raises the second.
         given = accelerator.available_memory() - now
         if (taken + given) // 2 >= size // 2:
             return

@@ -79,7 +79,7 @@ def peak(accelerator: Accelerator) -> str | None:
         del held
         release(accelerator)
         shown = exactly(highest(), int, f"{name}()") - before
-        if shown < size - SLACK:  # a host whose kernel keeps no peak only knows what it saw when asked
+        if shown < size - SLACK:  # without a high-water mark, a host misses peaks between two readings
             held = fill(accelerator, size)
             highest()
             del held

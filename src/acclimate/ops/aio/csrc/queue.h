@@ -73,8 +73,8 @@ class Queue {
     }
   }
 
-  // Waits for one request. Its outcome is kept until forget(), so that a caller that a signal interrupts
-  // before it has stored the outcome can ask again.
+  // Waits for one request. The outcome is kept until forget(), so that a caller interrupted by a signal
+  // before it has stored the outcome can call this again.
   Outcome wait(int64_t ticket, std::chrono::milliseconds timeout) {
     std::unique_lock<std::mutex> lock(mutex_);
     auto found = requests_.end();

@@ -5,8 +5,8 @@
 
 namespace acclimate::inference::ACCLIMATE_ISA {
 
-// Requests the scales of a group and its first codes in their order, which starts the processor's own
-// prefetcher: it follows the codes from then on. Requests further ahead take its place, and were slower on
+// Prefetches the scales of a group and its first codes in order. This starts the hardware prefetcher, which
+// then follows the codes. Prefetching further ahead replaces the hardware prefetcher, and was slower on
 // Zen 4.
 inline void request_start(const uint8_t* group, const uint8_t* codes) {
   constexpr int64_t first_codes = 1024;
@@ -39,7 +39,7 @@ inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& in
   constexpr Layout layout = layout_of(scheme);
   constexpr int bits = layout.bits;
   constexpr int offset = bits == 8 && !wide_codes_have_offset ? 0 : layout.offset;
-  // An input may have more blocks than the weight: it is filled up for weights of any scheme.
+  // An input may have more blocks than the weight, since it is padded for weights of any scheme.
   const int64_t stride = input.stride, x_blocks = stride / block_columns;
   const Offsets at = offsets_of(layout, blocks);
   const int8_t* x = static_cast<const int8_t*>(input.values) + first_input * stride;
@@ -186,7 +186,7 @@ void multiply_blocks(const Weight& weight, const Input& input, int64_t first, in
               [&]<Scheme scheme>() { multiply_blocks<scheme>(weight, input, first, last, y, y_stride); });
 }
 
-// Comparisons of magnitudes are those of their bits, as whole numbers: loops over these become vectors.
+// Magnitudes are compared by their bits, as integers, because the compiler vectorises such loops.
 bool quantize(const float* x, int64_t padded, int8_t* codes, float* scales, float* scaled_sums,
               int32_t* sums) {
   constexpr int32_t infinite = 0x7f800000;

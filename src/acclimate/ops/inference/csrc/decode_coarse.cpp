@@ -18,7 +18,7 @@ constexpr int32_t least_half = 113 << 23, most_half = 143 << 23;  // exponents o
 constexpr int32_t lost_bits = 0x1fff;  // of a float32 that becomes a float16
 constexpr int32_t sign_bit = INT32_MIN, infinite = 0x7f800000;
 
-// The bits in float16 of float32 values that are float16 values, with no subnormal ones.
+// Stores float32 values, given as bits, as float16. They must be representable in it, and not subnormal.
 ACCLIMATE_INLINE void store_halves(const Ints& bits, uint8_t* to) {
   const Ints magnitude = bits & ~sign_bit, half = (magnitude >> 13) - (112 << 10);
   const Ints bounded = magnitude == 0 ? magnitude : half < 0x7c00 ? half : half * 0 + 0x7c00;
@@ -55,7 +55,8 @@ ACCLIMATE_INLINE void round_rows(const uint32_t* words, int64_t stride, int64_t 
       least = columns[column] < least ? columns[column] : least;
       most = columns[column] > most ? columns[column] : most;
     }
-    // Any scale and low are valid, as the errors are computed from them; an infinite one makes them infinite.
+    // Any scale and low are valid, since the errors are computed from them; an infinite one gives infinite
+    // errors.
     Ints low_bits = (Ints)least & ~lost_bits, low_magnitude = low_bits & ~sign_bit;
     low_bits = low_magnitude < least_half ? low_bits * 0 : low_bits;
     low_bits = low_magnitude < most_half ? low_bits : (low_bits & sign_bit) | infinite;

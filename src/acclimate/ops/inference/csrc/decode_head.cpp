@@ -20,8 +20,8 @@ constexpr float nothing = -std::numeric_limits<float>::infinity();
 
 float a_little_less(float value) { return value - std::fabs(value) * 0x1p-6f - 1e-30f; }
 
-// A product below this has a logit below `best`, as the roundings of each operation change it by less than a
-// 128th. A cap of 0: there is none.
+// A product below this has a logit below `best`, since the rounding of each operation changes it by less than
+// 1/128. A cap of 0 means none.
 float limit_of(float best, float factor, float cap) {
   if (cap > 0) {
     const float share = a_little_less(best / cap);
@@ -46,7 +46,7 @@ void Step::keep_best(const Call& call) const {
     float best = nothing;
     int64_t token = 0;
     for (const auto& own : own_) {
-      // Of equal logits the first token wins, as in torch.
+      // The first of equal logits wins, as in torch.
       if (static_cast<int64_t>(own->best.size()) > i && own->best[i] > best) {
         best = own->best[i];
         token = own->best_token[i];
@@ -123,14 +123,14 @@ void Step::finish(const Call& call, Own& own, int thread, int threads) {
     return;
   }
   const Weight& weight = head.parts[0].weight;
-  // Also when the next step tries the coarse copy again.
+  // The head's pages are released also if the next step tries the coarse copy again.
   const bool releases =
       releases_head_ || (screens_ && own.unscreened_steps == 0 && weight.scheme == Scheme::dense);
   std::optional<FilePages> pages;
   if (checks_screen_ || releases) {
     pages.emplace();
   }
-  // Without logits to keep, those of a few rows at a time.
+  // If the caller does not want logits, only those of a few rows are kept at a time.
   float* memory = at_least(own.logits, batch * head_rows);
   for (int64_t row = first; row < last; row += head_rows) {
     const int64_t count = std::min(head_rows, last - row);
@@ -162,8 +162,8 @@ void Step::finish(const Call& call, Own& own, int thread, int threads) {
   }
 }
 
-// Finds the best of some rows, and reads only the rows that can be the best of all; returns false if they are
-// too many. It contains a barrier for all threads.
+// Finds the best of some rows, and reads only the rows that can be the best of all; returns false if these
+// are too many. Contains a barrier for all threads.
 bool Step::find_best(const Call& call, Own& own, const float* x, int64_t first, int64_t last, int threads) {
   const bool is_found = own.unscreened_steps == 0 && approximate(call, own, x, first, last);
   const int64_t groups = (last - first + group_rows - 1) / group_rows;
@@ -233,7 +233,7 @@ bool Step::approximate(const Call& call, Own& own, const float* x, int64_t first
   return true;
 }
 
-// What a product is at most; infinite where nothing is known.
+// An upper bound of a product; infinite if none is known.
 float Step::at_most(float product, int64_t group, Screen::Lengths lengths) const {
   const float most = product + screen_->margin(group, lengths);
   return most == most ? most : std::numeric_limits<float>::infinity();
@@ -251,7 +251,8 @@ void Step::try_group(const Call& call, Own& own, const float* x, int64_t first, 
     return;
   }
   const Weight& head = decoder_.head->parts[0].weight;
-  // As with the inputs of all sequences: only the sums of a single input are in another order.
+  // Two inputs, so that sums have the same order as with the inputs of all sequences; that of a single input
+  // differs.
   const int64_t other = std::min(sequence, std::max<int64_t>(call.batch - 2, 0));
   const Input exact = input_for(head, own, x, call.batch).rows(other, std::min<int64_t>(call.batch, 2));
   float products[group_rows], logits[2 * group_rows];

@@ -36,8 +36,8 @@ ACCLIMATE_INLINE float rounded(float x) {
   if constexpr (dtype == Dtype::bf16) {
     return float_of(rounded_bf16(x));
   } else if constexpr (dtype == Dtype::f16) {
-    // Adding and taking away a power of two rounds to its last place: 2^13 times that of the value, and at
-    // least that of the smallest float16.
+    // Adding and subtracting a power of two rounds to its last place: 2^13 times the value's own, and at
+    // least the last place of the smallest float16.
     const uint32_t exponent = std::max(bits_of(x) & 0x7f800000u, 113u << 23);
     const float shift = float_of(exponent + (13u << 23));
     const float magnitude = float_of(bits_of(x) & 0x7fffffffu);
@@ -49,7 +49,7 @@ ACCLIMATE_INLINE float rounded(float x) {
   }
 }
 
-// Of a value that is a float16 already: only its bits move.
+// The value must be representable in float16, so that only its bits move.
 ACCLIMATE_INLINE uint16_t bits_of_f16(float x) {
   const uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
@@ -237,7 +237,7 @@ ACCLIMATE_INLINE void rotate_pair(float cos, float sin, float& a, float& b) {
   b = rounded<dtype>(bc + as);
 }
 
-// Of copies, which do not overlap, the compiler makes vectors.
+// Works on local copies, which do not overlap, so that the compiler vectorises it.
 template <Dtype dtype, bool rounds_products>
 ACCLIMATE_INLINE void rotate_halves(const float* cos, const float* sin, int64_t pairs, float* x) {
   int64_t i = 0;

@@ -52,7 +52,7 @@ float largest(const float* x, int64_t n);
 // x = exp(x * factor - shift); returns the sum.
 float exponentials(float factor, float shift, float* x, int64_t n);
 
-// Of each group of 16 values; NaN counts as none.
+// The largest value of each group of 16; NaNs are ignored.
 void largest_of_groups(const float* x, int64_t groups, float* largest);
 
 // Mixes bytes into a checksum, which changes with any change of a single word.

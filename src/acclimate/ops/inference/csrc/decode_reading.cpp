@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t rows_together = 16;  // of the residual stream
 constexpr int64_t inputs_together = 528;  // of a product: it takes 12 at a time
-constexpr int64_t least_inputs = 264;  // fewer cost more arranging than other threads save
+constexpr int64_t least_inputs = 264;  // below this, arranging weights costs more than more threads save
 constexpr int64_t columns_together = 64;  // of a product: an arranged tile stays in the second cache
 constexpr int64_t queries_together = 128;
 constexpr int64_t most_scores = 1 << 20;  // that a thread keeps
@@ -20,7 +20,7 @@ constexpr float nothing = -std::numeric_limits<float>::infinity();
 
 int64_t tiles_of(int64_t count, int64_t together) { return (count + together - 1) / together; }
 
-// Values from one input of a product to the next.
+// The number of values from one input of a product to the next.
 int64_t stride_of(int64_t k) { return input_stride(Form::bf16, k); }
 
 bool is_arranged(const Product& product) {
@@ -237,7 +237,7 @@ class Step::Reading {
         take_inputs(least_inputs);
       }
     }
-    // As many inputs in each part, of at most so many.
+    // Divides the inputs into equal parts of at most `most`.
     void take_inputs(int64_t most) {
       inputs = tiles_of(tiles_of(rows, tiles_of(rows, most)), 12) * 12;
       input_parts = tiles_of(rows, inputs);
@@ -249,12 +249,14 @@ class Step::Reading {
       return {first, std::min(first + columns, width), begin, std::min(inputs, rows - begin)};
     }
 
-    // From the results of one input to those of the next; products write whole groups of columns.
+    // The distance from the results of one input to those of the next; products write whole groups of
+    // columns.
     int64_t stride() const { return columns + group_rows; }
     float* memory(std::vector<float>& held) const { return at_least(held, inputs * stride()); }
   };
 
-  // Rounded: y[i * stride + column - first], which may be `found`, where the products are first.
+  // Writes the rounded products to y[i * stride + column - first]. `y` may be `found`, which gets the
+  // products before they are rounded.
   void multiply_tile(const Product& product, Own& own, const std::vector<uint16_t>& x, const Tile& tile,
                      float* found, int64_t found_stride, float* y, int64_t stride) const {
     int64_t begin = 0;
@@ -344,7 +346,7 @@ class Step::Reading {
                              all + i * width, head, attention.key_heads, own, key);
           fill_bf16(key, size, size, keys + (call_.place + first + i) * size);
         }
-        // The values of these places are side by side in each column.
+        // In each column of the cache, the values of these places are contiguous.
         const float* from = all + attention.key_heads * size + head * value_size;
         float column[rows_together];
         for (int64_t c = 0; c < value_size; ++c) {
@@ -357,7 +359,7 @@ class Step::Reading {
     });
   }
 
-  // For the places of each sequence from `begin` on.
+  // Computes attention for the places of each sequence from `begin` on.
   void attend(Place& place, const Attention& attention, size_t index, int64_t begin, Own& own) {
     const int64_t group = attention.heads / attention.key_heads;
     const int64_t keys = call_.place + call_.length;
@@ -374,7 +376,7 @@ class Step::Reading {
     });
   }
 
-  // The queries of one key head at some places of a sequence.
+  // Computes attention for the queries of one key head at some places of a sequence.
   void attend_part(const Attention& attention, size_t index, int64_t sequence, int64_t key_head,
                    int64_t first_place, int64_t places, Own& own) {
     const int64_t size = attention.head_size, value_size = attention.value_size;

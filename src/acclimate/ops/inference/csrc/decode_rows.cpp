@@ -1,5 +1,5 @@
-// What happens to one row of the residual stream, or one head of it, whether tokens come one by one or
-// together.
+// The operations on one row of the residual stream, or on one head of it. They are the same whether tokens
+// come one by one or together.
 #include "decode_step.h"
 
 namespace acclimate::inference::decode {

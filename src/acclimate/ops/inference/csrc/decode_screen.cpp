@@ -31,7 +31,8 @@ constexpr float rounded_up = 1.001f;
 int64_t groups_of(const Weight& weight) { return (weight.n + group_rows - 1) / group_rows; }
 int64_t tiles_of(const Weight& weight) { return (weight.n + tile_rows - 1) / tile_rows; }
 
-// What float32 sums of a product lose at most, of the length of the row times the length of the input.
+// The largest error of a product that float32 sums cause, relative to the norm of the row times that of the
+// input.
 float lost_by_sums(int64_t k) { return static_cast<float>(2 * k + 128) * 0x1p-24f; }
 
 }  // namespace
@@ -115,7 +116,7 @@ void Screen::fill_group(int64_t group, std::vector<uint32_t>& memory) {
   norms_[group] = most_norm * (rounded_up + lost_by_sums(head_.k));
 }
 
-// The scales and lows of a row are those of the head, but that the smallest step is twice as large.
+// The copy has the head's scales and lows, except that its smallest step is twice as large.
 void Screen::cut_group(int64_t group) {
   const uint8_t* from = head_.data + group * head_.stride;
   uint8_t* to = memory_.get() + group * coarse_.stride;
@@ -126,7 +127,7 @@ void Screen::cut_group(int64_t group) {
   std::memcpy(scales, from, sizeof(scales));
   std::memcpy(low_scales, from + at.low_scale, sizeof(low_scales));
   for (int64_t row = 0; row < group_rows; ++row) {
-    // What a value is the difference of: a code of 5 bits and a low of 8, times scales of 8 bits.
+    // A value is scale * block scale * code - low scale * block low; the block's two have 8 bits, the code 5.
     most = std::max(most, std::fabs(scales[row]) * (255 * 31) + std::fabs(low_scales[row]) * 255);
     scales[row] *= 2;
   }

@@ -2,10 +2,11 @@
 // logit, and only rows that can have the largest one are computed.
 //
 // For a row w of a dense head, its coarse copy v, an input x and its rounded form z, the product w x differs
-// from v z by at most |w| |x - z| + |w - v| |z|. The copy has 6 bits for each value.
+// from v z by at most |w| |x - z| + |w - v| |z|. The copy takes 6 bits for each value: codes of 5 bits, and
+// scales.
 //
-// A head in int5 is multiplied by z itself. Its copy lacks the last bit of each code, which makes 4.5 bits of
-// 5.5: a product is largest if this bit is set wherever z is positive.
+// A head in int5 is multiplied by z itself. Its copy lacks the last bit of each code, so that 4.5 bits of 5.5
+// remain for each value. A product is largest if the missing bit is set wherever z is positive.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ namespace acclimate::inference::decode {
 
 class Screen {
  public:
-  // Whether a head is worth a coarse copy: a weight that no cache holds, dense or in int5.
+  // Whether a head is worth a coarse copy: it is dense or in int5, and too large for the caches.
   static bool suits(const Weight& head);
 
   // Throws std::bad_alloc.
@@ -28,7 +29,7 @@ class Screen {
   // Makes the copy of a thread's share of the rows; call it in each of `threads` threads.
   void fill(int thread, int threads);
 
-  // Whether a thread's share of the rows is as it was when the copy was made.
+  // Whether a thread's share of the rows has not changed since the copy was made.
   bool is_current(int thread, int threads) const;
 
   // The same for the tiles that begin within some rows, which were just read.
@@ -36,16 +37,16 @@ class Screen {
 
   const Weight& coarse() const { return coarse_; }
 
-  // The input whose products with the coarse copy the margin belongs to. `starts` keeps a part of it.
+  // The input to multiply by the coarse copy, for which margin() holds. `starts` keeps a part of it.
   Input with_starts(Input rounded, std::vector<int32_t>& starts) const;
 
-  // How long an input and its rounding error are: 0, 0 for an input that cannot be used.
+  // The norms of an input and of its rounding error; both are 0 for an input that cannot be used.
   struct Lengths {
     float rounded, error;
   };
   static Lengths lengths_of(const float* x, const Input& rounded, int64_t row);
 
-  // How much more than its approximate product the product of a row of a group can be.
+  // An upper bound of the difference between the exact and the approximate product of a row of a group.
   float margin(int64_t group, Lengths lengths) const {
     return errors_[group] * lengths.rounded + norms_[group] * lengths.error + 1e-30f;
   }

@@ -195,7 +195,7 @@ void Step::project(const Layer& layer, const Call& call, Own& own, int thread, i
   multiply(product, own, start, first, last, call.batch, projected_.data(), product.width);
 }
 
-// In how many parts the keys of a head are attended to, so that each thread has something to do.
+// The number of parts into which the keys of a head are divided, so that each thread has work.
 int64_t Step::parts_of(const Attention& attention, const Call& call, int threads) const {
   const int64_t units = call.batch * attention.key_heads;
   const int64_t keys = attention.window > 0 ? std::min(attention.window, call.place + 1) : call.place + 1;

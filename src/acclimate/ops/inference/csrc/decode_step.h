@@ -33,7 +33,7 @@ struct Call {
   int64_t length = 1;  // the places from `place` on that are read together
 };
 
-// A thread's share of so many rows, in whole groups.
+// A thread's share of `rows` rows, in whole groups.
 inline std::pair<int64_t, int64_t> share(int64_t rows, int thread, int threads) {
   const int64_t groups = (rows + group_rows - 1) / group_rows;
   const auto begin = [&](int64_t t) { return std::min(groups * t / threads * group_rows, rows); };
@@ -82,13 +82,13 @@ class Step {
   // Weights may have changed since the last call.
   void begin();
 
-  // One token of each sequence. One caller at a time; a second one waits.
+  // Computes one token of each sequence. A second caller waits for the first.
   void run(const Call& call, int threads);
 
-  // Whether `read` can: weights are bf16 or quantised, and the processor has vectors for it.
+  // Whether `read` works: weights are bf16 or quantised, and the processor has vectors for it.
   bool can_read() const;
 
-  // Several tokens of each sequence, which are multiplied by a weight together.
+  // Reads several tokens of each sequence, which are multiplied by a weight together.
   void read(const Call& call, int threads);
 
  private:
@@ -97,7 +97,7 @@ class Step {
     float most;
     int64_t group, sequence;
   };
-  // Of a thread.
+  // The state of one thread.
   struct Own {
     std::vector<float> x, start, normed, branch, wide, gate, heads, scores, logits;
     std::vector<Line> memory[3];  // prepared inputs, by form

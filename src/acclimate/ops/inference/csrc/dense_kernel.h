@@ -93,7 +93,7 @@ inline void multiply_tile(const uint8_t* weight, int64_t weight_stride, int64_t 
     for (int row = 0; row < rows; ++row) {
       const uint8_t* from = weight + row * weight_stride + column * static_cast<int64_t>(sizeof(Value));
       weights[row] = Step::weights(reinterpret_cast<const Value*>(from));
-      // Rows to come, in the order of their addresses.
+      // Prefetches the next rows, in the order of their addresses.
       prefetch_ahead(next + (column * rows + row * Step::values) * static_cast<int64_t>(sizeof(Value)));
     }
     for (int i = 0; i < inputs; ++i) {
@@ -105,7 +105,7 @@ inline void multiply_tile(const uint8_t* weight, int64_t weight_stride, int64_t 
   }
   if (column < k) {
     for (int row = 0; row < rows; ++row) {
-      // Whatever follows the row must not be read.
+      // The memory after the row must not be read.
       Value rest[Step::values] = {};
       const uint8_t* from = weight + row * weight_stride + column * static_cast<int64_t>(sizeof(Value));
       __builtin_memcpy(rest, from, (k - column) * sizeof(Value));

@@ -1,4 +1,4 @@
-// Lets go of pages of mapped files that were read and are not needed soon; they stay in the system's cache.
+// Unmaps pages of mapped files that were read and are not needed soon; they stay in the system's page cache.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,10 @@
 
 namespace acclimate::inference {
 
-// Unmaps pages after they were read, front to back, at the latest in the destructor: they no longer count as
-// this process's memory, and are mapped again at the next read. Pages without a file behind them stay mapped,
-// with the pages around them: the content of a written page of a private mapping exists nowhere else. A file
-// of the kernel, which this object keeps open, tells which pages those are.
+// Unmaps pages after they were read in ascending order, at the latest in the destructor. They no longer count
+// as this process's memory, and are mapped again at the next read. Pages without a file behind them stay
+// mapped, with the pages around them: the content of a written page of a private mapping exists nowhere else.
+// This object keeps the kernel's pagemap file open, which shows these pages.
 class FilePages {
  public:
   FilePages();
@@ -17,7 +17,7 @@ class FilePages {
   FilePages(const FilePages&) = delete;
   FilePages& operator=(const FilePages&) = delete;
 
-  // Says that these bytes, which follow those of the call before, were read.
+  // Reports that these bytes, which follow those of the previous call, were read.
   void was_read(const uint8_t* from, int64_t bytes);
 
  private:

@@ -25,7 +25,7 @@ using ArrangeRows = void (*)(const Weight&, int64_t first, int64_t last, void* t
 using MultiplyArranged = void (*)(const void* arranged, int64_t groups, int64_t k, const uint16_t* x,
                                   int64_t stride, int64_t m, bool adds, float* y, int64_t y_stride);
 
-// A null pointer: the instruction set has nothing better than a smaller one.
+// The kernels of one instruction set. A null pointer: it has nothing better than a smaller instruction set.
 struct Kernels {
   Product dense[3];  // by the weight's dtype, for inputs in float32
   Product dense_bf16;  // for inputs and weights in bf16

@@ -34,7 +34,7 @@ void add(Kernels& chosen, const Kernels& better) {
   }
 }
 
-// "avx512" has no vectors for products of bytes of its own: it uses VNNI if there is, else AVX2's.
+// "avx512" has no instructions of its own for products of bytes: it uses VNNI if available, else AVX2.
 Kernels kernels_of(Isa isa) {
   Kernels chosen = plain_kernels;
 #if defined(__x86_64__)
@@ -66,7 +66,7 @@ Kernels kernels_of(Isa isa) {
 }
 
 // Intel's cores take longer for a vector of bf16 products than for the same products in float32: on Emerald
-// Rapids 43 thousand million a second, and 88 in float32.
+// Rapids 43 billion products a second, against 88 billion in float32.
 Isa fastest_isa() {
 #if defined(__x86_64__)
   if (best_isa() == Isa::avx512_bf16 && __builtin_cpu_is("intel")) {
@@ -193,8 +193,9 @@ Form form_of(const Weight& weight, Dtype input) {
   return has_bf16 && weight.dtype == Dtype::bf16 && input == Dtype::bf16 ? Form::bf16 : Form::f32;
 }
 
-// Whole vectors of each kernel, and whole super-blocks. Rows of floating-point numbers are an odd number of
-// cache lines apart: with a power of two all of them would fall on the same few lines of the first cache.
+// Rows are padded to whole vectors of each kernel, and to whole super-blocks. Rows of floating-point numbers
+// are an odd number of cache lines apart: with a power of two all of them would map to a few lines of the L1
+// cache.
 int64_t input_stride(Form form, int64_t k) {
   const int64_t multiple = form == Form::int8 ? 256 : 32;
   const int64_t whole = (k + multiple - 1) / multiple * multiple;

@@ -35,7 +35,7 @@ struct Weight {
   int64_t stride;  // bytes from one row of a dense weight, or one group of a quantised one, to the next
 };
 
-// What a weight is multiplied by.
+// The form of the input that a weight is multiplied by.
 enum class Form : int32_t {
   f32,
   bf16,  // for vectors of bf16 products
@@ -68,7 +68,7 @@ struct Input {
   }
 };
 
-// The form in which an input of a dtype loses nothing against the weight, or little (int8).
+// The form of an input of a dtype that is as precise as the weight, or nearly (int8).
 Form form_of(const Weight& weight, Dtype input);
 
 size_t input_bytes(Form form, int64_t m, int64_t k);
@@ -77,7 +77,7 @@ size_t input_bytes(Form form, int64_t m, int64_t k);
 int64_t input_stride(Form form, int64_t k);
 
 // Fills memory (input_bytes, aligned to 64) with m rows that are x_stride values apart. An input with
-// infinite or NaN values gets the form f32 instead of int8; compute() takes it, slowly.
+// infinite or NaN values gets the form f32 instead of int8, with which compute() is slow.
 Input prepare(Form form, Dtype dtype, const void* x, int64_t x_stride, int64_t m, int64_t k, void* memory);
 
 // The rows of a thread: always the same ones, so that they stay in its memory node. Multiples of group_rows.

@@ -124,8 +124,8 @@ int64_t bytes_of(const Weight& weight) {
                                         : (weight.n + group_rows - 1) / group_rows * weight.stride;
 }
 
-// As run_threads, on torch's threads. Our own look for work for a while after a call, and so do torch's: work
-// that alternates with long operators of torch is slower by half when both look on the same cores.
+// Like run_threads, but on torch's threads. Both pools spin for a while after a call. Work that alternates
+// with long operators of torch is slower by half if both pools spin on the same cores.
 template <class Function>
 void run_torch_threads(int threads, Function& function) {
   torch::stable::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
@@ -174,7 +174,7 @@ struct ManyMemory {
   std::vector<float> results;
 };
 
-// As multiply, for many inputs in bf16: rows are arranged once for up to 264 inputs.
+// Like multiply(), for many inputs in bf16: rows are arranged once for up to 264 inputs.
 template <class Finish>
 void multiply_arranged(const Weight& weight, const Rows& rows, const Finish& finish) {
   constexpr int64_t most_inputs = 264, some_rows = 64;
@@ -344,7 +344,7 @@ Tensor rows(const Tensor& data, const Tensor& ids, int64_t scheme, int64_t n, in
   return result;
 }
 
-// As acclimate.huge_pages does, before the memory is written.
+// Like acclimate.huge_pages. Called before the memory is written.
 void request_huge_pages([[maybe_unused]] uint8_t* data, [[maybe_unused]] int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
   constexpr int64_t least_bytes = 4 << 20, page = 4096;

@@ -1,4 +1,4 @@
-// Threads that wait for work without delay at first, and asleep after about a millisecond.
+// Threads that spin for about a millisecond while they wait for work, and then sleep.
 #pragma once
 
 #include <atomic>
@@ -7,8 +7,8 @@
 
 namespace acclimate::inference {
 
-// Waits until a number changes: it looks for up to a millisecond, which is faster than being woken, then
-// sleeps in the kernel.
+// Waits until a number changes: spins for up to a millisecond, which is faster than being woken, then sleeps
+// in the kernel.
 class Signal {
  public:
   int32_t now() const { return value_.load(std::memory_order_acquire); }

@@ -11,7 +11,7 @@ struct BlockScales {
   Floats first, second, low;
 };
 
-// at: offsets_of the group's blocks.
+// at: the result of offsets_of() for the group's blocks.
 template <Scheme scheme>
 inline BlockScales scales_of_block(const uint8_t* group, const Offsets& at, int64_t b) {
   constexpr Layout layout = layout_of(scheme);

@@ -11,8 +11,8 @@ inline void check(cudaError_t error, const char* what) {
   STD_TORCH_CHECK(error == cudaSuccess, what, " failed: ", cudaGetErrorString(error), ".");
 }
 
-// The stream of torch's current device on which work is queued; not one that is being captured, as the
-// count of steps is the host's and a replay would not count.
+// The stream of torch's current device on which work is queued. Refuses a stream that is being captured: the
+// host counts the steps, and a replay would not.
 inline cudaStream_t current_stream(int32_t device_index) {
   void* handle = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_index, &handle));
@@ -21,7 +21,7 @@ inline cudaStream_t current_stream(int32_t device_index) {
   check(cudaStreamIsCapturing(stream, &status), "Asking for the state of a stream");
   STD_TORCH_CHECK(
       status == cudaStreamCaptureStatusNone,
-      "This optimizer counts steps on the host, so a captured graph would repeat one step for ever. "
+      "This optimizer counts steps on the host, so a captured graph would repeat one step forever. "
       "Step outside the graph, or use torch.optim with capturable=True.");
   return stream;
 }

@@ -74,7 +74,7 @@ inline Bytes load_bytes(const uint8_t* from) {
   const __m256i* x = reinterpret_cast<const __m256i*>(from);
   return {_mm256_loadu_si256(x), _mm256_loadu_si256(x + 1)};
 }
-// Of each four bytes one.
+// One of each four bytes, as an integer.
 template <int place>
 inline Ints byte_of(Bytes x) {
   const __m256i mask = _mm256_set1_epi32(255);

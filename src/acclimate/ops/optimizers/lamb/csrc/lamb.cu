@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(threads_per_block) move_moments(LambTables tab
     }
     store(row.state[0].data, row.state[0].dtype, i, count, row.is_aligned, m);
     store(row.state[1].data, row.state[1].dtype, i, count, row.is_aligned, v);
-    // As the third launch will read them: 16-bit state has been rounded.
+    // Loaded again as the third launch will read them, because 16-bit state has been rounded.
     load(row.state[0].data, row.state[0].dtype, i, count, row.is_aligned, m);
     load(row.state[1].data, row.state[1].dtype, i, count, row.is_aligned, v);
     for (int k = 0; k < count; ++k) {
