@@ -19,8 +19,7 @@ from acclimate.inference.commands.request import (
     add_remote_code_option,
     count,
     messages,
-    options_given,
-    positional_given,
+    rank_arguments,
 )
 from acclimate.inference.packing.packer import check_scheme
 
@@ -29,11 +28,6 @@ if TYPE_CHECKING:
 
 _MOST_TOKENS = 1 << 20
 _MOST_SEQUENCES = 1024
-_OPTIONS = (
-    "dtype", "quantize", "num_accelerators", "prompt_tokens", "new_tokens", "sequences", "json",
-    "trust_remote_code",
-)  # fmt: skip
-"""The options that are passed on to the ranks unchanged."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,8 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if ranks > 1:
         from acclimate.inference.commands.on_ranks import start_ranks
 
-        arguments = [*options_given(args, *_OPTIONS), "--as-rank", *positional_given(args.model)]
-        return start_ranks("bench", arguments, ranks)
+        return start_ranks("bench", rank_arguments(args, "model", "--as-rank"), ranks)
     from acclimate.inference.startup.lean_import import import_transformers
 
     import_transformers()

@@ -23,8 +23,7 @@ from acclimate.inference.commands.request import (
     add_remote_code_option,
     count,
     messages,
-    options_given,
-    positional_given,
+    rank_arguments,
     read_prompt,
     read_request,
 )
@@ -32,11 +31,6 @@ from acclimate.inference.progress import progress_on_terminal
 
 _PIPE_CLOSED = 141
 """The exit code that a shell reports after SIGPIPE."""
-_OPTIONS = (
-    "model", "max_new_tokens", "dtype", "quantize", "temperature", "repetition_penalty", "seed",
-    "trust_remote_code", "json",
-)  # fmt: skip
-"""The options that are passed on to the ranks unchanged."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,9 +136,8 @@ def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
 
     read_request(args)  # its errors need no ranks
     columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
-    place = ["--as-rank", str(columns), *(["--on-terminal"] if sys.stdout.isatty() else [])]
-    arguments = [*options_given(args, *_OPTIONS), *place, *positional_given(args.prompt)]
-    return start_ranks("generate", arguments, ranks, args.bind_core_list)
+    told = ["--as-rank", str(columns), *(["--on-terminal"] if sys.stdout.isatty() else [])]
+    return start_ranks("generate", rank_arguments(args, "prompt", *told), ranks, args.bind_core_list)
 
 
 def _run_rank(args: argparse.Namespace, display: Display, rank: int) -> None:

@@ -101,18 +101,25 @@ def count(name: str, text: str, most: int) -> int:
     return value
 
 
-def options_given(args: argparse.Namespace, *names: str) -> list[str]:
-    """Returns the given ones of the named options, for the command line of a rank."""
-    return [
-        f"--{name}" if value is True else f"--{name.replace('_', '-')}={value}"
-        for name in names
-        if (value := getattr(args, name)) is not None and value is not False
+_NOT_FOR_RANKS = {"command", "num_accelerators", "bind_core_list", "as_rank", "on_terminal"}
+"""What the launcher alone uses, and what it tells each rank itself."""
+
+
+def rank_arguments(args: argparse.Namespace, positional: str, *told: str) -> list[str]:
+    """Returns the arguments of a rank: all options of the command, so that a new one reaches the ranks too.
+
+    Args:
+        args: the command's arguments.
+        positional: the name of the positional one.
+        told: what the launcher tells the rank.
+    """
+    options = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        for name, value in vars(args).items()
+        if name not in _NOT_FOR_RANKS and name != positional and value is not None and value is not False
     ]
-
-
-def positional_given(value: str | None) -> list[str]:
-    """Returns a positional argument for the end of a command line; nothing for ``None``."""
-    return [] if value is None else ["--", value]
+    last = getattr(args, positional)
+    return [*options, *told, *([] if last is None else ["--", last])]
 
 
 def read_prompt(argument: str | None) -> str:
