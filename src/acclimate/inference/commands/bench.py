@@ -19,6 +19,7 @@ from acclimate.inference.commands.request import (
     add_remote_code_option,
     count,
     messages,
+    model_options,
     rank_arguments,
 )
 from acclimate.inference.packing.packer import check_scheme
@@ -112,12 +113,7 @@ def _load(args: argparse.Namespace, tokens: int, rank: int) -> LoadedModel:
     from acclimate.inference.loading.initialize import load_split_model
 
     with messages(logging.INFO if rank == 0 else logging.ERROR):
-        loaded = load_split_model(
-            args.model,
-            dtype=args.dtype,
-            quantize=args.quantize,
-            trust_remote_code=args.trust_remote_code,
-        )
+        loaded = load_split_model(**model_options(args))
         context = loaded.context_length
         with loaded.ranks.all_or_none():
             if context is not None and context < tokens:

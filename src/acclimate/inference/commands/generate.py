@@ -105,7 +105,7 @@ def _run_alone(args: argparse.Namespace) -> int:
         request = read_request(args)
         prompt = read_prompt(args.prompt)
         # Here, so that Ctrl-C is handled from the start.
-        if request.model is None or os.path.exists(request.model):  # else reports the error without importing
+        if args.model is None or os.path.exists(args.model):  # else reports the error without importing
             from acclimate.inference.startup.lean_import import import_transformers
 
             import_transformers()
@@ -114,11 +114,8 @@ def _run_alone(args: argparse.Namespace) -> int:
         display.begin(prompt)
         result = generate(
             prompt,
-            model=request.model,
-            dtype=request.dtype,
-            quantize=request.quantize,
-            trust_remote_code=request.trust_remote_code,
             on_text=None if args.json else display.show,
+            **request.model,
             **request.options,
         )
         display.finish(result)
@@ -147,12 +144,7 @@ def _run_rank(args: argparse.Namespace, display: Display, rank: int) -> None:
         from acclimate.inference.loading.initialize import load_split_model
 
         request = read_request(args)
-        loaded = load_split_model(
-            request.model,
-            dtype=request.dtype,
-            quantize=request.quantize,
-            trust_remote_code=request.trust_remote_code,
-        )
+        loaded = load_split_model(**request.model)
         ranks = loaded.ranks
         with ranks.all_or_none():
             prompt = read_prompt(args.prompt) if ranks.is_first else None

@@ -50,12 +50,10 @@ def add_quantize_option(parser: argparse.ArgumentParser) -> None:
 class Request:
     """The options of ``acclimate generate`` that say what to generate."""
 
-    model: str | None
+    model: dict[str, Any]
+    """The arguments of :func:`acclimate.inference.load_split_model`."""
     options: dict[str, Any]
     """The arguments of :func:`acclimate.inference.generate` besides the prompt and the model."""
-    dtype: str
-    quantize: str | None
-    trust_remote_code: bool
 
 
 def read_request(args: argparse.Namespace) -> Request:
@@ -73,7 +71,12 @@ def read_request(args: argparse.Namespace) -> Request:
         "repetition_penalty": None if penalty is None else number(float, "repetition-penalty", penalty),
     }
     check_scheme(args.quantize)
-    return Request(args.model, options, args.dtype, args.quantize, args.trust_remote_code)
+    return Request(model_options(args), options)
+
+
+def model_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the arguments of :func:`acclimate.inference.load_split_model`."""
+    return {name: getattr(args, name) for name in ("model", "dtype", "quantize", "trust_remote_code")}
 
 
 def number(kind: type[_Number], name: str, text: str) -> _Number:
