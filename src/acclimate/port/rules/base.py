@@ -45,8 +45,6 @@ class Finding:
     edits: tuple[Edit, ...] = ()
     claims: tuple[cst.CSTNode, ...] = ()
     """Nodes that this finding covers, so that no other rule checks them."""
-    needs_applied_in: tuple[Span, ...] = ()
-    """Every finding in these ranges must be applied too."""
     needs_applied_at: tuple[Span, ...] = ()
     """Each of these ranges must be part of a finding that is applied."""
     node: cst.CSTNode | None = None
