@@ -32,6 +32,10 @@ class Example:
     torch: str | None
 
 
+IMPORTS = "import torch\nfrom acclimate import get_accelerator\n\n"
+"""The first lines of an example that was ported to acclimate."""
+
+
 @dataclass
 class Finding:
     """One piece of hardware-specific code."""

@@ -10,14 +10,13 @@ from acclimate.port.conditions.host_answers import ends_program_if_false, may_be
 from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate.port.new_code.edits import insert, replace
 from acclimate.port.new_code.targets import AcclimateTarget
-from acclimate.port.rules.base import Example, Finding, Rule, is_assigned, is_read
+from acclimate.port.rules.base import IMPORTS, Example, Finding, Rule, is_assigned, is_read
 from acclimate.port.rules.comparison_edits import HOST_CHANGES, OTHERS, negation
 from acclimate.port.rules.devices import AT_IMPORT
 from acclimate.port.source.tree import called_name, dotted, positional, string_value, walk
 from acclimate.port.source.values import BACKEND_NAME
 from acclimate.port.source_file import SourceFile
 
-_IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
 _WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
 _TAKES_BACKEND_FIRST = {"init_process_group", "init_distributed", "is_backend_available"}
 _TAKES_BACKEND = {*_TAKES_BACKEND_FIRST, "new_group", "new_subgroups", "init_process_group_wrapper"}
@@ -49,14 +48,14 @@ edit needs."""
     examples = (
         Example(
             "import torch\n\n\ndef f():\n    torch.distributed.init_process_group(backend='nccl')\n",
-            f"{_IMPORT}\ndef f():\n"
+            f"{IMPORTS}\ndef f():\n"
             "    torch.distributed.init_process_group(backend=get_accelerator().communication_backend_name())\n",
             f"{_WITH_HELPER}def f():\n    torch.distributed.init_process_group("
             "backend=torch.distributed.get_default_backend_for_device(accelerator_type()))\n",
         ),
         Example(
             "import torch\n\n\ndef f():\n    torch.distributed.init_process_group('cpu:gloo,cuda:nccl')\n",
-            f"{_IMPORT}\ndef f():\n"
+            f"{IMPORTS}\ndef f():\n"
             "    torch.distributed.init_process_group(('cpu:gloo' if get_accelerator().device_name() == 'cpu' else "
             "f'cpu:gloo,{get_accelerator().device_name()}:{get_accelerator().communication_backend_name()}'))\n",
             f"{_WITH_HELPER}def f():\n"

@@ -15,6 +15,7 @@ from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate.port.new_code.edits import Part, insert, replace
 from acclimate.port.new_code.targets import AcclimateTarget
 from acclimate.port.rules.base import (
+    IMPORTS,
     Example,
     Finding,
     Rule,
@@ -36,7 +37,6 @@ from acclimate.port.source.tree import (
 from acclimate.port.source.values import DEVICE_NAME, Kind, methods
 from acclimate.port.source_file import SourceFile
 
-_IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
 _WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
 _OWN_OBJECTS = re.compile(
     r"^(self|cls|args|opt|opts|options|cfg|config|conf|hparams|hps|FLAGS|params|flags)$"
@@ -88,13 +88,13 @@ A class that defines a method `cuda` keeps it. Calls of that method stay too, on
     examples = (
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor):\n    return x.cuda()\n",
-            f"{_IMPORT}\ndef f(x: torch.Tensor):\n    return x.to(get_accelerator().device_name())\n",
+            f"{IMPORTS}\ndef f(x: torch.Tensor):\n    return x.to(get_accelerator().device_name())\n",
             f"{_WITH_HELPER}def f(x: torch.Tensor):\n    return x.to(accelerator_type())\n",
         ),
         Example(
             "import torch\n\n\ndef f(model: torch.nn.Module, gpu: int):\n"
             "    return model.cuda(gpu), torch.ones(1).cuda(non_blocking=True)\n",
-            f"{_IMPORT}\ndef f(model: torch.nn.Module, gpu: int):\n"
+            f"{IMPORTS}\ndef f(model: torch.nn.Module, gpu: int):\n"
             "    return model.to(get_accelerator().device_name(gpu)), "
             "torch.ones(1).to(get_accelerator().device_name(), non_blocking=True)\n",
             f"{_WITH_HELPER}def f(model: torch.nn.Module, gpu: int):\n"
@@ -223,7 +223,7 @@ if the branch only moves tensors. Otherwise, and with `--to torch`, it becomes a
     examples = (
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor):\n    assert x.is_cuda\n",
-            f"{_IMPORT}\ndef f(x: torch.Tensor):\n    assert get_accelerator().on_accelerator(x)\n",
+            f"{IMPORTS}\ndef f(x: torch.Tensor):\n    assert get_accelerator().on_accelerator(x)\n",
             'import torch\n\n\ndef f(x: torch.Tensor):\n    assert (x.device.type != "cpu")\n',
         ),
         Example(
@@ -278,21 +278,21 @@ finds. A branch on the device is edited only together with the pinning inside it
     examples = (
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor):\n    return x.pin_memory()\n",
-            f"{_IMPORT}\ndef f(x: torch.Tensor):\n    return get_accelerator().pin_memory(x)\n",
+            f"{IMPORTS}\ndef f(x: torch.Tensor):\n    return get_accelerator().pin_memory(x)\n",
             "import torch\n\n\ndef f(x: torch.Tensor):\n"
             "    return (x.pin_memory() if torch.accelerator.is_available() else x)\n",
         ),
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor, device):\n    if device.type == 'cuda':\n"
             "        x = x.pin_memory()\n    return x.to(device)\n",
-            f"{_IMPORT}\ndef f(x: torch.Tensor, device):\n    if device.type == get_accelerator().device_name():\n"
+            f"{IMPORTS}\ndef f(x: torch.Tensor, device):\n    if device.type == get_accelerator().device_name():\n"
             "        x = get_accelerator().pin_memory(x)\n    return x.to(device)\n",
             "import torch\n\n\ndef f(x: torch.Tensor, device):\n    if device.type != 'cpu':\n"
             "        x = x.pin_memory()\n    return x.to(device)\n",
         ),
         Example(
             "import torch\n\n\ndef f(n):\n    return torch.empty(n, pin_memory=True), torch.zeros(n).pin_memory()\n",
-            f"{_IMPORT}\ndef f(n):\n    return torch.empty(n, pin_memory=get_accelerator().device_name() != "
+            f"{IMPORTS}\ndef f(n):\n    return torch.empty(n, pin_memory=get_accelerator().device_name() != "
             '"cpu"), get_accelerator().pin_memory(torch.zeros(n))\n',
             "import torch\n\n\ndef f(n):\n    return torch.empty(n, pin_memory=torch.accelerator.is_available()), "
             "torch.zeros(n, pin_memory=torch.accelerator.is_available())\n",
