@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import libcst as cst
 
+from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate.port.new_code.edits import Edit, Part, replace
 from acclimate.port.source.tree import Span
 from acclimate.port.source_file import SourceFile
@@ -34,6 +35,8 @@ class Example:
 
 IMPORTS = "import torch\nfrom acclimate import get_accelerator\n\n"
 """The first lines of an example that was ported to acclimate."""
+WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
+"""The first lines of an example that was ported to torch, and calls the added function."""
 
 
 @dataclass

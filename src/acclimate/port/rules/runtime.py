@@ -21,7 +21,16 @@ from acclimate.port.dataflow.sinks import Sink, sink_of
 from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate.port.new_code.edits import Edit, Part, insert, replace
 from acclimate.port.new_code.targets import AcclimateTarget, Missing, Spelling, TorchTarget
-from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read, margin_of
+from acclimate.port.rules.base import (
+    WITH_HELPER,
+    Example,
+    Finding,
+    Rule,
+    cuda_name,
+    is_assigned,
+    is_read,
+    margin_of,
+)
 from acclimate.port.rules.comparison_edits import host_test
 from acclimate.port.source.tree import Span, called_name, has_unpacking, walk
 from acclimate.port.source_file import SourceFile
@@ -414,7 +423,7 @@ another accelerator has the name. A name that the program assigns to is left too
         Example(
             "import torch\n\nafter_step(fn=torch.cuda.empty_cache)\n",
             "import torch\nfrom acclimate import get_accelerator\n\nafter_step(fn=get_accelerator().empty_cache)\n",
-            f"import torch\n\n\n{ACCELERATOR_TYPE}\n\nafter_step(fn=(torch.accelerator.empty_cache "
+            f"{WITH_HELPER}after_step(fn=(torch.accelerator.empty_cache "
             'if accelerator_type() not in ("cpu", "mps") else lambda *_: None))\n',
         ),
         Example(

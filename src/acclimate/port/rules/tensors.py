@@ -11,11 +11,11 @@ from acclimate.port.conditions.host_answers import may_be_true_on_host, other_ki
 from acclimate.port.conditions.mps_streams import needs_streams
 from acclimate.port.dataflow.optional_index import may_be_none
 from acclimate.port.dataflow.sinks import holds_device_name
-from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate.port.new_code.edits import Part, insert, replace
 from acclimate.port.new_code.targets import AcclimateTarget
 from acclimate.port.rules.base import (
     IMPORTS,
+    WITH_HELPER,
     Example,
     Finding,
     Rule,
@@ -24,7 +24,7 @@ from acclimate.port.rules.base import (
     without_argument,
 )
 from acclimate.port.rules.comparison_edits import host_guard, host_test
-from acclimate.port.rules.devices import AT_IMPORT
+from acclimate.port.rules.devices import unsafe_at_import
 from acclimate.port.source.tree import (
     Span,
     called_name,
@@ -37,7 +37,6 @@ from acclimate.port.source.tree import (
 from acclimate.port.source.values import DEVICE_NAME, Kind, methods
 from acclimate.port.source_file import SourceFile
 
-_WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
 _OWN_OBJECTS = re.compile(
     r"^(self|cls|args|opt|opts|options|cfg|config|conf|hparams|hps|FLAGS|params|flags)$"
 )
@@ -89,7 +88,7 @@ A class that defines a method `cuda` keeps it. Calls of that method stay too, on
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor):\n    return x.cuda()\n",
             f"{IMPORTS}\ndef f(x: torch.Tensor):\n    return x.to(get_accelerator().device_name())\n",
-            f"{_WITH_HELPER}def f(x: torch.Tensor):\n    return x.to(accelerator_type())\n",
+            f"{WITH_HELPER}def f(x: torch.Tensor):\n    return x.to(accelerator_type())\n",
         ),
         Example(
             "import torch\n\n\ndef f(model: torch.nn.Module, gpu: int):\n"
@@ -97,7 +96,7 @@ A class that defines a method `cuda` keeps it. Calls of that method stay too, on
             f"{IMPORTS}\ndef f(model: torch.nn.Module, gpu: int):\n"
             "    return model.to(get_accelerator().device_name(gpu)), "
             "torch.ones(1).to(get_accelerator().device_name(), non_blocking=True)\n",
-            f"{_WITH_HELPER}def f(model: torch.nn.Module, gpu: int):\n"
+            f"{WITH_HELPER}def f(model: torch.nn.Module, gpu: int):\n"
             '    return model.to(f"{accelerator_type()}:{gpu}"), '
             "torch.ones(1).to(accelerator_type(), non_blocking=True)\n",
         ),
@@ -125,8 +124,7 @@ A class that defines a method `cuda` keeps it. Calls of that method stay too, on
         if has_unpacking(node) or (node.args and any(each.comma is None for each in node.args)):
             return self.left(file, node, "no rule converts these arguments")
         unsafe = "" if _is_torch_object(file, receiver) else "it may be neither a tensor nor a module"
-        if file.target.name == "torch" and file.runs_at_import(node):
-            unsafe = unsafe or AT_IMPORT
+        unsafe = unsafe or unsafe_at_import(file, node)
         finding = self._call(file, node, node.func, unsafe)
         if finding.edits and positional(node) and _is_storage(file, receiver):
             name = insert(file.span(node.args[0]).start, "device=")
