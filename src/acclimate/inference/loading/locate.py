@@ -68,20 +68,37 @@ def find_model(
     if model is None:
         return _demo_model(form)
     text = os.fspath(model)
-    path, kind = _existing(text)
-    if kind is stat.S_ISDIR:
-        return _local_folder(path, form, trust_remote_code, with_tokenizer)
-    if kind is stat.S_ISREG:
-        if path.suffix.lower() != ".gguf":
-            raise ModelNotFoundError(f"{path} is neither a model folder nor a .gguf file")
-        return _gguf_model(path, form)
-    existing_path(text)
+    folder, gguf = local_model(text)
+    if gguf is not None:
+        gguf, chosen = gguf.resolve(), form()
+        return FoundModel(converted_gguf(gguf, chosen), gguf if chosen == BLOCKS else None)
+    if folder is not None:
+        return FoundModel(_checked(folder, trust_remote_code, with_tokenizer))
     return FoundModel(_hub_model(text, trust_remote_code, with_tokenizer))
 
 
-def _gguf_model(path: Path, form: Callable[[], str]) -> FoundModel:
-    chosen = form()
-    return FoundModel(converted_gguf(path, chosen), path if chosen == BLOCKS else None)
+def local_model(text: str) -> tuple[Path | None, Path | None]:
+    """Returns the folder of a model on this machine, and the GGUF file that has its weights, if there is one.
+
+    Both are ``None`` if there is no such folder or file, but the text may be a hub id.
+
+    Raises:
+        ModelNotFoundError: the text is neither a model's path nor a possible hub id.
+    """
+    path, kind = _existing(text)
+    if kind is stat.S_ISREG:
+        if path.suffix.lower() != ".gguf":
+            raise ModelNotFoundError(f"{path} is neither a model folder nor a .gguf file")
+        return path.parent, path
+    if kind is stat.S_ISDIR:
+        files = [] if (path / "config.json").is_file() else sorted(path.glob("*.gguf"))
+        if len(files) > 1:
+            names = some_of((file.name for file in files), most=20)
+            raise ModelNotFoundError(f"{path} holds several GGUF files; give the path of one: {names}")
+        return path, files[0] if files else None
+    if not _HUB_ID.fullmatch(text) or text.startswith(".") or text.lower().endswith(".gguf"):
+        raise ModelNotFoundError(f"there is no folder or file '{excerpt(text)}'")
+    return None, None
 
 
 def _existing(text: str) -> tuple[Path, Callable[[int], bool] | None]:
@@ -101,33 +118,6 @@ def _existing(text: str) -> tuple[Path, Callable[[int], bool] | None]:
         if kind(mode):
             return path, kind
     raise ModelNotFoundError(f"{path} is neither a folder nor a file")
-
-
-def existing_path(text: str) -> Path | None:
-    """Returns the absolute path of a folder or file; ``None`` if it does not exist but may be a hub id.
-
-    Raises:
-        ModelNotFoundError: the text is neither a path nor a possible hub id.
-    """
-    path, kind = _existing(text)
-    if kind is not None:
-        return path
-    if not _HUB_ID.fullmatch(text) or text.startswith(".") or text.lower().endswith(".gguf"):
-        raise ModelNotFoundError(f"there is no folder or file '{excerpt(text)}'")
-    return None
-
-
-def _local_folder(
-    folder: Path, form: Callable[[], str], trust_remote_code: bool, with_tokenizer: bool
-) -> FoundModel:
-    if not (folder / "config.json").is_file():
-        files = sorted(folder.glob("*.gguf"))
-        if len(files) == 1:
-            return _gguf_model(files[0].resolve(), form)
-        if files:
-            names = some_of((file.name for file in files), most=20)
-            raise ModelNotFoundError(f"{folder} holds several GGUF files; give the path of one: {names}")
-    return FoundModel(_checked(folder, trust_remote_code, with_tokenizer))
 
 
 def _checked(folder: Path, trust_remote_code: bool, with_tokenizer: bool) -> Path:
