@@ -27,7 +27,7 @@ from acclimate.inference.decode.description import (
 )
 from acclimate.inference.decode.modules import packed_weight, rows_of
 from acclimate.inference.decode.share import Exchange, likeliest_token, whole_logits
-from acclimate.inference.interrupts import interrupts_deferred
+from acclimate.inference.deferred_sigint import interrupts_deferred
 from acclimate.ops.inference.native import reads_prompts
 from acclimate.selection import get_accelerator
 

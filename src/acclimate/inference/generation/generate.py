@@ -18,7 +18,7 @@ from acclimate.errors import (
     UnsupportedModelError,
     excerpt,
 )
-from acclimate.inference.generation.interruption import shared_interrupt
+from acclimate.inference.generation.shared_interrupt import shared_interrupt
 from acclimate.inference.loading.load import load_model
 from acclimate.inference.model.loaded_model import LoadedModel, is_panic, memory_errors
 from acclimate.inference.quiet import quiet_transformers, why_unusable
