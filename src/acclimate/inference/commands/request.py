@@ -21,7 +21,7 @@ from acclimate.inference.packing.packer import check_scheme
 if TYPE_CHECKING:
     from acclimate.inference.generation.generate import Generation
 
-DEFAULT_PROMPT = "The most beautiful thing about mathematics is"
+_DEFAULT_PROMPT = "The most beautiful thing about mathematics is"
 INTERRUPTED = 130
 """The exit code that a shell reports after SIGINT: 128 + the signal's number."""
 MOST_RANKS = 1024
@@ -132,7 +132,7 @@ def read_prompt(argument: str | None) -> str:
         PromptError: stdin is closed or is not UTF-8.
     """
     if argument is None and not _is_piped():
-        return DEFAULT_PROMPT
+        return _DEFAULT_PROMPT
     if argument is not None and argument != "-":
         return argument
     if sys.stdin is None:

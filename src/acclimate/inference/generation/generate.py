@@ -27,7 +27,7 @@ from acclimate.inference.text.tokenizers import TextStream
 
 logger = logging.getLogger("acclimate.inference")
 
-DEFAULT_MAX_NEW_TOKENS = 100
+_DEFAULT_MAX_NEW_TOKENS = 100
 LOWEST_TEMPERATURE = 1e-4
 """Scores are divided by the temperature in float32; much lower ones give infinities, which break sampling."""
 
@@ -74,7 +74,7 @@ def generate(
     prompt: str,
     *,
     model: str | os.PathLike[str] | LoadedModel | None = None,
-    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+    max_new_tokens: int = _DEFAULT_MAX_NEW_TOKENS,
     dtype: str = "auto",
     quantize: str | None = None,
     temperature: float = 0.0,

@@ -276,7 +276,7 @@ class SliceLoader:
             with self.ranks.all_or_none():
                 whole = Whole.of(model, folder)
                 packer.find_sensitive(model)
-                tensors = take_tensors(model)
+                tensors = _take_tensors(model)
             plan = _make_plan(model, self.ranks, self.user_plan, self.verify, is_kept=True)
             with self.ranks.all_or_none():
                 if plan is not None:
@@ -328,7 +328,7 @@ def _difference(first: list[Any], other: list[Any]) -> str:
     return next(f"{mine[0]} differs" for mine, theirs in zip(first, other, strict=True) if mine != theirs)
 
 
-def take_tensors(model: Any) -> dict[str, torch.Tensor]:
+def _take_tensors(model: Any) -> dict[str, torch.Tensor]:
     """Returns a model's deferred tensors by name, and replaces them by empty ones on the meta device."""
     import torch
 

@@ -119,7 +119,7 @@ def without_argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Edi
     return replace(Span(start, place.end))
 
 
-MODULE_PREFIX = "torch.cuda"
+_MODULE_PREFIX = "torch.cuda"
 _SUBMODULES = ("random", "memory", "streams", "graphs")
 
 
@@ -128,11 +128,11 @@ def cuda_name(file: SourceFile, node: cst.CSTNode) -> str | None:
     if not isinstance(node, (cst.Name, cst.Attribute)):
         return None
     full = file.tree.qualified(node)
-    if full == MODULE_PREFIX:
+    if full == _MODULE_PREFIX:
         return ""
-    if full is None or not full.startswith(f"{MODULE_PREFIX}."):
+    if full is None or not full.startswith(f"{_MODULE_PREFIX}."):
         return None
-    name = full.removeprefix(f"{MODULE_PREFIX}.")
+    name = full.removeprefix(f"{_MODULE_PREFIX}.")
     first, _, rest = name.partition(".")
     return rest if rest and first in _SUBMODULES else name
 

@@ -44,7 +44,7 @@ _PROPERTIES_OF_HOST = {"name": "'cpu'", "gcnArchName": "''", "multi_processor_co
 """The values of CUDA device properties to use on other devices; ``0`` for all others."""
 
 
-def has_specific_rule(name: str) -> bool:
+def _has_specific_rule(name: str) -> bool:
     """Whether another rule handles a name of ``torch.cuda``."""
     return name.split(".")[0] in _OWN_RULE or name.endswith(_TENSOR_SUFFIX)
 
@@ -179,7 +179,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         if not isinstance(node, cst.Call):
             return None
         name = cuda_name(file, node.func)
-        if not name or has_specific_rule(name):
+        if not name or _has_specific_rule(name):
             return None
         claims = (node.func,)
         if name == "is_available" and chooses_package(file, node):
@@ -453,7 +453,7 @@ another accelerator has the name. A name that the program assigns to is left too
         if name == "":
             return self._module(file, node)
         parent = file.tree.parent(node)
-        if has_specific_rule(name) and (name != "current_device" or isinstance(parent, cst.Call)):
+        if _has_specific_rule(name) and (name != "current_device" or isinstance(parent, cst.Call)):
             return None
         spelling = file.target.runtime(name)
         if isinstance(spelling, Missing):
