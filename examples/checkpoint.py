@@ -24,8 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from acclimate import Accelerator
-from acclimate.parallel import Plan, shard
-from acclimate.parallel.apply import gather_tensors
+from acclimate.parallel import Plan, gather_tensors, shard
 
 if TYPE_CHECKING:
     from ranks import SpreadModel

@@ -408,7 +408,7 @@ def test_errors_are_declared_in_one_place_and_raised_under_their_own_type() -> N
 # -- the public names --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lazy", ["acclimate", "acclimate.inference", "acclimate.ops"])
+@pytest.mark.parametrize("lazy", ["acclimate", "acclimate.inference", "acclimate.ops", "acclimate.parallel"])
 def test_every_public_name_resolves_to_what_its_home_holds(lazy: str) -> None:
     package = importlib.import_module(lazy)
     for name in package.__all__:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from acclimate.cache.texts import KeptTexts
+from acclimate.cache.texts import TextCache
 
-TEXTS = KeptTexts("notes", "note.txt", "the note", "it is written anew", logging.getLogger("acclimate"))
+TEXTS = TextCache("notes", "note.txt", "the note", "it is written anew", logging.getLogger("acclimate"))
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,10 @@ import sys
 from typing import Any
 
 from acclimate.accelerator import Accelerator
-from acclimate.conformance.checks.check import Check, examine
+from acclimate.conformance.checks.check import Check
 from acclimate.conformance.checks.target import load
 from acclimate.conformance.runner.catalog import checks
+from acclimate.conformance.runner.examine import examine
 from acclimate.selection import use_accelerator
 
 

@@ -12,12 +12,13 @@ from acclimate.accelerator import Accelerator, DeviceLike
 from acclimate.backends.cpu import CPUAccelerator
 from acclimate.conformance.checks.assertions import BrokenPromiseError
 from acclimate.conformance.checks.calls import Calls, where_to_mend
-from acclimate.conformance.checks.check import check, examine
+from acclimate.conformance.checks.check import check
 from acclimate.conformance.checks.device_arguments import _comparable
 from acclimate.conformance.checks.memory import capacity as memory_capacity
 from acclimate.conformance.checks.runtime.types import misfit
 from acclimate.conformance.checks.target import Subject
 from acclimate.conformance.runner.catalog import checks
+from acclimate.conformance.runner.examine import examine
 
 CATALOG = {check.id: check for check in checks()}
 

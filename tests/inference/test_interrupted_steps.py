@@ -28,7 +28,7 @@ from acclimate.inference.decode.description import Share
 from acclimate.inference.decode.loop import lean_decoder
 from acclimate.inference.decode.native import NativeDecoder, NativeStep
 from acclimate.inference.decode.share import Exchange
-from acclimate.inference.generation.interruption import shared_interrupt
+from acclimate.inference.generation.shared_interrupt import shared_interrupt
 from acclimate.inference.ranks import ModelRanks
 from acclimate.ops.inference.builder import CPUInferenceBuilder
 from acclimate.parallel.collectives import ProcessRanks

@@ -30,8 +30,8 @@ def source_files(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 @dataclass(frozen=True)
-class KeptTexts:
-    """The texts of one kind, each under a key that covers everything it depends on."""
+class TextCache:
+    """Keeps the texts of one kind, each under a key that covers everything it depends on."""
 
     folder: str
     """The name of their folder in the cache."""

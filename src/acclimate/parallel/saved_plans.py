@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acclimate.cache.texts import KeptTexts, source_files
+from acclimate.cache.texts import TextCache, source_files
 from acclimate.parallel.plan import Change, Plan, Split
 
 logger = logging.getLogger("acclimate.parallel")
 
-_PLANS = KeptTexts("plans", "plan.json", "the plan", "planning again", logger)
+_PLANS = TextCache("plans", "plan.json", "the plan", "planning again", logger)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _OF_CLASSES = (types.FunctionType, staticmethod, classmethod, property, *_PLAIN)
 _OF_MODULES = ("_parameters", "_buffers", "_modules")  # named_modules() has them

@@ -31,7 +31,7 @@ def sum_gradients(model: nn.Module, plan: Plan, ranks: Ranks) -> None:
             split = plan.splits[name]
             if split.kind == "replicated" and name in plan.partial:
                 sums[own] = _sum_of_parts(ranks)
-            elif split.kind != "replicated" and has_copies(split):
+            elif split.kind != "replicated" and _has_copies(split):
                 sums[own] = _sum_of_copies(split, ranks)
         if sums:
             _hook(module, (), sums)
@@ -54,7 +54,7 @@ def _sum_of_parts(ranks: Ranks) -> Callable[[Tensor], Tensor]:
     return lambda gradient: ranks.all_reduce(gradient.clone(memory_format=torch.contiguous_format))
 
 
-def has_copies(split: Split) -> bool:
+def _has_copies(split: Split) -> bool:
     """Whether the parts of two ranks overlap."""
     held = sum(stop - start for parts in split.parts for start, stop in parts)
     return split.kind != "replicated" and held > split.shape[split.dim]
@@ -73,7 +73,7 @@ def _sum_of_copies(split: Split, ranks: Ranks) -> Callable[[Tensor], Tensor]:
     return combine
 
 
-def owned(split: Split, rank: int) -> list[bool]:
+def _owned(split: Split, rank: int) -> list[bool]:
     """Returns, for each index along a shard's split dimension, whether it is the first copy of its column."""
     before = [each for parts in split.parts[:rank] for each in parts]
     taken = {place for start, stop in before for place in range(start, stop)}
@@ -102,8 +102,8 @@ def clip_grad_norm(model: nn.Module, plan: Plan, group: Group, largest: float) -
             # Every rank has the whole gradient, so one rank adds it to the sum.
             total += own.float().square().sum() / ranks.size
         else:
-            if has_copies(split):
-                counted = torch.tensor(owned(split, ranks.rank), device=own.device).nonzero().flatten()
+            if _has_copies(split):
+                counted = torch.tensor(_owned(split, ranks.rank), device=own.device).nonzero().flatten()
                 own = own.index_select(split.dim, counted)
             total += own.float().square().sum()
     norm = ranks.all_reduce(total.reshape(1)).sqrt().reshape(())

@@ -22,7 +22,7 @@ from acclimate.port.source.tree import Span
 from acclimate.port.source_file import SourceFile
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
-HINTS = re.compile(
+_HINTS = re.compile(
     rb"cuda|nccl|SyncBatchNorm|sync_batchnorm|DataParallel|\bdata_parallel\(|pin_memory|device_ids?\b|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
     + _INDEX
     + rb"|device\s*[=(]\s*"
@@ -106,7 +106,7 @@ class _Decision:
 
 def may_concern(source: bytes) -> bool:
     """Whether a file can hold anything to port; a quick test of its bytes."""
-    return bool(HINTS.search(source)) and bool(_TORCH.search(source))
+    return bool(_HINTS.search(source)) and bool(_TORCH.search(source))
 
 
 def port_text(

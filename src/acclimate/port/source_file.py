@@ -184,7 +184,7 @@ class SourceFile:
     def module_imports(self) -> list[cst.Import | cst.ImportFrom]:
         """The import statements that the module itself runs, in order, also those in blocks."""
         found: list[cst.Import | cst.ImportFrom] = []
-        for node in walk_outside_functions(self.tree.module):
+        for node in _walk_outside_functions(self.tree.module):
             if isinstance(node, (cst.Import, cst.ImportFrom)):
                 found.append(node)
         return found
@@ -276,7 +276,7 @@ class SourceFile:
         return self.tree.span(node)
 
 
-def walk_outside_functions(node: cst.CSTNode) -> list[cst.CSTNode]:
+def _walk_outside_functions(node: cst.CSTNode) -> list[cst.CSTNode]:
     """A node and its descendants, without the bodies of functions and classes."""
     found: list[cst.CSTNode] = []
     waiting = [node]

@@ -47,3 +47,16 @@ def test_an_impossible_number_of_ranks_is_refused(
 def test_a_folder_without_a_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(tmp_path)]) == 2
     assert "there is no config.json in it" in capsys.readouterr().err
+
+
+def test_a_folder_with_two_gguf_files_is_refused_as_it_is_for_generating(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).touch()
+    refusals = []
+    for command in (["plan", str(tmp_path)], ["generate", "hello", "--model", str(tmp_path)]):
+        assert main(command) == 2
+        refusals.append(capsys.readouterr().err.partition("error: ")[2])
+    assert refusals[0] == refusals[1]
+    assert "give the path of one: a.gguf, b.gguf" in refusals[0]

@@ -1,4 +1,4 @@
-"""Runs checks in a worker process, and continues after a check that crashes the worker or hangs."""
+"""Runs checks in a worker process, and starts another one after a check that crashes it or hangs."""
 
 from __future__ import annotations
 

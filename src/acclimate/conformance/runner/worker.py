@@ -30,9 +30,9 @@ def main(source: str) -> int:
 
     try:
         # torch is imported here, and with it whatever a vendor's package does at import.
-        from acclimate.conformance.checks.check import examine
         from acclimate.conformance.checks.target import load
         from acclimate.conformance.runner.catalog import checks
+        from acclimate.conformance.runner.examine import examine
 
         subject = load(source)
         catalog = {check.id: check for check in checks()}
@@ -40,17 +40,17 @@ def main(source: str) -> int:
     except AcclimateError as error:
         tell({"unusable": str(error)})
         return 2
-    imported = spare_imports(0)
+    imported = _spare_imports(0)
     known = [{"id": c.id, "category": c.category, "promise": c.promise, "rules": c.rules,
               "timeout_s": c.timeout_s} for c in catalog.values()]  # fmt: skip
     tell({"about": about, "checks": known})
     for line in sys.stdin:
         tell(asdict(examine(catalog[line.strip()], subject)))
-        imported = spare_imports(imported)
+        imported = _spare_imports(imported)
     return 0
 
 
-def spare_imports(before: int) -> int:
+def _spare_imports(before: int) -> int:
     """Excludes imported objects from garbage collection, if there are many; returns the number of modules.
 
     Each check collects garbage twice, to see what is freed. Compilers leave a million objects to look at.

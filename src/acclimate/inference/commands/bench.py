@@ -19,8 +19,8 @@ from acclimate.inference.commands.request import (
     add_remote_code_option,
     count,
     messages,
-    options_given,
-    positional_given,
+    model_options,
+    rank_arguments,
 )
 from acclimate.inference.packing.packer import check_scheme
 
@@ -29,11 +29,6 @@ if TYPE_CHECKING:
 
 _MOST_TOKENS = 1 << 20
 _MOST_SEQUENCES = 1024
-_OPTIONS = (
-    "dtype", "quantize", "num_accelerators", "prompt_tokens", "new_tokens", "sequences", "json",
-    "trust_remote_code",
-)  # fmt: skip
-"""The options that are passed on to the ranks unchanged."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,8 +81,7 @@ def run(args: argparse.Namespace) -> int:
     if ranks > 1:
         from acclimate.inference.commands.on_ranks import start_ranks
 
-        arguments = [*options_given(args, *_OPTIONS), "--as-rank", *positional_given(args.model)]
-        return start_ranks("bench", arguments, ranks)
+        return start_ranks("bench", rank_arguments(args, "model", "--as-rank"), ranks)
     from acclimate.inference.startup.lean_import import import_transformers
 
     import_transformers()
@@ -119,12 +113,7 @@ def _load(args: argparse.Namespace, tokens: int, rank: int) -> LoadedModel:
     from acclimate.inference.loading.initialize import load_split_model
 
     with messages(logging.INFO if rank == 0 else logging.ERROR):
-        loaded = load_split_model(
-            args.model,
-            dtype=args.dtype,
-            quantize=args.quantize,
-            trust_remote_code=args.trust_remote_code,
-        )
+        loaded = load_split_model(**model_options(args))
         context = loaded.context_length
         with loaded.ranks.all_or_none():
             if context is not None and context < tokens:

@@ -23,18 +23,11 @@ from acclimate.inference.commands.request import (
     add_remote_code_option,
     count,
     messages,
-    options_given,
-    positional_given,
+    rank_arguments,
     read_prompt,
     read_request,
 )
 from acclimate.inference.progress import progress_on_terminal
-
-_OPTIONS = (
-    "model", "max_new_tokens", "dtype", "quantize", "temperature", "repetition_penalty", "seed",
-    "trust_remote_code", "json",
-)  # fmt: skip
-"""The options that are passed on to the ranks unchanged."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,7 +102,7 @@ def _run_alone(args: argparse.Namespace) -> int:
         request = read_request(args)
         prompt = read_prompt(args.prompt)
         # Here, so that Ctrl-C is handled from the start.
-        if request.model is None or os.path.exists(request.model):  # else reports the error without importing
+        if args.model is None or os.path.exists(args.model):  # else reports the error without importing
             from acclimate.inference.startup.lean_import import import_transformers
 
             import_transformers()
@@ -118,11 +111,8 @@ def _run_alone(args: argparse.Namespace) -> int:
         display.begin(prompt)
         result = generate(
             prompt,
-            model=request.model,
-            dtype=request.dtype,
-            quantize=request.quantize,
-            trust_remote_code=request.trust_remote_code,
             on_text=None if args.json else display.show,
+            **request.model,
             **request.options,
         )
         display.finish(result)
@@ -140,9 +130,8 @@ def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
 
     read_request(args)  # its errors need no ranks
     columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
-    place = ["--as-rank", str(columns), *(["--on-terminal"] if sys.stdout.isatty() else [])]
-    arguments = [*options_given(args, *_OPTIONS), *place, *positional_given(args.prompt)]
-    return start_ranks("generate", arguments, ranks, args.bind_core_list)
+    told = ["--as-rank", str(columns), *(["--on-terminal"] if sys.stdout.isatty() else [])]
+    return start_ranks("generate", rank_arguments(args, "prompt", *told), ranks, args.bind_core_list)
 
 
 def _run_rank(args: argparse.Namespace, display: Display, rank: int) -> None:
@@ -152,12 +141,7 @@ def _run_rank(args: argparse.Namespace, display: Display, rank: int) -> None:
         from acclimate.inference.loading.initialize import load_split_model
 
         request = read_request(args)
-        loaded = load_split_model(
-            request.model,
-            dtype=request.dtype,
-            quantize=request.quantize,
-            trust_remote_code=request.trust_remote_code,
-        )
+        loaded = load_split_model(**request.model)
         ranks = loaded.ranks
         with ranks.all_or_none():
             prompt = read_prompt(args.prompt) if ranks.is_first else None

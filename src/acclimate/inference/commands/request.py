@@ -21,7 +21,7 @@ from acclimate.inference.packing.packer import check_scheme
 if TYPE_CHECKING:
     from acclimate.inference.generation.generate import Generation
 
-DEFAULT_PROMPT = "The most beautiful thing about mathematics is"
+_DEFAULT_PROMPT = "The most beautiful thing about mathematics is"
 MOST_RANKS = 1024
 
 _Number = TypeVar("_Number", int, float)
@@ -48,12 +48,10 @@ def add_quantize_option(parser: argparse.ArgumentParser) -> None:
 class Request:
     """The options of ``acclimate generate`` that say what to generate."""
 
-    model: str | None
+    model: dict[str, Any]
+    """The arguments of :func:`acclimate.inference.load_split_model`."""
     options: dict[str, Any]
     """The arguments of :func:`acclimate.inference.generate` besides the prompt and the model."""
-    dtype: str
-    quantize: str | None
-    trust_remote_code: bool
 
 
 def read_request(args: argparse.Namespace) -> Request:
@@ -71,7 +69,12 @@ def read_request(args: argparse.Namespace) -> Request:
         "repetition_penalty": None if penalty is None else number(float, "repetition-penalty", penalty),
     }
     check_scheme(args.quantize)
-    return Request(args.model, options, args.dtype, args.quantize, args.trust_remote_code)
+    return Request(model_options(args), options)
+
+
+def model_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the arguments of :func:`acclimate.inference.load_split_model`."""
+    return {name: getattr(args, name) for name in ("model", "dtype", "quantize", "trust_remote_code")}
 
 
 def number(kind: type[_Number], name: str, text: str) -> _Number:
@@ -99,18 +102,25 @@ def count(name: str, text: str, most: int) -> int:
     return value
 
 
-def options_given(args: argparse.Namespace, *names: str) -> list[str]:
-    """Returns those of the named options that were given, for the command line of a rank."""
-    return [
-        f"--{name}" if value is True else f"--{name.replace('_', '-')}={value}"
-        for name in names
-        if (value := getattr(args, name)) is not None and value is not False
+_NOT_FOR_RANKS = {"command", "num_accelerators", "bind_core_list", "as_rank", "on_terminal"}
+"""What the launcher alone uses, and what it tells each rank itself."""
+
+
+def rank_arguments(args: argparse.Namespace, positional: str, *told: str) -> list[str]:
+    """Returns the arguments of a rank: all options of the command, so that a new one reaches the ranks too.
+
+    Args:
+        args: the command's arguments.
+        positional: the name of the positional one.
+        told: what the launcher tells the rank.
+    """
+    options = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        for name, value in vars(args).items()
+        if name not in _NOT_FOR_RANKS and name != positional and value is not None and value is not False
     ]
-
-
-def positional_given(value: str | None) -> list[str]:
-    """Returns a positional argument for the end of a command line; nothing for ``None``."""
-    return [] if value is None else ["--", value]
+    last = getattr(args, positional)
+    return [*options, *told, *([] if last is None else ["--", last])]
 
 
 def read_prompt(argument: str | None) -> str:
@@ -120,7 +130,7 @@ def read_prompt(argument: str | None) -> str:
         PromptError: stdin is closed or is not UTF-8.
     """
     if argument is None and not _is_piped():
-        return DEFAULT_PROMPT
+        return _DEFAULT_PROMPT
     if argument is not None and argument != "-":
         return argument
     if sys.stdin is None:

@@ -46,13 +46,13 @@ class LeanDecoder:
         return NativeStep(self.native, own, starts)
 
     def begin(self, starts: Tensor, room: int) -> NativeStep | None:
-        """Returns a step that also reads the prompt; ``None`` if the model reads it faster.
+        """Returns a step that also does the prefill; ``None`` if the model does it faster.
 
         Args:
             starts: the position of each sequence's first token; earlier positions are padding.
             room: the number of positions to allocate.
         """
-        if self.native is None or not self.native.reads_prompts:
+        if self.native is None or not self.native.prefills:
             return None
         return NativeStep(self.native, self._cache(starts, room), starts)
 

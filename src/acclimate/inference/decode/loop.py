@@ -18,7 +18,7 @@ from acclimate.inference.decode.native import NativeStep
 from acclimate.inference.decode.proof import describe
 from acclimate.inference.ranks import ModelRanks
 
-LARGEST_BATCH = 16
+_LARGEST_BATCH = 16
 """The largest batch of this loop; for more sequences, torch's matrix products are faster."""
 
 ROOM = 256
@@ -129,7 +129,7 @@ def _is_plain(
         and inputs.get("use_cache", True)
         and generation_config.compile_config is None
         and input_ids.dim() == 2
-        and 0 < len(input_ids) <= LARGEST_BATCH
+        and 0 < len(input_ids) <= _LARGEST_BATCH
         and input_ids.shape[1] > 0
         and all(name in _KNOWN_INPUTS for name, value in inputs.items() if value is not None)
         and _is_own_cache(cache)

@@ -116,7 +116,7 @@ def activation_of(gate: Tensor | None, up: Tensor, result: Tensor) -> str | None
     return best[1] if best is not None and best[0] <= tolerance(result.dtype) else None
 
 
-def blocks_in(source: Tensor, size: int) -> Tensor | None:
+def _blocks_in(source: Tensor, size: int) -> Tensor | None:
     """Cuts the last dimension of tokens x columns: blocks x tokens x size."""
     if source.shape[-1] % size:
         return None
@@ -133,7 +133,7 @@ def find_blocks(
         source: tokens x columns.
         change: the function that turns blocks (blocks x tokens x size) into heads.
     """
-    blocks = blocks_in(source, heads.shape[-1])
+    blocks = _blocks_in(source, heads.shape[-1])
     if blocks is None:
         return None
     changed = change(blocks)

@@ -27,8 +27,8 @@ from acclimate.inference.decode.description import (
 )
 from acclimate.inference.decode.modules import packed_weight, rows_of
 from acclimate.inference.decode.share import Exchange, likeliest_token, whole_logits
-from acclimate.inference.interrupts import interrupts_deferred
-from acclimate.ops.inference.native import reads_prompts
+from acclimate.inference.deferred_sigint import interrupts_deferred
+from acclimate.ops.inference.native import prefills
 from acclimate.selection import get_accelerator
 
 # As linear.h numbers them.
@@ -44,7 +44,7 @@ class NativeDecoder:
         decoder: the description of a model on the CPU.
 
     Attributes:
-        reads_prompts: whether one call can take many tokens of a sequence.
+        prefills: whether it does the prefill too: one call then takes many tokens of a sequence.
 
     Raises:
         RuntimeError: native code cannot run it.
@@ -59,7 +59,7 @@ class NativeDecoder:
         self._kept = writer.kept
         program = torch.tensor(writer.numbers, dtype=torch.int64)
         self.number = int(torch.ops.acclimate.decode_start(program))
-        self.reads_prompts = reads_prompts(self.number)
+        self.prefills = prefills(self.number)
         weakref.finalize(self, torch.ops.acclimate.decode_end, self.number)
 
 

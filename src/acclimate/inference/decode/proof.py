@@ -56,9 +56,9 @@ def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
             decoder = derive(model, recording)
             lean = LeanDecoder(decoder, native_decoder(decoder, tokens.device))
         # Ranks may be on processors of several kinds.
-        reads = all(ranks.exchange(lean.native is not None and lean.native.reads_prompts))
+        reads = all(ranks.exchange(lean.native is not None and lean.native.prefills))
         if lean.native is not None:
-            lean.native.reads_prompts = reads
+            lean.native.prefills = reads
         with _together(ranks):
             prove(model, lean, tokens)
         if key is not None and lean.native is not None:

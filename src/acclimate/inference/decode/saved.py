@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 import acclimate.ops.inference
-from acclimate.cache.texts import KeptTexts, source_files
+from acclimate.cache.texts import TextCache, source_files
 from acclimate.inference.decode import description
 from acclimate.inference.decode.description import POSITIONS, AnglesCall, Decoder, RotaryTable
 from acclimate.inference.decode.modules import packed_weight
 from acclimate.ops.inference.native import kernels_chosen
 from acclimate.parallel.saved_plans import plan_key
 
-_DECODERS = KeptTexts(
+_DECODERS = TextCache(
     "decoders",
     "decoder.json",
     "the description of a decoder",

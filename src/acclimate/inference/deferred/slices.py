@@ -37,7 +37,7 @@ class Slice:
             CorruptModelError: a value is NaN; the message names the source.
         """
         values = read(self.shard)
-        if has_nan(values):
+        if _has_nan(values):
             raise CorruptModelError(
                 f"the tensor {self.name} in {source} is corrupt: it contains values that are not numbers "
                 "(NaN)"
@@ -95,7 +95,7 @@ def _tensors(module: torch.nn.Module, leaf: str) -> dict[str, Any]:
     return module._parameters if leaf in module._parameters else module._buffers
 
 
-def has_nan(tensor: torch.Tensor) -> bool:
+def _has_nan(tensor: torch.Tensor) -> bool:
     """Whether a tensor contains a NaN."""
     if not tensor.is_floating_point() or tensor.dtype.itemsize == 1 or prod(tensor.shape) == 0:
         return False

@@ -35,8 +35,12 @@ def is_whole(folder: Path) -> bool:
         return False
     damage = _damage(folder)
     if damage is not None:
-        logger.warning("the converted model in %s is damaged (%s); converting it again", folder, damage)
+        _warn(folder, damage)
     return damage is None
+
+
+def _warn(folder: Path, damage: object) -> None:
+    logger.warning("the converted model in %s is damaged (%s); converting it again", folder, damage)
 
 
 def _damage(folder: Path) -> str | None:
@@ -53,8 +57,9 @@ def _damage(folder: Path) -> str | None:
     return None
 
 
-def discard(folder: Path) -> None:
-    """Marks a folder as damaged, so that its next use converts the model again."""
+def discard(folder: Path, damage: object) -> None:
+    """Marks a folder as damaged, with a warning, so that its next use converts the model again."""
+    _warn(folder, damage)
     with contextlib.suppress(OSError):
         (folder / MANIFEST).unlink()
 

@@ -41,8 +41,6 @@ def check_model_folder(folder: Path, with_tokenizer: bool = True) -> WeightTotal
         CorruptModelError: a file is truncated or unreadable.
         UnsupportedModelError: the config does not say what kind of model it describes.
     """
-    if not (folder / "config.json").is_file():
-        raise ModelNotFoundError(f"{folder} holds no model: there is no config.json in it")
     check_config(folder)
     if with_tokenizer and not any((folder / name).is_file() for name in _TOKENIZERS):
         raise ModelNotFoundError(f"{folder} holds no tokenizer: there is no {_TOKENIZERS[0]} in it")
@@ -56,10 +54,13 @@ def check_config(folder: Path) -> None:
     """Checks that a folder's config describes a model of a possible size.
 
     Raises:
+        ModelNotFoundError: there is none.
         CorruptModelError: it cannot be read, or counts more layers, heads or experts than any model has.
         UnsupportedModelError: it does not say what kind of model it describes.
     """
     path = folder / "config.json"
+    if not path.is_file():
+        raise ModelNotFoundError(f"{folder} holds no model: there is no config.json in it")
     _check_config(path, read_settings(path))
 
 

@@ -18,7 +18,7 @@ from acclimate.errors import (
     UnsupportedModelError,
     excerpt,
 )
-from acclimate.inference.generation.interruption import shared_interrupt
+from acclimate.inference.generation.shared_interrupt import shared_interrupt
 from acclimate.inference.loading.load import load_model
 from acclimate.inference.model.loaded_model import LoadedModel, is_panic, memory_errors
 from acclimate.inference.quiet import quiet_transformers, why_unusable
@@ -27,7 +27,7 @@ from acclimate.inference.text.tokenizers import TextStream
 
 logger = logging.getLogger("acclimate.inference")
 
-DEFAULT_MAX_NEW_TOKENS = 100
+_DEFAULT_MAX_NEW_TOKENS = 100
 LOWEST_TEMPERATURE = 1e-4
 """Scores are divided by the temperature in float32; much lower ones give infinities, which break sampling."""
 
@@ -74,7 +74,7 @@ def generate(
     prompt: str,
     *,
     model: str | os.PathLike[str] | LoadedModel | None = None,
-    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+    max_new_tokens: int = _DEFAULT_MAX_NEW_TOKENS,
     dtype: str = "auto",
     quantize: str | None = None,
     temperature: float = 0.0,

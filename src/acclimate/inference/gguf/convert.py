@@ -43,7 +43,7 @@ logger = logging.getLogger("acclimate.inference")
 BLOCKS = "blocks"
 """The form of a converted GGUF file whose weights stay in the file, as its own quantised blocks."""
 
-CONVERTER_VERSION = 3
+_CONVERTER_VERSION = 3
 """Increased whenever the same file would give a different folder."""
 
 _HASHED_WHOLE = 32 << 20
@@ -111,7 +111,7 @@ def _key(content: str) -> str:
         raise MissingExtraError(
             'a language model needs transformers: pip install "acclimate[llm]"'
         ) from error
-    parts = f"{content} {CONVERTER_VERSION} {transformers_version}"
+    parts = f"{content} {_CONVERTER_VERSION} {transformers_version}"
     return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
@@ -147,7 +147,7 @@ def _convert(source: Path, target: Path, form: str) -> None:
         else:
             _write_weights(header, tensors, target)
         _write_settings(header, model, target, dtype)
-    write_manifest(target, {"source": source.name, "form": form, "converter": CONVERTER_VERSION})
+    write_manifest(target, {"source": source.name, "form": form, "converter": _CONVERTER_VERSION})
 
 
 def empty_gguf_model(source: Path) -> Any:

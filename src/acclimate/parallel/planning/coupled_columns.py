@@ -16,9 +16,9 @@ from torch import Tensor
 Run = Callable[[Mapping[str, Tensor]], Tensor]
 """Runs the block between sources and sink: outputs of the sources -> input of the sink."""
 
-MOST_UNITS = 512
-SAMPLES = 8
-MOST_SHARED = 0.65
+_MOST_UNITS = 512
+_SAMPLES = 8
+_MOST_SHARED = 0.65
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,13 @@ def _heads(run: Run, result: Tensor, leaves: Mapping[str, Tensor], random: torch
     left = set(range(width))
     units: list[Unit] = []
     while left:
-        if len(units) == MOST_UNITS:
+        if len(units) == _MOST_UNITS:
             return []
         first = min(left)
         seen = [
-            changed_by(name, places[at * (len(places) - 1) // (SAMPLES - 1)])
+            changed_by(name, places[at * (len(places) - 1) // (_SAMPLES - 1)])
             for name, places in depends_on([first]).items()
-            for at in range(SAMPLES if len(places) > 1 else 1)
+            for at in range(_SAMPLES if len(places) > 1 else 1)
         ]
         members = _smallest_unit([each for each in seen if first in each])
         if members is None or not members <= left:
@@ -131,6 +131,6 @@ def _smallest_unit(seen: list[frozenset[int]]) -> frozenset[int] | None:
     them. A value column by itself is not a unit, because several ranks would need its query head.
     """
     for members in sorted(set(seen), key=len):
-        if sum(not each <= members for each in seen) <= MOST_SHARED * len(seen):
+        if sum(not each <= members for each in seen) <= _MOST_SHARED * len(seen):
             return members
     return None

@@ -14,7 +14,7 @@ from acclimate.errors import PlanError
 
 Style = Literal["columns", "rows", "experts", "vocabulary", "replicated"]
 """How one module is to be split."""
-STYLES: dict[str, Style] = {
+_STYLES: dict[str, Style] = {
     "columns": "columns", "column": "columns", "colwise": "columns",
     "rows": "rows", "row": "rows", "rowwise": "rows",
     "experts": "experts", "vocabulary": "vocabulary",
@@ -85,10 +85,10 @@ def _partition_config(user: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _style(pattern: str, value: object) -> Style:
-    if not isinstance(value, str) or value not in STYLES:
-        known = ", ".join(dict.fromkeys(STYLES.values()))
+    if not isinstance(value, str) or value not in _STYLES:
+        known = ", ".join(dict.fromkeys(_STYLES.values()))
         raise PlanError(f"{pattern!r} is mapped to {value!r}, but must be mapped to one of {known}.")
-    return STYLES[value]
+    return _STYLES[value]
 
 
 def _close(pattern: str, names: list[str]) -> str:

@@ -23,7 +23,7 @@ from acclimate.parallel.planning.structure import Structure, find_structure
 from acclimate.parallel.tracing.trace import Trace
 from acclimate.parallel.tracing.weight_access import may_access_weights
 
-MOST_WHOLE = 0.2
+_MOST_WHOLE = 0.2
 """The largest share of a model that stays whole if more can be split."""
 
 
@@ -136,7 +136,7 @@ class Planner:
         sizes = {kind: sum(tensors[f"{n}.weight"].numel() for n in names) for kind, names in kinds.items()}
         for kind in sorted(kinds, key=lambda each: -sizes[each]):
             whole, split = self._amounts(decided)
-            if whole <= MOST_WHOLE * (whole + split):
+            if whole <= _MOST_WHOLE * (whole + split):
                 return
             for name in kinds[kind]:
                 split_alone(self._draft, name, "columns", dims[name])

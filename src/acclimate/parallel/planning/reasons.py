@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from acclimate.parallel.tracing.trace import Trace
 
-MOST_LISTED = 4
+_MOST_LISTED = 4
 
 
 def kind_of(name: str) -> str:
@@ -65,9 +65,9 @@ def refusal(kind: str, size: int, share: float, reasons: Mapping[str, str]) -> s
     patterns = sorted({kind_of(name) for name in reasons})
     mapping = ", ".join(f'"{pattern}": "replicated"' for pattern in patterns)
     listed = [f"{name} ({reason})" for name, reason in reasons.items()]
-    more = f"; and {len(listed) - MOST_LISTED} more" if len(listed) > MOST_LISTED else ""
+    more = f"; and {len(listed) - _MOST_LISTED} more" if len(listed) > _MOST_LISTED else ""
     return (
         f"{kind} cannot be split over {size} ranks: {share:.0%} of its parameters would stay whole on every "
-        f"rank. No correct split was found for {'; '.join(listed[:MOST_LISTED])}{more}. "
+        f"rank. No correct split was found for {'; '.join(listed[:_MOST_LISTED])}{more}. "
         f"To keep them whole anyway, pass the mapping {{{mapping}}}."
     )

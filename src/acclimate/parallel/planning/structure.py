@@ -19,7 +19,7 @@ from acclimate.parallel.tracing.trace import Trace
 
 _Known = tuple[list[Unit], dict[str, str], list[str], Layout | None]
 """Units, normalizations of sources and before the sink, and layout; names are relative to the block."""
-UNREACHED = "the traced run does not call it"
+_UNREACHED = "the traced run does not call it"
 
 
 @dataclass
@@ -89,7 +89,7 @@ def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> 
     for name in trace.linears:
         if name not in split and name != trace.head:
             is_called = name in trace.calls or name in trace.called_linears
-            reason = "the modules that it feeds need its whole output" if is_called else UNREACHED
+            reason = "the modules that it feeds need its whole output" if is_called else _UNREACHED
             found.whole.setdefault(name, reason)
     for name in split:
         found.whole.pop(name, None)

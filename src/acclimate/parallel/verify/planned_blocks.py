@@ -14,8 +14,8 @@ def kinds_of_blocks(trace: Trace, plan: Plan) -> list[tuple[str, Plan]]:
     """Returns one block of each kind with its part of the plan."""
     seen: set[object] = set()
     found = []
-    for name in blocks_of(trace, plan):
-        inner = part_of_plan(plan, name)
+    for name in _blocks_of(trace, plan):
+        inner = _part_of_plan(plan, name)
         splits = tuple((n, s.shape, s.parts) for n, s in inner.splits.items())
         kind = (type(trace.modules[name]), splits, str(inner.modules))
         if inner.modules and kind not in seen:
@@ -24,7 +24,7 @@ def kinds_of_blocks(trace: Trace, plan: Plan) -> list[tuple[str, Plan]]:
     return found
 
 
-def blocks_of(trace: Trace, plan: Plan) -> list[str]:
+def _blocks_of(trace: Trace, plan: Plan) -> list[str]:
     """Returns the layers (outermost modules in lists), and the other modules that hold changes."""
     found: list[str] = []
     for name, module in trace.modules.items():
@@ -55,7 +55,7 @@ def blocks_of(trace: Trace, plan: Plan) -> list[str]:
     return found
 
 
-def part_of_plan(plan: Plan, block: str) -> Plan:
+def _part_of_plan(plan: Plan, block: str) -> Plan:
     """Returns the plan of one block, with names relative to it."""
 
     def inside(name: str) -> bool:

@@ -21,7 +21,7 @@ from acclimate.parallel.tracing.calls import Invocation
 from acclimate.parallel.tracing.trace import Trace
 
 NEW_TOKENS = 3
-OTHER_SHAPES = ((1, 1), (1, 33))
+_OTHER_SHAPES = ((1, 1), (1, 33))
 
 logger = logging.getLogger("acclimate.parallel")
 
@@ -95,7 +95,7 @@ def calls_of_other_shapes(trace: Trace, blocks: Collection[str]) -> dict[str, di
         return found
     count = int(trace.tokens.max() + 1)
     for given in filter(None, (trace.inputs, trace.text_inputs)) if trace.inputs else ({},):
-        for batch, length in OTHER_SHAPES:
+        for batch, length in _OTHER_SHAPES:
             tokens = torch.arange(batch * length).view(batch, length) % count
             inputs = {
                 name: tokens if "input_ids" in name else each[:batch] if isinstance(each, Tensor) else each

@@ -22,7 +22,7 @@ def loadable(
 
     acclimate's name for the CPU has no index, so only ``--to torch`` needs this.
     """
-    if isinstance(file.target, AcclimateTarget) or file.is_guarded(node) or not is_loaded_to(file, node):
+    if isinstance(file.target, AcclimateTarget) or file.is_guarded(node) or not _is_loaded_to(file, node):
         return parts
     bare = isinstance(file.tree.parent(node), _TAKE_ANY_EXPRESSION)
     open_, close = ("", "") if bare else ("(", ")")
@@ -31,7 +31,7 @@ def loadable(
     return (open_, *parts, f" if {file.target.not_host} else {host}{close}")
 
 
-def is_loaded_to(file: SourceFile, node: cst.CSTNode) -> bool:
+def _is_loaded_to(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether an expression's value reaches a ``map_location``, or the ``device`` of safetensors.
 
     The value is followed through names, attributes, and parameters of the file's functions.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from acclimate.replace_file import replace_file
 
-SKIPPED_FOLDERS = frozenset(
+_SKIPPED_FOLDERS = frozenset(
     {
         *(".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", ".eggs", "node_modules", "__pycache__"),
         *(
@@ -28,7 +28,7 @@ SKIPPED_FOLDERS = frozenset(
         ),
     }
 )
-SUFFIXES = (".py", ".pyi", ".ipynb", ".yaml", ".yml")
+_SUFFIXES = (".py", ".pyi", ".ipynb", ".yaml", ".yml")
 
 
 class UnreadableError(Exception):
@@ -87,15 +87,15 @@ def _below(folder: Path, exclude: Sequence[str], failures: list[tuple[Path, str]
         folders[:] = sorted(
             name
             for name in folders
-            if name not in SKIPPED_FOLDERS and not is_excluded(Path(where, name), folder, exclude)
+            if name not in _SKIPPED_FOLDERS and not _is_excluded(Path(where, name), folder, exclude)
         )
         for name in sorted(names):
             path = Path(where, name)
-            if name.endswith(SUFFIXES) and not is_excluded(path, folder, exclude):
+            if name.endswith(_SUFFIXES) and not _is_excluded(path, folder, exclude):
                 yield path
 
 
-def is_excluded(path: Path, folder: Path, patterns: Sequence[str]) -> bool:
+def _is_excluded(path: Path, folder: Path, patterns: Sequence[str]) -> bool:
     """Whether a pattern matches a file or folder: its name, or its path relative to ``folder``."""
     relative = path.relative_to(folder).as_posix()
     return any(

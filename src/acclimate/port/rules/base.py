@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import libcst as cst
 
+from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate.port.new_code.edits import Edit, Part, replace
 from acclimate.port.source.tree import Span
 from acclimate.port.source_file import SourceFile
@@ -32,6 +33,12 @@ class Example:
     torch: str | None
 
 
+IMPORTS = "import torch\nfrom acclimate import get_accelerator\n\n"
+"""The first lines of an example that was ported to acclimate."""
+WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
+"""The first lines of an example that was ported to torch, and calls the added function."""
+
+
 @dataclass
 class Finding:
     """One piece of hardware-specific code."""
@@ -45,8 +52,6 @@ class Finding:
     edits: tuple[Edit, ...] = ()
     claims: tuple[cst.CSTNode, ...] = ()
     """Nodes that this finding covers, so that no other rule checks them."""
-    needs_applied_in: tuple[Span, ...] = ()
-    """Every finding in these ranges must be applied too."""
     needs_applied_at: tuple[Span, ...] = ()
     """Each of these ranges must be part of a finding that is applied."""
     node: cst.CSTNode | None = None
@@ -114,7 +119,7 @@ def without_argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Edi
     return replace(Span(start, place.end))
 
 
-MODULE_PREFIX = "torch.cuda"
+_MODULE_PREFIX = "torch.cuda"
 _SUBMODULES = ("random", "memory", "streams", "graphs")
 
 
@@ -123,11 +128,11 @@ def cuda_name(file: SourceFile, node: cst.CSTNode) -> str | None:
     if not isinstance(node, (cst.Name, cst.Attribute)):
         return None
     full = file.tree.qualified(node)
-    if full == MODULE_PREFIX:
+    if full == _MODULE_PREFIX:
         return ""
-    if full is None or not full.startswith(f"{MODULE_PREFIX}."):
+    if full is None or not full.startswith(f"{_MODULE_PREFIX}."):
         return None
-    name = full.removeprefix(f"{MODULE_PREFIX}.")
+    name = full.removeprefix(f"{_MODULE_PREFIX}.")
     first, _, rest = name.partition(".")
     return rest if rest and first in _SUBMODULES else name
 

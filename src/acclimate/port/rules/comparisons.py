@@ -10,7 +10,7 @@ from acclimate.port.conditions.host_answers import ends_program_if_false, may_be
 from acclimate.port.conditions.mps_streams import needs_streams
 from acclimate.port.dataflow.literals import TEXT_STAYS, is_compared_device
 from acclimate.port.new_code.edits import insert, replace
-from acclimate.port.rules.base import Example, Finding, Rule
+from acclimate.port.rules.base import IMPORTS, Example, Finding, Rule
 from acclimate.port.rules.comparison_edits import (
     HOST_CHANGES,
     OTHERS,
@@ -24,8 +24,6 @@ from acclimate.port.rules.comparison_edits import (
 from acclimate.port.rules.devices import index_of, is_device
 from acclimate.port.source.tree import Span, called_name, string_value
 from acclimate.port.source_file import SourceFile
-
-_IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
 
 
 class DeviceComparison(Rule):
@@ -55,18 +53,18 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
     examples = (
         Example(
             'import torch\n\n\ndef f(device):\n    return device.type == "cuda"\n',
-            f'{_IMPORT}\ndef f(device):\n    return device.type == get_accelerator().device_name() != "cpu"\n',
+            f'{IMPORTS}\ndef f(device):\n    return device.type == get_accelerator().device_name() != "cpu"\n',
             'import torch\n\n\ndef f(device):\n    return device.type != "cpu"\n',
         ),
         Example(
             "import torch\n\n\ndef f(device):\n    return 'cuda' in device\n",
-            f"{_IMPORT}\ndef f(device):\n    return get_accelerator().device_name() in device != 'cpu'\n",
+            f"{IMPORTS}\ndef f(device):\n    return get_accelerator().device_name() in device != 'cpu'\n",
             "import torch\n\n\ndef f(device):\n    return 'cpu' not in device\n",
         ),
         Example(
             'import torch\n\n\ndef f(device):\n    match device.type:\n        case "cuda":\n            return 1\n'
             "        case _:\n            return 2\n",
-            f"{_IMPORT}\ndef f(device):\n    match device.type:\n"
+            f"{IMPORTS}\ndef f(device):\n    match device.type:\n"
             '        case _ if device.type == get_accelerator().device_name() != "cpu":\n            return 1\n'
             "        case _:\n            return 2\n",
             "import torch\n\n\ndef f(device):\n    match device.type:\n"
@@ -75,7 +73,7 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
         Example(
             'import torch\n\n\ndef f(device):\n    if device.type == "cuda":\n        return 1\n'
             '    elif device.type == "cpu":\n        return 2\n',
-            f'{_IMPORT}\ndef f(device):\n    if device.type == get_accelerator().device_name() != "cpu":\n'
+            f'{IMPORTS}\ndef f(device):\n    if device.type == get_accelerator().device_name() != "cpu":\n'
             '        return 1\n    elif device.type == "cpu":\n        return 2\n',
             'import torch\n\n\ndef f(device):\n    if device.type != "cpu":\n        return 1\n'
             '    elif device.type == "cpu":\n        return 2\n',

@@ -6,18 +6,14 @@ import libcst as cst
 
 from acclimate.port.dataflow.map_location import loadable
 from acclimate.port.dataflow.sinks import DEVICE_METHODS, holds_device_name
-from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate.port.new_code.edits import replace
 from acclimate.port.new_code.targets import AcclimateTarget
-from acclimate.port.rules.base import Example, Finding, Rule
+from acclimate.port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule
 from acclimate.port.rules.comparison_edits import adapt_to_comparison
 from acclimate.port.rules.devices import unsafe_at_import
 from acclimate.port.source.tree import Span, called_name, keyword, positional, string_value
 from acclimate.port.source.values import Kind
 from acclimate.port.source_file import SourceFile
-
-_IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
-_WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
 
 
 class DeviceObject(Rule):
@@ -30,8 +26,8 @@ class DeviceObject(Rule):
     examples = (
         Example(
             'import torch\n\n\ndef f(rank):\n    return torch.device("cuda", rank)\n',
-            f"{_IMPORT}\ndef f(rank):\n    return torch.device(get_accelerator().device_name(rank))\n",
-            f"{_WITH_HELPER}def f(rank):\n    return torch.device(accelerator_type(), rank)\n",
+            f"{IMPORTS}\ndef f(rank):\n    return torch.device(get_accelerator().device_name(rank))\n",
+            f"{WITH_HELPER}def f(rank):\n    return torch.device(accelerator_type(), rank)\n",
         ),
     )
     nodes = (cst.Call,)
@@ -75,8 +71,8 @@ suggests it."""
     examples = (
         Example(
             "import torch\n\n\ndef f(x):\n    return x.to(0)\n",
-            f"{_IMPORT}\ndef f(x):\n    return x.to(get_accelerator().device_name(0))\n",
-            f'{_WITH_HELPER}def f(x):\n    return x.to(f"{{accelerator_type()}}:0")\n',
+            f"{IMPORTS}\ndef f(x):\n    return x.to(get_accelerator().device_name(0))\n",
+            f'{WITH_HELPER}def f(x):\n    return x.to(f"{{accelerator_type()}}:0")\n',
         ),
         Example(
             "import os\n\nimport torch\n\n\ndef f(x):\n"

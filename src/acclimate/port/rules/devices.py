@@ -11,13 +11,11 @@ from acclimate.port.dataflow.map_location import loadable
 from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate.port.new_code.edits import Part
 from acclimate.port.new_code.targets import AcclimateTarget
-from acclimate.port.rules.base import Example, Finding, Rule
+from acclimate.port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule
 from acclimate.port.rules.comparison_edits import adapt_to_comparison
 from acclimate.port.source.tree import Span, called_name, string_value
 from acclimate.port.source_file import SourceFile
 
-_IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
-_WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
 _DEVICE = re.compile(r"cuda(?::(\d+))?$")
 AT_IMPORT = "it looks up the accelerator when the module is imported"
 
@@ -71,13 +69,13 @@ This edit is unsafe.
     examples = (
         Example(
             'import torch\n\n\ndef f(n):\n    return torch.empty(n, device="cuda")\n',
-            f"{_IMPORT}\ndef f(n):\n    return torch.empty(n, device=get_accelerator().device_name())\n",
-            f"{_WITH_HELPER}def f(n):\n    return torch.empty(n, device=accelerator_type())\n",
+            f"{IMPORTS}\ndef f(n):\n    return torch.empty(n, device=get_accelerator().device_name())\n",
+            f"{WITH_HELPER}def f(n):\n    return torch.empty(n, device=accelerator_type())\n",
         ),
         Example(
             'import torch\n\n\ndef f(x):\n    return x.to("cuda:1")\n',
-            f"{_IMPORT}\ndef f(x):\n    return x.to(get_accelerator().device_name(1))\n",
-            f'{_WITH_HELPER}def f(x):\n    return x.to(f"{{accelerator_type()}}:1")\n',
+            f"{IMPORTS}\ndef f(x):\n    return x.to(get_accelerator().device_name(1))\n",
+            f'{WITH_HELPER}def f(x):\n    return x.to(f"{{accelerator_type()}}:1")\n',
         ),
         Example(
             'import argparse\n\np = argparse.ArgumentParser()\np.add_argument("--device", default="cuda")\n',
@@ -128,15 +126,15 @@ something else too, that part stays."""
     examples = (
         Example(
             'import torch\n\n\ndef f():\n    return torch.device("cuda" if torch.cuda.is_available() else "cpu")\n',
-            f"{_IMPORT}\ndef f():\n    return torch.device(get_accelerator().device_name())\n",
-            f"{_WITH_HELPER}def f():\n    return torch.device(accelerator_type())\n",
+            f"{IMPORTS}\ndef f():\n    return torch.device(get_accelerator().device_name())\n",
+            f"{WITH_HELPER}def f():\n    return torch.device(accelerator_type())\n",
         ),
         Example(
             "import torch\n\n\ndef f(no_cuda):\n"
             '    return "cuda:0" if torch.cuda.is_available() and not no_cuda else "cpu"\n',
-            f"{_IMPORT}\ndef f(no_cuda):\n"
+            f"{IMPORTS}\ndef f(no_cuda):\n"
             '    return get_accelerator().device_name(0) if get_accelerator().is_available() and not no_cuda else "cpu"\n',
-            f"{_WITH_HELPER}def f(no_cuda):\n"
+            f"{WITH_HELPER}def f(no_cuda):\n"
             '    return f"{accelerator_type()}:0" if torch.accelerator.is_available() and not no_cuda else "cpu"\n',
         ),
     )
@@ -178,14 +176,14 @@ that reaches a `map_location`, directly or through a name, is `"cpu"` on a CPU-o
     examples = (
         Example(
             'import torch\n\n\ndef f(x, rank):\n    return x.to(f"cuda:{rank}")\n',
-            f"{_IMPORT}\ndef f(x, rank):\n    return x.to(get_accelerator().device_name(rank))\n",
-            f'{_WITH_HELPER}def f(x, rank):\n    return x.to(f"{{accelerator_type()}}:{{rank}}")\n',
+            f"{IMPORTS}\ndef f(x, rank):\n    return x.to(get_accelerator().device_name(rank))\n",
+            f'{WITH_HELPER}def f(x, rank):\n    return x.to(f"{{accelerator_type()}}:{{rank}}")\n',
         ),
         Example(
             "import torch\n\n\ndef f(x, i):\n    return x.to('cuda:%d' % i), x.to('cuda:{}'.format(i)), x.to('cuda:' + str(i))\n",
-            f"{_IMPORT}\ndef f(x, i):\n    return x.to(get_accelerator().device_name(i)), "
+            f"{IMPORTS}\ndef f(x, i):\n    return x.to(get_accelerator().device_name(i)), "
             "x.to(get_accelerator().device_name(i)), x.to(get_accelerator().device_name(i))\n",
-            f"{_WITH_HELPER}def f(x, i):\n    return x.to(accelerator_type() + ':%d' % i), "
+            f"{WITH_HELPER}def f(x, i):\n    return x.to(accelerator_type() + ':%d' % i), "
             "x.to(accelerator_type() + ':{}'.format(i)), x.to(accelerator_type() + ':' + str(i))\n",
         ),
     )

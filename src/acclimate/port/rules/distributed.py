@@ -7,18 +7,15 @@ import re
 import libcst as cst
 
 from acclimate.port.conditions.host_answers import ends_program_if_false, may_be_true_on_host
-from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate.port.new_code.edits import insert, replace
 from acclimate.port.new_code.targets import AcclimateTarget
-from acclimate.port.rules.base import Example, Finding, Rule, is_assigned, is_read
+from acclimate.port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, is_assigned, is_read
 from acclimate.port.rules.comparison_edits import HOST_CHANGES, OTHERS, negation
-from acclimate.port.rules.devices import AT_IMPORT
+from acclimate.port.rules.devices import unsafe_at_import
 from acclimate.port.source.tree import called_name, dotted, positional, string_value, walk
 from acclimate.port.source.values import BACKEND_NAME
 from acclimate.port.source_file import SourceFile
 
-_IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
-_WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
 _TAKES_BACKEND_FIRST = {"init_process_group", "init_distributed", "is_backend_available"}
 _TAKES_BACKEND = {*_TAKES_BACKEND_FIRST, "new_group", "new_subgroups", "init_process_group_wrapper"}
 _CONSTANTS = {
@@ -49,17 +46,17 @@ edit needs."""
     examples = (
         Example(
             "import torch\n\n\ndef f():\n    torch.distributed.init_process_group(backend='nccl')\n",
-            f"{_IMPORT}\ndef f():\n"
+            f"{IMPORTS}\ndef f():\n"
             "    torch.distributed.init_process_group(backend=get_accelerator().communication_backend_name())\n",
-            f"{_WITH_HELPER}def f():\n    torch.distributed.init_process_group("
+            f"{WITH_HELPER}def f():\n    torch.distributed.init_process_group("
             "backend=torch.distributed.get_default_backend_for_device(accelerator_type()))\n",
         ),
         Example(
             "import torch\n\n\ndef f():\n    torch.distributed.init_process_group('cpu:gloo,cuda:nccl')\n",
-            f"{_IMPORT}\ndef f():\n"
+            f"{IMPORTS}\ndef f():\n"
             "    torch.distributed.init_process_group(('cpu:gloo' if get_accelerator().device_name() == 'cpu' else "
             "f'cpu:gloo,{get_accelerator().device_name()}:{get_accelerator().communication_backend_name()}'))\n",
-            f"{_WITH_HELPER}def f():\n"
+            f"{WITH_HELPER}def f():\n"
             "    torch.distributed.init_process_group(('cpu:gloo' if accelerator_type() == 'cpu' else "
             "f'cpu:gloo,{accelerator_type()}:"
             "{torch.distributed.get_default_backend_for_device(accelerator_type())}'))\n",
@@ -93,8 +90,7 @@ edit needs."""
             return self.exempt(file, node, "it is a key of data or part of a message")
         if (comparison := _comparison(file, node)) is not None:
             return self._compared(file, node, comparison)
-        if file.target.name == "torch" and file.runs_at_import(node):
-            found = found or AT_IMPORT
+        found = found or unsafe_at_import(file, node)
         if found == _ONE_OF_SEVERAL:
             # Scripts that pass the old name still start: many programs then choose another backend themselves.
             holder = file.tree.parent(file.tree.parent(node) or node)
@@ -120,7 +116,7 @@ edit needs."""
         """A finding for ``torch.distributed.Backend.NCCL``, which is the string ``"nccl"``."""
         if file.tree.qualified(node) not in _CONSTANTS or not is_read(file, node):
             return None
-        unsafe = AT_IMPORT if file.target.name == "torch" and file.runs_at_import(node) else ""
+        unsafe = unsafe_at_import(file, node)
         if (comparison := _comparison(file, node)) is not None:
             return self._compared(file, node, comparison)
         if isinstance(file.tree.parent(node), (cst.DictElement, cst.Element)):
@@ -132,8 +128,7 @@ edit needs."""
         unsafe = self._role(file, node)
         if unsafe is None or unsafe == "data" or file.in_fstring(node):
             return self.left(file, node, "nothing shows that it is a backend of torch.distributed")
-        if file.target.name == "torch" and file.runs_at_import(node):
-            unsafe = unsafe or AT_IMPORT
+        unsafe = unsafe or unsafe_at_import(file, node)
         quote, kind = file.quote(node), file.target.device_type
         return self.becomes(
             file,

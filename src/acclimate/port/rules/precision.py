@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import libcst as cst
 
-from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate.port.new_code.edits import Edit, insert, replace
 from acclimate.port.new_code.targets import AcclimateTarget
-from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_read
+from acclimate.port.rules.base import WITH_HELPER, Example, Finding, Rule, cuda_name, is_read
 from acclimate.port.rules.devices import AT_IMPORT, unsafe_at_import
 from acclimate.port.source.tree import Span, called_name, has_unpacking, positional
 from acclimate.port.source_file import SourceFile
@@ -41,7 +40,7 @@ A decorator in a class runs at import, so its edit makes the program choose the 
             "        return x @ x\n",
             "import torch\nfrom acclimate import get_accelerator\n\n\ndef f(x, enabled):\n"
             "    with get_accelerator().amp.autocast(enabled, dtype=torch.float16):\n        return x @ x\n",
-            f"import torch\n\n\n{ACCELERATOR_TYPE}\n\ndef f(x, enabled):\n"
+            f"{WITH_HELPER}def f(x, enabled):\n"
             "    with torch.amp.autocast(accelerator_type(), enabled=enabled, dtype=torch.float16):\n"
             "        return x @ x\n",
         ),
@@ -49,8 +48,7 @@ A decorator in a class runs at import, so its edit makes the program choose the 
             "import torch\nfrom torch.cuda.amp import GradScaler\n\n\ndef f():\n    return GradScaler(enabled=True)\n",
             "import torch\nfrom acclimate import get_accelerator\n\n\n"
             "def f():\n    return get_accelerator().amp.GradScaler(enabled=True)\n",
-            f"import torch\n\n\n{ACCELERATOR_TYPE}\n\ndef f():\n"
-            "    return torch.amp.GradScaler(accelerator_type(), enabled=True)\n",
+            f"{WITH_HELPER}def f():\n    return torch.amp.GradScaler(accelerator_type(), enabled=True)\n",
         ),
         Example(
             "import torch\n\n\nclass F(torch.autograd.Function):\n    @staticmethod\n    @torch.cuda.amp.custom_fwd\n"
@@ -58,7 +56,7 @@ A decorator in a class runs at import, so its edit makes the program choose the 
             "import torch\nfrom acclimate import get_accelerator\n\n\n"
             "class F(torch.autograd.Function):\n    @staticmethod\n    @get_accelerator().amp.custom_fwd\n"
             "    def forward(ctx, x):\n        return x\n",
-            f"import torch\n\n\n{ACCELERATOR_TYPE}\n\nclass F(torch.autograd.Function):\n    @staticmethod\n"
+            f"{WITH_HELPER}class F(torch.autograd.Function):\n    @staticmethod\n"
             "    @torch.amp.custom_fwd(device_type=accelerator_type())\n    def forward(ctx, x):\n        return x\n",
         ),
     )
@@ -140,7 +138,7 @@ type: `torch.is_autocast_enabled(get_accelerator().device_name())`."""
             "import torch\nfrom acclimate import get_accelerator\n\n\ndef f(x):\n"
             "    if torch.is_autocast_enabled(get_accelerator().device_name()):\n"
             "        return x.to(torch.get_autocast_dtype(get_accelerator().device_name()))\n    return x\n",
-            f"import torch\n\n\n{ACCELERATOR_TYPE}\n\ndef f(x):\n    if torch.is_autocast_enabled(accelerator_type()):\n"
+            f"{WITH_HELPER}def f(x):\n    if torch.is_autocast_enabled(accelerator_type()):\n"
             "        return x.to(torch.get_autocast_dtype(accelerator_type()))\n    return x\n",
         ),
         Example(
@@ -149,7 +147,7 @@ type: `torch.is_autocast_enabled(get_accelerator().device_name())`."""
             "import torch\nfrom acclimate import get_accelerator\n\n\ndef f(on):\n"
             "    torch.set_autocast_enabled(get_accelerator().device_name(), on)\n"
             "    torch.set_autocast_dtype(get_accelerator().device_name(), torch.float16)\n",
-            f"import torch\n\n\n{ACCELERATOR_TYPE}\n\ndef f(on):\n    torch.set_autocast_enabled(accelerator_type(), on)\n"
+            f"{WITH_HELPER}def f(on):\n    torch.set_autocast_enabled(accelerator_type(), on)\n"
             "    torch.set_autocast_dtype(accelerator_type(), torch.float16)\n",
         ),
     )

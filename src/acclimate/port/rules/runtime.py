@@ -21,7 +21,16 @@ from acclimate.port.dataflow.sinks import Sink, sink_of
 from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate.port.new_code.edits import Edit, Part, insert, replace
 from acclimate.port.new_code.targets import AcclimateTarget, Missing, Spelling, TorchTarget
-from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, is_read, margin_of
+from acclimate.port.rules.base import (
+    WITH_HELPER,
+    Example,
+    Finding,
+    Rule,
+    cuda_name,
+    is_assigned,
+    is_read,
+    margin_of,
+)
 from acclimate.port.rules.comparison_edits import host_test
 from acclimate.port.source.tree import Span, called_name, has_unpacking, walk
 from acclimate.port.source_file import SourceFile
@@ -35,7 +44,7 @@ _PROPERTIES_OF_HOST = {"name": "'cpu'", "gcnArchName": "''", "multi_processor_co
 """The values of CUDA device properties to use on other devices; ``0`` for all others."""
 
 
-def has_specific_rule(name: str) -> bool:
+def _has_specific_rule(name: str) -> bool:
     """Whether another rule handles a name of ``torch.cuda``."""
     return name.split(".")[0] in _OWN_RULE or name.endswith(_TENSOR_SUFFIX)
 
@@ -170,7 +179,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         if not isinstance(node, cst.Call):
             return None
         name = cuda_name(file, node.func)
-        if not name or has_specific_rule(name):
+        if not name or _has_specific_rule(name):
             return None
         claims = (node.func,)
         if name == "is_available" and chooses_package(file, node):
@@ -414,7 +423,7 @@ another accelerator has the name. A name that the program assigns to is left too
         Example(
             "import torch\n\nafter_step(fn=torch.cuda.empty_cache)\n",
             "import torch\nfrom acclimate import get_accelerator\n\nafter_step(fn=get_accelerator().empty_cache)\n",
-            f"import torch\n\n\n{ACCELERATOR_TYPE}\n\nafter_step(fn=(torch.accelerator.empty_cache "
+            f"{WITH_HELPER}after_step(fn=(torch.accelerator.empty_cache "
             'if accelerator_type() not in ("cpu", "mps") else lambda *_: None))\n',
         ),
         Example(
@@ -444,7 +453,7 @@ another accelerator has the name. A name that the program assigns to is left too
         if name == "":
             return self._module(file, node)
         parent = file.tree.parent(node)
-        if has_specific_rule(name) and (name != "current_device" or isinstance(parent, cst.Call)):
+        if _has_specific_rule(name) and (name != "current_device" or isinstance(parent, cst.Call)):
             return None
         spelling = file.target.runtime(name)
         if isinstance(spelling, Missing):

@@ -5,18 +5,24 @@ from __future__ import annotations
 import libcst as cst
 
 from acclimate.port.dataflow.tensor_classes import is_alias, tensor_classes, type_calls
-from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate.port.new_code.edits import insert, replace
 from acclimate.port.new_code.targets import AcclimateTarget, Missing
-from acclimate.port.rules.base import Example, Finding, Rule, cuda_name, is_read, margin_of
-from acclimate.port.rules.devices import AT_IMPORT
+from acclimate.port.rules.base import (
+    IMPORTS,
+    WITH_HELPER,
+    Example,
+    Finding,
+    Rule,
+    cuda_name,
+    is_read,
+    margin_of,
+)
+from acclimate.port.rules.devices import unsafe_at_import
 from acclimate.port.source.survey import survey
 from acclimate.port.source.tree import called_name, has_unpacking, string_value
 from acclimate.port.source.values import Kind
 from acclimate.port.source_file import SourceFile
 
-_IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
-_WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
 _DTYPES = {
     "FloatTensor": "float32", "HalfTensor": "float16", "DoubleTensor": "float64", "LongTensor": "int64",
     "IntTensor": "int32", "ShortTensor": "int16", "ByteTensor": "uint8", "CharTensor": "int8",
@@ -40,27 +46,27 @@ float64, such as Apple's."""
     examples = (
         Example(
             "import torch\n\n\ndef f(n):\n    return torch.cuda.FloatTensor([1.0]), torch.cuda.LongTensor(2, 3)\n",
-            f"{_IMPORT}\ndef f(n):\n    return get_accelerator().FloatTensor([1.0]), get_accelerator().LongTensor(2, 3)\n",
-            f"{_WITH_HELPER}def f(n):\n"
+            f"{IMPORTS}\ndef f(n):\n    return get_accelerator().FloatTensor([1.0]), get_accelerator().LongTensor(2, 3)\n",
+            f"{WITH_HELPER}def f(n):\n"
             "    return torch.tensor([1.0], dtype=torch.float32, device=accelerator_type()), "
             "torch.empty(2, 3, dtype=torch.int64, device=accelerator_type())\n",
         ),
         Example(
             "import torch\n\nTensor = torch.cuda.FloatTensor if fast else torch.FloatTensor\n",
-            f"{_IMPORT}Tensor = get_accelerator().FloatTensor if fast else torch.FloatTensor\n",
-            f"{_WITH_HELPER}Tensor = (lambda *data: torch.FloatTensor(*data).to(accelerator_type())) "
+            f"{IMPORTS}Tensor = get_accelerator().FloatTensor if fast else torch.FloatTensor\n",
+            f"{WITH_HELPER}Tensor = (lambda *data: torch.FloatTensor(*data).to(accelerator_type())) "
             "if fast else torch.FloatTensor\n",
         ),
         Example(
             "import torch\n\n\ndef f(x, y):\n    return x.type(torch.cuda.LongTensor)\n",
-            f"{_IMPORT}\ndef f(x, y):\n    return x.to(get_accelerator().device_name(), torch.int64)\n",
-            f"{_WITH_HELPER}def f(x, y):\n    return x.to(accelerator_type(), torch.int64)\n",
+            f"{IMPORTS}\ndef f(x, y):\n    return x.to(get_accelerator().device_name(), torch.int64)\n",
+            f"{WITH_HELPER}def f(x, y):\n    return x.to(accelerator_type(), torch.int64)\n",
         ),
         Example(
             "import torch\n\nTensor = torch.cuda.FloatTensor if fast else torch.FloatTensor\nx = images.type(Tensor)\n",
-            f"{_IMPORT}Tensor = get_accelerator().FloatTensor if fast else torch.FloatTensor\n"
+            f"{IMPORTS}Tensor = get_accelerator().FloatTensor if fast else torch.FloatTensor\n"
             "x = images.to(Tensor(0))\n",
-            f"{_WITH_HELPER}Tensor = (lambda *data: torch.FloatTensor(*data).to(accelerator_type())) "
+            f"{WITH_HELPER}Tensor = (lambda *data: torch.FloatTensor(*data).to(accelerator_type())) "
             "if fast else torch.FloatTensor\nx = images.to(Tensor(0))\n",
         ),
     )
@@ -106,7 +112,7 @@ float64, such as Apple's."""
         to = replace(file.span(method.attr), "to")
         if name in _DTYPES:
             text = f"{file.target.device_type}, {file.torch}.{_DTYPES[name]}"
-            unsafe = AT_IMPORT if file.target.name == "torch" and file.runs_at_import(node) else ""
+            unsafe = unsafe_at_import(file, node)
             return self.convert(
                 file, node, to, replace(file.span(value), text), unsafe=unsafe, claims=(value,)
             )
@@ -129,7 +135,7 @@ float64, such as Apple's."""
         end = file.span(node.args[-1].value).end
         options = f", dtype={file.torch}.{_DTYPES[name]}, device={file.target.device_type}"
         edits = (replace(file.span(node.func), f"{file.torch}.{new}"), insert(end, options))
-        unsafe = AT_IMPORT if file.target.name == "torch" and file.runs_at_import(node) else ""
+        unsafe = unsafe_at_import(file, node)
         return self.convert(file, node, *edits, unsafe=unsafe, claims=claims)
 
 
@@ -150,9 +156,9 @@ never moved would have weights on the CPU, on a CUDA machine too. Remove the cal
     examples = (
         Example(
             "import torch\n\n\ndef f():\n    torch.set_default_tensor_type(torch.cuda.HalfTensor)\n",
-            f"{_IMPORT}\ndef f():\n    torch.set_default_device(get_accelerator().device_name())\n"
+            f"{IMPORTS}\ndef f():\n    torch.set_default_device(get_accelerator().device_name())\n"
             "    torch.set_default_dtype(torch.float16)\n",
-            f"{_WITH_HELPER}def f():\n    torch.set_default_device(accelerator_type())\n"
+            f"{WITH_HELPER}def f():\n    torch.set_default_device(accelerator_type())\n"
             "    torch.set_default_dtype(torch.float16)\n",
         ),
         Example(

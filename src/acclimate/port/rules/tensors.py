@@ -11,10 +11,11 @@ from acclimate.port.conditions.host_answers import may_be_true_on_host, other_ki
 from acclimate.port.conditions.mps_streams import needs_streams
 from acclimate.port.dataflow.optional_index import may_be_none
 from acclimate.port.dataflow.sinks import holds_device_name
-from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate.port.new_code.edits import Part, insert, replace
 from acclimate.port.new_code.targets import AcclimateTarget
 from acclimate.port.rules.base import (
+    IMPORTS,
+    WITH_HELPER,
     Example,
     Finding,
     Rule,
@@ -23,7 +24,7 @@ from acclimate.port.rules.base import (
     without_argument,
 )
 from acclimate.port.rules.comparison_edits import host_guard, host_test
-from acclimate.port.rules.devices import AT_IMPORT
+from acclimate.port.rules.devices import unsafe_at_import
 from acclimate.port.source.tree import (
     Span,
     called_name,
@@ -36,8 +37,6 @@ from acclimate.port.source.tree import (
 from acclimate.port.source.values import DEVICE_NAME, Kind, methods
 from acclimate.port.source_file import SourceFile
 
-_IMPORT = "import torch\nfrom acclimate import get_accelerator\n\n"
-_WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
 _OWN_OBJECTS = re.compile(
     r"^(self|cls|args|opt|opts|options|cfg|config|conf|hparams|hps|FLAGS|params|flags)$"
 )
@@ -88,16 +87,16 @@ A class that defines a method `cuda` keeps it. Calls of that method stay too, on
     examples = (
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor):\n    return x.cuda()\n",
-            f"{_IMPORT}\ndef f(x: torch.Tensor):\n    return x.to(get_accelerator().device_name())\n",
-            f"{_WITH_HELPER}def f(x: torch.Tensor):\n    return x.to(accelerator_type())\n",
+            f"{IMPORTS}\ndef f(x: torch.Tensor):\n    return x.to(get_accelerator().device_name())\n",
+            f"{WITH_HELPER}def f(x: torch.Tensor):\n    return x.to(accelerator_type())\n",
         ),
         Example(
             "import torch\n\n\ndef f(model: torch.nn.Module, gpu: int):\n"
             "    return model.cuda(gpu), torch.ones(1).cuda(non_blocking=True)\n",
-            f"{_IMPORT}\ndef f(model: torch.nn.Module, gpu: int):\n"
+            f"{IMPORTS}\ndef f(model: torch.nn.Module, gpu: int):\n"
             "    return model.to(get_accelerator().device_name(gpu)), "
             "torch.ones(1).to(get_accelerator().device_name(), non_blocking=True)\n",
-            f"{_WITH_HELPER}def f(model: torch.nn.Module, gpu: int):\n"
+            f"{WITH_HELPER}def f(model: torch.nn.Module, gpu: int):\n"
             '    return model.to(f"{accelerator_type()}:{gpu}"), '
             "torch.ones(1).to(accelerator_type(), non_blocking=True)\n",
         ),
@@ -125,8 +124,7 @@ A class that defines a method `cuda` keeps it. Calls of that method stay too, on
         if has_unpacking(node) or (node.args and any(each.comma is None for each in node.args)):
             return self.left(file, node, "no rule converts these arguments")
         unsafe = "" if _is_torch_object(file, receiver) else "it may be neither a tensor nor a module"
-        if file.target.name == "torch" and file.runs_at_import(node):
-            unsafe = unsafe or AT_IMPORT
+        unsafe = unsafe or unsafe_at_import(file, node)
         finding = self._call(file, node, node.func, unsafe)
         if finding.edits and positional(node) and _is_storage(file, receiver):
             name = insert(file.span(node.args[0]).start, "device=")
@@ -223,7 +221,7 @@ if the branch only moves tensors. Otherwise, and with `--to torch`, it becomes a
     examples = (
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor):\n    assert x.is_cuda\n",
-            f"{_IMPORT}\ndef f(x: torch.Tensor):\n    assert get_accelerator().on_accelerator(x)\n",
+            f"{IMPORTS}\ndef f(x: torch.Tensor):\n    assert get_accelerator().on_accelerator(x)\n",
             'import torch\n\n\ndef f(x: torch.Tensor):\n    assert (x.device.type != "cpu")\n',
         ),
         Example(
@@ -278,21 +276,21 @@ finds. A branch on the device is edited only together with the pinning inside it
     examples = (
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor):\n    return x.pin_memory()\n",
-            f"{_IMPORT}\ndef f(x: torch.Tensor):\n    return get_accelerator().pin_memory(x)\n",
+            f"{IMPORTS}\ndef f(x: torch.Tensor):\n    return get_accelerator().pin_memory(x)\n",
             "import torch\n\n\ndef f(x: torch.Tensor):\n"
             "    return (x.pin_memory() if torch.accelerator.is_available() else x)\n",
         ),
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor, device):\n    if device.type == 'cuda':\n"
             "        x = x.pin_memory()\n    return x.to(device)\n",
-            f"{_IMPORT}\ndef f(x: torch.Tensor, device):\n    if device.type == get_accelerator().device_name():\n"
+            f"{IMPORTS}\ndef f(x: torch.Tensor, device):\n    if device.type == get_accelerator().device_name():\n"
             "        x = get_accelerator().pin_memory(x)\n    return x.to(device)\n",
             "import torch\n\n\ndef f(x: torch.Tensor, device):\n    if device.type != 'cpu':\n"
             "        x = x.pin_memory()\n    return x.to(device)\n",
         ),
         Example(
             "import torch\n\n\ndef f(n):\n    return torch.empty(n, pin_memory=True), torch.zeros(n).pin_memory()\n",
-            f"{_IMPORT}\ndef f(n):\n    return torch.empty(n, pin_memory=get_accelerator().device_name() != "
+            f"{IMPORTS}\ndef f(n):\n    return torch.empty(n, pin_memory=get_accelerator().device_name() != "
             '"cpu"), get_accelerator().pin_memory(torch.zeros(n))\n',
             "import torch\n\n\ndef f(n):\n    return torch.empty(n, pin_memory=torch.accelerator.is_available()), "
             "torch.zeros(n, pin_memory=torch.accelerator.is_available())\n",

@@ -7,9 +7,9 @@ import re
 import libcst as cst
 
 from acclimate.port.dataflow.origins import Origin, origin_of
-from acclimate.port.new_code.added_functions import ACCELERATOR_TYPE, ON_ANY_DEVICE
+from acclimate.port.new_code.added_functions import ON_ANY_DEVICE
 from acclimate.port.new_code.edits import insert
-from acclimate.port.rules.base import Example, Finding, Rule, is_read
+from acclimate.port.rules.base import WITH_HELPER, Example, Finding, Rule, is_read
 from acclimate.port.rules.comparison_edits import host_guard, host_test
 from acclimate.port.rules.devices import unsafe_at_import
 from acclimate.port.source.tree import called_name, dotted, keyword, positional, string_value, walk
@@ -62,7 +62,7 @@ the functions that it calls: without CUDA a program should call the module direc
             + ON_ANY_DEVICE.replace("{device_type}", "get_accelerator().device_name()")
             + "\n\ndef f(model):\n    return on_any_device(torch.nn.DataParallel(model))"
             ".to(get_accelerator().device_name())\n",
-            f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
+            WITH_HELPER
             + ON_ANY_DEVICE.replace("{device_type}", "accelerator_type()")
             + "\n\ndef f(model):\n    return on_any_device(torch.nn.DataParallel(model)).to(accelerator_type())\n",
         ),

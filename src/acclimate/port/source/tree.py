@@ -94,7 +94,7 @@ class Tree:
         for node in walk(self.module):
             self.nodes.append(node)
             self._of_type[type(node)].append(node)
-            for below in child_nodes(node):
+            for below in _child_nodes(node):
                 self._parents[below] = node
         self.line_starts = [0, *(found.end() for found in _LINE_END.finditer(self.bytes))]
         self.newline = self.module.default_newline
@@ -282,10 +282,10 @@ def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     while waiting:
         at = waiting.pop()
         yield at
-        waiting.extend(child_nodes(at))
+        waiting.extend(_child_nodes(at))
 
 
-def child_nodes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+def _child_nodes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """The children of a node, without white space, which no rule needs."""
     for name in _fields(type(node)):
         value = getattr(node, name)

@@ -40,7 +40,7 @@ class Value:
 UNKNOWN = Value(Kind.UNKNOWN, certain=False)
 
 DEVICE_NAME = re.compile(r"(^|_)(device|dev)(_?(type|name|str|string))?$|^device", re.IGNORECASE)
-NUMBER_NAME = re.compile(
+_NUMBER_NAME = re.compile(
     r"(^|_)(rank|gpu|gpu_?ids?|gpu_?index|gpu_?idx|gpu_?num|device_?(id|index|idx|num)|dev_?id|i)$",
     re.IGNORECASE,
 )
@@ -69,12 +69,12 @@ _FACTORIES = {
         "cos",
     ),
 }
-TENSOR_METHODS = {
+_TENSOR_METHODS = {
     *("float", "half", "double", "long", "int", "bool", "bfloat16", "contiguous", "clone", "detach", "t"),
     *("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "repeat", "flatten"),
     *("requires_grad_", "fill_", "zero_", "normal_", "uniform_", "cuda", "to", "type", "pin_memory", "cpu"),
 }
-MODULE_METHODS = {
+_MODULE_METHODS = {
     "cuda",
     "to",
     "train",
@@ -111,7 +111,7 @@ class Values:
         """The classes of the file that define ``cuda``, and those that inherit from them."""
         own = {name for name, node in self.classes.items() if "cuda" in methods(node)}
         for _ in self.classes:
-            own |= {name for name, node in self.classes.items() if own & base_names(node)}
+            own |= {name for name, node in self.classes.items() if own & _base_names(node)}
         return own
 
     def of(self, node: cst.CSTNode, depth: int = _DEPTH) -> Value:
@@ -217,9 +217,9 @@ class Values:
                 return Value(Kind.STRING)
             if last in ("get", "getenv") and name in ("os.environ.get", "os.getenv"):
                 return Value(Kind.STRING)
-            if last in TENSOR_METHODS | MODULE_METHODS:
+            if last in _TENSOR_METHODS | _MODULE_METHODS:
                 held = self.of(call.func.value, depth - 1)
-                if held.kind is Kind.TENSOR or (held.kind is Kind.MODULE and last in MODULE_METHODS):
+                if held.kind is Kind.TENSOR or (held.kind is Kind.MODULE and last in _MODULE_METHODS):
                     return held
         return UNKNOWN
 
@@ -261,7 +261,7 @@ class Values:
 
 def guess_by_name(name: str) -> Value:
     """The kind that a name suggests."""
-    if NUMBER_NAME.search(name):
+    if _NUMBER_NAME.search(name):
         return Value(Kind.NUMBER, certain=False)
     return Value(Kind.DEVICE, certain=False) if DEVICE_NAME.search(name) else UNKNOWN
 
@@ -271,6 +271,6 @@ def methods(node: cst.ClassDef) -> set[str]:
     return {each.name.value for each in node.body.body if isinstance(each, cst.FunctionDef)}
 
 
-def base_names(node: cst.ClassDef) -> set[str]:
+def _base_names(node: cst.ClassDef) -> set[str]:
     """The bases of a class that are plain names."""
     return {base.value.value for base in node.bases if isinstance(base.value, cst.Name)}

@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 
-from acclimate.inference.interrupts import interrupts_deferred
+from acclimate.inference.deferred_sigint import interrupts_deferred
 
 
 @pytest.fixture

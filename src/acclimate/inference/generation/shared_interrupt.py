@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from acclimate.accelerator import Accelerator
-from acclimate.inference.interrupts import interrupts_deferred
+from acclimate.inference.deferred_sigint import interrupts_deferred
 from acclimate.inference.ranks import ModelRanks
 
 
