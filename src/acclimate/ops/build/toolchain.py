@@ -9,7 +9,7 @@ import secrets
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,13 +40,12 @@ class Toolchain:
     """Why there is no compiler for one of the sources; ``None`` if there is one for each."""
 
     @classmethod
-    def of(cls, accelerator: Accelerator, suffixes: Sequence[str], portable: bool = False) -> Toolchain:
-        """Returns the toolchain of an accelerator.
+    def of(cls, accelerator: Accelerator, suffixes: Sequence[str]) -> Toolchain:
+        """Returns the toolchain of an accelerator, for the devices present.
 
         Args:
             accelerator: the accelerator to build for.
             suffixes: the suffixes of the sources, and that of C++ for the linker.
-            portable: compile for all devices of the accelerator's kind, not only for those present.
         """
         compilers: dict[str, tuple[str, ...]] = {}
         missing = None
@@ -58,11 +57,16 @@ class Toolchain:
                 missing = missing or str(error)
         return cls(
             compilers=compilers,
-            flags={suffix: tuple(accelerator.op_compile_flags(suffix, portable)) for suffix in suffixes},
+            flags={suffix: tuple(accelerator.op_compile_flags(suffix)) for suffix in suffixes},
             include_paths=tuple(accelerator.op_include_paths()),
             link_flags=tuple(accelerator.op_link_flags(suffixes)),
             missing=missing,
         )
+
+    def portable(self, accelerator: Accelerator) -> Toolchain:
+        """Returns the same with the flags for all devices of the accelerator's kind."""
+        flags = {suffix: tuple(accelerator.op_compile_flags(suffix, True)) for suffix in self.flags}
+        return replace(self, flags=flags)
 
 
 # -- versions of compilers ---------------------------------------------------------------------------
@@ -142,6 +146,7 @@ def _remembered(memory: Path) -> dict[str, str]:
 
 
 def _remember(memory: Path, versions: dict[str, str]) -> None:
+    # Not by replace_file(), which writes through a link and into a pipe that somebody has put there.
     partial = memory.with_name(f".{memory.name}.{secrets.token_hex(4)}")
     # Without room or permission, the compilers are run again next time.
     with contextlib.suppress(OSError):
