@@ -14,7 +14,7 @@ from acclimate.launch.binding.cores import check_environment
 from acclimate.launch.engines.registry import choose_engine
 from acclimate.launch.plan.devices import count_local_ranks, visible_devices
 from acclimate.ops.aio.engines import Settings, start_engine
-from acclimate.ops.build.toolchain import build_timeout_s
+from acclimate.ops.build.run_compilers import build_timeout_s
 from acclimate.ops.simd import chosen_isa
 from acclimate.selection import load_by_name, requested, set_accelerator
 

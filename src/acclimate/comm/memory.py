@@ -14,12 +14,12 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-TOKEN_BYTES = 16
+_TOKEN_BYTES = 16
 
-LARGEST_SLOT = 512 * 1024
-"""Bytes of a rank's contribution to one round. Smaller slots fit into more caches, but need more rounds, and
-each round can cost a time slice if other work runs on the cores."""
-SMALLEST_SLOT = 16 * 1024
+# Bytes of a rank's contribution to one round. Smaller slots fit into more caches, but need more rounds, and
+# each round can cost a time slice if other work runs on the cores.
+_LARGEST_SLOT = 512 * 1024
+_SMALLEST_SLOT = 16 * 1024
 
 _LARGEST_RING = 256 * 1024
 _ALL_SLOTS = 16 * 1024 * 1024
@@ -58,10 +58,10 @@ def geometries(ranks: int, limit: int, total_bytes: Callable[[int, int, int], in
         limit: the most bytes that the group may take.
         total_bytes: computes the bytes that a group needs from its ranks, slot bytes and ring bytes.
     """
-    slot = _power_of_two(_ALL_SLOTS // (4 * ranks), SMALLEST_SLOT, LARGEST_SLOT)
+    slot = _power_of_two(_ALL_SLOTS // (4 * ranks), _SMALLEST_SLOT, _LARGEST_SLOT)
     ring = _power_of_two(_ALL_RINGS // ranks**2, _PAGE, _LARGEST_RING)
     found = []
-    while slot >= SMALLEST_SLOT:
+    while slot >= _SMALLEST_SLOT:
         total = total_bytes(ranks, slot, ring)
         if total <= limit:
             found.append(Geometry(slot, ring, total))
@@ -95,7 +95,7 @@ def _make(geometry: Geometry) -> SharedMemory:
         os.ftruncate(descriptor, geometry.total_bytes)
         # Allocate all pages now: a page that is not available later would kill the process that touches it.
         os.posix_fallocate(descriptor, 0, geometry.total_bytes)
-        token = secrets.token_bytes(TOKEN_BYTES)
+        token = secrets.token_bytes(_TOKEN_BYTES)
         os.pwrite(descriptor, token, 0)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _seals())
     except OSError:
@@ -115,7 +115,7 @@ def open_made(process: int, descriptor: int, token: str, geometry: Geometry) -> 
     try:
         if fcntl.fcntl(opened, fcntl.F_GET_SEALS) & _seals() != _seals():
             raise OSError(errno.EPERM, "its size is not sealed", path)
-        if os.pread(opened, TOKEN_BYTES, 0).hex() != token:
+        if os.pread(opened, _TOKEN_BYTES, 0).hex() != token:
             raise OSError(errno.ESTALE, "it belongs to another group", path)
         if os.fstat(opened).st_size != geometry.total_bytes:
             raise OSError(errno.EINVAL, "its size is not the size that rank 0 sent", path)

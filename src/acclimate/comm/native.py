@@ -11,11 +11,9 @@ from acclimate.errors import CompilerNotFoundError
 from acclimate.ops.build import store
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.ops.build.recipe import Source
-from acclimate.ops.simd import chosen_isa
+from acclimate.ops.simd import KERNEL_FLAGS, chosen_isa, compile_flags
 
-_IS_X86 = platform.machine() in ("x86_64", "AMD64")
-_AVX2 = ("-mavx2", "-mf16c")
-_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
+_FLAGS = compile_flags(platform.machine())
 
 TRANSPORT: tuple[str | Source, ...] = (
     "csrc/call.cpp",
@@ -27,13 +25,10 @@ TRANSPORT: tuple[str | Source, ...] = (
     # The plain kernels would take the longest to optimise, and few processors run them.
     Source("csrc/reduce_plain.cpp", flags=("-O2",)),
     # On processors other than x86 each of these is a second plain copy, which nothing calls.
-    Source("csrc/reduce_avx2.cpp", flags=_AVX2 if _IS_X86 else ()),
-    Source("csrc/reduce_avx512.cpp", flags=_AVX512 if _IS_X86 else ()),
+    Source("csrc/reduce_avx2.cpp", flags=_FLAGS.get("avx2", ())),
+    Source("csrc/reduce_avx512.cpp", flags=_FLAGS.get("avx512", ())),
 )
 """The sources of the transport between ranks, which do not use torch."""
-
-CXX_FLAGS = ["-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno"]
-"""Without FMA contraction, every instruction set gives the same bits."""
 
 _lock = threading.Lock()
 _loaded: list[Any] = []
@@ -48,7 +43,7 @@ class TransportBuilder(OpBuilder):
 
     def cxx_args(self) -> list[str]:
         """Flags for threads, and for the same results on every instruction set."""
-        return list(CXX_FLAGS)
+        return ["-pthread", *KERNEL_FLAGS]
 
     def link_args(self) -> list[str]:
         """The flag for threads, which older C libraries keep in a separate library."""

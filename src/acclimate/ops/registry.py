@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-NAMESPACE = "acclimate"
+_NAMESPACE = "acclimate"
 
 # torch refuses a second definition of an op, so one thread defines it and the others wait.
 _lock = threading.RLock()
@@ -24,7 +24,7 @@ if hasattr(os, "register_at_fork"):
 def _library() -> torch.library.Library:
     if not _libraries:
         # Kept for the life of the process: its ops are removed with it.
-        _libraries.append(torch.library.Library(NAMESPACE, "FRAGMENT"))
+        _libraries.append(torch.library.Library(_NAMESPACE, "FRAGMENT"))
     return _libraries[0]
 
 
@@ -54,7 +54,7 @@ def define_in_place(schema: str, plain: Callable[..., None], tags: tuple[torch.T
             library = _library()
             library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
             library.impl(name, plain, "CompositeExplicitAutograd")
-            torch.library.register_fake(f"{NAMESPACE}::{name}", _returns_nothing, lib=library)
+            torch.library.register_fake(f"{_NAMESPACE}::{name}", _returns_nothing, lib=library)
             _schemas.add(schema)
         return getattr(torch.ops.acclimate, name).default
 
@@ -73,7 +73,7 @@ def define_functional(schema: str, plain: Callable[..., Any], fake: Callable[...
             library = _library()
             library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
             library.impl(name, plain, "CompositeExplicitAutograd")
-            torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+            torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=library)
             _schemas.add(schema)
 
 

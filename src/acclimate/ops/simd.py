@@ -6,6 +6,8 @@ import functools
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from acclimate.errors import InstructionSetError, excerpt
@@ -16,13 +18,30 @@ VARIABLE = "ACCLIMATE_CPU_ISA"
 BEST = 0
 """The number with which a native kernel chooses the instruction set itself."""
 
-# As csrc/isa.h numbers them.
-_NUMBERS: Mapping[str, int] = {"plain": 1, "avx2": 2, "avx512": 3, "avx512_bf16": 4, "neon": 5}
-_FLAGS: Mapping[str, frozenset[str]] = {
-    "avx2": frozenset({"avx2", "f16c"}),
-    "avx512": frozenset({"avx2", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"}),
-    "avx512_bf16": frozenset({"avx2", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"}),
+KERNEL_FLAGS = ("-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden")
+"""The flags for kernels of several instruction sets. A fused multiply-add, which only some sets have, would
+round once instead of twice, so the last bit would depend on the set. Without errno a square root is one
+instruction. Hidden symbols keep two libraries in one process apart."""
+
+
+@dataclass(frozen=True)
+class _InstructionSet:
+    number: int
+    """As in csrc/isa.h."""
+    features: tuple[str, ...] = ()
+    """What it needs besides the sets before it, as ``/proc/cpuinfo`` names it."""
+
+
+_PLAIN = {"plain": _InstructionSet(1)}
+# In the order of csrc/isa.h. Each set includes those before it.
+_X86 = {
+    **_PLAIN,
+    "avx2": _InstructionSet(2, ("avx2", "fma", "f16c")),
+    "avx512": _InstructionSet(3, ("avx512f", "avx512bw", "avx512dq", "avx512vl")),
+    "avx512_bf16": _InstructionSet(4, ("avx512_bf16",)),
 }
+_ARM = {**_PLAIN, "neon": _InstructionSet(5)}
+_OF_MACHINE = {**dict.fromkeys(("x86_64", "AMD64"), _X86), **dict.fromkeys(("aarch64", "arm64"), _ARM)}
 _IDENTITY = frozenset(
     {"vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features"}
 )
@@ -45,7 +64,7 @@ def isa_number(name: str) -> int:
         InstructionSetError: there is none of that name, or this machine lacks it.
     """
     usable = usable_isas()
-    if name not in _NUMBERS:
+    if name not in _X86 | _ARM:
         raise InstructionSetError(
             f'{VARIABLE} must be one of {", ".join(usable)}. Value "{excerpt(name)}" is unknown.'
         )
@@ -54,21 +73,36 @@ def isa_number(name: str) -> int:
             f"{VARIABLE} is {name}, which this machine cannot run. Unset it, or choose one of "
             f"{', '.join(usable)}."
         )
-    return _NUMBERS[name]
+    return (_X86 | _ARM)[name].number
 
 
 def has_vector_kernels() -> bool:
     """Whether native kernels use vector instructions here."""
-    return (chosen_isa() or isa_number(usable_isas()[-1])) != _NUMBERS["plain"]
+    return (chosen_isa() or isa_number(usable_isas()[-1])) != _PLAIN["plain"].number
 
 
 @functools.cache
 def usable_isas() -> tuple[str, ...]:
     """Returns the names of the instruction sets that this machine can run, best last."""
-    if platform.machine() in ("aarch64", "arm64"):
-        return ("plain", "neon")
     flags = _processor_flags()
-    return ("plain", *(name for name, needed in _FLAGS.items() if needed <= flags))
+    of_machine = _OF_MACHINE.get(platform.machine(), _PLAIN).items()
+    return tuple(name for name, _ in takewhile(lambda item: flags.issuperset(item[1].features), of_machine))
+
+
+def compile_flags(machine: str) -> dict[str, tuple[str, ...]]:
+    """Returns the instruction sets of a kind of processor, best last, with the flags to compile for each.
+
+    Args:
+        machine: the kind, as ``platform.machine()`` names it.
+    """
+    flags: tuple[str, ...] = ()
+    found = {}
+    for name, isa in _OF_MACHINE.get(machine, _PLAIN).items():
+        flags += tuple(f"-m{feature.replace('_', '')}" for feature in isa.features)
+        if "avx512f" in isa.features:  # without this flag compilers use half of its registers
+            flags += ("-mprefer-vector-width=512",)
+        found[name] = flags
+    return found
 
 
 def has_tile_products() -> bool:

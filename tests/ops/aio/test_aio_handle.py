@@ -349,6 +349,23 @@ def test_a_tensor_whose_memory_is_not_its_elements_in_order_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_handle_tells_the_settings_it_was_made_with() -> None:
+    with AsyncIOHandle(8192, 7, True, True, 3) as handle:
+        assert handle.get_block_size() == 8192
+        assert handle.get_queue_depth() == 7
+        assert handle.get_single_submit() is True
+        assert handle.get_overlap_events() is True
+        assert handle.get_intra_op_parallelism() == 3
+        assert handle.get_alignment() == 3 * 512
+    with AsyncIOHandle() as handle:
+        assert handle.get_block_size() == 1024 * 1024
+        assert handle.get_queue_depth() == 128
+        assert handle.get_single_submit() is False
+        assert handle.get_overlap_events() is False
+        assert handle.get_intra_op_parallelism() == 1
+        assert handle.get_alignment() == 512
+
+
 @pytest.mark.parametrize("setting", ["block_size", "queue_depth", "intra_op_parallelism"])
 def test_a_setting_below_one_is_refused(setting: str) -> None:
     with pytest.raises(AsyncIOSettingError, match=f"{setting} must be a whole number of at least 1, not 0"):

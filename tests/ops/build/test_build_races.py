@@ -133,7 +133,7 @@ def test_a_killed_builder_takes_its_compilers_with_it(workshop: Workshop, ask: C
 def test_no_compiler_starts_that_would_outlive_a_builder_killed_at_that_moment(workshop: Workshop) -> None:
     code = """
 import os, signal, time
-from acclimate.ops.build.toolchain import Compilers
+from acclimate.ops.build.run_compilers import Compilers
 from tiny_op.builder import TinyBuilder
 def killed(compilers):  # before the watcher knows of the compiler
     if any("-c" in process.args for process in compilers._running):

@@ -44,6 +44,27 @@ def test_a_second_load_in_one_process_opens_nothing(workshop: Workshop) -> None:
     assert outcome.told == {"answers": [42], "same": True}
 
 
+@pytest.mark.parametrize("state", ["to be built", "built"])
+def test_a_load_asks_the_accelerator_for_its_compiler_once(state: str, workshop: Workshop) -> None:
+    if state == "built":
+        workshop.run(LOAD_TINY)
+    outcome = workshop.run("""
+from acclimate.backends.cpu import CPUAccelerator
+from tiny_op import builder
+
+class Counting(CPUAccelerator):
+    asked = 0
+    def op_compiler(self, suffix=".cpp"):
+        self.asked += 1
+        return super().op_compiler(suffix)
+
+accelerator = Counting()
+builder.TinyBuilder.for_accelerator(accelerator).load()
+tell(asked=accelerator.asked, answers=builder.answers)
+""")
+    assert outcome.told == {"asked": 1, "answers": [42]}
+
+
 def test_flags_of_one_source_are_given_to_that_source_only(workshop: Workshop) -> None:
     workshop.run(LOAD_TINY)
     flagged = {

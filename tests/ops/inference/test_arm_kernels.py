@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import acclimate.ops.inference
-from acclimate.ops.inference.builder import ARM_KERNELS, PLAIN_KERNELS, CPUInferenceBuilder
+from acclimate.ops.inference.builder import CPUInferenceBuilder, kernel_flags
 
 SOURCES = Path(acclimate.ops.inference.__file__).parent / "csrc"
 
@@ -20,7 +20,7 @@ def test_arm_kernels_multiply_within_the_bound_with_and_without_dot_products(tmp
     if compiler is None or emulator is None:
         pytest.skip("needs aarch64-linux-gnu-g++ and qemu-aarch64 on PATH")
     sources = {SOURCES / "linear.cpp": (), SOURCES / "gguf_pack.cpp": ()}
-    for name, flags in {**PLAIN_KERNELS, **ARM_KERNELS}.items():
+    for name, flags in kernel_flags("aarch64").items():
         sources[SOURCES / f"kernels_{name}.cpp"] = flags
     sources[Path(__file__).with_name("check_kernels.cpp")] = ()
     objects = [str(tmp_path / f"{source.stem}.o") for source in sources]

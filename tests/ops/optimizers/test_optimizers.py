@@ -10,8 +10,11 @@ import pytest
 import torch
 from optimizer_cases import CASES, FLOATS, ODD_SHAPES, Case, give_gradients, parameters
 
+from acclimate.backends.cpu import CPUAccelerator
+from acclimate.backends.cuda import CUDAAccelerator
 from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameterError
-from acclimate.ops import CPUAdagrad, CPUAdam, CPULion, FusedAdam
+from acclimate.ops import CPUAdagrad, CPUAdam, CPULion, FusedAdam, FusedLamb, FusedLion
+from acclimate.ops.optimizers.base import GroupOptimizer
 from acclimate.ops.optimizers.builders import CPUAdamBuilder, FusedAdamCPUBuilder
 
 # Ten steps at this rate; each differs from exact arithmetic by at most 2 units in the last place of the
@@ -77,6 +80,17 @@ def test_the_library_is_looked_for_once(
     made = optimizer([{"params": parameters([(10,)] * 5)}, {"params": parameters([(10,)] * 5)}])
     made.add_param_group({"params": parameters([(10,)] * 5)})
     assert len(loaded) == 1
+
+
+@pytest.mark.parametrize("kind", [CPUAdagrad, CPUAdam, CPULion, FusedAdam, FusedLamb, FusedLion])
+def test_an_optimizer_builds_what_its_device_s_accelerator_offers_under_its_name(
+    kind: type[GroupOptimizer],
+) -> None:
+    accelerators = {"cpu": CPUAccelerator(), "cuda": CUDAAccelerator()}
+    offered = {
+        device: accelerators[device].get_op_builder(f"{kind.__name__}Builder") for device in kind.builders
+    }
+    assert offered == kind.builders
 
 
 @both
@@ -246,6 +260,27 @@ def test_state_goes_to_and_from_torch_adagrad() -> None:
         ours.step()
     check(two, one)
     theirs.load_state_dict(copy.deepcopy(ours.state_dict()))
+
+
+def test_lamb_coeffs_are_the_last_step_s_trust_ratios_of_parameters_with_a_gradient() -> None:
+    ordinary, zero, without, bounded, bounded_by_its_group = (
+        torch.nn.Parameter(torch.full((4,), value)) for value in (2.0, 0.0, 2.0, 1000.0, 1000.0)
+    )
+    groups = [
+        {"params": [ordinary, zero, without, bounded]},
+        {"params": [bounded_by_its_group], "max_coeff": 3.0},
+    ]
+    optimizer = FusedLamb(groups)
+    assert optimizer.get_lamb_coeffs() == []
+    for parameter in (ordinary, zero, bounded, bounded_by_its_group):
+        parameter.grad = torch.full((4,), 0.5)
+    optimizer.step()
+    # In the first step an update is the sign of the gradient.
+    assert optimizer.get_lamb_coeffs() == pytest.approx([2.0, 1.0, 10.0, 3.0], rel=1e-6)
+    optimizer.zero_grad()
+    bounded.grad = torch.full((4,), 0.5)
+    optimizer.step()
+    assert optimizer.get_lamb_coeffs() == [10.0]
 
 
 def test_bias_correction_can_be_left_out() -> None:

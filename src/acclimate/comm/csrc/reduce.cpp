@@ -32,10 +32,11 @@ bool use_isa(int64_t number) {
 Reduce find_reduce(Dtype dtype, Op op) {
   Reduce found = nullptr;
 #if defined(__x86_64__)
+  // A set without reductions of its own uses those of the best set before it.
   const Isa isa = g_isa.load(std::memory_order_relaxed);
-  if (isa == Isa::avx512 || isa == Isa::avx512_bf16) {
+  if (isa >= Isa::avx512) {
     found = find_reduce_avx512(dtype, op);
-  } else if (isa == Isa::avx2) {
+  } else if (isa >= Isa::avx2) {
     found = find_reduce_avx2(dtype, op);
   }
 #endif

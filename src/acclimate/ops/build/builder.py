@@ -218,7 +218,7 @@ class OpBuilder:
             identity = (self.accelerator.name, type(self), found)
             if identity in _modules:
                 return _modules[identity]
-            reason = self.incompatibility()
+            reason = self.incompatibility() if library is None and key is None else None
             if library is None and key is not None:
                 library, reason = self._obtain(recipe, key)
             if library is None:
@@ -263,7 +263,8 @@ class OpBuilder:
         Raises:
             OpBuildError: a source file or a folder of headers is missing.
         """
-        return self._recipe(self._toolchain(portable))
+        toolchain = self._toolchain()
+        return self._recipe(toolchain.portable(self.accelerator) if portable else toolchain)
 
     def _recipe(self, toolchain: Toolchain) -> Recipe:
         return Recipe(
@@ -277,10 +278,10 @@ class OpBuilder:
             stable_abi=self.stable_abi,
         )
 
-    def _toolchain(self, portable: bool = False) -> Toolchain:
+    def _toolchain(self) -> Toolchain:
         # The C++ compiler links all kinds of sources.
         suffixes = dict.fromkeys([*(Path(source.path).suffix for source in self._sources()), ".cpp"])
-        return Toolchain.of(self.accelerator, list(suffixes), portable)
+        return Toolchain.of(self.accelerator, list(suffixes))
 
     def _find(self) -> tuple[Path | None, Recipe, str | None]:
         """Returns the library if there is one, its recipe, and its key if it can be built here."""
@@ -291,7 +292,7 @@ class OpBuilder:
         library = self._built(recipe, versions)
         if library is None:
             # A machine without a device, such as one that builds an image, makes a portable library.
-            library = self._built(self.recipe(portable=True), versions)
+            library = self._built(self._recipe(toolchain.portable(self.accelerator)), versions)
         return library, recipe, key
 
     def _obtain(self, recipe: Recipe, key: str) -> tuple[Path | None, str | None]:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from acclimate.errors import OpBuildError
 from acclimate.ops.build.recipe import Recipe
-from acclimate.ops.build.toolchain import Compilers, build_timeout_s
+from acclimate.ops.build.run_compilers import Compilers, build_timeout_s
 from acclimate.process_status import how_it_ended
 
 Progress: TypeAlias = Callable[[int, int, str], None]

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-STABLE_ABI = (2, 10)
-"""The torch release whose stable ABI native source is compiled against: the oldest that acclimate supports.
-The library runs on that release and all later ones."""
+# The torch release whose stable ABI native source is compiled against: the oldest that acclimate supports.
+# The library runs on that release and all later ones.
+_STABLE_ABI = (2, 10)
 
 _INCLUDE = re.compile(
     rb'^[ \t]*#[ \t]*include(?:_next)?[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>|(\w+))', re.MULTILINE
@@ -117,7 +117,7 @@ class Recipe:
     def abi(self) -> dict[str, str]:
         """The parts of torch's and Python's ABI that the library depends on."""
         if self.stable_abi:
-            return {"torch": "stable {}.{}".format(*STABLE_ABI)}
+            return {"torch": "stable {}.{}".format(*_STABLE_ABI)}
         return {
             "torch": str(torch.__version__),
             "cxx11": str(torch.compiled_with_cxx11_abi()),
@@ -151,7 +151,7 @@ class Recipe:
 
     def _definitions(self) -> list[str]:
         if self.stable_abi:
-            major, minor = STABLE_ABI
+            major, minor = _STABLE_ABI
             return [f"-DTORCH_TARGET_VERSION={major << 56 | minor << 48:#018x}"]
         return [
             f"-DTORCH_EXTENSION_NAME={self.name}",

@@ -29,7 +29,8 @@ from acclimate.cache.publish import UNWRITABLE, is_folder, leftovers, lock_file,
 from acclimate.errors import CacheWriteError, OpBuildError, UntrustedCacheError
 from acclimate.ops.build.compile import LOG_NAME, Progress, build_library
 from acclimate.ops.build.recipe import Recipe
-from acclimate.ops.build.toolchain import build_timeout_s, compiler_versions
+from acclimate.ops.build.run_compilers import build_timeout_s
+from acclimate.ops.build.toolchain import compiler_versions
 
 _logger = logging.getLogger("acclimate")
 _build_logger = logging.getLogger("acclimate.ops.build")

@@ -3,43 +3,54 @@
 
 #include <cstdint>
 
+// The instruction sets of this kind of processor, each with its number in acclimate.ops.simd and with what it
+// needs besides those before it, all of which it includes. X gets the further arguments too.
+// __builtin_cpu_supports also asks the operating system whether it saves the wide registers.
+#if defined(__x86_64__)
+#define ACCLIMATE_ISAS(X, ...)                                                                         \
+  X(plain, 1, true, __VA_ARGS__)                                                                       \
+  X(avx2, 2,                                                                                           \
+    __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"), \
+    __VA_ARGS__)                                                                                       \
+  X(avx512, 3,                                                                                         \
+    __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&                         \
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"),                      \
+    __VA_ARGS__)                                                                                       \
+  X(avx512_bf16, 4, __builtin_cpu_supports("avx512bf16"), __VA_ARGS__)
+#elif defined(__aarch64__)
+#define ACCLIMATE_ISAS(X, ...) X(plain, 1, true, __VA_ARGS__) X(neon, 5, true, __VA_ARGS__)
+#else
+#define ACCLIMATE_ISAS(X, ...) X(plain, 1, true, __VA_ARGS__)
+#endif
+
 namespace acclimate {
 
-// Numbered as in acclimate.ops.simd; 0 means the best one of this machine.
-enum class Isa : int64_t { best = 0, plain = 1, avx2 = 2, avx512 = 3, avx512_bf16 = 4, neon = 5 };
+// 0 means the best one of this machine.
+#define ACCLIMATE_ENUMERATOR(name, number, ...) name = number,
+enum class Isa : int64_t { best = 0, ACCLIMATE_ISAS(ACCLIMATE_ENUMERATOR) };
 
-// __builtin_cpu_supports also asks the operating system whether it saves the wide registers.
+#define ACCLIMATE_ELEMENT(name, ...) Isa::name,
+constexpr Isa isas[] = {ACCLIMATE_ISAS(ACCLIMATE_ELEMENT)};
+
+// False for a number of no instruction set.
 inline bool runs_here(Isa isa) {
-  switch (isa) {
-    case Isa::best:
-    case Isa::plain:
-      return true;
-#if defined(__x86_64__)
-    case Isa::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
-    case Isa::avx512:
-      return runs_here(Isa::avx2) && __builtin_cpu_supports("avx512f") &&
-             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-             __builtin_cpu_supports("avx512vl");
-    case Isa::avx512_bf16:
-      return runs_here(Isa::avx512) && __builtin_cpu_supports("avx512bf16");
-#elif defined(__aarch64__)
-    case Isa::neon:
-      return true;
-#endif
-    default:
-      return false;
+  bool runs = true;
+#define ACCLIMATE_RUNS(name, number, needs, ...) \
+  runs = runs && (needs);                        \
+  if (isa == Isa::name) {                        \
+    return runs;                                 \
   }
+  ACCLIMATE_ISAS(ACCLIMATE_RUNS)
+  return isa == Isa::best;
 }
 
 inline Isa best_isa() {
   static const Isa best = [] {
-    for (Isa isa : {Isa::avx512_bf16, Isa::avx512, Isa::avx2, Isa::neon}) {
-      if (runs_here(isa)) {
-        return isa;
-      }
+    Isa found = Isa::plain;
+    for (Isa isa : isas) {
+      found = runs_here(isa) ? isa : found;
     }
-    return Isa::plain;
+    return found;
   }();
   return best;
 }

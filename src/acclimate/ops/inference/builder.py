@@ -11,25 +11,7 @@ import torch
 
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.ops.build.recipe import Source
-from acclimate.ops.simd import chosen_isa
-
-_AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
-# The kernels without vector instructions would take longest to optimise, and few processors need them.
-PLAIN_KERNELS = {"plain": ("-O2",)}
-"""The flags of each file of kernels that every processor can run."""
-_X86_KERNELS = {
-    "avx2": _AVX2,
-    "avx512": _AVX512,
-    "avx512_vnni": (*_AVX512, "-mavx512vnni"),
-    "avx512_bf16": (*_AVX512, "-mavx512bf16"),
-}
-ARM_KERNELS: dict[str, tuple[str, ...]] = {"neon": (), "neon_dot": ("-march=armv8.2-a+dotprod+fp16",)}
-"""The flags of each file of kernels for 64-bit Arm."""
-_KERNELS_OF_MACHINE = {
-    **dict.fromkeys(("x86_64", "AMD64"), _X86_KERNELS),
-    **dict.fromkeys(("aarch64", "arm64"), ARM_KERNELS),
-}
+from acclimate.ops.simd import KERNEL_FLAGS, chosen_isa, compile_flags
 
 
 class InferenceBuilder(OpBuilder):
@@ -55,7 +37,7 @@ class CPUInferenceBuilder(InferenceBuilder):
 
     def sources(self) -> list[str | Source]:
         """Returns one file for each instruction set of this kind of processor, and what chooses one."""
-        kernels = {**PLAIN_KERNELS, **_KERNELS_OF_MACHINE.get(platform.machine(), {})}
+        kernels = kernel_flags(platform.machine())
         return [
             *(f"csrc/{name}.cpp" for name in ("operators", "linear", "pool", "gguf_pack", "file_pages")),
             *(f"csrc/decode_{name}.cpp" for name in ("operators", "step", "rows", "reading")),
@@ -65,7 +47,7 @@ class CPUInferenceBuilder(InferenceBuilder):
 
     def cxx_args(self) -> list[str]:
         """Returns the flags that keep values as GGUF defines them: a product and a sum round twice."""
-        return ["-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno"]
+        return ["-pthread", *KERNEL_FLAGS]
 
     def link_args(self) -> list[str]:
         """Returns the flag for threads, which are a separate library in older C libraries."""
@@ -75,3 +57,16 @@ class CPUInferenceBuilder(InferenceBuilder):
         """Loads the library and chooses its instruction set."""
         super().open_library(path)
         torch.ops.acclimate.inference_use_isa(chosen_isa())
+
+
+def kernel_flags(machine: str) -> dict[str, tuple[str, ...]]:
+    """Returns the flags of each file ``kernels_*.cpp`` for a kind of processor, by what ``*`` stands for."""
+    flags = compile_flags(machine)
+    # The kernels without vector instructions would take longest to optimise, and few processors need them.
+    flags["plain"] = ("-O2",)
+    # Products of bytes, which some processors of these sets have.
+    if "avx512" in flags:
+        flags["avx512_vnni"] = (*flags["avx512"], "-mavx512vnni")
+    if "neon" in flags:
+        flags["neon_dot"] = ("-march=armv8.2-a+dotprod+fp16",)
+    return flags

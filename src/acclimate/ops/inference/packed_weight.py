@@ -14,8 +14,7 @@ from acclimate.ops.inference import layout, native, schemes
 from acclimate.ops.inference.quantize import quantize_rows
 from acclimate.ops.inference.schemes import DENSE, DENSE_DTYPES, GROUP_ROWS, Scheme
 
-FEW_ROWS = 16
-"""The most input rows that the native kernels multiply in one pass over a weight."""
+_FEW_ROWS = 16  # the most input rows that the native kernels multiply in one pass over a weight
 _TILE_VALUES = 4 << 20
 _QUANTIZED_TOGETHER = 1 << 18
 """Values whose intermediate results stay in a cache: with 4 million, quantising took twice as long."""
@@ -157,7 +156,7 @@ class PackedWeight:
         """
         n, k = self.shape
         self._check(x, bias)
-        if self._has_kernel_for_many or k == 0 or n == 0 or x.numel() // k <= FEW_ROWS:
+        if self._has_kernel_for_many or k == 0 or n == 0 or x.numel() // k <= _FEW_ROWS:
             return torch.ops.acclimate.packed_linear(x, self.data, bias, self.number, n, k)  # type: ignore[no-any-return]
         return self._linear_of_many(x, bias)
 

@@ -96,12 +96,16 @@ class GroupOptimizer(torch.optim.Optimizer):
     """The op's arguments, each with the name of its setting in a group, apart from the betas."""
     counts_steps: ClassVar[bool] = True
     """Whether an update depends on the number of earlier ones."""
-    shares_devices: ClassVar[bool] = False
-    """Whether one group may have parameters on several devices; each device gets its own call."""
     builders: ClassVar[Mapping[str, type[OpBuilder]]] = {}
-    """The builder of the library to load, by device type."""
+    """The builder of the library to load, by the parameters' device type. This process's accelerator is not
+    asked for its ``op_builders``, since a process on a GPU also updates parameters on the host."""
     elsewhere: ClassVar[str | None] = None
-    """For an optimizer of host parameters only: the optimizer to use for parameters on other devices."""
+    """For an optimizer of host parameters only: the optimizer to use for parameters on other devices.
+    ``None``: one group may have parameters on several devices; each device gets its own call."""
+    allows_shards: ClassVar[bool] = True
+    """Whether it can update a rank's part of a parameter alone."""
+    initial_setting: ClassVar[str | None] = None
+    """The setting that gives the first value of a state's elements; ``None``: it is 0."""
 
     def __init__(
         self,
@@ -165,6 +169,11 @@ class GroupOptimizer(torch.optim.Optimizer):
         Raises:
             UnsupportedParameterError: the parameter has an unsupported dtype, layout or device.
         """
+        if not self.allows_shards and shards.is_sharded(parameter):
+            raise UnsupportedParameterError(
+                f"{type(self).__name__} needs the norm of each whole parameter, but one is sharded over "
+                "ranks. Use FusedAdam, or keep whole parameters on each rank (DDP)."
+            )
         if parameter.dtype not in SUPPORTED_DTYPES:
             raise UnsupportedParameterError(
                 f"{type(self).__name__} updates float32, bfloat16 and float16 parameters, but one is "
@@ -197,7 +206,7 @@ class GroupOptimizer(torch.optim.Optimizer):
             tensors: its tensors.
             grad_scale: a factor for the gradients.
         """
-        for part in tensors.by_device() if self.shares_devices else (tensors,):
+        for part in tensors.by_device() if self.elsewhere is None else (tensors,):
             self._op(
                 *part.lists(),
                 **self.op_settings(group),
@@ -250,47 +259,40 @@ class GroupOptimizer(torch.optim.Optimizer):
         first = 0
         for group in self.param_groups:
             last = first + len(group["params"])
-            params: list[Tensor] = []
-            found: list[Tensor] = []
-            first_states: list[Tensor] = []
-            second_states: list[Tensor] = []
-            steps: list[Tensor] = []
-            written: list[Tensor] = []
-            self._init_group(group, params, found, first_states, second_states, steps, written,
-                             grads[first:last] if grads is not None else None,
-                             outputs[first:last] if outputs is not None else None)  # fmt: skip
-            if params:
-                states = (first_states, second_states)[: len(self.state_names)]
-                tensors = GroupTensors(params, found, states, steps, written)
+            lists: list[list[Tensor]] = [[] for _ in range(4 + len(self.state_names))]
+            self._init_group(
+                group,
+                *lists,
+                grads=grads[first:last] if grads is not None else None,
+                outputs=outputs[first:last] if outputs is not None else None,
+            )
+            tensors = _tensors(lists)
+            if tensors.params:
                 try:
                     self.update(group, tensors.on_this_rank() if self._has_shards else tensors, grad_scale)
                 except RuntimeError:  # checking each gradient in every step would be slow
-                    for grad in found:
+                    for grad in tensors.grads:
                         check_layout("A gradient", grad)
                     raise
                 if not torch.compiler.is_compiling():
                     # Native code writes without autograd's knowledge.
-                    torch.autograd.graph.increment_version((*params, *written))
+                    torch.autograd.graph.increment_version((*tensors.params, *tensors.outputs))
             first = last
         return loss
 
-    # torch.compile runs a method of this name uncompiled, and uses the lists it has filled.
+    # torch.compile runs a method of this name uncompiled, and then uses the lists among its arguments.
     def _init_group(
         self,
         group: dict[str, Any],
-        params: list[Tensor],
-        found: list[Tensor],
-        first_states: list[Tensor],
-        second_states: list[Tensor],
-        steps: list[Tensor],
-        written: list[Tensor],
+        *lists: list[Tensor],
         grads: Sequence[Tensor | None] | None = None,
         outputs: Sequence[Tensor] | None = None,
     ) -> None:
-        """Fills the lists with the tensors for a step over a group, creating missing state."""
+        """Fills :meth:`GroupTensors.lists` for a step over a group, creating missing state."""
+        tensors = _tensors(lists)
         # Looked up once: there may be thousands of small tensors.
-        first, second = (*self.state_names, None)[:2]
         all_states, has_masters, has_shards = self.state, self.master_weights, self._has_shards
+        named = list(zip(self.state_names, tensors.states, strict=True))
         for index, parameter in enumerate(group["params"]):
             grad = parameter.grad if grads is None else grads[index]
             if grad is None:
@@ -300,32 +302,28 @@ class GroupOptimizer(torch.optim.Optimizer):
                 check_layout("A gradient", grad)
                 self._make_state(group, parameter, state)
             if not has_masters:
-                params.append(parameter)
+                tensors.params.append(parameter)
             elif parameter.dtype == torch.float32:
-                params.append(parameter)
-                written.append(parameter)
+                tensors.params.append(parameter)
+                tensors.outputs.append(parameter)
             else:
                 if MASTER not in state:
                     state[MASTER] = huge_pages.empty_like(parameter, torch.float32).copy_(parameter)
-                params.append(state[MASTER])
-                written.append(parameter)
-            found.append(shards.spread_like(grad, parameter) if has_shards else grad)
-            first_states.append(state[first])
-            if second is not None:
-                second_states.append(state[second])
-            steps.append(state["step"])
+                tensors.params.append(state[MASTER])
+                tensors.outputs.append(parameter)
+            tensors.grads.append(shards.spread_like(grad, parameter) if has_shards else grad)
+            for name, states in named:
+                states.append(state[name])
+            tensors.steps.append(state["step"])
             if outputs is not None:
-                written.append(outputs[index])
+                tensors.outputs.append(outputs[index])
 
     def _make_state(self, group: Mapping[str, Any], parameter: Tensor, state: dict[str, Any]) -> None:
         state["step"] = torch.tensor(0.0, dtype=torch.float32)
+        initial = 0.0 if self.initial_setting is None else float(group[self.initial_setting])
         for name in self.state_names:
             memory = huge_pages.empty_like(parameter, self.state_dtype or parameter.dtype)
-            state[name] = memory.fill_(self.initial_state(name, group))
-
-    def initial_state(self, name: str, group: Mapping[str, Any]) -> float:
-        """Returns the value of a state tensor's elements before the first step."""
-        return 0.0
+            state[name] = memory.fill_(initial)
 
     # -- saving and loading ----------------------------------------------------------------------
 
@@ -377,12 +375,11 @@ class GroupOptimizer(torch.optim.Optimizer):
 
 
 class FusedOptimizer(GroupOptimizer):
-    """Lets the parameters of one group be on several devices.
+    """Adds ``set_grad_none``, with which DeepSpeed chooses what :meth:`zero_grad` does.
 
     Comes before the optimizer among the bases of a class.
     """
 
-    shares_devices: ClassVar[bool] = True
     set_grad_none: bool
     """The default of :meth:`zero_grad`'s argument."""
 

@@ -8,11 +8,9 @@ from typing import ClassVar
 
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.ops.build.recipe import Source
+from acclimate.ops.simd import KERNEL_FLAGS
 
-# Fused multiply-add would make the last bit depend on the instruction set; -fno-math-errno compiles a square
-# root to one instruction; hidden symbols keep two libraries in one process apart.
-_HOST_FLAGS = ("-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden")
-# No fused multiply-add on CUDA either.
+# No fused multiply-add on CUDA either: see KERNEL_FLAGS.
 _CUDA_FLAGS = ("-fmad=false",)
 
 
@@ -39,7 +37,7 @@ class OptimizerBuilder(OpBuilder):
 
     def cxx_args(self) -> list[str]:
         """Returns the flags that make all instruction sets give the same bits."""
-        return list(_HOST_FLAGS)
+        return list(KERNEL_FLAGS)
 
     def define(self) -> None:
         """Defines the op in torch."""

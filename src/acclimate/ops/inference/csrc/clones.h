@@ -1,6 +1,6 @@
-// Functions that the compiler compiles once for each instruction set; the loader chooses one. All of them
-// round in the same way, since no multiplication and addition are fused, so ACCLIMATE_CPU_ISA does not choose
-// among them.
+// Functions that the compiler compiles once for each instruction set. The loader chooses one that the
+// processor can run, before the library could be told of ACCLIMATE_CPU_ISA. It has no effect on them and
+// needs none: no multiplication and addition are fused, so all of them round in the same way.
 #pragma once
 
 #if defined(__x86_64__) && defined(__GLIBC__)

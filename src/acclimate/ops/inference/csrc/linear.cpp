@@ -34,25 +34,21 @@ void add(Kernels& chosen, const Kernels& better) {
   }
 }
 
-// "avx512" has no instructions of its own for products of bytes: it uses VNNI if available, else AVX2.
+// The kernels of an instruction set, and where it has none of its own those of the sets before it.
 Kernels kernels_of(Isa isa) {
-  Kernels chosen = plain_kernels;
+  Kernels chosen{};
+#define ACCLIMATE_ADD(name, ...) \
+  if (isa >= Isa::name) {        \
+    add(chosen, name##_kernels); \
+  }
+  ACCLIMATE_ISAS(ACCLIMATE_ADD)
 #if defined(__x86_64__)
-  if (isa != Isa::plain) {
-    add(chosen, avx2_kernels);
-  }
-  if (isa == Isa::avx512 || isa == Isa::avx512_bf16) {
-    add(chosen, avx512_kernels);
-    if (__builtin_cpu_supports("avx512vnni")) {
-      add(chosen, avx512_vnni_kernels);
-    }
-  }
-  if (isa == Isa::avx512_bf16) {
-    add(chosen, avx512_bf16_kernels);
+  // "avx512" has no vectors for products of bytes of its own: it uses VNNI if there is, else AVX2's.
+  if (isa >= Isa::avx512 && __builtin_cpu_supports("avx512vnni")) {
+    add(chosen, avx512_vnni_kernels);
   }
 #elif defined(__aarch64__)
-  if (isa != Isa::plain) {
-    add(chosen, neon_kernels);
+  if (isa >= Isa::neon) {
 #if defined(__linux__)
     if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) {
       add(chosen, neon_dot_kernels);
@@ -66,7 +62,8 @@ Kernels kernels_of(Isa isa) {
 }
 
 // Intel's cores take longer for a vector of bf16 products than for the same products in float32: on Emerald
-// Rapids 43 billion products a second, against 88 billion in float32.
+// Rapids 43 billion products a second, against 88 billion in float32. Only these kernels multiply in bf16, so
+// other ops use best_isa().
 Isa fastest_isa() {
 #if defined(__x86_64__)
   if (best_isa() == Isa::avx512_bf16 && __builtin_cpu_is("intel")) {
@@ -76,23 +73,19 @@ Isa fastest_isa() {
   return best_isa();
 }
 
-constexpr int64_t isa_count = 6;
-
-const Kernels& table(int64_t isa) {
-  static const auto tables = [] {
-    std::array<Kernels, isa_count> made{};
-    for (int64_t i = 1; i < isa_count; ++i) {
-      made[i] = runs_here(static_cast<Isa>(i)) ? kernels_of(static_cast<Isa>(i)) : Kernels{};
-    }
-    made[0] = made[static_cast<size_t>(fastest_isa())];
+const Kernels* find_kernels(Isa isa) {
+  static const auto all = [] {
+    std::array<Kernels, std::size(isas)> made{};
+    std::transform(std::begin(isas), std::end(isas), made.begin(), kernels_of);
     return made;
   }();
-  return tables[isa];
+  const Isa wanted = isa == Isa::best ? fastest_isa() : isa;
+  return &all[std::find(std::begin(isas), std::end(isas), wanted) - std::begin(isas)];
 }
 
-std::atomic<int64_t> used_isa{0};
+std::atomic<const Kernels*> used_kernels{find_kernels(Isa::best)};
 
-const Kernels& kernels() { return table(used_isa.load(std::memory_order_relaxed)); }
+const Kernels& kernels() { return *used_kernels.load(std::memory_order_relaxed); }
 
 int64_t value_bytes(Form form) { return form == Form::f32 ? 4 : form == Form::bf16 ? 2 : 1; }
 
@@ -288,9 +281,10 @@ void dequantize(const Weight& weight, int64_t first, int64_t last, float* values
   }
 }
 
-void use_isa(int64_t isa) {
-  if (isa >= 0 && isa < isa_count && runs_here(static_cast<Isa>(isa))) {
-    used_isa.store(isa, std::memory_order_relaxed);
+void use_isa(int64_t number) {
+  const auto isa = static_cast<Isa>(number);
+  if (runs_here(isa)) {
+    used_kernels.store(find_kernels(isa), std::memory_order_relaxed);
   }
 }
 

@@ -114,6 +114,6 @@ void multiply_many(const void* arranged, int64_t rows, int64_t k, const uint16_t
 void dequantize(const Weight& weight, int64_t first, int64_t last, float* values);
 
 // Chooses the instruction set for this process; 0: the best one. For tests.
-void use_isa(int64_t isa);
+void use_isa(int64_t number);
 
 }  // namespace acclimate::inference

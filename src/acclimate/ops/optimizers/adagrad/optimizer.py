@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -50,6 +50,7 @@ class CPUAdagrad(GroupOptimizer):
     }
     builders: ClassVar[Mapping[str, type[OpBuilder]]] = {"cpu": CPUAdagradBuilder}
     elsewhere: ClassVar[str | None] = "torch.optim.Adagrad"
+    initial_setting: ClassVar[str | None] = "initial_accumulator_value"
 
     def __init__(
         self,
@@ -79,7 +80,3 @@ class CPUAdagrad(GroupOptimizer):
             "maximize": maximize,
         }
         super().__init__(model_params, defaults, state_dtype=state_dtype, master_weights=master_weights)
-
-    def initial_state(self, name: str, group: Mapping[str, Any]) -> float:
-        """Returns ``initial_accumulator_value``."""
-        return float(group["initial_accumulator_value"])

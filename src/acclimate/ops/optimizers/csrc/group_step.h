@@ -38,30 +38,29 @@ void run(Group& group, const std::vector<Coefficients>& coefficients,
   group.write_back();
 }
 
-// step_range<Rule> for an instruction set.
-#if defined(__x86_64__)
-#define ACCLIMATE_STEP_RANGE(isa, Rule)                                                \
-  ((isa) == ::acclimate::Isa::avx512_bf16 ? avx512_bf16::step_range<avx512_bf16::Rule> \
-   : (isa) == ::acclimate::Isa::avx512    ? avx512::step_range<avx512::Rule>           \
-   : (isa) == ::acclimate::Isa::avx2      ? avx2::step_range<avx2::Rule>               \
-                                          : plain::step_range<plain::Rule>)
-#elif defined(__aarch64__)
-#define ACCLIMATE_STEP_RANGE(isa, Rule) \
-  ((isa) == ::acclimate::Isa::neon ? neon::step_range<neon::Rule> : plain::step_range<plain::Rule>)
-#else
-#define ACCLIMATE_STEP_RANGE(isa, Rule) (plain::step_range<plain::Rule>)
-#endif
-
 }  // namespace acclimate
 
+// A case that returns an instruction set's step_range, which every_isa.h has compiled.
+#define ACCLIMATE_STEP_RANGE(name, number, needs, Rule) \
+  case Isa::name:                                       \
+    return name::step_range<name::Rule>;
+
 // Registers the op that applies a rule on the host.
-#define ACCLIMATE_HOST_OP(op, Call, Rule)                                                           \
-  namespace acclimate {                                                                             \
-  namespace {                                                                                       \
-  void op(StableIValue* stack, uint64_t, uint64_t) {                                                \
-    Call call{Arguments(stack)};                                                                    \
-    run(call.group, call.count_steps(), ACCLIMATE_STEP_RANGE(choose_isa(call.settings.isa), Rule)); \
-  }                                                                                                 \
-  STABLE_TORCH_LIBRARY_IMPL(acclimate, CPU, m) { m.impl(#op, &op); }                                \
-  }                                                                                                 \
+#define ACCLIMATE_HOST_OP(op, Call, Rule)                                    \
+  namespace acclimate {                                                      \
+  namespace {                                                                \
+  auto step_range_of(Isa isa) -> decltype(&plain::step_range<plain::Rule>) { \
+    switch (isa) {                                                           \
+      ACCLIMATE_ISAS(ACCLIMATE_STEP_RANGE, Rule)                             \
+      default:                                                               \
+        return nullptr;                                                      \
+    }                                                                        \
+  }                                                                          \
+  void op(StableIValue* stack, uint64_t, uint64_t) {                         \
+    Call call{Arguments(stack)};                                             \
+    const auto step_range = step_range_of(choose_isa(call.settings.isa));    \
+    run(call.group, call.count_steps(), step_range);                         \
+  }                                                                          \
+  STABLE_TORCH_LIBRARY_IMPL(acclimate, CPU, m) { m.impl(#op, &op); }         \
+  }                                                                          \
   }

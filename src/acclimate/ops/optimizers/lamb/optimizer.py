@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameterError
+from acclimate.errors import InvalidOptimizerArgumentError
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.ops.optimizers.base import GroupOptimizer, GroupTensors, Parameters
 from acclimate.ops.optimizers.builders import FusedLambBuilder
 from acclimate.ops.optimizers.lamb.plain import STATE_NAMES, define
-from acclimate.ops.optimizers.shards import is_sharded
 
 
 class FusedLamb(GroupOptimizer):
@@ -57,6 +56,7 @@ class FusedLamb(GroupOptimizer):
         "maximize": "maximize",
     }
     builders: ClassVar[Mapping[str, type[OpBuilder]]] = {"cuda": FusedLambBuilder}
+    allows_shards: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -92,19 +92,6 @@ class FusedLamb(GroupOptimizer):
         self.eps_inside_sqrt = eps_inside_sqrt
         self._ratios: list[Tensor] = []
         super().__init__(params, defaults, state_dtype=state_dtype, master_weights=master_weights)
-
-    def check_parameter(self, parameter: Tensor) -> None:
-        """Checks a parameter.
-
-        Raises:
-            UnsupportedParameterError: the parameter has an unsupported dtype, or is sharded over ranks.
-        """
-        if is_sharded(parameter):
-            raise UnsupportedParameterError(
-                "FusedLamb needs the norm of each whole parameter, but one is sharded over ranks. Use "
-                "FusedAdam, or keep whole parameters on each rank (DDP)."
-            )
-        super().check_parameter(parameter)
 
     def get_lamb_coeffs(self) -> list[float]:
         """Returns the trust ratios of the last step, in the order of the parameters with a gradient."""
