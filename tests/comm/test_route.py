@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 from pathlib import Path
 
@@ -18,8 +19,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def way(program: Path, transfer: tuple[int, int], around_us: int, through_us: int, transfers: int) -> str:
+    """The way that most of some runs choose: in a single one, other work may have interrupted the faster way."""
     command = [str(program), *map(str, (*transfer, around_us, through_us, transfers))]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    chosen = [subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+              for _ in range(9)]  # fmt: skip
+    return statistics.mode(chosen)
 
 
 @pytest.mark.parametrize("transfer", [SHORT, LONG])
