@@ -17,6 +17,7 @@ from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
 from acclimate.launch.remote.addresses import is_loopback
 from acclimate.launch.remote.protocol import ALIVE_EVERY_S, Channel, Ready, check_outcome
+from acclimate.launch.supervise.processes import NO_MORE
 from acclimate.launch.supervise.signals import KEYBOARD, RELAYED, SignalRelay
 from acclimate.launch.wire import Message
 from acclimate.process_status import signal_name
@@ -65,8 +66,7 @@ def starting_programs() -> Iterator[None]:
     except OSError as error:
         raise RankStartError(
             error.errno,
-            f"The programs that reach the hosts cannot be started: {error.strerror}. The limits on "
-            "processes and open files (ulimit -u, ulimit -n) allow no more",
+            f"The programs that reach the hosts cannot be started: {error.strerror}. {NO_MORE}",
         ) from error
 
 
