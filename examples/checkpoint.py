@@ -1,7 +1,7 @@
-"""Checkpoints: written whole or not at all, found again, and true to the last bit.
+"""Checkpoints: written atomically, checked when loaded, and exact, so that a resumed run is the same.
 
-A checkpoint is one file with the whole model and optimizer, however they are spread over ranks. So a run can
-go on with another number of ranks, sharded or not, and on another accelerator.
+A checkpoint is one file with the whole model and optimizer, whatever their split over ranks. So a run can
+continue with another number of ranks, sharded or not, and on another accelerator.
 """
 
 from __future__ import annotations
@@ -33,33 +33,34 @@ State = dict[str, Any]
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written, or does not fit the run that should go on from it."""
+    """A checkpoint cannot be written, or does not fit the run that should continue from it."""
 
 
 class Checkpoints:
-    """The checkpoints of one run, of which the newest are kept."""
+    """The checkpoints of one run; only the newest are kept."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder = folder
         self.keep = keep
 
     def newest_first(self) -> list[Path]:
-        """The checkpoints there are."""
+        """The existing checkpoints, newest first."""
         return sorted(self.folder.glob("step_*.pt"), reverse=True)
 
     def save(self, step: int, state: State) -> Path:
-        """Writes a checkpoint, and only then drops the oldest.
+        """Writes a checkpoint, and then removes the oldest.
 
-        It gets its name once it has reached the disk: whoever is killed while writing leaves the others.
+        The file gets its name once it has reached the disk, so a run that is killed while writing leaves the
+        other checkpoints intact.
 
         Raises:
-            CheckpointError: the disk is full or refuses it. The others are still there.
+            CheckpointError: the file cannot be written, as on a full disk. The others are still there.
         """
         path = self.folder / f"step_{step:08d}.pt"
         partial = path.with_suffix(".partial")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for leftover in self.folder.glob("*.partial"):  # of a writer that was killed
+            for leftover in self.folder.glob("*.partial"):  # from a run that was killed
                 leftover.unlink()
             with partial.open("wb") as file:
                 torch.save(state, file)
@@ -80,15 +81,15 @@ class Checkpoints:
         return path
 
     def load_newest(self, say: Callable[[str], None]) -> tuple[Path, State] | None:
-        """The newest checkpoint that can be read; None where there is none at all.
+        """The newest checkpoint that can be read; None if there are no checkpoints.
 
         Raises:
-            CheckpointError: there are some, and all are damaged.
+            CheckpointError: all checkpoints are damaged.
         """
         found = self.newest_first()
         for path in found:
             try:
-                damaged = zipfile.ZipFile(path).testzip()  # torch.load compares no checksums
+                damaged = zipfile.ZipFile(path).testzip()  # torch.load does not compare checksums
                 if damaged is None:
                     return path, torch.load(path, map_location="cpu", weights_only=True)
             except (OSError, RuntimeError, zipfile.BadZipFile, EOFError) as error:
@@ -100,7 +101,7 @@ class Checkpoints:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder reach the disk."""
+    """Syncs a folder's entries to disk."""
     with contextlib.suppress(OSError):  # some systems cannot open a folder
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -110,7 +111,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def cause(error: BaseException) -> str:
-    """The first line of the error at the root: torch's writer wraps what the file system answered."""
+    """The first line of the original error: torch's writer wraps the file system's error in its own."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -118,11 +119,11 @@ def cause(error: BaseException) -> str:
 
 
 def collect(acc: Accelerator, spread: SpreadModel, optimizer: torch.optim.Optimizer) -> State:
-    """What decides how a run goes on: weights, optimizer and all ranks' random numbers.
+    """The state from which a run continues: weights, optimizer, and the random states of all ranks.
 
-    Every rank must call it. The weights are complete on rank 0 only.
+    Every rank must call this. The weights are complete only on rank 0.
     """
-    # Offloading leaves the weights on rank 0 only, and all ranks have parts of them where tensors are split.
+    # Offloading keeps the weights on rank 0 only, but if tensors are split, all ranks have parts of them.
     options = StateDictOptions(full_state_dict=True, cpu_offload=spread.plan is None)
     weights, moments = get_state_dict(spread.module, optimizer, options=options)
     if spread.plan is not None:
@@ -153,17 +154,17 @@ def put_together(plan: Plan, sharers: Any, weights: State, moments: State) -> tu
 
 
 def restore(acc: Accelerator, spread: SpreadModel, optimizer: torch.optim.Optimizer, state: State) -> bool:
-    """Puts back what :func:`collect` gave; every rank must call it, with the weights on rank 0.
+    """Restores the state from :func:`collect`; every rank must call this, with the weights on rank 0.
 
     Returns:
-        Whether random numbers go on too. They cannot where the number of ranks is another.
+        Whether random states were restored too, which needs the same number of ranks.
     """
     is_spread = dist.is_initialized()
     weights, moments = state.get("model", {}), state.get("optimizer", {})
     if spread.plan is not None:
         weights, moments = take_apart(spread.plan, spread.sharers, weights, moments)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=is_spread and spread.plan is None)
-    # Not set_state_dict: it leaves out what is empty, and so does nothing on the ranks that are sent all.
+    # Not set_state_dict: it skips empty states, and so does nothing on ranks that receive theirs from rank 0.
     set_model_state_dict(spread.module, weights, options=options)
     set_optimizer_state_dict(spread.module, optimizer, moments, options=options)
     everyones = state["random"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 VOCABULARY = 256
-"""One token a byte: no tokenizer to download, and any text can be read."""
+"""One token per byte: any text can be read, and there is no tokenizer to download."""
 
 _SEPARATOR = b"\0"
 _NOT_PROSE = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages"}
@@ -24,8 +24,8 @@ class TextError(ValueError):
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of a text. Each is read once an epoch, in an order that the seed and the epoch decide alone:
-    sample 70 of a run is the same one after a resume, and on any number of ranks."""
+    """Windows of a text. Each is read once per epoch, in an order that depends only on seed and epoch: sample
+    70 of a run is the same after a resume, and on any number of ranks."""
 
     tokens: Tensor
     context: int
@@ -54,7 +54,7 @@ def read_text(path: Path | None) -> bytes:
     """A file, all text files below a folder, or by default the Python standard library's source.
 
     Raises:
-        TextError: there is none.
+        TextError: there is no text.
     """
     if path is not None and not path.exists():
         raise TextError(f"There is no {path}. Name a text file, or a folder of them: --data.")
@@ -78,7 +78,7 @@ def _is_wanted(path: Path) -> bool:
 
 
 def split(text: bytes, context: int, seed: int) -> tuple[Windows, Windows]:
-    """Windows to train on, and the last twentieth of the text to validate with.
+    """Windows for training, and windows of the last twentieth of the text for validation.
 
     Raises:
         TextError: the text is too short for one window of each.

@@ -2,7 +2,7 @@
 
 acclimate run --bind_cores_to_rank examples/generate_tp.py --model DIR
 
-The same file runs in one process. Nothing in it is about hardware, and all that is about ranks is who prints.
+The same file runs in one process. No line names hardware, and only printing depends on the rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small GPT: rotary positions, RMS norm, fused attention, one table for reading and writing tokens."""
+"""A small GPT: rotary position embeddings, RMS norm, fused attention, tied input and output embeddings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Attention(nn.Module):
         self.write = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Each position as a mix of those up to it."""
+        """Causal attention: each position attends to itself and earlier ones."""
         heads = self.read(x).unflatten(-1, (3, self.heads, -1)).transpose(1, 3)
         query, key, value = heads.unbind(2)
         mixed = F.scaled_dot_product_attention(
@@ -47,7 +47,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a perceptron, each added to what came in."""
+    """Attention, then an MLP; each is added to the residual stream."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens of shape (batch, length) in, logits of the tokens that follow out."""
+    """Takes tokens of shape (batch, length); returns the logits of the tokens that follow."""
 
     cos: Tensor
     sin: Tensor
@@ -85,7 +85,7 @@ class GPT(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
-                # The last matrix of each branch starts smaller, as 2 * layers of them add up.
+                # The last matrix of each branch starts smaller, since 2 * layers branches add up.
                 last = name.endswith(("write.weight", "perceptron.2.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.layers) if last else 0.02)
 
@@ -95,18 +95,18 @@ class GPT(nn.Module):
         x = self.tokens(tokens)
         for block in self.blocks:
             x = block(x, self.cos[:length], self.sin[:length])
-        # The embedding's own weight, and no second Parameter tied to it: some vendors' Module.to() makes
-        # new Parameters, which unties them.
+        # The embedding's own weight, not a second Parameter tied to it: Module.to() of some vendors makes new
+        # Parameters, which unties them.
         return F.linear(self.norm(x), self.tokens.weight)
 
 
 def rotation_angles(head_width: int, length: int) -> Tensor:
-    """The angle by which each pair of a head's features is turned at each position (arXiv:2104.09864)."""
+    """The angle by which each pair of a head's elements is rotated at each position (arXiv:2104.09864)."""
     speeds = 10_000.0 ** (-torch.arange(0, head_width, 2) / head_width)
     return torch.outer(torch.arange(length), speeds)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Heads of shape (…, length, width) with their positions turned into them."""
+    """Applies the rotary embedding to heads of shape (…, length, width)."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)

@@ -1,4 +1,4 @@
-"""What a run shows and keeps of itself: a progress bar or lines, metrics.jsonl, and the curve of the loss."""
+"""The output of a run: a progress bar or lines of text, metrics.jsonl, and a plot of the loss."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Row = dict[str, Any]
 
 
 class Metrics:
-    """``metrics.jsonl``: one JSON object a step, which any tool can read while the run goes on."""
+    """``metrics.jsonl``: one JSON object per step, which any tool can read during the run."""
 
     def __init__(self, path: Path, last_step: int = 0) -> None:
-        """Goes on after ``last_step``: what a killed run wrote beyond its checkpoint is dropped."""
+        """Continues after ``last_step``: rows that a killed run wrote after its checkpoint are dropped."""
         self.path = path
         self.rows = [row for row in read_metrics(path) if row["step"] <= last_step]
         self._file: TextIO | None = None
@@ -35,20 +35,20 @@ class Metrics:
                 self._file.write(f"{json.dumps(row)}\n")
                 self._file.flush()
         except OSError as error:
-            self._file = None  # half a line may be there, so the next row comes with the whole file
+            self._file = None  # half a line may have been written, so the next row rewrites the file
             return error.strerror
         return None
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """The rows of a file, none where there is no file. A last line that a kill cut short is left out."""
+    """The rows of a file; none if there is no file. An incomplete last line is left out."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
 class Display:
-    """A progress bar where the console is a terminal, lines elsewhere."""
+    """A progress bar if the console is a terminal, else lines of text."""
 
     def __init__(self, console: Console, steps: int) -> None:
         self._console = console
@@ -74,7 +74,7 @@ class Display:
         self._bar.stop()
 
     def show(self, row: Row, keep: bool) -> None:
-        """Shows the figures of a step; ``keep`` leaves them standing as a line."""
+        """Shows the figures of a step; with ``keep`` also as a permanent line."""
         figures = (
             f"loss {row['loss']:.3f} | {row['tokens_per_s']:,.0f} tokens/s | {row['memory'] / 1e6:,.0f} MB"
         )
@@ -90,7 +90,7 @@ class Display:
 
 
 def summary(rows: list[Row]) -> str:
-    """How far the loss fell."""
+    """A line with the first and the last losses."""
     last = [row["loss"] for row in rows[-10:]]
     fell = f"loss {rows[0]['loss']:.3f} at step {rows[0]['step']} -> {sum(last) / len(last):.3f}"
     checked = [row["validation_loss"] for row in rows if "validation_loss" in row]
@@ -99,7 +99,7 @@ def summary(rows: list[Row]) -> str:
 
 
 def draw_curve(rows: list[Row], path: Path, title: str) -> str:
-    """Draws the loss over the steps as a picture; returns a line that says where it is, or why it is not."""
+    """Plots the loss over the steps; returns a line with the path, or with the reason for no plot."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -133,8 +133,8 @@ def draw_curve(rows: list[Row], path: Path, title: str) -> str:
 
 
 def running_mean(values: list[float]) -> list[float]:
-    """Each value as the mean of those around it, about a thirtieth of all; of fewer at the beginning, so that
-    the fall there is drawn where it is."""
+    """The mean around each value, over about a thirtieth of all values; over fewer at the beginning, where
+    the loss falls fast."""
     means = []
     for place in range(len(values)):
         reach = min(place, len(values) // 60)

@@ -1,6 +1,6 @@
-"""One model over several ranks: who this process is, how the model is spread, and what ranks agree on.
+"""One model over several ranks: this process's rank, the split of the model, and agreement between ranks.
 
-torchrun, ``acclimate run`` and most schedulers tell a rank who it is by the same variables.
+torchrun, ``acclimate run`` and most schedulers set the same variables for a rank.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 
 def join_ranks(acc: Accelerator) -> None:
-    """Takes this rank's device, and finds the other ranks."""
+    """Selects this rank's device, and creates the process group."""
     acc.set_device(LOCAL_RANK % acc.device_count())  # a launcher may show each rank only its own device
     if WORLD_SIZE > 1:
         dist.init_process_group(acc.communication_backend_name())
 
 
 def leave_ranks() -> None:
-    """Ends what :func:`join_ranks` began."""
+    """Destroys the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -46,7 +46,7 @@ WAYS = ("ddp", "fsdp2", "tp", "tp+ddp", "tp+fsdp2")
 
 
 def ranks_of_a_copy(parallel: str, tensor_ranks: int | None) -> int:
-    """How many ranks share the tensors of one copy of the model, and so the same samples."""
+    """The number of ranks that share the tensors of one copy of the model, and therefore its samples."""
     if not parallel.startswith("tp"):
         return 1
     return tensor_ranks or (WORLD_SIZE if parallel == "tp" else min(2, WORLD_SIZE))
@@ -58,16 +58,16 @@ class SpreadModel:
 
     module: nn.Module
     copies: int = 1
-    """How many copies of the model there are, each with samples of its own."""
+    """The number of copies of the model; each gets its own samples."""
     copy: int = 0
-    """Which of them this rank has, or has a part of."""
+    """The number of the copy that this rank has, or has a part of."""
     plan: Plan | None = None
     """How the tensors of a copy are split over ranks; ``None``: they are not."""
     sharers: Any = None
-    """The ranks that they are split over."""
+    """The ranks that the tensors are split over."""
 
     def clip_grad_norm(self, largest: float) -> float:
-        """Scales gradients down to a largest norm of the whole model's; returns that norm."""
+        """Clips the norm of the whole model's gradients to ``largest``; returns the norm before that."""
         if self.plan is not None:
             return clip_grad_norm(self.module, self.plan, self.sharers, largest).item()
         norm = nn.utils.clip_grad_norm_(self.module.parameters(), largest)
@@ -95,7 +95,7 @@ def spread(model: nn.Module, acc: Accelerator, parallel: str, tensor_ranks: int 
 
 @contextlib.contextmanager
 def gradient_sync(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """Whether a backward pass within averages gradients over the ranks."""
+    """A block in which a backward pass averages gradients over the ranks only if ``wanted``."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(wanted)
     if isinstance(model, DistributedDataParallel) and not wanted:
@@ -113,7 +113,7 @@ def mean_over_ranks(value: Tensor) -> float:
 
 
 def any_rank(flag: int, device: str) -> int:
-    """The largest of all ranks' flags, so that all of them do the same."""
+    """The largest of all ranks' flags, so that all ranks act alike."""
     if not dist.is_initialized():
         return flag
     flags = torch.tensor(flag, device=device)
@@ -122,7 +122,7 @@ def any_rank(flag: int, device: str) -> int:
 
 
 def from_rank_0(make: Callable[[], T]) -> T:
-    """What ``make`` returns, or raises, on rank 0."""
+    """Calls ``make`` on rank 0; returns its result, or raises its error, on all ranks."""
     told: list[Any] = [None, None]
     if RANK == 0:
         try:

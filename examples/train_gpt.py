@@ -5,8 +5,8 @@
     torchrun --nproc-per-node 2 examples/train_gpt.py --parallel fsdp2 --resume
     acclimate run --num_accelerators 4 examples/train_gpt.py --parallel tp+ddp
 
-No line names hardware: what differs comes from ``get_accelerator()``. Ctrl-C and SIGTERM end it after
-the step that is under way, with a checkpoint; ``--resume`` goes on from the last one, on the same curve.
+No line names hardware: all differences come from ``get_accelerator()``. Ctrl-C and SIGTERM end the run after
+the current step, with a checkpoint. ``--resume`` continues from the last one, with the same losses.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class TrainingError(RuntimeError):
-    """The run cannot begin, or cannot go on."""
+    """The run cannot begin or continue."""
 
 
 class Trainer:
-    """One run: the model, what it reads, and how far it has come."""
+    """One run: the model, its data, and the number of steps done."""
 
     def __init__(self, args: argparse.Namespace, acc: Accelerator) -> None:
         self.args = args
@@ -69,7 +69,7 @@ class Trainer:
         text = read_text(args.data)
         self.training, self.validation = split(text, args.context, args.seed)
         self.config = GPTConfig(args.layers, args.heads, args.width, args.context, VOCABULARY, args.dropout)
-        # What the curve depends on besides the shape of the model; a resumed run tells what has changed.
+        # The losses depend on these, besides the shape of the model; a resumed run reports what has changed.
         names = ("steps", "batch", "lr", "warmup", "weight_decay", "clip", "seed", "optimizer")
         self.settings = {name: getattr(args, name) for name in names}
         self.settings |= {"dtype": str(self.dtype), "text": f"{len(text)} bytes, crc {zlib.crc32(text):08x}"}
@@ -77,7 +77,7 @@ class Trainer:
         torch.manual_seed(args.seed)  # the same weights on all ranks, whatever their accelerator
         self.spread = spread(GPT(self.config).to(acc.current_device_name()), acc, args.parallel, args.tp)
         self.model, self.copy, self.copies = self.spread.module, self.spread.copy, self.spread.copies
-        torch.manual_seed(args.seed + self.copy)  # but each copy its own dropout
+        torch.manual_seed(args.seed + self.copy)  # different dropout for each copy
         acc.manual_seed(args.seed + self.copy)
         matrices = [p for p in self.model.parameters() if p.dim() > 1]
         vectors = [p for p in self.model.parameters() if p.dim() <= 1]
@@ -96,7 +96,7 @@ class Trainer:
         """Trains on one batch; returns its figures.
 
         Raises:
-            TrainingError: the loss or the gradient is not a number. The weights are those before the step.
+            TrainingError: the loss or the gradient is infinite or NaN. The weights are unchanged.
         """
         args, number = self.args, self.steps_done + 1
         began = time.perf_counter()
@@ -108,7 +108,7 @@ class Trainer:
         total = torch.zeros((), device=self.acc.current_device_name())
         for part in range(args.accumulate):
             first = self.steps_done * args.batch + (part * self.copies + self.copy) * share
-            # Gradients cross between ranks once a step, with the last part.
+            # Ranks exchange gradients once per step, in the last part.
             with gradient_sync(self.model, part == args.accumulate - 1):
                 loss = self.loss(self.training, first, share) / args.accumulate
                 self.scaler.scale(loss).backward()
@@ -122,7 +122,7 @@ class Trainer:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         elif self.scaler.is_enabled() and self.scaler.get_scale() > 1.0:
-            # Too large for float16. All ranks know the norm, so all leave this step out, sharded or not.
+            # Overflow in float16. All ranks have the same norm, so all skip this step, sharded or not.
             self.scaler.update(self.scaler.get_scale() / 2)
         else:
             raise TrainingError(self.diverged(f"The gradient of step {number} has a norm of {norm_value}"))
@@ -138,7 +138,7 @@ class Trainer:
         }
 
     def loss(self, windows: Windows, first: int, count: int) -> Tensor:
-        """Mean cross-entropy over some samples, in nats a token."""
+        """Mean cross-entropy over some samples, in nats per token."""
         device = self.acc.current_device_name()
         tokens, targets = (
             self.acc.pin_memory(each).to(device, non_blocking=True) for each in windows.batch(first, count)
@@ -149,7 +149,7 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> float:
-        """Mean loss over the first windows of the text that is not trained on; the same ones each time."""
+        """Mean loss over the first windows of the validation text, the same ones each time."""
         self.model.eval()
         share = self.args.batch // (self.copies * self.args.accumulate)
         count = self.args.validation_batches * self.args.accumulate
@@ -160,11 +160,11 @@ class Trainer:
         return mean_over_ranks(torch.stack(losses).mean())
 
     def diverged(self, what: str) -> str:
-        """An error's text, with what to do about it."""
+        """An error message, with what to do about it."""
         left = self.checkpoints.newest_first()
         return (
             f"{what}: the run has diverged. Try a smaller --lr than {self.args.lr:g}, a longer --warmup, or "
-            "--dtype float32" + (f"; --resume goes on from {left[0].name}." if left else ".")
+            "--dtype float32" + (f"; --resume continues from {left[0].name}." if left else ".")
         )
 
     # -- checkpoints -----------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Trainer:
         """Writes a checkpoint; all ranks must call it.
 
         Raises:
-            CheckpointError: on rank 0, it cannot be written. The run can go on.
+            CheckpointError: it cannot be written; raised on rank 0. The run can continue.
         """
         state = collect(self.acc, self.spread, self.optimizer)
         state |= {
@@ -186,10 +186,10 @@ class Trainer:
             self.checkpoints.save(self.steps_done, state)
 
     def resume(self, say: Callable[[str], None]) -> None:
-        """Goes on from the last good checkpoint, which rank 0 finds; from the beginning where there is none.
+        """Continues from the newest intact checkpoint, which rank 0 finds; from step 0 if there is none.
 
         Raises:
-            CheckpointError: all are damaged, or it is of another model.
+            CheckpointError: all checkpoints are damaged, or the newest is of another model.
         """
         weights: State = {}
 
@@ -211,7 +211,7 @@ class Trainer:
             raise CheckpointError(
                 f"{state['path']} is of a model with "
                 + ", ".join(f"{name} {value} (here {shape[name]})" for name, value in other.items())
-                + ". Give this run the same, or another --out."
+                + ". Give this run the same settings, or another --out."
             )
         same_ranks = restore(self.acc, self.spread, self.optimizer, {**state, **weights})
         if self.scaler.is_enabled() and state["scaler"]:
@@ -224,13 +224,13 @@ class Trainer:
             if state["settings"][name] != value
         ]
         if not same_ranks:
-            changed.append(f"ranks {len(state['random'])} -> {WORLD_SIZE}, so random numbers start anew")
+            changed.append(f"ranks {len(state['random'])} -> {WORLD_SIZE}, so random numbers differ")
         if changed:
             say(f"not the same as before, so the curve may differ: {'; '.join(changed)}")
 
 
 def choose_dtype(acc: Accelerator, name: str) -> torch.dtype:
-    """What to compute in: what was asked for, else the best the accelerator has.
+    """The requested dtype; for ``auto`` the first of :data:`DTYPES` that the accelerator supports.
 
     Raises:
         TrainingError: the accelerator does not compute in it.
@@ -247,7 +247,7 @@ def choose_dtype(acc: Accelerator, name: str) -> torch.dtype:
 
 
 def learning_rate(step: int, args: argparse.Namespace) -> float:
-    """Linear warm-up, then a cosine down to a tenth."""
+    """Linear warm-up, then cosine decay to a tenth."""
     warm = min(1.0, (step + 1) / args.warmup)
     done = max(0, step - args.warmup) / max(1, args.steps - args.warmup)
     return float(args.lr * warm * (0.55 + 0.45 * math.cos(math.pi * min(1.0, done))))
@@ -257,7 +257,7 @@ def learning_rate(step: int, args: argparse.Namespace) -> float:
 
 
 def train(args: argparse.Namespace, acc: Accelerator, display: Display) -> int:
-    """Trains as ``args`` say.
+    """Trains with the settings in ``args``.
 
     Returns:
         0, or 128 + the number of the signal that ended the run early.
@@ -274,7 +274,7 @@ def train(args: argparse.Namespace, acc: Accelerator, display: Display) -> int:
     if args.resume:
         trainer.resume(display.say)
     elif from_rank_0(lambda: bool(trainer.checkpoints.newest_first())):
-        raise TrainingError(f"{args.out} holds a run. --resume goes on with it; or give another --out.")
+        raise TrainingError(f"{args.out} holds a run. Continue it with --resume, or give another --out.")
     args.out.mkdir(parents=True, exist_ok=True)
     metrics = Metrics(args.out / "metrics.jsonl", trainer.steps_done)
     ended_by, unsaved = 0, None
@@ -295,7 +295,7 @@ def train(args: argparse.Namespace, acc: Accelerator, display: Display) -> int:
                     unsaved = None
                 except CheckpointError as error:
                     unsaved = error
-                    display.say(f"{error} The run goes on, and tries again later.")
+                    display.say(f"{error} The run continues, and tries again later.")
     if RANK == 0 and metrics.rows:
         display.say(summary(metrics.rows))
         title = f"{parameters / 1e6:.1f} M parameters on {acc.get_device_name()}, {dtype}"
@@ -304,12 +304,12 @@ def train(args: argparse.Namespace, acc: Accelerator, display: Display) -> int:
         raise unsaved
     if ended_by:
         name = signal.Signals(ended_by).name
-        display.say(f"{name}: checkpoint of step {trainer.steps_done} written; --resume goes on from it.")
+        display.say(f"{name}: checkpoint of step {trainer.steps_done} written; --resume continues from it.")
     return 128 + ended_by if ended_by else 0
 
 
 def catch_signals() -> list[int]:
-    """A list into which SIGTERM and SIGINT put their number, where they would end the process at once."""
+    """A list to which SIGTERM and SIGINT add their numbers, instead of ending the process at once."""
     received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: received.append(number))
@@ -317,7 +317,7 @@ def catch_signals() -> list[int]:
 
 
 def main() -> int:
-    """Runs from the command line."""
+    """Runs the command line; returns the exit code."""
     args = parse(sys.argv[1:])
     display = Display(Console(quiet=RANK != 0), args.steps)
     try:
@@ -332,32 +332,32 @@ def main() -> int:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Reads the command line; ends the process where it cannot be."""
+    """Reads the command line; exits if it is invalid."""
     parser = argparse.ArgumentParser(
         description="Trains a small GPT on text, on whatever accelerator this machine has.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("--data", type=Path, help="a text file, or a folder of them; none: Python's standard library")
-    add("--out", type=Path, default=Path("runs/train_gpt"), help="folder of checkpoints, metrics and curve")
-    add("--resume", action="store_true", help="go on from the last checkpoint in --out, if there is one")
-    add("--dtype", choices=["auto", *DTYPES], default="auto", help="what to compute in")
+    add("--out", type=Path, default=Path("runs/train_gpt"), help="folder for checkpoints, metrics, plot")
+    add("--resume", action="store_true", help="continue from the last checkpoint in --out, if there is one")
+    add("--dtype", choices=["auto", *DTYPES], default="auto", help="dtype to compute in")
     add(
         "--parallel",
         choices=WAYS,
         default="ddp",
-        help="whether ranks hold the model, shards or parts of layers",
+        help="data parallel, sharded, tensor parallel, or tensor parallel combined with one of the others",
     )
-    add("--tp", type=positive, help="ranks that share a copy of the model; none: with tp all, with tp+… 2")
-    add("--optimizer", choices=OPTIMIZERS, default="adamw", help="torch's, or one of acclimate.ops")
+    add("--tp", type=positive, help="ranks that share a copy of the model; tp: all by default, tp+…: 2")
+    add("--optimizer", choices=OPTIMIZERS, default="adamw", help="torch's AdamW, or one of acclimate.ops")
     add("--layers", type=positive, default=6)
     add("--heads", type=positive, default=6)
     add("--width", type=positive, default=192)
-    add("--context", type=positive, default=256, help="tokens (bytes) of a sample")
+    add("--context", type=positive, default=256, help="tokens (bytes) per sample")
     add("--dropout", type=not_negative, default=0.0)
     add("--steps", type=positive, default=400)
-    add("--batch", type=positive, default=16, help="samples of a step, over all ranks together")
-    add("--accumulate", type=positive, default=1, help="parts in which a rank works through its batch")
+    add("--batch", type=positive, default=16, help="samples per step, over all ranks together")
+    add("--accumulate", type=positive, default=1, help="gradient accumulation: parts of a rank's batch")
     add("--lr", type=not_negative, default=2e-3)
     add("--warmup", type=positive, default=40, help="steps")
     add("--weight-decay", type=not_negative, default=0.1)
@@ -366,7 +366,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--validate-every", type=positive, default=50, help="steps")
     add("--validation-batches", type=positive, default=4)
     add("--checkpoint-every", type=positive, default=100, help="steps")
-    add("--keep", type=positive, default=2, help="how many checkpoints to keep")
+    add("--keep", type=positive, default=2, help="number of checkpoints to keep")
     add("--log-every", type=positive, default=10, help="steps")
     args = parser.parse_args(arguments)
     if args.width % (2 * args.heads) != 0:
@@ -383,7 +383,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         )
     if args.batch % (copies * args.accumulate) != 0:
         dealt = f"{copies} {'copies of the model' if sharers > 1 else 'ranks'}"
-        parser.error(f"--batch {args.batch} cannot be dealt evenly to {dealt} in {args.accumulate} parts")
+        parser.error(f"--batch {args.batch} cannot be divided among {dealt} in {args.accumulate} parts")
     return args
 
 

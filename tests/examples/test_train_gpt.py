@@ -1,4 +1,4 @@
-"""The training example: it learns, it goes on where it was stopped, and ranks agree with each other."""
+"""The training example: it learns, it continues where it was stopped, and ranks agree with each other."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython)
 
 @pytest.fixture
 def another(whole_run: Path, tmp_path: Path) -> Path:
-    """A copy of the whole run, to go on with."""
+    """A copy of the whole run, to continue from."""
     return shutil.copytree(whole_run, tmp_path / "run")
 
 
@@ -154,10 +154,10 @@ def test_settings_that_differ_from_the_checkpoints_are_told(another: Path) -> No
 # -- what a user can get wrong -----------------------------------------------------------------------
 
 REFUSED = {
-    "another run": (["--steps=5"], "whole holds a run. --resume goes on with it; or give another --out."),
+    "another run": (["--steps=5"], "whole holds a run. Continue it with --resume, or give another --out."),
     "another shape": (
         ["--layers=3", "--width=32", "--resume"],
-        "step_00000030.pt is of a model with layers 2 (here 3), width 64 (here 32). Give this run the same,",
+        "step_00000030.pt is of a model with layers 2 (here 3), width 64 (here 32). Give this run the same",
     ),
     "too little text": (
         ["--out=new", "--data=short.txt"],
@@ -165,7 +165,7 @@ REFUSED = {
     ),
     "no text": (["--out=new", "--data=no/such/folder"], "There is no no/such/folder. Name a text file, or a"),
     "heads": (["--heads=5"], "--width 64 must be a multiple of twice --heads 5"),
-    "batch": (["--batch=8", "--accumulate=3"], "--batch 8 cannot be dealt evenly to 1 ranks in 3 parts"),
+    "batch": (["--batch=8", "--accumulate=3"], "--batch 8 cannot be divided among 1 ranks in 3 parts"),
     "rate": (["--lr=-1"], "'-1' is not a number of at least 0"),
     "dropout": (["--dropout=1"], "--dropout 1 must be below 1"),
     "no steps": (["--steps=0"], "'0' is not a whole number of at least 1"),
@@ -219,7 +219,7 @@ def test_a_run_that_diverges_stops_before_its_checkpoints_are_spoilt(tmp_path: P
     assert ended.returncode == 1
     assert "the run has diverged. Try a smaller --lr than 1e+30" in ended.stderr
     good = len(curve(out))
-    assert f"--resume goes on from step_{good:08d}.pt." in ended.stderr
+    assert f"--resume continues from step_{good:08d}.pt." in ended.stderr
 
 
 def test_a_full_disk_loses_neither_the_run_nor_the_checkpoint_before(another: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_full_disk_loses_neither_the_run_nor_the_checkpoint_before(another: Pa
     assert ended.returncode == 1
     assert (
         f"The checkpoint of step 32 could not be written to {another}/checkpoints: File too large. "
-        "step_00000030.pt is still there. The run goes on, and tries again later." in ended.stdout
+        "step_00000030.pt is still there. The run continues, and tries again later." in ended.stdout
     )
     assert "train_gpt.py: The checkpoint of step 34 could not be written" in ended.stderr
     assert len(curve(another)) == 34
@@ -290,7 +290,7 @@ def test_shards_of_two_ranks_go_on_in_one_process_and_back(tmp_path: Path) -> No
     out, alone, options = tmp_path / "run", tmp_path / "alone", ("--dtype=float32", "--resume")
     train(out, "--parallel=fsdp2", *options, steps=4, ranks=2)
     train(out, *options, steps=8)
-    assert "ranks 2 -> 1, so random numbers start anew" in log_of(out).read_text()
+    assert "ranks 2 -> 1, so random numbers differ" in log_of(out).read_text()
     found = train(out, "--parallel=ddp", *options, steps=12, ranks=2)
     for steps in (4, 8, 12):  # the schedule knows where a run ends, so one rank goes the same way
         run_without_matplotlib(alone, *options, f"--steps={steps}")

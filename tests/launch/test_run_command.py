@@ -279,6 +279,13 @@ sys.exit(code)
     assert (ended.returncode, ended.stderr) == (0, "[]")
 
 
+@pytest.mark.parametrize("name", ["--num_accelerators", "-c", "-"])
+def test_a_script_may_be_named_like_an_option(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(TELL)
+    [(_, arguments)] = told(acclimate_run("--num_accelerators", "1", "--", name, "2", cwd=tmp_path))
+    assert arguments == ["2"]
+
+
 # -- mistakes ----------------------------------------------------------------------------------------
 
 MISTAKES = [

@@ -229,7 +229,9 @@ def _command(options: RunOptions, here: bool) -> tuple[str, ...]:
         return (sys.executable, "-m", target, *arguments)
     if here:
         _check_script(target)
-    return (sys.executable, target, *arguments)
+    # Python would take a script named like an option for one.
+    script = os.path.join(os.curdir, target) if target.startswith("-") else target
+    return (sys.executable, script, *arguments)
 
 
 def _check_script(target: str) -> None:

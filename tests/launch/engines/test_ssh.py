@@ -90,6 +90,19 @@ def test_a_host_whose_cable_is_cut_ends_the_job_and_is_named(jobs: Jobs) -> None
     assert eventually(lambda: not beta.processes(), within_s=90), leftovers([beta])
 
 
+@pytest.mark.slow
+def test_an_interrupted_job_names_a_host_whose_cable_is_cut(jobs: Jobs) -> None:
+    with jobs.start(SLEEP, "--grace", "0.3", *SSH) as job:
+        read_lines(job, 4)
+        jobs.hosts.cut_the_cable("beta")
+        job.send_signal(signal.SIGINT)
+        _, stderr = job.communicate(timeout=240)
+    assert job.returncode == 130
+    assert stderr.endswith(
+        'SIGINT was forwarded, but "beta" did not report how its ranks ended, so they may still run.\n'
+    )
+
+
 # -- before any rank starts --------------------------------------------------------------------------
 
 

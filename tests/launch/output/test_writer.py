@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,25 @@ def test_a_log_folder_that_cannot_be_made_is_told_before_anything_starts(tmp_pat
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "The log of rank 0 cannot be written: Not a directory" in ended.stderr
     assert "--log_dir" in ended.stderr
+
+
+def test_a_log_that_is_a_pipe_without_a_reader_is_an_error_instead_of_an_endless_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rank_0.log")
+    ended = run(1, "print('started')", "--log_dir", str(tmp_path))
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "The log of rank 0 cannot be written: No such device or address" in ended.stderr
+
+
+def test_a_pipe_whose_reader_stalls_ends_the_log_and_not_the_job(tmp_path: Path) -> None:
+    log = tmp_path / "rank_0.log"
+    os.mkfifo(log)
+    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    ended = run(1, "print('x' * 1_000_000)", "--log_dir", str(tmp_path))
+    os.close(reader)
+    assert (ended.returncode, len(ended.stdout)) == (0, 1_000_001)
+    assert ended.stderr == (
+        f"acclimate run: the log of rank 0 ends here: {log}: Resource temporarily unavailable.\n"
+    )
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the kernel's full disk is not here")

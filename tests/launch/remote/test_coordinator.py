@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -152,6 +154,44 @@ def test_agents_hear_regularly_that_the_launcher_is_alive(monkeypatch: pytest.Mo
     monkeypatch.setattr(coordinator_module, "ALIVE_EVERY_S", 0.01)
     _, channels = conduct(*READY, lambda _: time.sleep(0.05), *[lambda _: None] * 3, *all_end())
     assert [channel.sent.count({"alive": True}) > 0 for channel in channels] == [True, True]
+
+
+# -- hosts that do not answer any more ---------------------------------------------------------------
+
+
+def interrupt(coordinator: Coordinator) -> None:
+    coordinator.end_by(signal.SIGINT)
+
+
+def test_an_interrupted_job_does_not_say_that_ranks_have_ended_of_which_it_has_no_report() -> None:
+    ended = Outcome(-2, None, "SIGINT was forwarded, and the ranks have ended.")
+    outcome, _ = conduct(*READY, interrupt, says(0, outcome=ended))
+    reason = 'SIGINT was forwarded, but "b" did not report how its ranks ended, so they may still run.'
+    assert outcome == Outcome(-2, None, reason)
+    assert conduct(*READY, interrupt, says(0, outcome=ended), says(1, outcome=ended))[0] == ended
+
+
+def test_a_failed_job_names_the_hosts_of_whose_ranks_it_has_no_report() -> None:
+    outcome, _ = conduct(*READY, says(1, failed=FAILED))
+    reason = '"a", "b" did not report how their ranks ended, so they may still run.'
+    assert outcome == replace(FAILED, reason=reason)
+    outcome, _ = conduct(*READY, says(1, outcome=Outcome(1, None, "host b: no space.")))
+    assert (
+        outcome.reason == 'host b: no space. "a" did not report how its ranks ended, so they may still run.'
+    )
+
+
+def test_a_second_ctrl_c_waits_for_no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(Script):
+        running = True
+
+    monkeypatch.setattr(coordinator_module, "_SETTLE_S", 0.05)
+    peers = [Peer("a", Recorder()), Peer("b", Recorder())]
+    coordinator = Coordinator(replace(JOB, grace_s=600.0), peers)
+    began = time.monotonic()
+    outcome = coordinator.run(Hanging(*READY, interrupt, interrupt))
+    assert time.monotonic() - began < 300
+    assert outcome.code == -signal.SIGINT
 
 
 def all_end() -> tuple[Callable[[Coordinator], object], ...]:

@@ -97,6 +97,20 @@ def test_a_rank_that_the_out_of_memory_killer_ends_is_reported_so(tmp_path: Path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counted on Linux only")
+def test_a_rank_that_the_kernel_kills_at_the_time_limit_is_not_said_to_be_killed_by_a_process() -> None:
+    limited = ["sh", "-c", 'ulimit -t 1; exec "$@"', "sh"]
+    ended = subprocess.run(
+        [*limited, *command(1, "while True: pass")],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=240,
+    )
+    assert ended.returncode == 137, ended.stderr
+    assert "another process, or the kernel at the time limit (ulimit -t), sent the signal." in ended.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counted on Linux only")
 def test_this_machines_kernel_can_be_asked() -> None:
     counted = count_kills()
     assert counted.group is None or counted.group >= 0

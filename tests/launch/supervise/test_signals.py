@@ -104,6 +104,21 @@ def test_a_signal_that_the_launcher_was_started_to_ignore_is_ignored_by_all(tmp_
         assert job.wait() == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_launcher_whose_parent_blocked_all_signals_still_passes_them_on(
+    number: int, tmp_path: Path
+) -> None:
+    def block() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+    with launched(command(2, ranks_code(tmp_path, TELLING)), preexec_fn=block) as job:
+        all_ready(tmp_path, 2)
+        job.signal(number)
+        job.read()
+        assert job.wait() == 0, "both ranks dealt with it and ended well"
+    assert {f"got{int(number)}-0", f"got{int(number)}-1"} <= names_in(tmp_path)
+
+
 def test_a_paused_launcher_pauses_its_ranks(tmp_path: Path) -> None:
     text = "ready()\nwhile not (folder / 'go').exists(): time.sleep(0.01)"
     # As a shell starts it: in a group of its own, in the session of who could continue it.

@@ -82,8 +82,18 @@ sys.exit(5)
     assert "rank 0 (" not in ended.stderr
 
 
-def test_a_rank_for_which_there_is_no_process_left_is_named_with_the_limit() -> None:
-    with limited_group("pids", 2) as join:  # the launcher and a guard
+@pytest.mark.parametrize(
+    ("limit", "code", "words"),
+    [
+        (1, 2, "Rank 0 cannot be started: Resource temporarily unavailable."),
+        (2, 126, "ended with exit code 126. It was not started: Resource temporarily unavailable."),
+    ],
+    ids=["not its standby", "not its guard"],
+)
+def test_a_rank_for_which_there_is_no_process_left_is_named_with_the_limit(
+    limit: int, code: int, words: str
+) -> None:
+    with limited_group("pids", limit) as join:
         ended = subprocess.run(
             [*join, *command(1, "print('started')")],
             capture_output=True,
@@ -91,8 +101,9 @@ def test_a_rank_for_which_there_is_no_process_left_is_named_with_the_limit() -> 
             env=environment(),
             timeout=240,
         )
-    assert (ended.returncode, ended.stdout) == (126, "")
-    assert "ended with exit code 126. It was not started: Resource temporarily unavailable." in ended.stderr
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert words in ended.stderr
+    assert "a control group's pids.max" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

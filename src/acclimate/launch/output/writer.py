@@ -65,8 +65,10 @@ class LogFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.error: OSError | None = None
-        # Opened for appending, so that a second run does not delete the log of the first.
-        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        # Opened for appending, so that a second run does not delete the log of the first, and without
+        # blocking, since a named pipe without a reader would stop the launcher for ever.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+        self.descriptor = os.open(path, flags, 0o644)
 
     def write(self, data: bytes) -> None:
         """Appends data; an error is stored in ``error`` and ends the log."""

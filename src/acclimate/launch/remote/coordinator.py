@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from acclimate.errors import HostUnreachableError, LaunchProtocolError, RankStartError
@@ -17,7 +17,8 @@ from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
 from acclimate.launch.remote.addresses import is_loopback
 from acclimate.launch.remote.protocol import ALIVE_EVERY_S, Channel, Ready, check_outcome
-from acclimate.launch.supervise.signals import RELAYED, SignalRelay
+from acclimate.launch.supervise.processes import NO_MORE
+from acclimate.launch.supervise.signals import KEYBOARD, RELAYED, SignalRelay
 from acclimate.launch.wire import Message
 from acclimate.process_status import signal_name
 
@@ -28,7 +29,7 @@ _BRIEFLY_S = 2.0
 """The limit of three short waits: for further unreachable hosts, to report all of them at once; for the exit
 of the engine's program, once all agents of a failed job have gone; and after a slow reader has read all."""
 _SETTLE_S = 10.0
-"""How long hosts may take to end after their grace, before the engine is killed."""
+"""How long hosts may take to end after their grace, or after a second Ctrl-C, before the engine is killed."""
 _LOST = 1
 """The exit code after the loss of a host."""
 
@@ -65,8 +66,7 @@ def starting_programs() -> Iterator[None]:
     except OSError as error:
         raise RankStartError(
             error.errno,
-            f"The programs that reach the hosts cannot be started: {error.strerror}. The limits on "
-            "processes and open files (ulimit -u, ulimit -n) allow no more",
+            f"The programs that reach the hosts cannot be started: {error.strerror}. {NO_MORE}",
         ) from error
 
 
@@ -273,12 +273,15 @@ class Coordinator:
         self.tell_all(signal=number)
 
     def end_by(self, number: int) -> None:
-        """Sends the agents a signal that ends the job."""
+        """Sends the agents a signal that ends the job; a second Ctrl-C makes them kill their ranks."""
+        is_ending = (self._signalled, self._blamed, self._own_end) != (None, None, None)
         self._signalled = self._signalled or number
-        if self.started:
-            self._allow_the_grace()
-        else:
+        if not self.started:
             self._deadline = 0.0
+        elif is_ending and number in KEYBOARD:
+            self._end_within(_SETTLE_S)
+        else:
+            self._allow_the_grace()
         self.tell_all(signal=number)
 
     def pause(self) -> None:
@@ -302,14 +305,28 @@ class Coordinator:
             raise HostUnreachableError("no rank was started:\n" + "\n".join(dict.fromkeys(reasons)))
         if self._own_end is not None:
             return self._own_end
+        unheard = list(dict.fromkeys(f'"{peer.host}"' for peer in self.peers if peer.outcome is None))
         peer = self._blamed
         if peer is None:
-            silent = dict.fromkeys(f'"{peer.host}"' for peer in self.peers if peer.outcome is None)
-            if not silent:
+            if not unheard:
                 return Outcome(0)
             code = _LOST if self._signalled is None else -self._signalled
-            reason = f"{', '.join(silent)} did not report how its ranks ended: {self._engines_end}."
-            return Outcome(code, None, reason)
+            return Outcome(code, None, f"{_not_reported(unheard)}: {self._engines_end}.")
         told = [outcome for outcome in (peer.outcome, peer.failing) if outcome is not None]
-        with_a_rank = [outcome for outcome in told if outcome.failed is not None]
-        return (with_a_rank or told or [Outcome(_LOST, None, self._reason)])[0]
+        if not told:
+            return Outcome(_LOST, None, self._reason)
+        outcome = next((outcome for outcome in told if outcome.failed is not None), told[0])
+        if not unheard:
+            return outcome
+        sentence = f"{_not_reported(unheard)}, so they may still run."
+        if outcome.failed is None and self._signalled is not None:
+            # Instead of the host's own reason, which says that the ranks have ended.
+            sentence = f"{signal_name(self._signalled)} was forwarded, but {sentence}"
+        elif outcome.reason is not None:
+            sentence = f"{outcome.reason} {sentence}"
+        return replace(outcome, reason=sentence)
+
+
+def _not_reported(hosts: Sequence[str]) -> str:
+    its = "its" if len(hosts) == 1 else "their"
+    return f"{', '.join(hosts)} did not report how {its} ranks ended"

@@ -126,10 +126,7 @@ class _Channel:
 
     def refuse(self, error: OSError) -> None:
         """Reports that the system refused a process."""
-        self.send(
-            unstartable=f"It was not started: {error.strerror}. The limits on processes and open files "
-            "(ulimit -u, ulimit -n, a control group's pids.max) allow no more."
-        )
+        self.send(unstartable=f"It was not started: {error.strerror}. {processes.NO_MORE}.")
         self.send_end(126)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,13 @@ def _counter(path: str) -> int | None:
     return None
 
 
+def _other_senders() -> str:
+    # The ranks have the launcher's limits. At the soft one the kernel sends SIGXCPU, at the hard one SIGKILL.
+    if resource.getrlimit(resource.RLIMIT_CPU)[1] == resource.RLIM_INFINITY:
+        return "another process"
+    return "another process, or the kernel at the time limit (ulimit -t),"
+
+
 def explain_sigkill(before: KillCount, after: KillCount) -> str | None:
     """Returns a sentence on the sender of a SIGKILL between two readings; ``None`` if unknown."""
     for start, end, place in (
@@ -54,5 +62,5 @@ def explain_sigkill(before: KillCount, after: KillCount) -> str | None:
                 "meanwhile. Give the job more memory, or let each rank use less."
             )
         # The group's own counter is more reliable: the host's also counts other containers.
-        return "The kernel's out-of-memory killer did not act, so another process sent the signal."
+        return f"The kernel's out-of-memory killer did not act, so {_other_senders()} sent the signal."
     return None

@@ -15,6 +15,11 @@ from contextlib import suppress
 from acclimate.exit_codes import shell_code
 from acclimate.process_status import stat_fields
 
+NO_MORE = (
+    "The limits on processes and open files (ulimit -u, ulimit -n, a control group's pids.max) allow no more"
+)
+"""What an error says after the kernel's reason for refusing a process or a pipe."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36

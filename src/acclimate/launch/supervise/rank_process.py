@@ -16,6 +16,7 @@ from acclimate.launch.plan.outcome import RankFailure
 from acclimate.launch.supervise.guard import Guard, start_guard
 from acclimate.launch.supervise.guard_process import GuardSettings, StandardStreams
 from acclimate.launch.supervise.oom import KillCount, count_kills, explain_sigkill
+from acclimate.launch.supervise.processes import NO_MORE
 from acclimate.process_status import how_it_ended
 
 
@@ -85,8 +86,7 @@ class RankProcess:
                 os.close(reading)
             raise RankStartError(
                 error.errno,
-                f"Rank {self.plan.rank} cannot be started: {error.strerror}. The limits on processes and "
-                "open files (ulimit -u, ulimit -n) allow no more",
+                f"Rank {self.plan.rank} cannot be started: {error.strerror}. {NO_MORE}",
             ) from error
         finally:
             for _, writing in pipes.values():

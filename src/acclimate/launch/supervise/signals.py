@@ -52,7 +52,8 @@ class SignalRelay:
     """While entered, keeps signals for :meth:`relay` instead of letting them end this process.
 
     Works only in the main thread. Signals that this process ignored, as under nohup or in a background job of
-    a shell, stay ignored; they are in ``ignored``.
+    a shell, stay ignored; they are in ``ignored``. The others are unblocked: a program that blocks signals
+    passes that on to what it starts, and then neither Ctrl-C nor SIGTERM would end the job.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
@@ -77,9 +78,11 @@ class SignalRelay:
         for number in self._numbers:
             if number not in self.ignored:
                 self._before[number] = signal.signal(number, _keep)
+        self._mask_before = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)
         return self
 
     def __exit__(self, *_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_before)
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)
