@@ -19,7 +19,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def way(program: Path, transfer: tuple[int, int], around_us: int, through_us: int, transfers: int) -> str:
-    """The way that most of some runs choose: in a single one, other work may have interrupted the faster way."""
+    """The way that most of nine runs choose: other work may interrupt the faster way in a single one."""
     command = [str(program), *map(str, (*transfer, around_us, through_us, transfers))]
     chosen = [subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
               for _ in range(9)]  # fmt: skip
