@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from acclimate import get_accelerator
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -88,3 +93,29 @@ def test_a_command_loads_a_model_without_the_compiler_which_still_works_when_it_
     command = [sys.executable, "-c", LEAN, tiny_folder]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stdout.split("\n")[:3] == ["[]", "[]", "2.0"]
+
+
+class SlowToStart:
+    """A model that reads its prompt for 0.2 s, and then needs 5 ms for a token."""
+
+    def __init__(self) -> None:
+        self.generation_config = types.SimpleNamespace(eos_token_id=1, pad_token_id=None)
+
+    def generate(self, ids: Any, *, max_new_tokens: int, streamer: Any, **_: Any) -> None:
+        streamer.put(ids)
+        time.sleep(0.2)
+        for _token in range(max_new_tokens):
+            time.sleep(0.005)
+            streamer.put(ids[:, 0])
+        streamer.end()
+
+
+def test_the_decoding_speed_has_nothing_of_the_time_for_the_prompt() -> None:
+    from acclimate.inference.commands.benchmark import measure_speed
+
+    loaded = types.SimpleNamespace(module=SlowToStart(), tokens=10, accelerator=get_accelerator())
+    speed = measure_speed(loaded, batch=2, prompt_tokens=8, new_tokens=4)  # type: ignore[arg-type]
+    assert speed.first_token_seconds >= 0.2
+    assert 0 < speed.decode_tokens_per_second <= 2 / 0.005
+    # With the prompt's time: at most 8 / 0.225 s, also on a busy machine 36 tokens/s.
+    assert speed.decode_tokens_per_second > 36

@@ -180,7 +180,7 @@ def _show(report: Mapping[str, Any]) -> None:
     console.print(
         f"[bold]{report['model']}[/]: {report['parameters'] / 1e6:,.1f} M parameters, "
         f"{report['quantize'] or report['dtype']}, {report['accelerator']}{several}, "
-        f"{report['threads_per_rank']} threads"
+        f"{report['threads_per_rank']} thread{'s' if report['threads_per_rank'] > 1 else ''}"
     )
     table = Table("sequences", "prompt", "first token", "prefill", "decode", box=None, pad_edge=False)
     for column in table.columns:

@@ -65,19 +65,41 @@ def measure_speed(loaded: LoadedModel, batch: int, prompt_tokens: int, new_token
     before = config.eos_token_id, config.pad_token_id
     config.eos_token_id, config.pad_token_id = None, 0  # no sequence ends early
 
-    def run(tokens: int) -> None:
+    def run(tokens: int) -> tuple[float, float]:
+        """Returns the seconds until the first token, and from it to the last."""
+        times = _TokenTimes()
+        start = time.perf_counter()
         with torch.inference_mode():
-            module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
+            module.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=tokens,
+                do_sample=False,
+                streamer=times,
+            )
+        _, first, *others = times.at  # before them the prompt
+        return first - start, others[-1] - first
 
     try:
         run(2)
-        first = [_seconds(loaded, lambda: run(1)) for _ in range(_ROUNDS)]
-        whole = [_seconds(loaded, lambda: run(1 + new_tokens)) for _ in range(_ROUNDS)]
+        rounds = [run(1 + new_tokens) for _ in range(_ROUNDS)]
     finally:
         config.eos_token_id, config.pad_token_id = before
-    return Speed(
-        batch, prompt_tokens, median(first), batch * new_tokens / max(median(whole) - median(first), 1e-9)
-    )
+    first, rest = (median(seconds) for seconds in zip(*rounds, strict=True))
+    return Speed(batch, prompt_tokens, first, batch * new_tokens / rest)
+
+
+class _TokenTimes:
+    """A streamer that records when it gets the prompt and each token, on the host."""
+
+    def __init__(self) -> None:
+        self.at: list[float] = []
+
+    def put(self, tokens: torch.Tensor) -> None:
+        self.at.append(time.perf_counter())
+
+    def end(self) -> None:
+        """Does nothing: the last token has come."""
 
 
 def _seconds(loaded: LoadedModel, work: Callable[[], None]) -> float:
