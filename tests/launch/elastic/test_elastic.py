@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from launching import (
@@ -24,6 +26,7 @@ from launching import (
     state_of,
     wait_until,
 )
+from torch.distributed import HashStore
 
 from acclimate.launch.elastic import torch_agent
 from ports import free_port
@@ -244,6 +247,18 @@ def test_a_meeting_place_where_nobody_answers_is_told() -> None:
         _, stderr = job.process.communicate(timeout=120)  # torch waits a minute for it to come up
         assert job.wait() == 2
     assert re.search(rb"the rendezvous at 192\.0\.2\.1:\d+ does not answer", stderr)
+
+
+def test_a_host_that_is_lost_while_the_others_ranks_end_is_told_in_one_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    waiting: Any = object.__new__(agent._Agent)
+    waiting._store = HashStore()
+    waiting._worker_group = SimpleNamespace(group_world_size=2)
+    waiting._exit_barrier_timeout = 1
+    waiting._exit_barrier()
+    note = "acclimate run: a host did not report the end of its ranks within 1 s.\n"
+    assert capfd.readouterr() == ("", note)
 
 
 def test_elastic_hosts_are_started_by_hand(tmp_path: Path) -> None:

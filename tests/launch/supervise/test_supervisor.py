@@ -115,6 +115,11 @@ def test_a_limit_on_open_files_that_comes_at_any_rank_is_told_and_nothing_is_lef
     assert "cannot be started: Too many open files." in stderr
 
 
+def test_pythons_development_mode_warns_of_nothing_in_launcher_and_guards() -> None:
+    ended = run(2, "pass", PYTHONDEVMODE="1")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize(
     "before",
     [

@@ -22,7 +22,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import IO, Any
 
-from torch.distributed import DistError
+from torch.distributed import DistError, DistStoreError
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -40,6 +40,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.utils.store import barrier
 
 from acclimate.errors import HostUnreachableError
 from acclimate.exit_codes import shell_code
@@ -342,6 +343,21 @@ class _Agent(SimpleElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self._end_worker()
+
+    def _exit_barrier(self) -> None:
+        """Waits until the ranks of all hosts have ended.
+
+        torch's own method shows a traceback if a host was lost while the ranks of the others went on.
+        """
+        limit_s = self._exit_barrier_timeout
+        size = self._worker_group.group_world_size or 1  # only before the first rendezvous is it None
+        try:
+            barrier(self._store, size, key_prefix="acclimate/ended", barrier_timeout=limit_s)
+        except DistStoreError:
+            note = f"a host did not report the end of its ranks within {limit_s:.0f} s."
+            sys.stderr.write(f"acclimate run: {note}\n")
+        except DistError:
+            pass  # the host of the rendezvous does not wait until the others have heard of the last end
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         self._end_worker()

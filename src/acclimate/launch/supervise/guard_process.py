@@ -180,6 +180,7 @@ def run_standby(
         rank = _received_pid(link[0])
         if rank in statuses:
             channel.send_end(os.waitstatus_to_exitcode(statuses[rank]))
+    link[0].close()  # or Python's development mode would warn
 
 
 def _wait_for(guard: int) -> int:
