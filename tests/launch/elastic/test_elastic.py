@@ -252,7 +252,7 @@ def test_a_meeting_place_where_nobody_answers_is_told() -> None:
 def test_a_host_that_is_lost_while_the_others_ranks_end_is_told_in_one_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    waiting: Any = object.__new__(agent._Agent)
+    waiting: Any = object.__new__(torch_agent._Agent)
     waiting._store = HashStore()
     waiting._worker_group = SimpleNamespace(group_world_size=2)
     waiting._exit_barrier_timeout = 1
