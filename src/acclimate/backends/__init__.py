@@ -113,6 +113,7 @@ BUILTIN: tuple[Backend, ...] = (
         remedy="Install a build of torch for CUDA, and the GPU's driver",
         is_installed=presence.torch_built_for("cuda", "hip"),
         visible_devices_variable=device_counts.cuda_variable,
+        visible_devices_fallbacks=(device_counts.NVIDIA_VARIABLE,),
         exported_variable_prefixes=("NCCL",),
     ),
     Backend(

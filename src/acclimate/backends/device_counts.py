@@ -19,7 +19,7 @@ NPU_VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
 SDAA_VARIABLE = "SDAA_VISIBLE_DEVICES"
 HPU_VARIABLE = "HABANA_VISIBLE_MODULES"
 MLU_VARIABLE = "MLU_VISIBLE_DEVICES"
-_NVIDIA_VARIABLE = "CUDA_VISIBLE_DEVICES"
+NVIDIA_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _HIP_VARIABLE = "HIP_VISIBLE_DEVICES"
 _ROCR_VARIABLE = "ROCR_VISIBLE_DEVICES"
 
@@ -43,19 +43,18 @@ def cuda_gpus() -> int:
     """Counts NVIDIA GPUs, or AMD GPUs if the installed torch is built for ROCm."""
     if "hip" in presence.torch_build():
         # ROCm's lower layer hides devices first; HIP numbers the rest from 0.
-        return _visible(_visible(_amd_gpus(), _ROCR_VARIABLE), cuda_variable())
+        return _visible(_visible(_amd_gpus(), _ROCR_VARIABLE), _HIP_VARIABLE, NVIDIA_VARIABLE)
     gpus = len(_files("/dev/nvidia[0-9]*"))
     # Jetson's integrated GPU; WSL's single device file for all GPUs of Windows.
-    return _visible(gpus or len(_files("/dev/nvhost-gpu") or _files("/dev/dxg")), cuda_variable())
+    return _visible(gpus or len(_files("/dev/nvhost-gpu") or _files("/dev/dxg")), NVIDIA_VARIABLE)
 
 
 def cuda_variable() -> str:
-    """Returns the variable that limits this process's CUDA devices: NVIDIA's, on ROCm HIP's.
+    """Returns the variable that limits CUDA devices: NVIDIA's, on ROCm HIP's.
 
     HIP reads NVIDIA's if its own is not set, for programs ported from CUDA.
     """
-    only_nvidias = _NVIDIA_VARIABLE in os.environ and _HIP_VARIABLE not in os.environ
-    return _HIP_VARIABLE if "hip" in presence.torch_build() and not only_nvidias else _NVIDIA_VARIABLE
+    return _HIP_VARIABLE if "hip" in presence.torch_build() else NVIDIA_VARIABLE
 
 
 def _amd_gpus() -> int:
@@ -94,8 +93,9 @@ def visible_entries(text: str) -> list[str]:
     return list(takewhile(lambda entry: entry and entry[0] != "-", entries))
 
 
-def _visible(present: int, variable: str) -> int:
-    visible = os.environ.get(variable)
+def _visible(present: int, *variables: str) -> int:
+    """Returns how many of the present devices the first of these variables that is set makes visible."""
+    visible = next((os.environ[each] for each in variables if each in os.environ), None)
     return present if visible is None else min(present, len(visible_entries(visible)))
 
 

@@ -47,6 +47,8 @@ class Backend:
     launcher."""
     visible_devices_variable: Callable[[], str | None] = lambda: None
     """Returns the environment variable that limits the devices a process sees, without importing torch."""
+    visible_devices_fallbacks: tuple[str, ...] = ()
+    """Variables that the device's runtime reads instead if that one is not set."""
     exported_variable_prefixes: tuple[str, ...] = ()
     """Prefixes of the environment variables to export to ranks on other hosts."""
 

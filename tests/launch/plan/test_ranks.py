@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -142,14 +142,26 @@ def test_devices_are_chosen_from_those_that_are_visible_already(
     assert {plan.environment["CUDA_VISIBLE_DEVICES"] for plan in plans} == {seen}
 
 
-def test_on_rocm_a_choice_in_cudas_variable_is_kept(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("own", "given", "seen"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "2,3"}, {}, {"CUDA_VISIBLE_DEVICES": "3"}),
+        ({}, {"CUDA_VISIBLE_DEVICES": "2,3"}, {"CUDA_VISIBLE_DEVICES": "3"}),
+        (
+            {"CUDA_VISIBLE_DEVICES": "2,3"},
+            {"HIP_VISIBLE_DEVICES": "5,6"},
+            {"CUDA_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "6"},
+        ),
+        ({}, {}, {"HIP_VISIBLE_DEVICES": "1"}),
+    ],
+)
+def test_on_rocm_the_choice_that_hip_reads_is_kept(
+    machine: Machine, own: dict[str, str], given: dict[str, str], seen: dict[str, str]
 ) -> None:
+    """HIP's variable, else CUDA's: of the launcher's own variables, or of ``--env``."""
     machine.build(hip="7.0.51831")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    (plan,) = plan_ranks(job((1,)), 0, os.environ)
-    visible = {name: value for name, value in plan.environment.items() if "VISIBLE_DEVICES" in name}
-    assert visible == {"CUDA_VISIBLE_DEVICES": "3"}
+    (plan,) = plan_ranks(replace(job((1,)), environment=given), 0, own)
+    assert {name: value for name, value in plan.environment.items() if "VISIBLE_DEVICES" in name} == seen
 
 
 @pytest.mark.parametrize(

@@ -99,11 +99,13 @@ def visible_devices(accelerator: str, slots: tuple[int, ...], environ: Mapping[s
         LaunchOptionError: a slot has no device.
     """
     records, _ = find_backends()
-    variable = next(
-        (record.visible_devices_variable() for record in records if record.name == accelerator), None
-    )
-    if variable is None:
+    record = next((record for record in records if record.name == accelerator), None)
+    variable = None if record is None else record.visible_devices_variable()
+    if record is None or variable is None:
         return {}
+    # The variable in which the user has chosen devices, since the ranks' runtime reads that one.
+    read = (variable, *record.visible_devices_fallbacks)
+    variable = next((each for each in read if each in environ), variable)
     text = environ.get(variable, "")
     if not text.strip():
         return {variable: ",".join(map(str, slots))}
