@@ -1,4 +1,7 @@
-"""The exit codes of all commands, which docs/commands.md explains to users."""
+"""The exit codes of the commands, which docs/commands.md explains to users.
+
+A rank that cannot be started ends with 126 or 127, as in a shell (``launch/supervise/guard_process.py``).
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def way(program: Path, transfer: tuple[int, int], around_us: int, through_us: int, transfers: int) -> str:
-    """The way that most of nine runs choose: other work may interrupt the faster way in a single one."""
+    """The way that seven of nine runs choose: other work may interrupt the faster way in a single one."""
     command = [str(program), *map(str, (*transfer, around_us, through_us, transfers))]
     chosen = [subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
               for _ in range(9)]  # fmt: skip
-    return statistics.mode(chosen)
+    way, count = Counter(chosen).most_common(1)[0]
+    return way if count >= 7 else f"{count} times {way}"
 
 
 @pytest.mark.parametrize("transfer", [SHORT, LONG])

@@ -26,9 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 1 if an explicitly chosen accelerator cannot be used, else 0."""
-    # The report itself gives the reasons of which detection warns.
-    logging.getLogger("acclimate").setLevel(logging.ERROR)
-    report = collect()
+    logger = logging.getLogger("acclimate")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # the report itself gives the reasons of which detection warns
+    try:
+        report = collect()
+    finally:
+        logger.setLevel(level)
     if args.json:
         sys.stdout.write(json.dumps(report.as_dict(), indent=2) + "\n")
     else:

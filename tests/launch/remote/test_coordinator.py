@@ -109,6 +109,12 @@ def test_a_host_that_is_lost_ends_the_job_and_is_named() -> None:
     assert {"stop": 'host "b" was lost: gone'} in channels[0].sent
 
 
+def test_the_loss_of_a_host_does_not_hide_another_that_did_not_report() -> None:
+    outcome, _ = conduct(*READY, is_lost(1, "gone"))
+    reason = 'host "b" was lost: gone. "a" did not report how its ranks ended, so they may still run.'
+    assert (outcome.code, outcome.reason) == (1, reason)
+
+
 def test_a_refusal_is_told_and_nobody_is_started() -> None:
     with pytest.raises(HostUnreachableError, match='host "b": no such folder'):
         conduct(READY[0], says(1, refused="no such folder"))

@@ -87,6 +87,13 @@ def test_output_takes_time_in_proportion_to_its_length(unit: bytes) -> None:
     assert any(is_in_proportion() for _ in range(5))
 
 
+def test_nothing_of_an_invalid_message_is_shown_as_a_ranks_output() -> None:
+    demux = MessageDemux(MARK)
+    with pytest.raises(LaunchProtocolError, match="not JSON"):
+        demux.feed(b"out" + MARK + b"not json\n")
+    assert demux.end() == b""
+
+
 def test_a_message_without_an_end_is_not_kept_for_ever() -> None:
     demux = MessageDemux(MARK)
     demux.feed(MARK + b"x" * LONGEST_FROM_HOST)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from acclimate.launch.engines.engine import Engine
 from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.plan.outcome import KEPT_BYTES
+from acclimate.launch.plan.outcome import KEPT_BYTES, Outcome
 from acclimate.launch.remote.ssh_client import (
     CONNECT_S,
     FAILED,
@@ -26,7 +26,6 @@ from acclimate.launch.remote.ssh_client import (
 )
 
 if TYPE_CHECKING:
-    from acclimate.launch.plan.outcome import Outcome
     from acclimate.launch.remote.engine_program import EngineProgram
 
 _HOST_ENDED = re.compile(rb"^pdsh@[^:]*: ([^:]+): \S+ exited with exit code (\d+)$")

@@ -9,7 +9,7 @@ from acclimate.process_status import how_it_ended
 KEPT_LINES = 20
 """The number of a failed rank's last lines that are shown."""
 KEPT_BYTES = 2000
-"""How much of each is kept."""
+"""How much is kept of a line that may explain an end."""
 
 
 @dataclass(frozen=True)

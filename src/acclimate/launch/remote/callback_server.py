@@ -27,7 +27,7 @@ HELLO_S = 10.0
 MOST_UNAUTHENTICATED = 64
 """How many callers without a proof are kept, besides one for each missing agent."""
 KEPT_FREE = 16
-"""Descriptors that unproven callers must leave free for the launcher, which starts programs meanwhile."""
+"""Descriptors that unauthenticated callers must leave free for the launcher, which starts programs."""
 _BACKLOG = 1024
 _ACCEPT_AGAIN_S = 1.0
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -76,7 +76,7 @@ class CallbackServer:
         self._answered, self._on_message, self._ended, self._hindered = answered, on_message, ended, hindered
         self._unauthenticated: dict[_Caller, None] = {}  # in the order in which they came
         self._room: float = math.inf
-        """The most unproven callers that fit the launcher's descriptors; set once it is known."""
+        """The most unauthenticated callers that fit the launcher's descriptors; set once it is known."""
         self._agents: set[_Caller] = set()
         self._is_watched = False
         self._sweeps = False
@@ -133,12 +133,10 @@ class CallbackServer:
             return
         if connection.fileno() >= _descriptors() - KEPT_FREE:
             self._room = min(self._room, len(self._unauthenticated))
-        if self._unauthenticated and len(self._unauthenticated) >= min(
-            self._room, MOST_UNAUTHENTICATED + len(self._awaited)
-        ):
-            self._drop(
-                next(iter(self._unauthenticated))
-            )  # the oldest: agents send at once, so it is not an agent
+        most = min(self._room, MOST_UNAUTHENTICATED + len(self._awaited))
+        if self._unauthenticated and len(self._unauthenticated) >= most:
+            # Drops the oldest: agents send at once, so it is not an agent.
+            self._drop(next(iter(self._unauthenticated)))
         self._unauthenticated[caller] = None
         self._loop.watch(caller.channel.fileno(), partial(self._listen_to, caller))
         if not self._sweeps:

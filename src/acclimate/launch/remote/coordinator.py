@@ -305,16 +305,18 @@ class Coordinator:
             raise HostUnreachableError("no rank was started:\n" + "\n".join(dict.fromkeys(reasons)))
         if self._own_end is not None:
             return self._own_end
-        unheard = list(dict.fromkeys(f'"{peer.host}"' for peer in self.peers if peer.outcome is None))
         peer = self._blamed
+        silent_peers = (each for each in self.peers if each.outcome is None)
         if peer is None:
+            unheard = list(dict.fromkeys(f'"{each.host}"' for each in silent_peers))
             if not unheard:
                 return Outcome(0)
             code = _LOST if self._signalled is None else -self._signalled
             return Outcome(code, None, f"{_not_reported(unheard)}: {self._engines_end}.")
         told = [outcome for outcome in (peer.outcome, peer.failing) if outcome is not None]
-        if not told:
-            return Outcome(_LOST, None, self._reason)
+        lost = None if told else peer.host  # the reason names it
+        unheard = list(dict.fromkeys(f'"{each.host}"' for each in silent_peers if each.host != lost))
+        told = told or [Outcome(_LOST, None, self._reason)]
         outcome = next((outcome for outcome in told if outcome.failed is not None), told[0])
         if not unheard:
             return outcome
@@ -323,7 +325,7 @@ class Coordinator:
             # Instead of the host's own reason, which says that the ranks have ended.
             sentence = f"{signal_name(self._signalled)} was forwarded, but {sentence}"
         elif outcome.reason is not None:
-            sentence = f"{outcome.reason} {sentence}"
+            sentence = f"{outcome.reason.removesuffix('.')}. {sentence}"
         return replace(outcome, reason=sentence)
 
 

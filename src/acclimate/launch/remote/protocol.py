@@ -287,8 +287,8 @@ class MessageDemux:
             lines = self._message.feed(data[at:end] if end else data[at:])
             if not lines:
                 return bytes(written), messages
-            messages.append(decode(lines[0], FROM_HOST))
             self._message, at = None, end
+            messages.append(decode(lines[0], FROM_HOST))
         rest = data[at:]
         for length in range(min(len(self.mark) - 1, len(rest)), 0, -1):
             if self.mark.startswith(rest[-length:]):

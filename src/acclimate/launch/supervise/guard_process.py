@@ -15,6 +15,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Collection, Iterable
@@ -346,8 +347,13 @@ class _GuardProcess:
 
     def _send_to_group(self, number: int) -> bool:
         """Signals the rank's process group, if it exists; returns whether that was possible."""
-        # The number of a group without processes may become that of a stranger's group.
-        exists = not self.ended or any(map(self._is_in_group, processes.descendants(os.getpid())))
+        # The number of a group without processes may become that of a stranger's group. Only Linux lists a
+        # group's processes; elsewhere the group is all that can be ended.
+        exists = (
+            not self.ended
+            or sys.platform != "linux"
+            or any(map(self._is_in_group, processes.descendants(os.getpid())))
+        )
         return exists and processes.send_to_group(self.rank, number)
 
     def _is_in_group(self, pid: int) -> bool:

@@ -32,6 +32,16 @@ enum class Isa : int64_t { best = 0, ACCLIMATE_ISAS(ACCLIMATE_ENUMERATOR) };
 #define ACCLIMATE_ELEMENT(name, ...) Isa::name,
 constexpr Isa isas[] = {ACCLIMATE_ISAS(ACCLIMATE_ELEMENT)};
 
+constexpr bool are_in_order() {
+  for (unsigned i = 1; i < sizeof(isas) / sizeof(isas[0]); ++i) {
+    if (isas[i - 1] >= isas[i]) {
+      return false;
+    }
+  }
+  return true;
+}
+static_assert(are_in_order(), "an instruction set needs a larger number than those that it includes");
+
 // False for a number of no instruction set.
 inline bool runs_here(Isa isa) {
   bool runs = true;

@@ -102,8 +102,8 @@ class GroupOptimizer(torch.optim.Optimizer):
     elsewhere: ClassVar[str | None] = None
     """For an optimizer of host parameters only: the optimizer to use for parameters on other devices.
     ``None``: one group may have parameters on several devices; each device gets its own call."""
-    allows_shards: ClassVar[bool] = True
-    """Whether it can update a rank's part of a parameter alone."""
+    needs_whole_parameters: ClassVar[bool] = False
+    """Whether an update needs the norm of each whole parameter, so a rank cannot update its part alone."""
     initial_setting: ClassVar[str | None] = None
     """The setting that gives the first value of a state's elements; ``None``: it is 0."""
 
@@ -169,7 +169,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         Raises:
             UnsupportedParameterError: the parameter has an unsupported dtype, layout or device.
         """
-        if not self.allows_shards and shards.is_sharded(parameter):
+        if self.needs_whole_parameters and shards.is_sharded(parameter):
             raise UnsupportedParameterError(
                 f"{type(self).__name__} needs the norm of each whole parameter, but one is sharded over "
                 "ranks. Use FusedAdam, or keep whole parameters on each rank (DDP)."

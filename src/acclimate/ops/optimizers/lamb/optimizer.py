@@ -56,7 +56,7 @@ class FusedLamb(GroupOptimizer):
         "maximize": "maximize",
     }
     builders: ClassVar[Mapping[str, type[OpBuilder]]] = {"cuda": FusedLambBuilder}
-    allows_shards: ClassVar[bool] = False
+    needs_whole_parameters: ClassVar[bool] = True
 
     def __init__(
         self,
