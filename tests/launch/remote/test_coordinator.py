@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -160,6 +164,32 @@ def test_agents_hear_regularly_that_the_launcher_is_alive(monkeypatch: pytest.Mo
     monkeypatch.setattr(coordinator_module, "ALIVE_EVERY_S", 0.01)
     _, channels = conduct(*READY, lambda _: time.sleep(0.05), *[lambda _: None] * 3, *all_end())
     assert [channel.sent.count({"alive": True}) > 0 for channel in channels] == [True, True]
+
+
+def test_a_host_that_writes_for_ever_and_does_not_answer_ends_no_later_than_a_silent_one() -> None:
+    code = """
+from acclimate.errors import HostUnreachableError
+from acclimate.launch.output.views import Source
+from acclimate.launch.remote.coordinator import Coordinator, Peer
+from test_coordinator import JOB
+
+class Writing:
+    running = True
+    def open(self, coordinator): coordinator.pump.feed(1, Source("", 1), b"welcome " * (1 << 20))
+    def kill(self): pass
+
+try:
+    Coordinator(JOB, [Peer("a"), Peer("b")], answer_s=0.1).run(Writing())
+except HostUnreachableError:
+    raise SystemExit(7)
+"""
+    folders = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": folders}) as one:
+        try:
+            assert one.wait(120) == 7  # nobody reads what it writes
+        finally:
+            one.kill()
 
 
 # -- hosts that do not answer any more ---------------------------------------------------------------

@@ -123,7 +123,9 @@ class Coordinator:
                     processes.open(self)
                 while (processes.running or self.pump.waiting) and time.monotonic() < self._deadline:
                     self.loop.wait(self._deadline)
-                    if self.pump.waiting and self._signalled is None:
+                    # A host's login may write for ever, so before the start the time limit holds.
+                    is_finite = self.started or not processes.running
+                    if self.pump.waiting and self._signalled is None and is_finite:
                         # As on one host, a slow reader loses no output.
                         self._deadline = max(self._deadline, time.monotonic() + _BRIEFLY_S)
             finally:
