@@ -219,22 +219,44 @@ INTERRUPTED = {
         "import atexit, os, signal\nend = lambda: signal.raise_signal(signal.SIGINT)\natexit.register(end)\n"
         "def run(args): end()"
     ),
+    "and again while it is explained": (
+        "import signal\nfrom acclimate import cli\nexplained = cli._explained\n"
+        "def again(error):\n    signal.raise_signal(signal.SIGINT)\n    return explained(error)\n"
+        "cli._explained = again\ndef run(args): signal.raise_signal(signal.SIGINT)"
+    ),
 }
+
+
+def try_command(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs ``acclimate try``, whose module is in a folder."""
+    code = (
+        "import sys; from acclimate import cli; cli.COMMANDS['try'] = ('', 'try_command')\n"
+        "sys.argv[1:] = ['try']; sys.exit(cli.main())"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**plain_environment(), "PYTHONPATH": str(folder)},
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("when", INTERRUPTED)
 def test_ctrl_c_is_one_line_and_130(when: str, tmp_path: Path) -> None:
     (tmp_path / "try_command.py").write_text("def add_arguments(parser): pass\n" + INTERRUPTED[when] + "\n")
-    code = (
-        "import sys; from acclimate import cli; cli.COMMANDS['try'] = ('', 'try_command')\n"
-        "sys.argv[1:] = ['try']; sys.exit(cli.main())"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**plain_environment(), "PYTHONPATH": str(tmp_path)},
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+    ended = try_command(tmp_path)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "acclimate try: interrupted\n")
+
+
+def test_ctrl_c_after_the_command_has_ended_changes_nothing(tmp_path: Path) -> None:
+    late = (
+        "import signal\nget = signal.getsignal\n"
+        "def get_late(number):\n    signal.getsignal = get\n    signal.raise_signal(number)\n"
+        "    return get(number)\n"
+        "def run(args):\n    signal.getsignal = get_late\n    return 0"
+    )
+    (tmp_path / "try_command.py").write_text("def add_arguments(parser): pass\n" + late + "\n")
+    ended = try_command(tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 # Python's own start cannot be reached, so the signal comes after acclimate's first act.

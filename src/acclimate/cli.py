@@ -60,12 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 code = _run(arguments)
             finally:
                 _finish_output()
+            interrupts.is_over = True  # before the question, so that no Ctrl-C comes between both
             if interrupts.seen and code == 0:  # a library has swallowed the exception
                 raise KeyboardInterrupt
             return code
         except SystemExit:  # argparse's, which has printed the reason
             raise
         except BaseException as error:  # noqa: BLE001 - the one place where any error becomes one line
+            interrupts.is_over = True
             # A library may have turned a Ctrl-C into another error.
             code, message = _explained(KeyboardInterrupt() if interrupts.seen else error)
             if os.environ.get("ACCLIMATE_TRACEBACK") == "1":
@@ -257,10 +259,13 @@ class _ErrorStream(_Stream):
 @dataclass
 class _Interrupts:
     seen: bool = False
+    is_over: bool = False
+    """Whether the command has ended, so that nothing is left to interrupt."""
 
     def raise_one(self, number: int, frame: FrameType | None) -> None:
         self.seen = True
-        raise KeyboardInterrupt
+        if not self.is_over:
+            raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
@@ -275,6 +280,7 @@ def _own_process() -> Iterator[_Interrupts]:
         yield interrupts
     finally:
         # Python only cleans up from here on, and would print a traceback if it were interrupted.
+        interrupts.is_over = True
         if signal.getsignal(signal.SIGINT) == interrupts.raise_one:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
