@@ -12,7 +12,7 @@ _LONGEST_WAIT_S = 1e6
 
 
 class EventLoop:
-    """The loop in which each process of a job waits: launcher, agent, guard, and elastic agent's main thread.
+    """The loop in which a launcher, a supervisor, a guard and an elastic agent's main thread wait.
 
     Only one thread may use it. A deadline that is set once is a timer. One that each message moves is the end
     of :meth:`wait`, in ``supervise/supervisor.py`` and ``remote/coordinator.py``.

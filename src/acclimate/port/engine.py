@@ -1,4 +1,4 @@
-"""Ports the text of one file: finds edits, decides which must be made together, and applies them."""
+"""Ports the text of one file: finds edits, obeys ``# acclimate: ignore``, groups edits and applies them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that checks share: requirements, expected errors, comparisons, and work that takes a while."""
+"""Functions that checks share: requirements, expected errors, comparisons within tolerances, long work."""
 
 from __future__ import annotations
 

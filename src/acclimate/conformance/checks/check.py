@@ -1,4 +1,4 @@
-"""The definition of a check; ``runner/examine.py`` runs one."""
+"""The definition of a check, with its time limit; ``runner/examine.py`` runs one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formulas of normalizations, which a split normalization computes from the statistics of all ranks."""
+"""The formulas of normalizations; a split one uses the statistics of all ranks (``changes.py`` sums them)."""
 
 from __future__ import annotations
 

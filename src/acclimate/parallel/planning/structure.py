@@ -1,4 +1,4 @@
-"""Finds the modules of a model that can be split, from its data flow."""
+"""Decides which modules of a model are split, from its data flow, and why others stay whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recognises the modules whose weights can be split: linear modules, experts and embeddings."""
+"""Recognises the modules that may be split: linear modules, experts and embeddings."""
 
 from __future__ import annotations
 
