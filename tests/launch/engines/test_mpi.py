@@ -16,6 +16,7 @@ from engine_jobs import (
     check_interrupt,
     check_killed_launcher,
     check_lost_host,
+    check_much_output,
     check_reader_that_exits,
 )
 from hosts import Hosts
@@ -59,6 +60,11 @@ def test_an_interrupt_reaches_the_ranks_of_all_hosts(mpi: str, mpi_jobs: Jobs) -
 @pytest.mark.slow
 def test_nothing_is_left_on_any_host_when_the_launcher_is_killed(mpi: str, mpi_jobs: Jobs) -> None:
     check_killed_launcher(mpi_jobs, "--launcher", mpi)
+
+
+@pytest.mark.slow
+def test_much_output_comes_through_in_whole_lines(mpi: str, mpi_jobs: Jobs) -> None:
+    check_much_output(mpi_jobs, "--launcher", mpi)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from engine_jobs import (
     check_interrupt,
     check_killed_launcher,
     check_lost_host,
+    check_much_output,
     check_reader_that_exits,
 )
 
@@ -43,6 +44,11 @@ def test_an_interrupt_reaches_the_ranks_of_all_hosts(jobs: Jobs) -> None:
 @pytest.mark.slow
 def test_nothing_is_left_on_any_host_when_the_launcher_is_killed(jobs: Jobs) -> None:
     check_killed_launcher(jobs, *PDSH)
+
+
+@pytest.mark.slow
+def test_much_output_comes_through_in_whole_lines(jobs: Jobs) -> None:
+    check_much_output(jobs, *PDSH)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from engine_jobs import (
     check_interrupt,
     check_killed_launcher,
     check_lost_host,
+    check_much_output,
     check_reader_that_exits,
 )
 from hosts import Hosts
@@ -76,6 +77,10 @@ def test_an_interrupt_reaches_the_ranks_of_all_hosts(slurm_jobs: Jobs) -> None:
 @pytest.mark.slow
 def test_nothing_is_left_on_any_host_when_the_launcher_is_killed(slurm_jobs: Jobs) -> None:
     check_killed_launcher(slurm_jobs, *SLURM)
+
+
+def test_much_output_comes_through_in_whole_lines(slurm_jobs: Jobs) -> None:
+    check_much_output(slurm_jobs, *SLURM)
 
 
 @pytest.mark.slow

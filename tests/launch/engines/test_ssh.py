@@ -17,6 +17,7 @@ from engine_jobs import (
     check_interrupt,
     check_killed_launcher,
     check_lost_host,
+    check_much_output,
     check_reader_that_exits,
     eventually,
     leftovers,
@@ -200,12 +201,8 @@ sys.stdout.buffer.write(b"\xff\x1e not text, no newline " + rank.encode())
 
 
 @pytest.mark.slow
-def test_much_output_comes_through_whole(jobs: Jobs) -> None:
-    code = "import os\nfor n in range(5000): print(os.environ['RANK'], n, 'x' * 50)"
-    ended = jobs.run(code, *SSH)
-    assert ended.returncode == 0
-    wanted = {f"[rank {rank}] {rank} {number} {'x' * 50}" for rank in range(4) for number in range(5000)}
-    assert set(ended.stdout.splitlines()) == wanted
+def test_much_output_comes_through_in_whole_lines(jobs: Jobs) -> None:
+    check_much_output(jobs, *SSH)
 
 
 def test_the_job_ends_when_nobody_reads_its_output_any_more(jobs: Jobs) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome, RankFailure
 from acclimate.launch.remote import coordinator as coordinator_module
 from acclimate.launch.remote.coordinator import Coordinator, Peer
-from acclimate.launch.remote.protocol import Ready
+from acclimate.launch.remote.protocol import Output, Ready
 from acclimate.launch.wire import Message
 
 JOB = JobPlan((HostPlan("a", (0,)), HostPlan("b", (0,))), ("true",), {}, "/", "cpu", grace_s=0.0)
@@ -190,6 +191,64 @@ except HostUnreachableError:
             assert one.wait(120) == 7  # nobody reads what it writes
         finally:
             one.kill()
+
+
+# -- output of ranks ---------------------------------------------------------------------------------
+
+
+def prints(number: int, stream: int, data: bytes) -> Callable[[Coordinator], object]:
+    return says(number, output=Output(stream, base64.b64encode(data).decode()))
+
+
+def test_agents_output_is_shown_in_whole_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    _, channels = conduct(
+        *READY,
+        prints(0, 1, b"[rank 0] be"),
+        prints(1, 1, b"[rank 1] whole\n[rank 1] no end"),
+        prints(0, 1, b"gun\n"),
+        prints(0, 2, b"[rank 0] error\n"),
+        *all_end(),
+    )
+    output, errors = capfd.readouterr()
+    assert output == "[rank 1] whole\n[rank 0] begun\n[rank 1] no end"
+    assert errors == "[rank 0] error\n"
+    taken = [message["taken"] for message in channels[0].sent if "taken" in message]
+    assert taken == [{"stream": 1, "count": 11}, {"stream": 1, "count": 4}, {"stream": 2, "count": 15}]
+
+
+def test_an_agent_gets_no_room_for_output_before_a_slow_reader_has_taken_the_last() -> None:
+    reading, writing = os.pipe()
+    code = """
+import base64, os, sys
+sys.path.append(sys.argv[1])
+from test_coordinator import JOB, READY, Script, Recorder, all_end, prints
+from acclimate.launch.remote.coordinator import Coordinator, Peer
+channels = [Recorder(), Recorder()]
+given = lambda: sum(message["taken"]["count"] for message in channels[0].sent if "taken" in message)
+def look(coordinator): print(given(), file=sys.stderr, flush=True)
+much = [prints(0, 1, b"x" * 99_999 + b"\\n") for _ in range(20)]
+peers = [Peer(host.name, channel) for host, channel in zip(JOB.hosts, channels)]
+Coordinator(JOB, peers).run(Script(*READY, *much, look, *all_end()))
+print(given(), file=sys.stderr)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(Path(__file__).parent)],
+        stdout=writing, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        os.close(writing)
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        with open(reading, "rb") as file:
+            assert len(file.read()) == 2_000_000
+        second = process.stderr.read()
+    assert 1_000_000 <= int(first) < 1_300_000
+    assert int(second) == 2_000_000
+
+
+@pytest.mark.parametrize("data", ["not base64!", "é", "abc"])
+def test_output_that_cannot_be_decoded_loses_the_agent(data: str) -> None:
+    outcome, _ = conduct(*READY, says(1, output=Output(1, data)), says(0, outcome=Outcome(0)))
+    assert outcome.reason == 'host "b" was lost: it sent an invalid message: output.data is not base64.'
 
 
 # -- hosts that do not answer any more ---------------------------------------------------------------

@@ -130,6 +130,30 @@ def test_the_key_of_a_job_is_not_on_any_command_line(mpich: MpichJob) -> None:
         check_that_all_went_well(job)
 
 
+LAST_LINES = 5000
+LAST_WORDS_CODE = f"""
+import os, pathlib, signal, sys, time
+def end(*_):
+    for number in range({LAST_LINES}): print("x" * 100, number)
+    sys.exit()
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGTERM, end)
+    pathlib.Path("up").touch()
+    time.sleep(600)
+while not pathlib.Path("up").exists(): time.sleep(0.01)
+sys.exit(3)
+"""
+
+
+def test_what_ranks_print_as_they_are_ended_is_shown_however_much(mpich: MpichJob) -> None:
+    (mpich.folder / "script.py").write_text(LAST_WORDS_CODE)
+    mpich.go()
+    with launched(mpich.command, variables=mpich.variables, cwd=mpich.folder) as job:
+        stdout, _ = job.read()
+        assert job.wait() == 3
+    assert stdout.splitlines() == [f"[rank 0] {'x' * 100} {number}" for number in range(LAST_LINES)]
+
+
 def test_an_agent_whose_launcher_is_a_stranger_starts_no_rank(tmp_path: Path) -> None:
     """One that answers on the launcher's address with a job of its own."""
     agent = "import sys; from acclimate.launch.remote.agent import main; sys.exit(main())"

@@ -76,3 +76,17 @@ def test_a_rank_that_failed_is_told_while_others_still_end() -> None:
 request = StopRequest(reading, lambda: None, lambda failure: asked.append(failure.code))
 """
     assert supervised(request, "raise SystemExit(7)") == [7, None, 1]
+
+
+def test_a_connection_that_stays_open_is_read_after_it_has_asked_to_end() -> None:
+    request = """
+def read():
+    asked.append(os.read(reading, 10))
+    if len(asked) < 3:
+        os.write(writing, b"x")
+    return "Because." if len(asked) == 1 else None
+os.write(writing, b"x")
+request = StopRequest(reading, read, is_open=lambda: True)
+"""
+    ignores = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    assert supervised(request, ignores) == [-15, "Because.", 3]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import selectors
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -34,6 +33,7 @@ class OutputPump:
         self._draining: set[View] = set()
         self._paused: set[View] = set()
         self._failed: set[View] = set()
+        self._held_back: dict[View, list[Callable[[], object]]] = {}
 
     def read_from(self, pipe: int, stream: int, react: Callable[[], None]) -> None:
         """Calls back when a pipe is readable and there is room on its stream."""
@@ -57,6 +57,14 @@ class OutputPump:
         """Shows the rest of a source that has ended."""
         self._views[stream].end(source)
         self._settle(stream)
+
+    def when_room(self, stream: int, act: Callable[[], object]) -> None:
+        """Calls back once there is room on a stream: now, or when its reader no longer lags behind."""
+        view = self._views[stream]
+        if view in self._paused:
+            self._held_back.setdefault(view, []).append(act)
+        else:
+            act()
 
     def flush(self) -> float | None:
         """Shows output that has waited long enough; returns the seconds until the next call."""
@@ -83,10 +91,10 @@ class OutputPump:
             self._on_error(self._streams()[view], writer.error)
         if writer.waiting and view not in self._draining:
             self._draining.add(view)
-            self._loop.watch(writer.descriptor, partial(self._drain, stream), selectors.EVENT_WRITE)
+            writer.watch(self._loop, partial(self._drain, stream))
         elif not writer.waiting and view in self._draining:
             self._draining.discard(view)
-            self._loop.forget(writer.descriptor)
+            writer.unwatch(self._loop)
         if writer.waiting >= Writer.FULL and view not in self._paused:
             self._paused.add(view)
             for pipe in self._pipes_of(view):
@@ -96,6 +104,8 @@ class OutputPump:
             view.resume()
             for pipe, react in self._pipes_of(view).items():
                 self._loop.watch(pipe, react)
+            for act in self._held_back.pop(view, ()):
+                act()
 
     def _pipes_of(self, view: View) -> dict[int, Callable[[], None]]:
         return {pipe: react for pipe, (shown_by, react) in self._pipes.items() if shown_by is view}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import select
+import selectors
 import stat
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
+from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.output.current_line import CurrentLine
 from acclimate.launch.plan.outcome import KEPT_BYTES, KEPT_LINES
 
@@ -56,6 +59,14 @@ class Writer:
                 self._waiting.clear()
                 return
             del self._waiting[:written]
+
+    def watch(self, loop: EventLoop, react: Callable[[], None]) -> None:
+        """Calls back when the reader may accept more."""
+        loop.watch(self.descriptor, react, selectors.EVENT_WRITE)
+
+    def unwatch(self, loop: EventLoop) -> None:
+        """Ends :meth:`watch`."""
+        loop.forget(self.descriptor)
 
 
 class LogFile:

@@ -66,7 +66,8 @@ def _run_one_rank(rank_variable: str, local_rank_variable: str) -> int:
     rank = read_rank(os.environ, rank_variable)
     local_rank = read_rank(os.environ, local_rank_variable)
     channel = call_launcher(os.environ.pop(LAUNCHER_VARIABLE, ""), str(rank))
-    launcher = LauncherConnection(channel)
+    # MPI and Slurm forward the output of all ranks in pieces, which cut lines.
+    launcher = LauncherConnection(channel, sends_output=True)
     assignment = launcher.wait_for_assignment()
     if assignment is None:
         return 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 from acclimate.errors import HostUnreachableError, LaunchProtocolError, RankStartError
@@ -16,7 +17,7 @@ from acclimate.launch.output.views import Source, WholeLines
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
 from acclimate.launch.remote.addresses import is_loopback
-from acclimate.launch.remote.protocol import ALIVE_EVERY_S, Channel, Ready, check_outcome
+from acclimate.launch.remote.protocol import ALIVE_EVERY_S, Channel, Output, Ready, Taken, check_outcome
 from acclimate.launch.supervise.processes import NO_MORE
 from acclimate.launch.supervise.signals import KEYBOARD, RELAYED, SignalRelay
 from acclimate.launch.wire import Message
@@ -157,6 +158,8 @@ class Coordinator:
         elif "refused" in message:
             peer.refused = True
             self.refuse(f'host "{peer.host}": {message["refused"]}')
+        elif "output" in message:
+            self._show(peer, message["output"])
         elif "failed" in message:
             check_outcome(message["failed"], self.job)
             peer.failing = message["failed"]
@@ -164,9 +167,24 @@ class Coordinator:
         elif "outcome" in message:
             check_outcome(message["outcome"], self.job)
             peer.outcome = message["outcome"]
+            self._end_output(peer)
             if message["outcome"].code != 0:
                 self._blame(peer)
             self._end_when_all_have_ended()
+
+    def _show(self, peer: Peer, output: Output) -> None:
+        """Shows a peer's output; it may send as much again once a slow reader has taken that."""
+        try:
+            data = base64.b64decode(output.data, validate=True)
+        except ValueError:
+            raise LaunchProtocolError("output.data is not base64.") from None
+        self.pump.feed(output.stream, _source(peer, output.stream), data)
+        taken = {"taken": asdict(Taken(output.stream, len(data)))}
+        self.pump.when_room(output.stream, lambda: peer.channel and peer.channel.send(taken))
+
+    def _end_output(self, peer: Peer) -> None:
+        for stream in (1, 2):
+            self.pump.end(stream, _source(peer, stream))
 
     def lost(self, peer: Peer, words: str, *, was_reached: bool = False) -> None:
         """Handles a lost connection to a peer.
@@ -179,6 +197,7 @@ class Coordinator:
         if peer.gone:
             return
         peer.gone, peer.channel = True, None
+        self._end_output(peer)
         if peer.outcome is not None or peer.refused:
             return
         words = f": {words}" if words else "."
@@ -329,6 +348,10 @@ class Coordinator:
         elif outcome.reason is not None:
             sentence = f"{outcome.reason.removesuffix('.')}. {sentence}"
         return replace(outcome, reason=sentence)
+
+
+def _source(peer: Peer, stream: int) -> Source:
+    return Source(f"peer {id(peer)}", stream)
 
 
 def _not_reported(hosts: Sequence[str]) -> str:

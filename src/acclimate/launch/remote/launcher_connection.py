@@ -16,6 +16,7 @@ from acclimate.launch.plan.job import JobPlan, RankPlan, plan_ranks
 from acclimate.launch.plan.outcome import Outcome, RankFailure
 from acclimate.launch.remote.addresses import free_port
 from acclimate.launch.remote.protocol import SILENCE_S, Assignment, Channel, Ready, Start
+from acclimate.launch.remote.remote_writer import RemoteWriter
 from acclimate.launch.supervise.signals import TERMINATING, USER_SIGNALS
 from acclimate.launch.supervise.supervisor import StopRequest, supervise
 from acclimate.launch.wire import Message
@@ -24,10 +25,19 @@ LAUNCHER_LOST = "The connection to the launcher was lost."
 
 
 class LauncherConnection:
-    """The connection to the launcher: returns its messages, and detects its loss."""
+    """The connection to the launcher: returns its messages, and detects its loss.
 
-    def __init__(self, channel: Channel) -> None:
+    Args:
+        channel: to the launcher.
+        sends_output: whether the ranks' output is sent too; if not, the engine's program forwards it.
+    """
+
+    def __init__(self, channel: Channel, *, sends_output: bool = False) -> None:
         self._channel = channel
+        self.writers: dict[int, RemoteWriter] | None = None
+        """For the ranks' output, by stream; ``None`` if it is not sent."""
+        if sends_output:
+            self.writers = {stream: RemoteWriter(channel, stream) for stream in (1, 2)}
         self._readable = select.poll()
         self._readable.register(channel.fileno(), select.POLLIN)
         self.lost = False
@@ -50,7 +60,12 @@ class LauncherConnection:
         messages = self._read() if has_message else None
         if messages is None:
             self.lost, self.lost_at = True, None
+            for writer in (self.writers or {}).values():
+                writer.fail(BrokenPipeError())
             return []
+        for message in messages:
+            if "taken" in message and self.writers is not None:
+                self.writers[message["taken"].stream].taken(message["taken"].count)
         paused = any("pause" in message for message in messages)
         self.lost_at = None if paused else time.monotonic() + SILENCE_S
         return messages
@@ -134,8 +149,13 @@ def run_assigned_ranks(
             quiet=job.quiet,
             tagged=job.world_size > 1,
             stop=StopRequest(
-                launcher.fileno(), launcher.reason_to_stop, launcher.tell_failure, lambda: launcher.lost_at
+                launcher.fileno(),
+                launcher.reason_to_stop,
+                launcher.tell_failure,
+                lambda: launcher.lost_at,
+                lambda: not launcher.lost,
             ),
+            writers=launcher.writers,
         )
     except (AcclimateError, OSError) as error:
         outcome = Outcome(1, None, f"host {socket.gethostname()}: {error}")

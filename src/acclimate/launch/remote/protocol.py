@@ -92,12 +92,38 @@ class Start:
     master_port: int
 
 
+@dataclass(frozen=True)
+class Output:
+    """A piece of the output of an agent's rank."""
+
+    stream: int
+    """1 or 2."""
+    data: str
+    """In base64."""
+
+    def __post_init__(self) -> None:
+        """Refuses other streams."""
+        if self.stream not in (1, 2):
+            raise LaunchProtocolError("output.stream is not 1 or 2.")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The launcher's message that output was shown, so that the agent may send as much again."""
+
+    stream: int
+    """1 or 2."""
+    count: int
+    """In bytes."""
+
+
 FROM_HOST = {
     "here": bool,  # over ssh: the agent runs
     "call": Call,  # over TCP: who the agent is; the next two messages prove that both sides have the key
     "hello": str,
     "ready": Ready,
     "refused": str,  # why it cannot do its part
+    "output": Output,
     "failed": Outcome,  # a rank failed, while others still run
     "outcome": Outcome,
 }
@@ -106,6 +132,7 @@ FROM_LAUNCHER = {
     "answer": Answer,  # to a call
     "assignment": Assignment,
     "start": Start,
+    "taken": Taken,
     "signal": int,  # to be passed on to the ranks
     "stop": str,  # why the ranks must end
     "alive": bool,

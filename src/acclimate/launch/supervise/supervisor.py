@@ -8,7 +8,7 @@ import os
 import signal
 import termios
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,6 +50,8 @@ class StopRequest:
     hosts may fail because this one is missing."""
     due_at: Callable[[], float | None] = lambda: None
     """Returns when to call ``read`` without a message, on the monotonic clock; ``None``: never."""
+    is_open: Callable[[], bool] = lambda: False
+    """Returns whether messages may come after a reason, such as those that make room for output."""
 
 
 def supervise(
@@ -61,6 +63,7 @@ def supervise(
     stop: StopRequest | None = None,
     name: str = "acclimate run",
     blocks_interrupt: bool = False,
+    writers: Mapping[int, Writer] | None = None,
 ) -> Outcome:
     """Starts the ranks and waits until the last of their processes is gone.
 
@@ -77,6 +80,7 @@ def supervise(
         stop: lets another process end the job; the ranks then do not get standard input.
         name: the name of the command, with which notes begin.
         blocks_interrupt: whether the ranks start with SIGINT blocked, and unblock it once they can handle it.
+        writers: show the ranks' streams 1 and 2; ``None``: this process's standard streams do.
 
     Raises:
         RankStartError: the system refuses a process, a pipe or a log file; no rank is left running.
@@ -85,14 +89,14 @@ def supervise(
     tagged = len(ranks) > 1 if tagged is None else tagged
     # Only the foreground process group can read from a terminal and gets its keys' signals, so a rank that
     # uses the terminal must be in the launcher's group.
-    shares_terminal = len(ranks) == 1 and not tagged and any(map(os.isatty, range(3)))
+    shares_terminal = writers is None and len(ranks) == 1 and not tagged and any(map(os.isatty, range(3)))
     # The keys of a terminal that they share stop the rank too.
     numbers = [number for number in RELAYED if not (shares_terminal and number == signal.SIGTSTP)]
     adopted_before = processes.adopt_orphans()
     try:
         with SignalRelay(numbers) as signals, _terminal_settings_kept(shares_terminal):
             settings = GuardSettings(grace_s, shares_terminal, signals.ignored, blocks_interrupt)
-            return _Supervisor(ranks, settings, quiet, tagged, stop, signals, name).run()
+            return _Supervisor(ranks, settings, quiet, tagged, stop, signals, name, writers).run()
     finally:
         processes.adopt_orphans(adopted_before)
 
@@ -108,6 +112,7 @@ class _Supervisor:
     stop: StopRequest | None
     signals: SignalRelay
     name: str
+    writers: Mapping[int, Writer] | None
     pipes: dict[int, tuple[RankProcess, int]] = field(default_factory=dict)
     """The rank and stream (1 or 2) of each pipe, by descriptor."""
     failed: RankProcess | None = None
@@ -125,7 +130,9 @@ class _Supervisor:
     def __post_init__(self) -> None:
         self.ranks = [RankProcess(plan) for plan in self.plans]
         self.loop = EventLoop()
-        self.pump = OutputPump(self.loop, own_streams(partial(_view, self.tagged)), self._stream_failed)
+        view = partial(_view, self.tagged)
+        views = own_streams(view) if self.writers is None else {n: view(w) for n, w in self.writers.items()}
+        self.pump = OutputPump(self.loop, views, self._stream_failed)
         self.kills_before = count_kills()
         self.children_before = frozenset(processes.children(os.getpid()))
 
@@ -378,9 +385,12 @@ class _Supervisor:
         if self.stop is None:
             return
         reason = self.stop.read()
-        if reason is not None:
-            self.asked_to_stop = True
+        if reason is None:
+            return
+        if not self.stop.is_open():
             self.loop.forget(self.stop.descriptor)
+        if not self.asked_to_stop:
+            self.asked_to_stop = True
             self.reason = self.reason or reason
             self.ended_by = self.ended_by or signal.SIGTERM
             self._end(signal.SIGTERM)
