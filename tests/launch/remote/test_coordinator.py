@@ -20,7 +20,7 @@ from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome, RankFailure
 from acclimate.launch.remote import coordinator as coordinator_module
 from acclimate.launch.remote.coordinator import Coordinator, Peer
-from acclimate.launch.remote.protocol import Output, Ready
+from acclimate.launch.remote.protocol import WINDOW_BYTES, Output, Ready
 from acclimate.launch.wire import Message
 
 JOB = JobPlan((HostPlan("a", (0,)), HostPlan("b", (0,))), ("true",), {}, "/", "cpu", grace_s=0.0)
@@ -219,16 +219,27 @@ def test_agents_output_is_shown_in_whole_lines(capfd: pytest.CaptureFixture[str]
 def test_an_agent_gets_no_room_for_output_before_a_slow_reader_has_taken_the_last() -> None:
     reading, writing = os.pipe()
     code = """
-import base64, os, sys
+import sys
 sys.path.append(sys.argv[1])
 from test_coordinator import JOB, READY, Script, Recorder, all_end, prints
 from acclimate.launch.remote.coordinator import Coordinator, Peer
-channels = [Recorder(), Recorder()]
-given = lambda: sum(message["taken"]["count"] for message in channels[0].sent if "taken" in message)
-def look(coordinator): print(given(), file=sys.stderr, flush=True)
-much = [prints(0, 1, b"x" * 99_999 + b"\\n") for _ in range(20)]
+channels, sent = [Recorder(), Recorder()], 0
+def given():
+    return sum(message["taken"]["count"] for message in channels[0].sent if "taken" in message)
+def print_if_there_is_room(coordinator):
+    global sent
+    if given() == sent < 2_000_000:
+        prints(0, 1, b"x" * 15_999 + b"\\n")(coordinator)
+        sent += 16_000
+def look(coordinator):
+    print(given(), file=sys.stderr, flush=True)
+def print_the_rest(coordinator):
+    print_if_there_is_room(coordinator)
+    if sent < 2_000_000:
+        script.steps.insert(0, print_the_rest)
 peers = [Peer(host.name, channel) for host, channel in zip(JOB.hosts, channels)]
-Coordinator(JOB, peers).run(Script(*READY, *much, look, *all_end()))
+script = Script(*READY, *[print_if_there_is_room] * 200, look, print_the_rest, *all_end())
+Coordinator(JOB, peers).run(script)
 print(given(), file=sys.stderr)
 """
     with subprocess.Popen(
@@ -243,6 +254,14 @@ print(given(), file=sys.stderr)
         second = process.stderr.read()
     assert 1_000_000 <= int(first) < 1_300_000
     assert int(second) == 2_000_000
+
+
+def test_an_agent_that_sends_more_output_than_it_may_is_lost() -> None:
+    much = bytes(WINDOW_BYTES + 1)
+    outcome, _ = conduct(*READY, prints(1, 1, much), says(0, outcome=Outcome(0)))
+    assert outcome.reason == (
+        'host "b" was lost: it sent an invalid message: It sent more output than it may.'
+    )
 
 
 @pytest.mark.parametrize("data", ["not base64!", "é", "abc"])

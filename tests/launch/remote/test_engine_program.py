@@ -154,6 +154,34 @@ def test_what_ranks_print_as_they_are_ended_is_shown_however_much(mpich: MpichJo
     assert stdout.splitlines() == [f"[rank 0] {'x' * 100} {number}" for number in range(LAST_LINES)]
 
 
+SHORT_CODE = """
+import os, pathlib, sys
+stopped = pathlib.Path("stopped")
+pathlib.Path("up" + os.environ["RANK"]).touch()
+while not stopped.exists(): pass
+for number in range(100):
+    print("x" * 100, number)
+    print("y" * 100, number, file=sys.stderr)
+"""
+
+
+def test_output_and_outcome_of_ranks_that_end_while_the_launcher_is_stopped_arrive(mpich: MpichJob) -> None:
+    """Nothing that an agent has sent is dropped when it exits with a message of the launcher unread."""
+    (mpich.folder / "script.py").write_text(SHORT_CODE)
+    mpich.go()
+    with launched(mpich.command, variables=mpich.variables, cwd=mpich.folder) as job:
+        wait_until(lambda: all((mpich.folder / f"up{rank}").exists() for rank in (0, 1)), "both ranks")
+        job.signal(signal.SIGSTOP)
+        (mpich.folder / "stopped").touch()
+        time.sleep(1)  # for the ranks to end; where it is too short, the promise is kept all the same
+        job.signal(signal.SIGCONT)
+        stdout, stderr = job.read()
+        assert job.wait() == 0, stderr
+    for text, filling in ((stdout, "x" * 100), (stderr, "y" * 100)):
+        wanted = {f"[rank {rank}] {filling} {number}" for rank in (0, 1) for number in range(100)}
+        assert (set(text.splitlines()), len(text.splitlines())) == (wanted, len(wanted))
+
+
 def test_an_agent_whose_launcher_is_a_stranger_starts_no_rank(tmp_path: Path) -> None:
     """One that answers on the launcher's address with a job of its own."""
     agent = "import sys; from acclimate.launch.remote.agent import main; sys.exit(main())"

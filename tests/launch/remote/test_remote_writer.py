@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate.launch.event_loop import EventLoop
-from acclimate.launch.remote.protocol import Channel
-from acclimate.launch.remote.remote_writer import WINDOW_BYTES, RemoteWriter
+from acclimate.launch.remote.protocol import WINDOW_BYTES, Channel
+from acclimate.launch.remote.remote_writer import RemoteWriter
 
 
 class Launcher:
@@ -41,29 +41,47 @@ def test_no_more_than_the_window_is_under_way() -> None:
     writer.write(data)
     assert launcher.received == data[:WINDOW_BYTES]
     assert writer.waiting == 2 * WINDOW_BYTES
-    seen = []
-    writer.watch(EventLoop(), lambda: (seen.append(writer.waiting), writer.drain()))
-    writer.taken(1000)
-    assert launcher.received == data[: WINDOW_BYTES + 1000]
-    writer.taken(2 * WINDOW_BYTES)
-    assert (launcher.received, writer.waiting, len(seen)) == (data, 0, 2)
-
-
-@given(st.lists(st.binary(max_size=300) | st.integers(1, 400), max_size=30))
-def test_nothing_is_lost_or_reordered_however_room_comes(steps: list[bytes | int]) -> None:
-    writer, launcher = make_writer()
-    writer._room = 100
     writer.watch(EventLoop(), writer.drain)
-    written, room = b"", 100
+    writer.taken(WINDOW_BYTES // 2)
+    assert launcher.received == data[: WINDOW_BYTES * 3 // 2]
+    for _ in range(4):
+        writer.taken(WINDOW_BYTES // 2)
+    assert (launcher.received, writer.waiting) == (data, 0)
+
+
+@given(st.lists(st.binary(max_size=9000) | st.floats(0, 1), max_size=30))
+def test_nothing_is_lost_or_reordered_however_room_comes(steps: list[bytes | float]) -> None:
+    writer, launcher = make_writer()
+    writer.watch(EventLoop(), writer.drain)
+    written, under_way = b"", 0
     for step in steps:
         if isinstance(step, bytes):
             writer.write(step)
             written += step
         else:
-            writer.taken(step)
-            room += step
-        assert launcher.received == written[:room]
-        assert writer.waiting == max(0, len(written) - room)
+            taken = int(step * (len(launcher.received) - under_way))
+            under_way += taken
+            writer.taken(taken)
+        assert written.startswith(launcher.received)
+        assert len(launcher.received) - under_way <= WINDOW_BYTES
+    while under_way < len(launcher.received):
+        taken = len(launcher.received) - under_way
+        under_way += taken
+        writer.taken(taken)
+    assert (launcher.received, writer.waiting) == (written, 0)
+
+
+def test_a_backlog_goes_in_few_large_pieces_though_it_began_with_small_ones() -> None:
+    writer, launcher = make_writer()
+    for _ in range(2 * WINDOW_BYTES):
+        writer.write(b".")
+    taken = 0
+    writer.watch(EventLoop(), writer.drain)
+    while taken < len(launcher.received):
+        more, taken = len(launcher.received) - taken, len(launcher.received)
+        writer.taken(more)
+    assert launcher.received == b"." * 2 * WINDOW_BYTES
+    assert len(launcher.pieces) < 10
 
 
 def test_output_for_a_launcher_that_has_gone_is_dropped() -> None:

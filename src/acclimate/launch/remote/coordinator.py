@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from acclimate.errors import HostUnreachableError, LaunchProtocolError, RankStartError
@@ -17,7 +19,15 @@ from acclimate.launch.output.views import Source, WholeLines
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
 from acclimate.launch.remote.addresses import is_loopback
-from acclimate.launch.remote.protocol import ALIVE_EVERY_S, Channel, Output, Ready, Taken, check_outcome
+from acclimate.launch.remote.protocol import (
+    ALIVE_EVERY_S,
+    WINDOW_BYTES,
+    Channel,
+    Output,
+    Ready,
+    Taken,
+    check_outcome,
+)
 from acclimate.launch.supervise.processes import NO_MORE
 from acclimate.launch.supervise.signals import KEYBOARD, RELAYED, SignalRelay
 from acclimate.launch.wire import Message
@@ -48,6 +58,8 @@ class Peer:
     failing: Outcome | None = None
     """Its report of a failed rank, before all its ranks had ended."""
     outcome: Outcome | None = None
+    untaken: Counter[int] = field(default_factory=Counter)
+    """The bytes of each stream of its output that wait for the launcher's reader."""
 
     @property
     def decided(self) -> bool:
@@ -178,9 +190,11 @@ class Coordinator:
             data = base64.b64decode(output.data, validate=True)
         except ValueError:
             raise LaunchProtocolError("output.data is not base64.") from None
+        peer.untaken[output.stream] += len(data)
+        if peer.untaken[output.stream] > WINDOW_BYTES:
+            raise LaunchProtocolError("It sent more output than it may.")
         self.pump.feed(output.stream, _source(peer, output.stream), data)
-        taken = {"taken": asdict(Taken(output.stream, len(data)))}
-        self.pump.when_room(output.stream, lambda: peer.channel and peer.channel.send(taken))
+        self.pump.when_room(output.stream, partial(_give_room, peer, Taken(output.stream, len(data))))
 
     def _end_output(self, peer: Peer) -> None:
         for stream in (1, 2):
@@ -348,6 +362,12 @@ class Coordinator:
         elif outcome.reason is not None:
             sentence = f"{outcome.reason.removesuffix('.')}. {sentence}"
         return replace(outcome, reason=sentence)
+
+
+def _give_room(peer: Peer, taken: Taken) -> None:
+    peer.untaken[taken.stream] -= taken.count
+    if peer.channel is not None:
+        peer.channel.send({"taken": asdict(taken)})
 
 
 def _source(peer: Peer, stream: int) -> Source:

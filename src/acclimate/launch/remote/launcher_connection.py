@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -15,7 +16,7 @@ from acclimate.exit_codes import shell_code
 from acclimate.launch.plan.job import JobPlan, RankPlan, plan_ranks
 from acclimate.launch.plan.outcome import Outcome, RankFailure
 from acclimate.launch.remote.addresses import free_port
-from acclimate.launch.remote.protocol import SILENCE_S, Assignment, Channel, Ready, Start
+from acclimate.launch.remote.protocol import SILENCE_S, Assignment, Channel, Ready, SocketChannel, Start
 from acclimate.launch.remote.remote_writer import RemoteWriter
 from acclimate.launch.supervise.signals import TERMINATING, USER_SIGNALS
 from acclimate.launch.supervise.supervisor import StopRequest, supervise
@@ -61,7 +62,7 @@ class LauncherConnection:
         if messages is None:
             self.lost, self.lost_at = True, None
             for writer in (self.writers or {}).values():
-                writer.fail(BrokenPipeError())
+                writer.fail(ConnectionResetError(errno.ECONNRESET, LAUNCHER_LOST))
             return []
         for message in messages:
             if "taken" in message and self.writers is not None:
@@ -76,6 +77,17 @@ class LauncherConnection:
         except LaunchProtocolError as error:
             self._trouble = f"The launcher sent an invalid message: {error}"
             return None
+
+    def finish(self) -> None:
+        """Waits until the launcher has read everything and closes the connection.
+
+        Where this process closed it with a message unread, the kernel would drop what is under way.
+        """
+        self.writers = None
+        if isinstance(self._channel, SocketChannel):
+            self._channel.end_sending()
+            while not self.lost:
+                self.receive()
 
     def wait_for(self, key: str) -> Message | None:
         """Returns the next message with this key; ``None`` if the job ends before it starts."""
@@ -160,7 +172,9 @@ def run_assigned_ranks(
     except (AcclimateError, OSError) as error:
         outcome = Outcome(1, None, f"host {socket.gethostname()}: {error}")
     launcher.send(outcome=asdict(outcome))
-    return shell_code(outcome.code) if launcher.lost else 0
+    code = shell_code(outcome.code) if launcher.lost else 0
+    launcher.finish()
+    return code
 
 
 def _plan(job: JobPlan, node_rank: int, master_addr: str, master_port: int) -> Sequence[RankPlan]:

@@ -40,6 +40,9 @@ _READ_BYTES = 1 << 16
 AGENT_IS_HERE = b"\x1eacclimate-agent "
 """The mark of an agent's first message over ssh, before it gets a mark from the launcher."""
 
+WINDOW_BYTES = 1 << 14
+"""How much of a stream an agent sends before the launcher's reader has taken it. Both streams fit into an
+unread connection, so that an agent does not wait in a send while the launcher is stopped."""
 LONGEST_FROM_HOST = 1 << 20
 """The most bytes of a message from a host, mainly a failed rank's last lines."""
 LONGEST_FROM_STRANGER = 1 << 12
@@ -115,6 +118,11 @@ class Taken:
     """1 or 2."""
     count: int
     """In bytes."""
+
+    def __post_init__(self) -> None:
+        """Refuses other streams."""
+        if self.stream not in (1, 2):
+            raise LaunchProtocolError("taken.stream is not 1 or 2.")
 
 
 FROM_HOST = {
@@ -271,6 +279,11 @@ class SocketChannel:
         except OSError:
             return None
         return [decode(line, self._kinds) for line in self._lines.feed(piece)] if piece else None
+
+    def end_sending(self) -> None:
+        """Tells the other side that no message follows; its messages can still be received."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Closes the connection."""

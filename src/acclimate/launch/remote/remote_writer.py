@@ -8,11 +8,9 @@ from dataclasses import asdict
 
 from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.output.writer import Writer
-from acclimate.launch.remote.protocol import Channel, Output
+from acclimate.launch.remote.protocol import WINDOW_BYTES, Channel, Output
 
-WINDOW_BYTES = 1 << 16
-"""How much of a stream may be sent that the launcher's reader has not taken."""
-_PIECE_BYTES = 1 << 14
+_PIECE_BYTES = 1 << 13
 
 
 class RemoteWriter(Writer):
@@ -33,12 +31,16 @@ class RemoteWriter(Writer):
 
     def drain(self) -> None:
         """Sends as much as the launcher has room for."""
-        while self._waiting and self._room > 0:
+        while self._waiting and self._may_send():
             piece = bytes(self._waiting[: min(_PIECE_BYTES, self._room)])
             self._room -= len(piece)
             del self._waiting[: len(piece)]
             output = Output(self._stream, base64.b64encode(piece).decode())
             self._channel.send({"output": asdict(output)})
+
+    def _may_send(self) -> bool:
+        """Whether a whole piece can be sent, or nothing is under way: not many small ones, as in TCP."""
+        return self._room == WINDOW_BYTES or min(len(self._waiting), self._room) >= _PIECE_BYTES
 
     def taken(self, count: int) -> None:
         """Handles the launcher's message that it has shown some bytes."""
