@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.output.views import Source
 from acclimate.launch.output.writer import Writer
 
@@ -12,11 +15,20 @@ class Paper(Writer):
     """A writer that keeps all."""
 
     def __init__(self) -> None:
+        super().__init__()  # no terminal, so a width of 80 is assumed
         self.written = bytearray()
-        self.descriptor = -1  # no terminal, so a width of 80 is assumed
 
     def write(self, data: bytes | bytearray) -> None:
         self.written += data
+
+    def drain(self) -> None:
+        """Nothing ever waits."""
+
+    def watch(self, loop: EventLoop, react: Callable[[], None]) -> None:
+        raise AssertionError("nothing ever waits")
+
+    def unwatch(self, loop: EventLoop) -> None:
+        raise AssertionError("nothing ever waits")
 
 
 class Counted(bytes):

@@ -19,7 +19,7 @@ from paper import RANKS
 from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.output.pump import OutputPump
 from acclimate.launch.output.views import Plain
-from acclimate.launch.output.writer import Writer
+from acclimate.launch.output.writer import StreamWriter, Writer
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -166,7 +166,7 @@ class Pumped:
     def __init__(self) -> None:
         self.loop, self.errors = EventLoop(), list[tuple[int, OSError]]()
         self.ends = {stream: os.pipe() for stream in (1, 2)}
-        views = {stream: Plain(Writer(writing)) for stream, (_, writing) in self.ends.items()}
+        views = {stream: Plain(StreamWriter(writing)) for stream, (_, writing) in self.ends.items()}
         self.pump = OutputPump(self.loop, views, lambda *error: self.errors.append(error))
         self.read = {1: 0, 2: 0}
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.output.views import Source, View
-from acclimate.launch.output.writer import Writer
+from acclimate.launch.output.writer import StreamWriter, Writer
 
 _STREAM_NAMES = {1: "output", 2: "error"}
 
@@ -117,8 +117,8 @@ class OutputPump:
 
 def own_streams(make: Callable[[Writer], View]) -> dict[int, View]:
     """Returns a view for each of the launcher's streams 1 and 2; one for both if they are the same file."""
-    first = make(Writer(1))
-    return {1: first, 2: first if os.path.sameopenfile(1, 2) else make(Writer(2))}
+    first = make(StreamWriter(1))
+    return {1: first, 2: first if os.path.sameopenfile(1, 2) else make(StreamWriter(2))}
 
 
 def stream_failure(stream: int, error: OSError) -> str:

@@ -6,6 +6,7 @@ import os
 import select
 import selectors
 import stat
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -18,24 +19,19 @@ from acclimate.launch.plan.outcome import KEPT_BYTES, KEPT_LINES
 _PIPE_ROOM = getattr(select, "PIPE_BUF", 512)
 
 
-class Writer:
-    """One of the launcher's own streams; keeps output until a slow reader takes it.
-
-    The descriptor is never made non-blocking: the shell and others on the terminal share that setting.
-    """
+class Writer(ABC):
+    """The destination of a stream; keeps output until a slow reader takes it."""
 
     FULL = 1 << 20
     """With this many waiting bytes, the launcher stops reading the ranks' output."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int = -1) -> None:
         self.descriptor = descriptor
+        """-1: this process does not write to the stream itself."""
         self.is_terminal = os.isatty(descriptor)
         self.error: OSError | None = None
         """Set once the stream cannot be written; later output is dropped."""
         self._waiting = bytearray()
-        self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLOUT)
 
     @property
     def waiting(self) -> int:
@@ -47,6 +43,31 @@ class Writer:
         if self.error is None:
             self._waiting += data
             self.drain()
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Writes as much as it can without blocking."""
+
+    @abstractmethod
+    def watch(self, loop: EventLoop, react: Callable[[], None]) -> None:
+        """Calls back when the reader may accept more."""
+
+    @abstractmethod
+    def unwatch(self, loop: EventLoop) -> None:
+        """Ends :meth:`watch`."""
+
+
+class StreamWriter(Writer):
+    """One of the launcher's own streams.
+
+    The descriptor is never made non-blocking: the shell and others on the terminal share that setting.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
+        self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
 
     def drain(self) -> None:
         """Writes as much as it can without blocking."""

@@ -22,9 +22,7 @@ class RemoteWriter(Writer):
     """
 
     def __init__(self, channel: Channel, stream: int) -> None:
-        self.is_terminal = False
-        self.error: OSError | None = None
-        self._waiting = bytearray()
+        super().__init__()
         self._channel, self._stream = channel, stream
         self._room = WINDOW_BYTES
         self._react: Callable[[], None] | None = None
