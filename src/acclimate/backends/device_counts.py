@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 from pathlib import Path
 
@@ -93,10 +93,15 @@ def visible_entries(text: str) -> list[str]:
     return list(takewhile(lambda entry: entry and entry[0] != "-", entries))
 
 
+def first_set(variables: Iterable[str], environ: Mapping[str, str]) -> str | None:
+    """Returns the variable that a runtime reads of several: the first that is set; ``None`` if none is."""
+    return next((each for each in variables if each in environ), None)
+
+
 def _visible(present: int, *variables: str) -> int:
     """Returns how many of the present devices the first of these variables that is set makes visible."""
-    visible = next((os.environ[each] for each in variables if each in os.environ), None)
-    return present if visible is None else min(present, len(visible_entries(visible)))
+    variable = first_set(variables, os.environ)
+    return present if variable is None else min(present, len(visible_entries(os.environ[variable])))
 
 
 def _files(pattern: str) -> list[str]:

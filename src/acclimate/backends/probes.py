@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pkgutil import resolve_name
 from types import ModuleType
 
-from acclimate.backends.device_counts import NVIDIA_VARIABLE, cuda_variable
+from acclimate.backends.device_counts import NVIDIA_VARIABLE, cuda_variable, first_set
 from acclimate.backends.presence import has_nvidia_driver, is_bare_folder, locate, torch_build
 from acclimate.errors import excerpt
 from acclimate.imports import VendorCodeError, import_vendor_module
@@ -112,8 +112,8 @@ def cuda() -> str | None:
     if "cuda" in torch_build() and not has_nvidia_driver():
         return f"torch {torch.__version__} finds no NVIDIA driver."
     if torch.cuda.device_count() == 0:
-        read = [each for each in (cuda_variable(), NVIDIA_VARIABLE) if each in os.environ]
-        hidden = f' ({read[0]} is "{excerpt(os.environ[read[0]])}")' if read else ""
+        variable = first_set((cuda_variable(), NVIDIA_VARIABLE), os.environ)
+        hidden = "" if variable is None else f' ({variable} is "{excerpt(os.environ[variable])}")'
         return f"torch {torch.__version__} finds no CUDA device{hidden}."
     return None
 

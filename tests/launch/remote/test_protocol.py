@@ -112,6 +112,9 @@ def test_a_message_without_an_end_is_not_kept_for_ever() -> None:
         {"failed": {"code": 1, "failed": None}},
         {"outcome": None},
         {"refused": ["x"]},
+        {"output": {"stream": 0, "data": ""}},
+        {"output": {"stream": 3, "data": ""}},
+        {"output": {"stream": True, "data": ""}},
     ],
 )
 def test_what_no_agent_says_is_refused(parts: dict[str, object]) -> None:
@@ -125,6 +128,11 @@ def test_an_assignment_to_a_host_that_the_job_lacks_is_refused() -> None:
         text = encode({"assignment": {**asdict(Assignment(job, 0)), "node_rank": node_rank}})
         with pytest.raises(LaunchProtocolError, match="has no host"):
             decode(text, FROM_LAUNCHER)
+
+
+def test_room_for_a_stream_that_no_rank_has_is_refused() -> None:
+    with pytest.raises(LaunchProtocolError, match="not 1 or 2"):
+        decode(encode({"taken": {"stream": 3, "count": 1}}), FROM_LAUNCHER)
 
 
 def test_a_reader_that_takes_nothing_does_not_keep_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 
 from acclimate.backends import Backend
-from acclimate.backends.device_counts import visible_entries
+from acclimate.backends.device_counts import first_set, visible_entries
 from acclimate.errors import (
     AcceleratorUnavailableError,
     InvalidBackendError,
@@ -104,8 +104,7 @@ def visible_devices(accelerator: str, slots: tuple[int, ...], environ: Mapping[s
     if record is None or variable is None:
         return {}
     # The variable in which the user has chosen devices, since the ranks' runtime reads that one.
-    read = (variable, *record.visible_devices_fallbacks)
-    variable = next((each for each in read if each in environ), variable)
+    variable = first_set((variable, *record.visible_devices_fallbacks), environ) or variable
     text = environ.get(variable, "")
     if not text.strip():
         return {variable: ",".join(map(str, slots))}

@@ -106,8 +106,7 @@ class Output:
 
     def __post_init__(self) -> None:
         """Refuses other streams."""
-        if self.stream not in (1, 2):
-            raise LaunchProtocolError("output.stream is not 1 or 2.")
+        _check_stream(self.stream)
 
 
 @dataclass(frozen=True)
@@ -121,8 +120,12 @@ class Taken:
 
     def __post_init__(self) -> None:
         """Refuses other streams."""
-        if self.stream not in (1, 2):
-            raise LaunchProtocolError("taken.stream is not 1 or 2.")
+        _check_stream(self.stream)
+
+
+def _check_stream(stream: int) -> None:
+    if stream not in (1, 2):
+        raise LaunchProtocolError("A message names a stream that is not 1 or 2.")
 
 
 FROM_HOST = {
