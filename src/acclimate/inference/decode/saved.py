@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import acclimate.ops.inference
 from acclimate.cache.texts import TextCache, source_files
 from acclimate.inference.decode import description
-from acclimate.inference.decode.description import POSITIONS, AnglesCall, Decoder, RotaryTable
+from acclimate.inference.decode.description import Decoder, RotaryTable
 from acclimate.inference.decode.modules import packed_weight
 from acclimate.ops.inference.native import kernels_chosen
 from acclimate.parallel.saved_plans import plan_key
@@ -38,7 +38,7 @@ _DECODERS = TextCache(
 _CLASSES = {
     name: each
     for name, each in vars(description).items()
-    if is_dataclass(each) and isinstance(each, type) and each not in (RotaryTable, AnglesCall)
+    if is_dataclass(each) and isinstance(each, type) and each not in (RotaryTable,)
 }
 _OPS = Path(acclimate.ops.inference.__file__).parents[1]
 _CODE = (Path(__file__).parent, Path(__file__).parents[1] / "packing", _OPS / "inference", _OPS / "csrc")
