@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -61,6 +62,9 @@ class Value:
         return f"{self.op}{list(self.shape)}"
 
 
+_OVERWRITTEN = Value("overwritten", None, (), {}, 0, (), torch.float32, 0)
+
+
 @dataclass
 class Program:
     """What one call of the model computes."""
@@ -73,6 +77,8 @@ class Program:
     """The number of earlier tokens."""
     modules: list[nn.Module]
     """The linear modules and packed embeddings, by the number that the operators carry."""
+    limit: int | None
+    """The most tokens, earlier ones included, for which the model computes this program; ``None``: any number."""
 
 
 # -- operators of the shadow ---------------------------------------------------------------------------
@@ -319,6 +325,7 @@ class _Recorder(TorchDispatchMode):
         self.mode, self.origins = mode, origins
         self.values: dict[int, Value] = {}
         self._kept: list[Tensor] = []
+        self._computed: dict[Any, Value] = {}
 
     def name(self, tensor: Tensor, value: Value) -> None:
         self.values[id(tensor)] = value
@@ -326,6 +333,8 @@ class _Recorder(TorchDispatchMode):
 
     def value(self, tensor: Tensor) -> Value:
         known = self.values.get(id(tensor))
+        if known is _OVERWRITTEN:
+            raise NotRepresentedError("a tensor is used after it was changed through another one")
         if known is None:
             origin = self.origins.get(id(tensor))
             if origin is None and not isinstance(tensor, FakeTensor):
@@ -338,6 +347,19 @@ class _Recorder(TorchDispatchMode):
             )  # fmt: skip
             self.name(tensor, known)
         return known
+
+    def _changed(self, op: str, args: tuple[Any, ...], result: Any) -> str:
+        """Forgets what a change in place overwrites; returns the name of the operator without it."""
+        target = args[0] if args else None
+        own = None if target is None else self.values.get(id(target))
+        if own is None or result is not target or own.op in ("input", "constant") or not op.endswith("_"):
+            raise NotRepresentedError(f"{op} changes a tensor in place")
+        # Other tensors in the same memory have other values from now on.
+        memory = result.untyped_storage()._cdata
+        for other in self._kept:
+            if other.untyped_storage()._cdata == memory:
+                self.values[id(other)] = _OVERWRITTEN
+        return op.removesuffix("_")
 
     def _convert(self, given: Any) -> Any:
         if isinstance(given, Tensor):
@@ -354,13 +376,15 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func._schema.is_mutable:
-            raise NotRepresentedError(f"{func._schema.name.partition('::')[2]} changes a tensor in place")
         result = func(*args, **kwargs)
         op = func._schema.name.partition("::")[2]
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise NotRepresentedError(f"{op} is random")
         results = result if isinstance(result, (list, tuple)) else [result]
         converted = tuple(self._convert(each) for each in args)
         named = {key: self._convert(each) for key, each in kwargs.items()}
+        if func._schema.is_mutable:
+            op = self._changed(op, args, result)
         if op in _SAME:
             source = converted[0]
             if source.dtype == results[0].dtype and source.shape == _shape(results[0]):
@@ -369,8 +393,12 @@ class _Recorder(TorchDispatchMode):
         roles = _joined((*converted, *named.values()))
         for index, tensor in enumerate(results):
             if isinstance(tensor, Tensor):
-                made = Value(op, func, converted, named, index, _shape(tensor), tensor.dtype, roles)
-                self.name(tensor, made)
+                # The same operator on the same values is the same value.
+                key = func, converted, tuple(named.items()), index
+                if key not in self._computed:
+                    made = Value(op, func, converted, named, index, _shape(tensor), tensor.dtype, roles)
+                    self._computed[key] = made
+                self.name(tensor, self._computed[key])
         return result
 
 
@@ -439,9 +467,9 @@ def _captured(model: Any, widths: dict[nn.Module, int], layers: int, is_step: bo
                     raise NotRepresentedError(f"its program cannot be captured: {_first_line(error)}") from error
                 logits = recorder.value(found)
     symbols = batch.node.expr, length.node.expr
-    _check_guards(environment, symbols)
     past = symbols[1] - 1 if is_step else 0
-    return Program(logits, symbols[0], 1 if is_step else symbols[1], past, shadow.modules)
+    limit = _limit(environment, *symbols)
+    return Program(logits, symbols[0], 1 if is_step else symbols[1], past, shadow.modules, limit)
 
 
 def _symbols(mode: FakeTensorMode) -> tuple[Any, Any]:
@@ -467,10 +495,38 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
-def _check_guards(environment: ShapeEnv, symbols: tuple[Any, Any]) -> None:
-    """Raises unless the program is the same for any number of sequences and tokens."""
-    for symbol in symbols:
+def _limit(environment: ShapeEnv, batch: Any, length: Any) -> int | None:
+    """Returns the largest number of tokens for which all guards hold that the capture left.
+
+    Raises:
+        NotRepresentedError: the program holds for some numbers of sequences or tokens only, and these are not
+            all up to a limit.
+    """
+    import sympy
+
+    limit: int | None = None
+    for symbol in (batch, length):
         if symbol in environment.replacements:
             raise NotRepresentedError("its program holds for one size only")
     for guard in environment.guards:
-        raise NotRepresentedError(f"its program depends on sizes: {guard.expr}")
+        relation = guard.expr
+        gap = relation.lhs - relation.rhs if isinstance(relation, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)) else None
+        if isinstance(relation, sympy.Ne) and relation.lhs == length and relation.rhs.is_Integer:
+            limit = min(int(relation.rhs) - 1, limit or int(relation.rhs))
+            continue
+        if gap is not None and isinstance(relation, (sympy.Gt, sympy.Ge)):
+            gap = -gap
+        slope = None if gap is None else gap.diff(length)
+        if gap is None or gap.free_symbols != {length} or not slope.is_Integer or slope == 0:
+            raise NotRepresentedError(f"its program depends on sizes: {relation}")
+        # slope · length + rest < 0, or <= 0
+        rest = gap.subs(length, 0)
+        if isinstance(relation, (sympy.Lt, sympy.Gt)):
+            rest += 1
+        if slope < 0:
+            if math.ceil(rest / -slope) > 1:
+                raise NotRepresentedError(f"its program holds for long texts only: {relation}")
+            continue
+        most = math.floor(-rest / slope)
+        limit = most if limit is None else min(limit, most)
+    return limit

@@ -110,9 +110,9 @@ class _Matcher:
         head, factor, cap, hidden = self._head(self.program.logits)
         layers: list[Layer] = []
         last = hidden
-        normed = self._norm(hidden)
+        normed = self._norm(_flat(hidden))
         norm, stream = (None, last) if normed is None else (normed.norm, normed.given)
-        while (found := self._embedding(stream)) is None:
+        while (found := self._embedding(_flat(stream))) is None:
             layer, stream = self._layer(stream, -1 - len(layers))
             layers.append(layer)
         layers.reverse()
@@ -188,94 +188,94 @@ class _Matcher:
     def _layer(self, out: Value, index: int) -> tuple[Layer, Value]:
         """Returns the layer that ends with a stream, and the stream that it begins with."""
         for stream, branch in self._sums(out):
-            mlp = self._branch(branch)
-            if mlp is None or self._attention_of(mlp.given) is not None:
+            found = self._mlp(branch)
+            start = None if found is None else self._starts(found[2], stream)
+            if found is None or start is None:
                 continue
-            found = self._mlp(mlp)
-            if found is None:
+            for before, other in self._sums(stream):
+                attention = self._attention(other, before)
+                if attention is not None:
+                    return self._made(attention, found, start[0], None, False), before
+        for before, first, second, adds_branches_first in self._threes(out):
+            found = self._mlp(second)
+            attention = None if found is None else self._attention(first, before)
+            if found is None or attention is None:
                 continue
-            described, given = found
-            start = self._starts(given, stream)
-            if start is not None:
-                for before, other in self._sums(stream):
-                    attention = self._branch(other)
-                    heads = None if attention is None else self._attention(attention, before)
-                    if attention is not None and heads is not None:
-                        return self._made(attention, heads, mlp, described, start[0], None, False), before
-            for before, other, first in self._parallel(stream, branch, out):
-                attention = self._branch(other)
-                heads = None if attention is None else self._attention(attention, before)
-                if attention is None or heads is None:
-                    continue
-                own = self._starts(given, before)
-                if heads[2] is given:
-                    return self._made(attention, heads, mlp, described, None, "shared", first), before
-                if own is not None:
-                    return self._made(attention, heads, mlp, described, own[0], "own", first), before
+            if _flat(attention[3]) is _flat(found[2]):
+                return self._made(attention, found, None, "shared", adds_branches_first), before
+            own = self._starts(found[2], before)
+            if own is not None:
+                return self._made(attention, found, own[0], "own", adds_branches_first), before
         raise NotRepresentedError(f"layer {index} from the end is not a sum of its input, attention and an MLP")
 
     def _made(
         self,
-        attention: _Branch,
-        heads: tuple[Norm | None, Attention, Value],
-        mlp: _Branch,
-        described: Mlp,
+        attention: tuple[_Branch, Norm | None, Attention, Value],
+        mlp: tuple[_Branch, Mlp, Value],
         norm: Norm | None,
         parallel: str | None,
-        branches_first: bool,
+        adds_branches_first: bool,
     ) -> Layer:
+        first, second = attention[0], mlp[0]
         return Layer(
-            heads[0], heads[1], attention.norm, attention.factor, norm, described, mlp.norm, mlp.factor,
-            parallel is not None, branches_first, parallel == "shared",
+            attention[1], attention[2], first.norm, first.factor, norm, mlp[1], second.norm, second.factor,
+            parallel is not None, adds_branches_first, parallel == "shared",
         )  # fmt: skip
 
     def _sums(self, value: Value) -> Iterator[tuple[Value, Value]]:
         """Yields the two ways in which a sum is a stream and a branch."""
+        value = _flat(value)
         if value.op == "add" and value.kwargs.get("alpha", 1) == 1 and isinstance(value.args[1], Value):
             if value.args[0].shape == value.shape == value.args[1].shape:
                 yield from _orders(value)
 
-    def _parallel(self, stream: Value, branch: Value, out: Value) -> Iterator[tuple[Value, Value, bool]]:
-        """Yields stream, attention's branch, and whether the branches are added first, where out is a sum of
-        three: out = stream + branch, and either of both is a sum again."""
-        for before, other in self._sums(stream):
-            yield before, other, False
+    def _threes(self, value: Value) -> Iterator[tuple[Value, Value, Value, bool]]:
+        """Yields the ways in which a sum is a stream and two branches, and whether these are added first."""
+        for inner, third in self._sums(value):
+            for first, second in self._sums(inner):
+                yield third, first, second, True
+                yield first, second, third, False
+                yield first, third, second, False
 
     def _starts(self, given: Value, stream: Value) -> tuple[Norm | None] | None:
         """Returns the normalization between a stream and a branch's input; ``None``: it does not start there."""
+        given, stream = _flat(given), _flat(stream)
         if given is stream:
             return (None,)
         normed = self._norm(given)
-        return (normed.norm,) if normed is not None and normed.given is stream else None
+        return (normed.norm,) if normed is not None and _flat(normed.given) is stream else None
 
     def _branch(self, value: Value) -> _Branch | None:
-        factor, norm = 1.0, None
+        factor, norm, value = 1.0, None, _flat(value)
         scaled = _times_constant(value)
         if scaled is not None:
-            value, factor = scaled
+            value, factor = _flat(scaled[0]), scaled[1]
         normed = self._norm(value)
         if normed is not None:
-            norm, value = normed.norm, normed.given
+            norm, value = normed.norm, _flat(normed.given)
         if value.op != "linear":
             return None
         return _Branch(self.program.modules[value.args[1]], value.args[0], norm, factor)
 
     # -- the MLP -----------------------------------------------------------------------------------
 
-    def _mlp(self, branch: _Branch) -> tuple[Mlp, Value] | None:
-        """Returns an MLP and the input of its first products."""
+    def _mlp(self, value: Value) -> tuple[_Branch, Mlp, Value] | None:
+        """Returns the branch of an MLP, the MLP, and the input of its first products."""
+        branch = self._branch(value)
+        if branch is None or self._attention_of(branch.given) is not None:
+            return None
         inner = branch.given
         alone = _activation(inner)
         if alone is not None:
             up = self._columns(alone[1])
-            return None if up is None else (Mlp(None, up[0], alone[0], branch.module), up[1])
+            return None if up is None else (branch, Mlp(None, up[0], alone[0], branch.module), up[1])
         if inner.op != "mul" or not all(isinstance(each, Value) for each in inner.args[:2]):
             return None
         for first, second in _orders(inner):
             active = _activation(first)
             gate, up = None if active is None else self._columns(active[1]), self._columns(second)
             if active is not None and gate is not None and up is not None and gate[1] is up[1]:
-                return Mlp(gate[0], up[0], active[0], branch.module), up[1]
+                return branch, Mlp(gate[0], up[0], active[0], branch.module), up[1]
         return None
 
     def _columns(self, value: Value) -> tuple[Product, Value] | None:
@@ -327,16 +327,19 @@ class _Matcher:
         expected = torch.arange(places.numel()).reshape(places.shape)
         return source if torch.equal(places, expected) else None
 
-    def _attention(self, branch: _Branch, stream: Value) -> tuple[Norm | None, Attention, Value] | None:
-        """Returns the normalization of attention's input, attention, and its input."""
-        call = self._attention_of(branch.given)
-        if call is None:
+    def _attention(
+        self, value: Value, stream: Value
+    ) -> tuple[_Branch, Norm | None, Attention, Value] | None:
+        """Returns the branch of attention, the normalization of its input, attention, and its input."""
+        branch = self._branch(value)
+        call = None if branch is None else self._attention_of(branch.given)
+        if branch is None or call is None:
             return None
-        query, key, value, mask, scale, softcap, sinks = call.args
+        query, key, held, mask, scale, softcap, sinks = call.args
         place = self._cached(key, True)
-        if place != self._cached(value, False):
+        if place != self._cached(held, False):
             raise NotRepresentedError("keys and values come from different layers")
-        new_key, new_value = key.args[0], value.args[0]
+        new_key, new_value = key.args[0], held.args[0]
         heads, size = int(query.shape[1]), int(query.shape[3])
         key_heads, value_size = int(new_key.shape[1]), int(new_value.shape[3])
         if heads % key_heads or new_value.shape[1] != key_heads:
@@ -356,7 +359,7 @@ class _Matcher:
             return None
         self._caches.append(place)
         scale = size**-0.5 if scale is None else scale
-        return start[0], Attention(
+        return branch, start[0], Attention(
             q.product, k.product, v.product, q.norm, k.norm, q.norm_is_per_head, q.rotary, q.rotary_first, heads,
             key_heads, size, value_size, scale * q.factor, self._window(mask), softcap,
             None if sinks is None else self._constant(_widened(sinks)).detach(), branch.module,
@@ -667,8 +670,11 @@ class _Matcher:
             eps = torch.finfo(given.dtype).eps if eps is None else eps
         if len(shape) != 1:
             return None
-        tensors = [None if each is None else self._constant(_widened(each)) for each in (weight, bias)]
-        return _Normed(Norm(kind, tensors[0], tensors[1], eps, False, False), _widened(given))  # type: ignore
+        factors = (None, False) if weight is None else self._weight(weight)
+        if factors is None:
+            raise NotRepresentedError("a normalization's weight is computed in an unknown way")
+        bias = None if bias is None else self._constant(_widened(bias))
+        return _Normed(Norm(kind, factors[0], bias, eps, factors[1], False), _widened(given))  # type: ignore
 
     def _is_weight(self, value: Value) -> bool:
         inner = _widened(value)
@@ -728,6 +734,13 @@ class _Matcher:
 def _widened(value: Value) -> Value:
     """Returns what was converted to another floating-point dtype, through any number of conversions."""
     while value.op == "_to_copy" and value.dtype.is_floating_point and value.args[0].dtype.is_floating_point:
+        value = value.args[0]
+    return value
+
+
+def _flat(value: Value) -> Value:
+    """Returns what has the same rows, with sequences and tokens in one dimension or in two."""
+    while value.op in ("view", "_unsafe_view", "reshape") and value.shape[-1] == value.args[0].shape[-1]:
         value = value.args[0]
     return value
 
