@@ -248,7 +248,10 @@ class _Shadow:
     def config(self, original: Any) -> Any:
         """Returns a copy of a configuration, whose attention is the shadow's."""
         if id(original) not in self._made:
-            self._made[id(original)] = copy.deepcopy(original)
+            self._made[id(original)] = made = copy.deepcopy(original)
+            for config in (made, *(getattr(made, name) for name in made.sub_configs)):
+                if config is not None:
+                    config._attn_implementation = _NAME
         return self._made[id(original)]
 
     def module(self, original: nn.Module) -> nn.Module:
@@ -443,7 +446,6 @@ def _captured(model: Any, widths: dict[nn.Module, int], layers: int, is_step: bo
     ):
         batch, length = _symbols(mode)
         with mode:
-            made.set_attn_implementation(_NAME)
             count = 1 if is_step else length
             tokens = torch.zeros((batch, count), dtype=torch.long, device=device)
             positions, mask = torch.zeros_like(tokens), torch.ones((batch, length), dtype=torch.long, device=device)

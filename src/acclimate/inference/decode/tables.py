@@ -88,9 +88,11 @@ def run(value: Value, program: Program, positions: Tensor) -> Tensor:
                 return item.tensor.detach()
             key = id(item.args), item.op
             if key not in known:
-                known[key] = item.overload(
-                    *(of(a) for a in item.args), **{n: of(v) for n, v in item.kwargs.items()}
-                )
+                args = [of(a) for a in item.args]
+                if item.op in ("view", "_unsafe_view"):  # copies between operators are left out
+                    known[key] = args[0].reshape(args[1])
+                else:
+                    known[key] = item.overload(*args, **{n: of(v) for n, v in item.kwargs.items()})
             made = known[key]
             return made[item.output] if isinstance(made, (list, tuple)) else made
         if isinstance(item, tuple):
