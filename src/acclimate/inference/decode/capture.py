@@ -211,11 +211,11 @@ class _Linear(nn.Module):
 class _Rows:
     """Stands for an embedding's packed weight."""
 
-    def __init__(self, number: int, width: int) -> None:
-        self.number, self.width = number, width
+    def __init__(self, number: int, shape: tuple[int, int]) -> None:
+        self.number, self.shape = number, shape
 
     def rows(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        found: Tensor = torch.ops.acclimate_capture.rows(tokens, self.number, self.width, dtype)
+        found: Tensor = torch.ops.acclimate_capture.rows(tokens, self.number, self.shape[1], dtype)
         return found
 
 
@@ -296,7 +296,7 @@ class _Shadow:
         made.__dict__["_buffers"] = {n: None if b is None else self.tensor(b) for n, b in original._buffers.items()}
         if packed_weight(original) is not None:  # an embedding
             packed = packed_weight(original)
-            made.__dict__["packed"] = _Rows(self._number(original), packed.shape[1])
+            made.__dict__["packed"] = _Rows(self._number(original), packed.shape)
         made.__dict__["_modules"] = {
             n: None if m is None else self.module(m) for n, m in original._modules.items()
         }
