@@ -307,14 +307,13 @@ class _Matcher:
                 return None
         if source is None or not bool((columns == columns[:1]).all()):
             return None
-        parts: list[Part] = []
-        for number, column in zip(origin[0].tolist(), columns[0].tolist(), strict=True):
-            module = self.program.modules[self.elements.origins[number].args[1]]
-            last = parts[-1] if parts else None
-            if last is not None and last.module is module and last.first + last.count == column:
-                parts[-1] = Part(module, last.first, last.count + 1)
-            else:
-                parts.append(Part(module, column, 1))
+        # A part begins where the module changes, or the column is not the next one.
+        follows = (origin[0, 1:] == origin[0, :-1]) & (columns[0, 1:] == columns[0, :-1] + 1)
+        begins = [0, *((~follows).nonzero().flatten() + 1).tolist()]
+        parts = []
+        for first, last in zip(begins, [*begins[1:], width], strict=True):
+            module = self.program.modules[self.elements.origins[int(origin[0, first])].args[1]]
+            parts.append(Part(module, int(columns[0, first]), last - first))
         return Product(tuple(parts)), source
 
     # -- attention ---------------------------------------------------------------------------------

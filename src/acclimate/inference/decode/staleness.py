@@ -100,11 +100,18 @@ def is_observed() -> bool:
     )
 
 
-def has_hooks(model: nn.Module) -> bool:
-    """Whether code runs around a module's ``forward``, or in its place on this one object."""
-    return any(
-        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module) for module in model.modules()
+def own_hooks(model: nn.Module) -> frozenset[int]:
+    """Returns the identities of the hooks that a model's modules have now."""
+    return frozenset(
+        id(hook)
+        for module in model.modules()
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     )
+
+
+def has_hooks(model: nn.Module, own: frozenset[int]) -> bool:
+    """Whether code runs around or in place of a module's ``forward``, besides the hooks of a split."""
+    return not own_hooks(model) <= own or any("forward" in vars(module) for module in model.modules())
 
 
 def _content(module: nn.Module) -> dict[str, Any]:

@@ -54,6 +54,8 @@ class InferenceModel:
     """Facts about the model before it was split."""
     packing: Packer
     """How its weights are stored."""
+    hooks_of_split: frozenset[int]
+    """The identities of the hooks that run a split model's collectives."""
 
     @property
     def module(self) -> InferenceModel:
@@ -125,12 +127,15 @@ class InferenceModel:
 
 def as_inference_model(model: Any, plan: Plan | None, ranks: ModelRanks, whole: Whole) -> Any:
     """Returns the same object, of a class that adds :class:`InferenceModel` to its own."""
+    from acclimate.inference.decode.staleness import own_hooks
+
     own = type(model)
     if not issubclass(own, InferenceModel):
         # transformers writes the class name into config.json, and looks for the model's code in its module.
         names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
         model.__class__ = type(own.__name__, (InferenceModel, own), names)
     model.tp_plan_applied, model.model_ranks, model.whole = plan, ranks, whole
+    model.hooks_of_split = own_hooks(model) if plan is not None else frozenset()
     settings = getattr(model, "generation_config", None)
     if settings is not None and settings.eos_token_id == []:
         settings.eos_token_id = None  # transformers takes the first of a list that is there, and fails
