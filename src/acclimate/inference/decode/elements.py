@@ -65,6 +65,7 @@ class Elements:
             self._sizes[program.length] = LENGTH
         elif program.past != 0:
             self._sizes[next(iter(program.past.free_symbols))] = LENGTH
+        self._known_sizes: dict[Any, int] = {}
         self._identities: dict[int, Tensor] = {}
         self._known: dict[Any, int] = {}
 
@@ -73,7 +74,9 @@ class Elements:
         if isinstance(expression, tuple):
             return [self.size(each) for each in expression]
         if hasattr(expression, "free_symbols"):
-            return int(expression.subs(self._sizes))
+            if expression not in self._known_sizes:
+                self._known_sizes[expression] = int(expression.subs(self._sizes))
+            return self._known_sizes[expression]
         return expression
 
     def shape(self, value: Value) -> list[int]:

@@ -29,7 +29,7 @@ from acclimate.inference.decode.description import (
     Share,
 )
 from acclimate.inference.decode.elements import MOVES, Elements, Term, constant_of
-from acclimate.inference.decode.tables import check_by_position, fingerprint, run
+from acclimate.inference.decode.tables import PositionColumns, check_by_position, fingerprint
 
 
 def match(model: Any, programs: tuple[Program, Program], share: Share | None) -> Decoder:
@@ -42,28 +42,6 @@ def match(model: Any, programs: tuple[Program, Program], share: Share | None) ->
     if prompt != step:
         raise NotRepresentedError("a prompt is computed otherwise than a step")
     return prompt
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """Some elements of a function of the positions."""
-
-    program: Program
-    value: Value
-    columns: tuple[int, ...]
-    key: Any
-
-    def __call__(self, positions: Tensor) -> Tensor:
-        """Returns positions x columns."""
-        found = run(self.value, self.program, positions)
-        axis = self.value.shape.index(self.program.length)
-        return found.movedim(axis, 0).reshape(len(positions), -1)[:, list(self.columns)]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Columns) and (self.columns, self.key) == (other.columns, other.key)
-
-    def __hash__(self) -> int:
-        return hash((self.columns, self.key))
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,7 +270,7 @@ class _Matcher:
         tokens = len(origin)
         if not bool((origin == origin[:1]).all()):
             return None
-        columns = torch.empty_like(place)
+        columns = place[0].clone()
         source: Value | None = None
         for number in origin[0].unique().tolist():
             value = self.elements.origins[number]
@@ -300,20 +278,21 @@ class _Matcher:
                 return None
             source = value.args[0]
             own = origin[0] == number
-            width_of = self.elements.size(value.shape[-1])
-            rows, columns[:, own] = place[:, own] // width_of, place[:, own] % width_of
             # The order of sequences and tokens is the same in a linear module's output.
-            if not bool((rows == torch.arange(tokens)[:, None]).all()):
+            rows = torch.arange(tokens)[:, None] * self.elements.size(value.shape[-1])
+            if not bool((place[:, own] == place[0, own] + rows).all()):
                 return None
-        if source is None or not bool((columns == columns[:1]).all()):
+            if not bool((place[0, own] < self.elements.size(value.shape[-1])).all()):
+                return None
+        if source is None:
             return None
         # A part begins where the module changes, or the column is not the next one.
-        follows = (origin[0, 1:] == origin[0, :-1]) & (columns[0, 1:] == columns[0, :-1] + 1)
+        follows = (origin[0, 1:] == origin[0, :-1]) & (columns[1:] == columns[:-1] + 1)
         begins = [0, *((~follows).nonzero().flatten() + 1).tolist()]
         parts = []
         for first, last in zip(begins, [*begins[1:], width], strict=True):
             module = self.program.modules[self.elements.origins[int(origin[0, first])].args[1]]
-            parts.append(Part(module, int(columns[0, first]), last - first))
+            parts.append(Part(module, int(columns[first]), last - first))
         return Product(tuple(parts)), source
 
     # -- attention ---------------------------------------------------------------------------------
@@ -525,7 +504,7 @@ class _Matcher:
             elements[0][..., index], elements[1][..., index] = pair[..., 0], pair[..., 1]
         return *elements, Rotary(self.tables.index(table), width, interleaved, rounds)
 
-    def _columns_of(self, first: Tensor, second: Tensor) -> _Columns:
+    def _columns_of(self, first: Tensor, second: Tensor) -> PositionColumns:
         """Returns the function that gives one number for each pair; both elements must use the same."""
         numbers = torch.cat((first[..., 0], second[..., 0])).unique().tolist()
         if len(numbers) != 1:
@@ -545,7 +524,11 @@ class _Matcher:
         if not torch.equal(rest, rest[:1, :1, :1].expand(shape)):
             raise NotRepresentedError("heads are rotated by different angles")
         check_by_position(value, self.program)
-        return _Columns(self.program, value, tuple(rest[0, 0, 0].tolist()), fingerprint(value, self.program))
+        program = self.program
+        computes = fingerprint(value, program.batch, program.length, program.past)
+        return PositionColumns(
+            program.batch, program.length, value, tuple(rest[0, 0, 0].tolist()), computes
+        )
 
     # -- the mask ------------------------------------------------------------------------------------
 
