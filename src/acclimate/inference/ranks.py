@@ -24,6 +24,10 @@ class ModelRanks:
     group: Any = None
     """Their process group; ``None`` for one rank."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelRanks:
+        """Returns itself: a copy of a model is split over the same ranks."""
+        return self
+
     @property
     def is_first(self) -> bool:
         """Whether this is rank 0, which reports for all."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from acclimate.errors import BlockError, PlanError
+from acclimate.parallel.layers.intact import split_of
 from acclimate.parallel.plan import Plan
 from acclimate.parallel.planning.inner_models import entries_of, inside, joined, unreached_models
 from acclimate.parallel.planning.mapping import Styles, read_mapping, read_published_plan
@@ -43,6 +44,11 @@ def make_plan(
     """
     if size < 1:
         raise PlanError(f"A model cannot be split over {size} ranks; at least 1 is needed.")
+    if (split := split_of(model)) is not None:
+        raise PlanError(
+            f"{type(model).__name__} is already split over {split.size} ranks; load the whole model again to "
+            "split it in another way."
+        )
     names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     with _own_settings():
         mapping = read_mapping(user, names)
