@@ -41,8 +41,12 @@ def apply_plan(model: nn.Module, plan: Plan, group: Group) -> nn.Module:
         owner, _, last = name.rpartition(".")
         place_shard(modules[owner], last, plan.splits[name], ranks.rank, tensor, made)
     randomness = RankRandomness(model, ranks.rank)
+    changed: set[int] = set()
     for name, change in plan.modules.items():
-        change_module(modules[name], change, ranks, randomness)
+        # A module may have two names, as the embedding of a model with soft prompts.
+        if id(modules[name]) not in changed:
+            change_module(modules[name], change, ranks, randomness)
+            changed.add(id(modules[name]))
     sum_gradients(model, plan, ranks)
     IntactSplit(model, plan.modules, plan.size)
     return model

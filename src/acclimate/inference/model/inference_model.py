@@ -94,12 +94,15 @@ class InferenceModel:
         """
         if self.model_ranks.size == 1:
             return super().generate(*args, **kwargs)  # type: ignore[misc]
-        before, self._shared_call = self._shared_call, self._agree(args, kwargs)
+        from acclimate.inference.model.shared_call import by_name
+
+        args, named = by_name(super().generate, args, kwargs)  # type: ignore[misc]
+        before, self._shared_call = self._shared_call, self._agree(args, named)
         try:
             call = self._shared_call
-            if kwargs.get("streamer") is not None:
-                kwargs["streamer"] = call.streamer(kwargs["streamer"])
-            found = super().generate(*args, **kwargs)  # type: ignore[misc]
+            if named.get("streamer") is not None:
+                named["streamer"] = call.streamer(named["streamer"])
+            found = super().generate(*args, **named)  # type: ignore[misc]
             call.finish()
             return found
         finally:
@@ -128,17 +131,17 @@ class InferenceModel:
         """Compares a call on all ranks, and gives them rank 0's random state to sample the same tokens."""
         import torch
 
-        from acclimate.inference.model.shared_call import SharedCall, described, different, has_user_code
+        from acclimate.inference.model.shared_call import SharedCall, described, different, user_code
         from acclimate.parallel.layers.intact import split_of
 
         accelerator = get_accelerator()
         states = torch.get_rng_state(), accelerator.get_rng_state()
         random = tuple(state.numpy().tobytes() for state in states) if self.model_ranks.is_first else None
         settings = {"generation_config of the model": getattr(self, "generation_config", None)}
-        call = described(args, {**kwargs, **settings})
+        call = described(args, kwargs | settings)
         split = split_of(self)  # type: ignore[arg-type]
         change = None if split is None else split.change()
-        told = self.model_ranks.exchange((change, call, has_user_code(kwargs), random))
+        told = self.model_ranks.exchange((change, call, user_code(kwargs), random))
         for change, _, _, _ in told:
             if change is not None:
                 raise PlanError(change)
@@ -152,7 +155,7 @@ class InferenceModel:
         host, device = (torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in told[0][3])
         torch.set_rng_state(host)
         accelerator.set_rng_state(device)
-        return SharedCall(self.model_ranks, any(each[2] for each in told))
+        return SharedCall(self.model_ranks, frozenset().union(*(each[2] for each in told)))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Returns this rank's part of the model's tensors, marked with the rank."""

@@ -7,6 +7,7 @@ own stopping criterion or an error in its streamer said so, the others would wai
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch import Tensor
 from acclimate.errors import InvalidRankError
 from acclimate.inference.ranks import ModelRanks
 
-_OF_THE_USER = ("streamer", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
+_PROCESSORS = ("logits_processor", "prefix_allowed_tokens_fn")
+_OF_THE_USER = ("streamer", "stopping_criteria", *_PROCESSORS)
 """The arguments with the user's code, which only some ranks may have."""
 
 
@@ -27,8 +29,9 @@ class SharedCall:
     each other after each token what it is, and whether they end.
     """
 
-    def __init__(self, ranks: ModelRanks, has_user_code: bool) -> None:
-        self._ranks, self._is_watched = ranks, has_user_code
+    def __init__(self, ranks: ModelRanks, user_code: frozenset[str]) -> None:
+        self._ranks, self._is_watched = ranks, bool(user_code)
+        self._has_processors = not user_code.isdisjoint(_PROCESSORS)
         self._failure: Exception | None = None
 
     def streamer(self, own: Any) -> Any:
@@ -42,7 +45,8 @@ class SharedCall:
         def process(input_ids: Tensor, scores: Tensor, **more: Any) -> Tensor:
             return self._run(own, input_ids, scores, **more, instead=scores)
 
-        return LogitsProcessorList([process]) if self._is_watched and len(own) else own
+        # On ranks that have none too, because a rank without processors does not gather all logits.
+        return LogitsProcessorList([process]) if self._has_processors else own
 
     def criteria(self, own: Any) -> Any:
         """Returns stopping criteria that end a sequence on all ranks if they end it on one."""
@@ -111,14 +115,25 @@ class _Streamer:
         self._call._run(self._own.end, instead=None)
 
 
-def has_user_code(kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call of ``generate`` has code of the user's."""
-    return any(kwargs.get(name) is not None for name in _OF_THE_USER)
+def user_code(kwargs: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the names of the arguments of ``generate`` that are code of the user's."""
+    return frozenset(name for name in _OF_THE_USER if kwargs.get(name) not in (None, []))
+
+
+def by_name(
+    generate: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of a call of ``generate``, by name if it names them."""
+    parameters = inspect.signature(generate).parameters.values()
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters):  # a wrapper's, such as peft's
+        return args, dict(kwargs)
+    names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD][: len(args)]
+    return args[len(names) :], dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
 def described(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, str]:
     """Returns a digest of each argument of ``generate`` that all ranks must give alike, by its name."""
-    named = {("prompt" if n == 0 else f"argument {n + 1}"): value for n, value in enumerate(args)}
+    named = {"prompt" if n == 0 else f"argument {n + 1}": value for n, value in enumerate(args)}
     for name, value in kwargs.items():
         if name not in _OF_THE_USER and value is not None:
             named["prompt" if name in ("inputs", "input_ids") else name] = value

@@ -65,7 +65,8 @@ class IntactSplit:
         for place in self._places:
             now = place.owner._modules.get(place.name.rpartition(".")[2])
             if now is not place.module:
-                what = "removed" if now is None else f"replaced by another module ({type(now).__name__})"
+                kind = type(now)
+                what = "removed" if now is None else f"replaced by a {kind.__module__}.{kind.__qualname__}"
             elif place.is_split:
                 what = _change_within(place)
             else:

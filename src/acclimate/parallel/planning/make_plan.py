@@ -55,13 +55,32 @@ def make_plan(
         try:
             styles = Styles(mapping, read_published_plan(model, names))
             return _plan(model, size, styles, example, verify)
-        except PlanError:
-            raise
         except Exception as error:  # a model's code may raise anything
+            if adapters := _adapters(model):
+                raise PlanError(
+                    f"{type(model).__name__} cannot be split over {size} ranks with its adapter {adapters}. "
+                    "Merge the adapter into the weights, as peft's merge_and_unload() does, and split the "
+                    f"merged model; or use one rank. The reason: {type(error).__name__}: {error}"
+                ) from error
+            if isinstance(error, PlanError):
+                raise
             raise PlanError(
                 f"{type(model).__name__} cannot be split over {size} ranks, because no copy of it can be "
                 f"traced: {type(error).__name__}: {error}. Use one rank."
             ) from error
+
+
+def _adapters(model: nn.Module) -> str:
+    """Returns the names and kinds of a model's adapters, as peft records them."""
+    found = getattr(model, "peft_config", None)
+    if not isinstance(found, Mapping):
+        return ""
+    kinds = []
+    for name, config in found.items():
+        kind = getattr(config, "peft_type", "unknown")
+        parts = [str(getattr(kind, "value", kind)), *(["DoRA"] if getattr(config, "use_dora", False) else [])]
+        kinds.append(f"{name} ({', '.join(parts)})")
+    return ", ".join(kinds)
 
 
 @contextlib.contextmanager
