@@ -201,7 +201,7 @@ def _check_whole(model: torch.nn.Module) -> None:
     """Raises :class:`UnsupportedModelError` if a loaded model cannot be split or quantised any more."""
     from acclimate.parallel.layers.intact import split_of
 
-    split, packed = split_of(model), getattr(getattr(model, "packing", None), "packed", None)
+    split, packed = split_of(model), getattr(getattr(model, "packing", None), "packed", ())
     if split is None and not packed:
         return
     state = f"split over {split.size} ranks" if split is not None else f"quantised ({', '.join(packed)})"

@@ -268,7 +268,7 @@ def _own_class(made: type) -> type:
 
 def _restored(own: type) -> Any:
     """Returns an empty object for a pickled model's attributes."""
-    made = _inference_class(own)
+    made: Any = _inference_class(own)
     return made.__new__(made)
 
 

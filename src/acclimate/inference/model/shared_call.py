@@ -43,7 +43,8 @@ class SharedCall:
         from transformers import LogitsProcessorList
 
         def process(input_ids: Tensor, scores: Tensor, **more: Any) -> Tensor:
-            return self._run(own, input_ids, scores, **more, instead=scores)
+            processed: Tensor = self._run(own, input_ids, scores, **more, instead=scores)
+            return processed
 
         # On ranks that have none too, because a rank without processors does not gather all logits.
         return LogitsProcessorList([process]) if self._has_processors else own
