@@ -182,6 +182,7 @@ def _split_loaded(
                 "model must be a folder, a .gguf file, a hub id or a transformers model, not an "
                 f"object of type {type(model).__name__}"
             )
+        _check_whole(model)
         whole = Whole.of(model)
         packer = Packer(quantize, f"the model {type(model).__name__}")
         packer.find_sensitive(model)
@@ -194,6 +195,20 @@ def _split_loaded(
         if quantize is not None:
             packer.pack_loaded(model, device)
     return _finished(model, made, ranks, whole, packer)
+
+
+def _check_whole(model: torch.nn.Module) -> None:
+    """Raises :class:`UnsupportedModelError` if a loaded model cannot be split or quantised any more."""
+    from acclimate.parallel.layers.intact import split_of
+
+    split, packed = split_of(model), getattr(getattr(model, "packing", None), "packed", ())
+    if split is None and not packed:
+        return
+    state = f"split over {split.size} ranks" if split is not None else f"quantised ({', '.join(packed)})"
+    raise UnsupportedModelError(
+        f"the model {type(model).__name__} is already {state}; give init_inference its folder to load it in "
+        "another way"
+    )
 
 
 def _finished(model: Any, plan: Plan | None, ranks: ModelRanks, whole: Whole, packer: Packer) -> Any:

@@ -115,7 +115,8 @@ class PackedEmbedding(PackedModule, nn.Embedding):  # type: ignore[misc]
 class FewRowLinear(nn.Linear):
     """A linear module that multiplies inputs of few rows at full memory bandwidth.
 
-    The weight stays its parameter. If a gradient is needed, the module works like :class:`nn.Linear`.
+    The weight stays its parameter. If a gradient is needed, or the kernels lack the dtype or the device, the
+    module works like :class:`nn.Linear`.
     """
 
     _view: PackedWeight | None = None
@@ -136,9 +137,17 @@ class FewRowLinear(nn.Linear):
         """Returns the product."""
         wants_gradient = torch.is_grad_enabled() and (self.weight.requires_grad or input.requires_grad)
         # torch.compile has its own matrix products, and cannot trace addresses.
-        if wants_gradient or torch.compiler.is_compiling():
+        if wants_gradient or torch.compiler.is_compiling() or not self._has_kernel(input):
             return super().forward(input)
         return self.packed.linear(input, self.bias)
+
+    def _has_kernel(self, input: torch.Tensor) -> bool:
+        """Whether there is a kernel for the weight, which ``module.to(…)`` may have changed, and an input."""
+        from acclimate.ops.inference.native import WITH_KERNELS
+        from acclimate.ops.inference.schemes import DENSE_DTYPES
+
+        is_known = self.weight.dtype in DENSE_DTYPES and input.dtype in DENSE_DTYPES
+        return is_known and self.weight.device.type in WITH_KERNELS
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out the packed view, which would be saved as a second copy of the weight."""
