@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,9 @@ def _derived_merges(numbers: dict[str, int], scores: tuple[int | float | bool, .
             if left in numbers and right in numbers:
                 found.append((-scores[number], -len(left), -len(right), left, right))
     found.sort(key=lambda merge: merge[:3])
+    if any(a[0] == b[0] and a[3] + a[4] != b[3] + b[4] for a, b in pairwise(found)):
+        # llama.cpp merges the leftmost of them first, which the tokenizers library cannot.
+        logger.warning("several tokens have the same score; where two overlap, llama.cpp may take the other")
     return [(left, right) for *_, left, right in found]
 
 

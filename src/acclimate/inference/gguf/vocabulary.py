@@ -170,7 +170,8 @@ def _named_tokens(header: GGUFHeader, count: int) -> dict[str, list[int]]:
         match = TOKEN_KEY.fullmatch(key)
         if match is None:
             continue
-        listed: Sequence[Scalar | None] = header.numbers(key) or (entry.value,)
+        numbers = header.numbers(key)
+        listed: Sequence[Scalar | None] = (entry.value,) if numbers is None else numbers
         if not all(isinstance(each, int) and not isinstance(each, bool) for each in listed):
             raise CorruptModelError(f"{header.path} is corrupt: {key} must be the number of a token")
         known = [each for each in listed if isinstance(each, int) and 0 <= each < count]
