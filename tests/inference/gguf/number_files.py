@@ -68,6 +68,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma3, a window of 0": ("gemma3", {"rope.freq_base": 500.0, "attention.sliding_window": 0}, {}),
     "gemma3, linear": ("gemma3", _EVERY_SECOND | _LINEAR, {}),
     "gemma3, YaRN": ("gemma3", _EVERY_SECOND | _YARN, {}),
+    "gemma3, windows in all layers": (
+        "gemma3",
+        {"rope.freq_base": 500.0, "attention.sliding_window": 5, "attention.sliding_window_pattern": 0},
+        {"blocks": 6},
+    ),
     "gemma3, cap": ("gemma3", _EVERY_SECOND | {"final_logit_softcapping": 2.0}, {}),
 }
 

@@ -328,9 +328,11 @@ def _gemma3(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
 
 def _layer_types(metadata: Metadata, blocks: int, pattern: int) -> list[str]:
     """The kind of attention of each layer; all but each n-th see only a window of the text."""
-    stated = metadata.window_pattern()
-    every = pattern if stated is None else stated
-    windowed = [(i + 1) % every > 0 for i in range(blocks)] if isinstance(every, int) else list(every)
+    every = metadata.window_pattern(pattern)
+    if isinstance(every, int):
+        windowed = [every == 0 or (layer + 1) % every > 0 for layer in range(blocks)]
+    else:
+        windowed = list(every)
     if len(windowed) != blocks:
         raise CorruptModelError(
             f"{metadata.header.path} is corrupt: its sliding_window_pattern has {len(windowed):,} entries "

@@ -73,12 +73,12 @@ class Metadata:
             raise self._wrong(key, value, "a string")
         return value
 
-    def window_pattern(self) -> int | tuple[bool, ...] | None:
-        """Returns which layers use the sliding window: all but each n-th, or a flag for each layer."""
+    def window_pattern(self, default: int) -> int | tuple[bool, ...]:
+        """Returns which layers use the window: all but each n-th (0: all), or a flag for each layer."""
         key = "attention.sliding_window_pattern"
         numbers = self.header.numbers(self._prefix + key)
         if numbers is None:
-            return self.size_or_none(key)
+            return self.size(key, default) if self._scalar(key) != 0 else 0
         self._asked.add(key)
         return tuple(bool(number) for number in numbers)
 

@@ -142,10 +142,11 @@ def convert_tokenizer(header: GGUFHeader, vocabulary: GGUFVocabulary, target: Pa
         "pad_token": vocabulary.padding,
     }
     texts = {name: vocabulary.tokens[number] for name, number in named.items() if number is not None}
+    template = header.value("tokenizer.chat_template")
     # The generic class loads tokenizer.json as it is (1 s). The model's own class gives the same
     # tokens, but rebuilds the tokenizer from its vocabulary at each start (3 s).
     PreTrainedTokenizerFast(
-        tokenizer_object=made, chat_template=header.value("tokenizer.chat_template"), **texts
+        tokenizer_object=made, chat_template=template if isinstance(template, str) else None, **texts
     ).save_pretrained(target)
     # transformers would add the named tokens to those that are found in a text.
     made.save(str(target / "tokenizer.json"))
