@@ -80,9 +80,7 @@ def configurations(model: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "name", [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in MANY)]
-)
+@pytest.mark.parametrize("name", [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in MANY)])
 def test_text_is_the_same_and_configurations_stay_as_they_were(name: str) -> None:
     model = tiny_model(name)
     vision = getattr(model.config, "vision_config", None)

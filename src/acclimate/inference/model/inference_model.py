@@ -79,6 +79,17 @@ class InferenceModel:
             return tokens
         return super()._sample(*args, **kwargs)  # type: ignore[misc]
 
+    def _get_logits_processor(
+        self, generation_config: Any, input_ids_seq_length: int | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """The part of transformers' ``generate`` that lists what changes logits; adds a check of them."""
+        from acclimate.inference.decode.finite_logits import with_finite_logits
+
+        made = super()._get_logits_processor(generation_config, input_ids_seq_length, *args, **kwargs)  # type: ignore[misc]
+        if input_ids_seq_length is None:  # continuous batching, which may record logits in a CUDA graph
+            return made
+        return with_finite_logits(made, self.dtype)  # type: ignore[attr-defined]
+
     def _agree_on_randomness(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Gives all ranks rank 0's random state, since they have to sample the same tokens."""
         import torch
