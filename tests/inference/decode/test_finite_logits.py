@@ -48,7 +48,7 @@ def test_one_logit_that_is_not_finite_is_an_error(
     name: str, way: str, value: float, dtype: torch.dtype
 ) -> None:
     model = damaged(name, dtype, 77, value)
-    with pytest.raises(LogitsError, match="inf|nan"):
+    with pytest.raises(LogitsError, match=r"inf|nan"):
         model.generate(PROMPT, max_new_tokens=4, **WAYS[way])
 
 

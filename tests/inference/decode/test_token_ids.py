@@ -1,4 +1,4 @@
-"""Tokens and positions that a model has no row for: an IndexError, as in transformers, and no foreign memory."""
+"""Tokens and positions that a model has no row for: an IndexError, as in transformers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_token_of_a_logits_processor_beyond_the_vocabulary_is_an_index_error(m
 
 
 def test_a_prompt_of_floats_is_refused_as_by_transformers(model: Any) -> None:
-    with pytest.raises(RuntimeError, match="scalar type|int64"):
+    with pytest.raises(RuntimeError, match=r"scalar type|int64"):
         model.generate(PROMPT.float(), max_new_tokens=3, do_sample=False)
 
 

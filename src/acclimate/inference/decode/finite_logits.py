@@ -61,6 +61,6 @@ def with_finite_logits(processors: Any, dtype: torch.dtype) -> Any:
 
 
 def without_check(processors: Any) -> Any | None:
-    """Returns the list without :class:`FiniteLogits`, for code that checks logits; ``None`` if it has none."""
+    """Returns the list without :class:`FiniteLogits`, for code that checks logits; ``None``: it has none."""
     rest = type(processors)(each for each in processors if not isinstance(each, FiniteLogits))
     return rest if len(rest) < len(processors) else None

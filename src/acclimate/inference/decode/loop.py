@@ -62,10 +62,11 @@ def _state(model: Any) -> tuple[Any, ...]:
     weights = [
         (p.data_ptr(), p.shape, p.dtype, 0 if p.is_inference() else p._version) for p in model.parameters()
     ]
+    packed = [vars(m)["packed"].data.data_ptr() for m in model.modules() if "packed" in vars(m)]
     code = [
         id(m) for m in model.modules() if m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m)
     ]
-    return tuple(weights), tuple(code)
+    return tuple(weights), tuple(packed), tuple(code)
 
 
 def lean_sample(
