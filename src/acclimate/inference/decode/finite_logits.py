@@ -27,7 +27,7 @@ def check_logits(largest: Tensor, dtype: torch.dtype) -> None:
     advice = (
         "its weights are damaged, or the model needs a larger range than float32"
         if dtype == torch.float32
-        else f'the model may need a larger range than {name}: load it with dtype="float32"'
+        else f"the model may need a larger range than {name}: choose dtype float32"
     )
     raise LogitsError(f"the model's largest logit is {found}, so no token can be chosen; {advice}")
 
