@@ -1,4 +1,4 @@
-"""A model that overflows in float16, on an accelerator without bfloat16: it runs in float32, or not at all."""
+"""A model that overflows in float16, on an accelerator without bfloat16: it runs in float32."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def load_in_finite_dtype(
     *,
     is_asked_for: bool,
 ) -> _T:
-    """Returns what ``load`` returns for a dtype, or for float32 if the model's logits are not finite in float16.
+    """Returns what ``load`` returns: for a dtype, or for float32 if logits are not finite in float16.
 
     float16 is chosen for an accelerator without bfloat16. Most models are made in bfloat16 or float32, which
     have a larger range: their values may be infinite in float16.
@@ -63,7 +63,7 @@ def load_in_finite_dtype(
 
 
 def _has_finite_logits(model: Any) -> bool:
-    """Whether a model's logits after a few tokens are finite; true if the model does not run on tokens alone."""
+    """Whether a model's logits after a few tokens are finite; true if it does not run on tokens alone."""
     import torch
 
     from acclimate.inference.decode.finite_logits import check_logits

@@ -25,7 +25,7 @@ class QuantisedTensor(torch.Tensor):
     """
 
     packed: PackedWeight
-    _values: torch.Tensor | None
+    _shown: torch.Tensor | None
     """The values of a view, which were unpacked to make it."""
 
     @staticmethod
@@ -45,7 +45,7 @@ class QuantisedTensor(torch.Tensor):
             device=device,
             requires_grad=False,
         )
-        made.packed, made._values = packed, values
+        made.packed, made._shown = packed, values
         return made
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
@@ -77,7 +77,7 @@ class QuantisedTensor(torch.Tensor):
 
     def unpacked(self) -> torch.Tensor:
         """Returns the values as a tensor of their own, or of a view."""
-        return self.packed.dequantize(dtype=self.dtype) if self._values is None else self._values
+        return self.packed.dequantize(dtype=self.dtype) if self._shown is None else self._shown
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -94,7 +94,7 @@ class QuantisedTensor(torch.Tensor):
                 raise _read_only(own.packed)
             shown = shown or own
         if shown is not None and func is torch.ops.aten.detach.default:
-            return QuantisedTensor(shown.packed, shown.dtype, shown.device, shown._values)
+            return QuantisedTensor(shown.packed, shown.dtype, shown.device, shown._shown)
         result = func(*tree_map(_unpacked, args), **tree_map(_unpacked, kwargs))
         return result if shown is None else tree_map(lambda each: _view(shown, each), result)
 
