@@ -30,7 +30,7 @@ def two() -> Iterator[RankProcesses]:
 
 
 def errors(rank: int, damage: str) -> tuple[str, list[str], list[int]]:
-    """Returns the kind of step, the error of each way to generate, and a text that is generated after them."""
+    """Returns the kind of step, the error of each way to generate, and a text that comes after them."""
     import acclimate
     from acclimate.inference.decode.loop import step_kind
 
