@@ -152,34 +152,63 @@ class _Recorder:
         return result, None
 
 
-_active: _Recorder | None = None
+class _Active(threading.local):
+    """The recorder of this thread's run; other threads may run the model meanwhile."""
+
+    recorder: _Recorder | None = None
+
+
+_active = _Active()
 
 
 def _attention(*args: Any, **kwargs: Any) -> Any:
-    if _active is None:
-        raise NotRepresentedError("no recording is in progress")
-    return _active.attention(*args, **kwargs)
+    if _active.recorder is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(*args, **kwargs)
+    return _active.recorder.attention(*args, **kwargs)
 
 
 def _mask(*args: Any, **kwargs: Any) -> Any:
-    if _active is None:
-        raise NotRepresentedError("no recording is in progress")
-    return _active.mask(*args, **kwargs)
+    if _active.recorder is None:
+        from transformers.masking_utils import sdpa_mask
+
+        return sdpa_mask(*args, **kwargs)
+    return _active.recorder.mask(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def _attention_of(model: Any, name: str) -> Iterator[None]:
-    """Lets a model use another attention implementation."""
-    changed = []
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    """Lets a model use another attention implementation; then restores its configurations exactly.
+
+    transformers sets a configuration's implementation for the configurations inside it too, so all are kept
+    before the first one is changed.
+    """
+    before = [(config, dict(vars(config))) for config in _configs(model)]
     try:
-        for config in configs.values():
-            changed.append((config, config._attn_implementation))
+        for config, _ in before:
             config._attn_implementation = name
         yield
     finally:
-        for config, before in changed:
-            config._attn_implementation = before
+        for config, values in before:
+            own = vars(config)
+            own.update(values)
+            for added in own.keys() - values.keys():
+                del own[added]
+
+
+def _configs(model: Any) -> list[Any]:
+    """Returns the configurations of a model's modules, and those inside them."""
+    from transformers import PreTrainedConfig
+
+    found: dict[int, Any] = {}
+    waiting = [module.config for module in model.modules() if hasattr(module, "config")]
+    while waiting:
+        config = waiting.pop()
+        if isinstance(config, PreTrainedConfig) and id(config) not in found:
+            found[id(config)] = config
+            waiting += vars(config).values()
+    return list(found.values())
 
 
 def record(model: Any, tokens: Tensor, share: Share | None = None) -> Recording:
@@ -188,7 +217,6 @@ def record(model: Any, tokens: Tensor, share: Share | None = None) -> Recording:
     Raises:
         NotRepresentedError: the model has its own attention code, or passes attention an unknown argument.
     """
-    global _active
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
@@ -209,13 +237,13 @@ def record(model: Any, tokens: Tensor, share: Share | None = None) -> Recording:
             if module is not model:
                 stack.callback(module.register_forward_hook(keep, with_kwargs=True, always_call=False).remove)
         stack.enter_context(_attention_of(model, _NAME))
-        _active = _Recorder(recording)
+        _active.recorder = _Recorder(recording)
         try:
             with torch.no_grad():
                 recording.rows = embedding_rows(model.get_input_embeddings(), tokens, share)
                 recording.logits = model(input_ids=tokens, use_cache=False, return_dict=True).logits
         finally:
-            _active = None
+            _active.recorder = None
     return recording
 
 

@@ -117,10 +117,22 @@ class InferenceModel:
             return tokens
         return super()._sample(*args, **kwargs)  # type: ignore[misc]
 
-    def _get_logits_processor(self, *args: Any, **kwargs: Any) -> Any:
-        """The part of transformers' ``generate`` that prepares logits processors."""
-        own = super()._get_logits_processor(*args, **kwargs)  # type: ignore[misc]
-        return own if self._shared_call is None else self._shared_call.processors(own)
+    def _get_logits_processor(
+        self, generation_config: Any, input_ids_seq_length: int | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """The part of transformers' ``generate`` that lists what changes logits; adds a check of them."""
+        from acclimate.inference.decode.finite_logits import with_finite_logits, without_check
+
+        made = super()._get_logits_processor(generation_config, input_ids_seq_length, *args, **kwargs)  # type: ignore[misc]
+        if input_ids_seq_length is None:  # continuous batching, which may record logits in a CUDA graph
+            return made
+        checked = with_finite_logits(made, self.dtype)  # type: ignore[attr-defined]
+        if self._shared_call is None:
+            return checked
+        others = without_check(checked)
+        if others is None:
+            return self._shared_call.processors(checked)
+        return with_finite_logits(self._shared_call.processors(others), self.dtype)  # type: ignore[attr-defined]
 
     def _get_stopping_criteria(self, *args: Any, **kwargs: Any) -> Any:
         """The part of transformers' ``generate`` that prepares stopping criteria."""
