@@ -123,6 +123,10 @@ class GenerationOptionError(AcclimateError, ValueError):
     """An option of text generation has an invalid value."""
 
 
+class LogitsError(AcclimateError, ArithmeticError):
+    """A model's logits are infinite or NaN, so no token can be chosen."""
+
+
 class QuantizationError(AcclimateError, ValueError):
     """Weights cannot be quantised as asked."""
 

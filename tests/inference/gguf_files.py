@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 # Names of models here: llama.cpp's architecture, transformers' kind, and what differs from the defaults.
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma": ("gemma", "gemma", {"head_dim": 16}),
+    "gemma2": ("gemma2", "gemma2", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 5}),
+    "gemma3": ("gemma3", "gemma3_text", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 5}),
     "gpt2": (
         "gpt2",
         "gpt2",
@@ -136,7 +139,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def make_model(name: str, **changes: Any) -> Any:
     """A tiny model whose parameters are all random, biases and norms included."""
     _, kind, fields = MODELS[name]
-    base = COMMON if kind in ("gemma",) else {"bos_token_id": 0, "eos_token_id": 1}
+    base = COMMON if kind.startswith("gemma") else {"bos_token_id": 0, "eos_token_id": 1}
     config = transformers.AutoConfig.for_model(
         kind, **(base | fields | {"vocab_size": len(byte_level_tokenizer())} | changes)
     )
@@ -249,8 +252,11 @@ def keys_of(config: Any, architecture: str) -> dict[str, Any]:
     if rope.get("rope_type") == "yarn" or architecture == "phi3":
         original = rope.get("original_max_position_embeddings") or config.original_max_position_embeddings
         keys["rope.scaling.original_context_length"] = original
-    if architecture == "phi3" and config.sliding_window:
+    if architecture in ("phi3", "gemma2", "gemma3") and config.sliding_window:
         keys["attention.sliding_window"] = config.sliding_window
+    if rope.get("rope_type") == "longrope" and architecture == "phi3":
+        factor = config.max_position_embeddings / original
+        keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(factor) / math.log(original))
     if architecture == "stablelm":
         keys["use_parallel_residual"] = config.use_parallel_residual
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
@@ -258,6 +264,8 @@ def keys_of(config: Any, architecture: str) -> dict[str, Any]:
         keys |= {"expert_count": experts, "expert_used_count": config.num_experts_per_tok}
     if architecture.endswith("moe"):
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
+    if architecture == "qwen2moe":
+        keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     return {f"{architecture}.{key}": value for key, value in keys.items()}
 
 

@@ -98,7 +98,7 @@ def sentencepiece_vocabulary() -> tuple[list[str], list[float], list[int]]:
         "▁is",
     ]
     tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *_BYTES, *pieces]
-    kinds = [3, 3, 3, 2, 3] + [6] * len(_BYTES) + [1] * len(pieces)
+    kinds = [3, 3, 3, 2, 3] + [6] * len(_BYTES) + [4 if piece == "  " else 1 for piece in pieces]
     scores = [0.0] * (5 + len(_BYTES)) + [-float(index) for index in range(len(pieces))]
     return tokens, scores, kinds
 

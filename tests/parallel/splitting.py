@@ -62,7 +62,7 @@ def own_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if id(p) not in embeddings)
 
 
-def worst_gradient(name: str, size: int, **changes: Any) -> float:
+def worst_gradient(name: str, size: int, *, is_frozen_first: bool = False, **changes: Any) -> float:
     """The largest relative difference of a parameter's gradient, put together from the ranks'."""
     model = tiny_model(name, **changes)
     plan = make_plan(model, size)
@@ -71,7 +71,8 @@ def worst_gradient(name: str, size: int, **changes: Any) -> float:
     whole = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
     def work(ranks: ThreadRanks) -> float:
-        part = apply_plan(parts[ranks.rank], plan, ranks)
+        part = apply_plan(parts[ranks.rank].requires_grad_(not is_frozen_first), plan, ranks)
+        part.requires_grad_(True)
         loss(part, name).backward()
         own = dict(part.named_parameters(remove_duplicate=False))
         worst = 0.0

@@ -84,6 +84,10 @@ def test_copies_of_a_key_value_head_get_the_sum_of_their_gradients() -> None:
     assert worst_gradient("llama", 3) < 1e-3
 
 
+def test_parameters_that_were_frozen_when_the_model_was_split_get_the_same_gradients_later() -> None:
+    assert worst_gradient("llama", 3, is_frozen_first=True) < 1e-3
+
+
 def test_modules_whose_state_does_not_split_are_split_one_by_one() -> None:
     found = compare("rwkv", 2)
     assert found.error < 1e-4

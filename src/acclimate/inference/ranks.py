@@ -24,6 +24,10 @@ class ModelRanks:
     group: Any = None
     """Their process group; ``None`` for one rank."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelRanks:
+        """Returns itself: a copy of a model is split over the same ranks."""
+        return self
+
     @property
     def is_first(self) -> bool:
         """Whether this is rank 0, which reports for all."""
@@ -67,7 +71,10 @@ def _rebuilt(told: tuple[str, str], rank: int) -> AcclimateError:
     kind, message = told
     own = getattr(errors, kind, None)
     if isinstance(own, type) and issubclass(own, AcclimateError):
-        return own(message)
+        # A type with further arguments, such as a module of the other rank, is rebuilt as its base.
+        plain = next(each for each in own.__mro__ if "__init__" not in vars(each))
+        rebuilt: AcclimateError = plain(message)
+        return rebuilt
     return RankFailedError(f"rank {rank} failed with {kind}: {message}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +10,17 @@ from torch import Tensor, nn
 from acclimate.errors import PlanError
 from acclimate.parallel.collectives import Group, Ranks, ranks_of
 from acclimate.parallel.layers.changes import change_module, place_shard
+from acclimate.parallel.layers.intact import IntactSplit
 from acclimate.parallel.layers.randomness import RankRandomness
-from acclimate.parallel.plan import Plan, Split
+from acclimate.parallel.plan import Plan, Split, shard
 from acclimate.parallel.training import sum_gradients
 
 
 def apply_plan(model: nn.Module, plan: Plan, group: Group) -> nn.Module:
     """Splits a model in place and returns it; the model may be on the meta device or loaded.
 
-    Afterwards each parameter has its shard's shape, and the model's forward runs the collectives.
+    Afterwards each parameter has its shard's shape, and the model's forward runs the collectives. It raises
+    :class:`PlanError` if a split module has been replaced since.
 
     Raises:
         PlanError: the plan is for another number of ranks or another model.
@@ -39,10 +41,36 @@ def apply_plan(model: nn.Module, plan: Plan, group: Group) -> nn.Module:
         owner, _, last = name.rpartition(".")
         place_shard(modules[owner], last, plan.splits[name], ranks.rank, tensor, made)
     randomness = RankRandomness(model, ranks.rank)
+    changed: set[int] = set()
     for name, change in plan.modules.items():
-        change_module(modules[name], change, ranks, randomness)
+        # A module may have two names, as the embedding of a model with soft prompts.
+        if id(modules[name]) not in changed:
+            change_module(modules[name], change, ranks, randomness)
+            changed.add(id(modules[name]))
     sum_gradients(model, plan, ranks)
+    IntactSplit(model, plan.modules, plan.size)
     return model
+
+
+def part_of_rank(
+    plan: Plan, tensors: Mapping[str, Tensor], own: Collection[str], rank: int
+) -> dict[str, Tensor]:
+    """Returns a rank's part of a whole model's tensors; tensors that are not whole stay as they are.
+
+    Args:
+        plan: how the model is split.
+        tensors: the tensors, by name.
+        own: the names of the rank's own tensors.
+        rank: the rank.
+    """
+    found = {}
+    for name, tensor in tensors.items():
+        split = plan.splits.get(name)
+        if split is None or split.kind == "replicated" or tuple(tensor.shape) != split.shape:
+            found[name] = tensor
+        elif name in own:  # another rank may hold all of it
+            found[name] = shard(tensor, split, rank).clone(memory_format=torch.contiguous_format)
+    return found
 
 
 def gather(plan: Plan, model: nn.Module, group: Group) -> Iterator[tuple[str, Tensor]]:

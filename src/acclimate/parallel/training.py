@@ -26,7 +26,7 @@ def sum_gradients(model: nn.Module, plan: Plan, ranks: Ranks) -> None:
         sums: dict[str, Callable[[Tensor], Tensor]] = {}
         for own, parameter in module._parameters.items():
             name = f"{prefix}.{own}" if prefix else own
-            if parameter is None or not parameter.requires_grad:
+            if parameter is None:
                 continue
             split = plan.splits[name]
             if split.kind == "replicated" and name in plan.partial:

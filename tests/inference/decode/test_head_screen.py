@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "parallel"))
 from architectures import tiny_model
 
 import acclimate
+from acclimate.errors import LogitsError
 from acclimate.inference.decode.loop import lean_decoder
 from acclimate.inference.decode.native import NativeStep
 from acclimate.inference.decode.share import likeliest_token
@@ -45,8 +46,7 @@ def step_of(model: Any, sequences: int = 1) -> NativeStep:
 
 def first_largest(logits: torch.Tensor) -> torch.Tensor:
     """The first of the largest numbers of each sequence, which is what all of the head gives."""
-    known = logits.masked_fill(logits.isnan(), -torch.inf)
-    return (known == known.max(-1, keepdim=True).values).int().argmax(-1)
+    return (logits == logits.max(-1, keepdim=True).values).int().argmax(-1)
 
 
 def check(model: Any, sequences: int = 1, steps: int = STEPS) -> None:
@@ -82,12 +82,21 @@ def test_of_equal_logits_the_first_token_wins() -> None:
     check(model)
 
 
-def test_rows_with_infinite_or_nan_weights_are_never_ruled_out() -> None:
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("row", [5, 40_000, WORDS - 1])
+def test_rows_with_infinite_or_nan_weights_are_never_ruled_out(row: int, value: float) -> None:
     model = model_of()
     lean_decoder(model)
-    head = model.lm_head.weight.data
-    for row, value in ((5, torch.nan), (777, torch.inf), (40_000, -torch.inf), (WORDS - 1, 3e38)):
-        head[row, row % 32] = value
+    # Of two opposite rows one has a logit of infinity, and both are NaN if the weight is.
+    model.lm_head.weight.data[[row, row - 1], row % 32] = torch.tensor([value, -value], dtype=torch.bfloat16)
+    with pytest.raises(LogitsError, match="nan" if value != value else "inf"):
+        step_of(model).likeliest(torch.tensor([3]))
+
+
+def test_rows_with_huge_weights_are_never_ruled_out() -> None:
+    model = model_of()
+    lean_decoder(model)
+    model.lm_head.weight.data[[777, WORDS - 1], 3] = 1e37
     check(model)
 
 
@@ -246,7 +255,9 @@ def test_ranks_that_share_the_vocabulary_agree_on_the_first_of_equal_tokens() ->
 
     largest, tokens = torch.tensor([2.0, 2.0, 1.0]), torch.tensor([1, 2, 3])
     ranks: Any = SecondRank()
-    assert likeliest_token(ranks, (6, 4), largest, tokens).tolist() == [7, 5, 6]
+    best, logits = likeliest_token(ranks, (6, 4), largest, tokens)
+    assert best.tolist() == [7, 5, 6]
+    assert logits.tolist() == [2.0, 2.0, 3.0]
 
 
 def mapped_head(model: Any, folder: Path) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 from pathlib import Path
@@ -16,7 +15,6 @@ from safetensors.torch import load_file
 from tiny_models import write_tiny_gguf
 
 from acclimate.errors import CorruptModelError
-from acclimate.inference.gguf import convert
 from acclimate.inference.gguf.convert import converted_gguf, identity
 from acclimate.inference.gguf.header import read_gguf_header
 
@@ -72,10 +70,13 @@ def test_config_equals_the_one_transformers_makes_of_the_whole_file(kind: str, t
     ours = transformers.AutoConfig.from_pretrained(converted_gguf(path, "float32")).to_dict()
     for added in ("architectures", "dtype", "_name_or_path"):
         ours.pop(added), theirs.pop(added)
+    if kind in ("gemma2", "gemma3"):  # transformers takes 256 for heads of any size
+        assert ours.pop("query_pre_attn_scalar") == ours["head_dim"] != theirs.pop("query_pre_attn_scalar")
     assert ours == theirs
 
 
-@pytest.mark.parametrize("kind", DIRECT)
+# transformers drops add_space_prefix from other SentencePiece files; test_gguf_tokens.py has those.
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3", "qwen2", "qwen3"])
 def test_tokens_equal_those_of_transformers_tokenizer(kind: str, tmp_path: Path) -> None:
     path = write_tiny_gguf(kind, tmp_path / f"{kind}.gguf")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
@@ -137,13 +138,6 @@ def test_a_moved_file_is_not_converted_again(tmp_path: Path) -> None:
     before = identity(path)
     (tmp_path / "elsewhere").mkdir()
     assert identity(path.rename(tmp_path / "elsewhere" / "model.gguf")) == before
-
-
-def test_the_end_of_a_turn_also_ends_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convert, "_end_tokens", lambda _header: [1, 7])
-    path = write_tiny_gguf("gemma3", tmp_path / "model.gguf")
-    folder = converted_gguf(path, "float32")
-    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [1, 7]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.2, 0.5, 0.9, 0.9999])

@@ -188,14 +188,24 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class SharedTable:
+    """An embedding whose rows the ranks share."""
+
+    own: range
+    """The tokens whose rows this rank has."""
+    tokens: int
+    """The number of tokens of all ranks."""
+
+
+@dataclass(frozen=True)
 class Share:
     """One rank's part of a split model."""
 
     ranks: Ranks
     summed: frozenset[nn.Module]
     """Linear modules whose outputs are summed over the ranks."""
-    tokens: range | None
-    """The tokens whose embedding rows this rank has; ``None``: all."""
+    table: SharedTable | None
+    """The tokens' embedding; ``None``: each rank has all of it."""
     head_widths: tuple[int, ...] | None
     """The number of columns of the output head on each rank; ``None``: each rank has all."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from acclimate.inference.decode.finite_logits import check_logits, without_check
 from acclimate.inference.decode.lean import LeanDecoder, Step
 from acclimate.inference.decode.native import NativeStep
 from acclimate.inference.decode.proof import describe
@@ -61,10 +62,11 @@ def _state(model: Any) -> tuple[Any, ...]:
     weights = [
         (p.data_ptr(), p.shape, p.dtype, 0 if p.is_inference() else p._version) for p in model.parameters()
     ]
+    packed = [vars(m)["packed"].data.data_ptr() for m in model.modules() if "packed" in vars(m)]
     code = [
         id(m) for m in model.modules() if m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m)
     ]
-    return tuple(weights), tuple(code)
+    return tuple(weights), tuple(packed), tuple(code)
 
 
 def lean_sample(
@@ -78,13 +80,14 @@ def lean_sample(
     **inputs: Any,
 ) -> Tensor | None:
     """Replaces transformers' ``_sample``; returns ``None`` without doing anything if it cannot."""
-    if not _is_plain(model, input_ids, generation_config, synced_gpus, inputs):
+    processors = without_check(logits_processor)  # steps check their logits
+    if processors is None or not _is_plain(model, input_ids, generation_config, synced_gpus, inputs):
         return None
     starts = _starts(inputs.get("attention_mask"), input_ids)
     lean = lean_decoder(model) if starts is not None else None
     if lean is None or starts is None or (lean.native is None and model._compiled_call_impl is not None):
         return None
-    chooser = _Chooser(logits_processor, generation_config.do_sample, lean.native is not None)
+    chooser = _Chooser(processors, generation_config.do_sample, lean.native is not None)
     ends = _Ends(stopping_criteria, generation_config)
     tokens = _Tokens(input_ids)
     room = input_ids.shape[1] + ROOM
@@ -97,6 +100,7 @@ def lean_sample(
         step = lean.go_on(outputs.past_key_values, starts, input_ids.shape[1], room)
         logits: Tensor = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
         del outputs, inputs
+        check_logits(logits.amax(-1), model.dtype)
         chosen = chooser.choose(tokens, logits)
     while True:
         chosen = ends.padded(chosen)
@@ -129,6 +133,7 @@ def _is_plain(
         and inputs.get("use_cache", True)
         and generation_config.compile_config is None
         and input_ids.dim() == 2
+        and input_ids.dtype in (torch.int64, torch.int32)
         and 0 < len(input_ids) <= _LARGEST_BATCH
         and input_ids.shape[1] > 0
         and all(name in _KNOWN_INPUTS for name, value in inputs.items() if value is not None)

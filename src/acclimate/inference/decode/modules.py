@@ -45,9 +45,11 @@ def embedding_rows(table: nn.Module, tokens: Tensor, share: Share | None = None)
 
     If ranks share the rows, they sum their results, so all ranks must make the same call.
     """
-    if share is not None and share.tokens is not None:
-        own = tokens - share.tokens.start
-        outside = (own < 0) | (own >= len(share.tokens))
+    if share is not None and share.table is not None:
+        if bool(((tokens < 0) | (tokens >= share.table.tokens)).any()):
+            raise IndexError("index out of range in self")  # torch's message for an embedding
+        own = tokens - share.table.own.start
+        outside = (own < 0) | (own >= len(share.table.own))
         found = embedding_rows(table, own.masked_fill(outside, 0))
         return share.ranks.all_reduce(found.masked_fill(outside[..., None], 0.0))
     packed = packed_weight(table)

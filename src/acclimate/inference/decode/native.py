@@ -25,6 +25,7 @@ from acclimate.inference.decode.description import (
     Part,
     Product,
 )
+from acclimate.inference.decode.finite_logits import check_logits
 from acclimate.inference.decode.modules import packed_weight, rows_of
 from acclimate.inference.decode.share import Exchange, likeliest_token, whole_logits
 from acclimate.inference.deferred_sigint import interrupts_deferred
@@ -76,13 +77,6 @@ class NativeStep:
         self._native, self._cache = native, cache
         self._starts = starts.long().contiguous()
         self._threads = torch.get_num_threads()
-        positions = native.decoder.positions
-        # Learned position embeddings have a last row, beyond which native code would read.
-        self._end = (
-            None
-            if positions is None
-            else (len(positions) - native.decoder.position_offset + int(starts.min()))
-        )
         self._no_logits = torch.empty(0, dtype=torch.float32)
         self._no_best = torch.empty(0, dtype=torch.int64)
         torch.ops.acclimate.decode_begin(native.number)
@@ -90,11 +84,14 @@ class NativeStep:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Returns batch x vocabulary logits in float32."""
-        return whole_logits(self._native.decoder.share, self._own_logits(tokens))
-
-    def _own_logits(self, tokens: Tensor) -> Tensor:
-        logits = torch.empty((len(tokens), _head_width(self._native.decoder)), dtype=torch.float32)
-        self._run(tokens, logits, self._no_best, self._no_logits)
+        decoder = self._native.decoder
+        own = torch.empty((len(tokens), _head_width(decoder)), dtype=torch.float32)
+        best = torch.empty(len(tokens), dtype=torch.int64)
+        largest = torch.empty(len(tokens), dtype=torch.float32)
+        self._run(tokens, own, best, largest)
+        logits = whole_logits(decoder.share, own)
+        # All ranks check the same numbers, so that the error is raised on all or on none.
+        check_logits(largest if logits is own else logits.amax(-1), decoder.dtype)
         return logits
 
     def likeliest(self, tokens: Tensor) -> Tensor:
@@ -104,7 +101,8 @@ class NativeStep:
         self._run(tokens, self._no_logits, best, largest)
         share = self._native.decoder.share
         if share is not None and share.head_widths is not None:
-            return likeliest_token(share.ranks, share.head_widths, largest, best)
+            best, largest = likeliest_token(share.ranks, share.head_widths, largest, best)
+        check_logits(largest, self._native.decoder.dtype)
         return best
 
     def read(self, prompt: Tensor, *, likeliest: bool) -> Tensor:
@@ -125,20 +123,20 @@ class NativeStep:
     def _run(self, tokens: Tensor, logits: Tensor, best: Tensor, largest: Tensor) -> None:
         cache = self._cache
         length = cache.length + tokens.numel() // len(tokens)
-        if self._end is not None and length > self._end:
-            raise IndexError("index out of range in self")  # torch's message for an embedding
         if cache.reserve(length):
             self._read_cache()
         exchange = self._native.exchange
         # Python could handle SIGINT when native code calls Exchange, before the first line of its function,
         # and drop the exception there: the step would continue without this rank's sum. So it is deferred.
         with interrupts_deferred() if exchange is not None else contextlib.nullcontext():
-            torch.ops.acclimate.decode_step(
+            has_rows = torch.ops.acclimate.decode_step(
                 self._native.number, self._addresses, tokens.long().contiguous(), self._starts, cache.length,
                 logits, best, largest, self._threads,
             )  # fmt: skip
             if exchange is not None:
                 exchange.check()
+        if not has_rows:
+            raise IndexError("index out of range in self")  # torch's message for an embedding
         cache.length = length
 
     def _read_cache(self) -> None:
@@ -194,8 +192,10 @@ class _ProgramWriter:
         packed = packed_weight(decoder.embedding)
         self._weight(packed, None if packed is not None else decoder.embedding.weight)
         self._real(decoder.embedding_multiplier)
-        tokens = None if decoder.share is None else decoder.share.tokens
-        self._number(self._exchange, tokens is not None, 0 if tokens is None else tokens.start)
+        table = None if decoder.share is None else decoder.share.table
+        rows = packed.shape[0] if packed is not None else len(decoder.embedding.weight)  # type: ignore[arg-type]
+        self._number(self._exchange, table is not None)
+        self._number(*(0, rows) if table is None else (table.own.start, table.tokens))
         if decoder.positions is None:
             self._number(0, 0, 0, 0, 0, 0)
         else:

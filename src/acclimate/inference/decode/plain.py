@@ -7,6 +7,7 @@ from torch import Tensor
 
 from acclimate.inference.decode.cache import StepCache
 from acclimate.inference.decode.description import ACTIVATIONS, Attention, Decoder, Layer, Mlp, Product
+from acclimate.inference.decode.finite_logits import check_logits
 from acclimate.inference.decode.modules import embedding_rows
 
 
@@ -45,6 +46,7 @@ class PlainStep:
             if decoder.logit_softcap is not None:
                 logits = torch.tanh(logits / decoder.logit_softcap) * decoder.logit_softcap
         cache.length = place + 1
+        check_logits(logits.amax(-1), decoder.dtype)
         return logits
 
     def likeliest(self, tokens: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from acclimate.inference.decode.description import NotRepresentedError, Share
+from acclimate.inference.decode.description import NotRepresentedError, Share, SharedTable
 
 if TYPE_CHECKING:
     from acclimate.parallel.collectives import Ranks
@@ -32,7 +32,7 @@ def share_of(model: Any) -> Share | None:
     modules = dict(model.named_modules(remove_duplicate=False))
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     summed = []
-    tokens: range | None = None
+    shared: SharedTable | None = None
     widths: tuple[int, ...] | None = None
     for name, change in plan.modules.items():
         module = modules[name]
@@ -41,14 +41,14 @@ def share_of(model: Any) -> Share | None:
             raise NotRepresentedError(f"{name} is not split evenly enough")
         if change.role == "vocabulary" and module is table:
             start, stop = change.parts[ranks.rank][0]
-            tokens = range(start, stop)
+            shared = SharedTable(range(start, stop), max(parts[-1][1] for parts in change.parts if parts))
         elif change.role == "head" and module is head:
             widths = tuple(sum(stop - start for start, stop in parts) for parts in change.parts)
         elif change.role == "rows":
             summed.append(module)
         elif change.role not in ("columns", "block", "whole"):
             raise NotRepresentedError(f"a step does not support the split of {name}")
-    return Share(ranks, frozenset(summed), tokens, widths)
+    return Share(ranks, frozenset(summed), shared, widths)
 
 
 def whole_logits(share: Share | None, logits: Tensor) -> Tensor:
@@ -61,8 +61,12 @@ def whole_logits(share: Share | None, logits: Tensor) -> Tensor:
     return torch.cat([each[:, :width] for each, width in zip(found, share.head_widths, strict=True)], -1)
 
 
-def likeliest_token(ranks: Ranks, head_widths: Sequence[int], largest: Tensor, tokens: Tensor) -> Tensor:
-    """Returns for each sequence the token with the largest logit of all ranks; the first of equal ones.
+def likeliest_token(
+    ranks: Ranks, head_widths: Sequence[int], largest: Tensor, tokens: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns for each sequence the token with the largest logit of all ranks, and that logit.
+
+    Of equal logits it takes the first. A logit that is NaN counts as the largest.
 
     Args:
         ranks: the ranks that share the vocabulary.
@@ -74,7 +78,8 @@ def likeliest_token(ranks: Ranks, head_widths: Sequence[int], largest: Tensor, t
     # float64 holds tokens exactly, because they are integers far below 2^53.
     found = ranks.all_gather(torch.stack((largest.double(), (tokens + first).double())))
     rank = found[:, 0].argmax(0)
-    return found[:, 1].gather(0, rank[None])[0].long()
+    largest, best = (found[:, index].gather(0, rank[None])[0] for index in (0, 1))
+    return best.long(), largest
 
 
 class Exchange:

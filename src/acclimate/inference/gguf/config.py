@@ -31,8 +31,6 @@ class Architecture:
     rotary: bool = True
     partial_rotary: bool = False
     """Whether the model can rotate only a part of each head."""
-    rotary_base: float = 1e4
-    """The base of the rotary embedding if the file gives none."""
     tensor_flags: Mapping[str, str] = field(default_factory=dict)
     """Fields that are true if the file has tensors with this ending."""
     more: Callable[[Metadata, dict[str, Any]], dict[str, Any]] | None = None
@@ -77,6 +75,7 @@ def config_fields(header: GGUFHeader, architecture: Architecture) -> dict[str, A
         UnsupportedModelError: a key asks for something that transformers' model cannot do.
     """
     metadata = Metadata(header)
+    metadata.refuse_unless("attention.causal", True)
     blocks = metadata.size("block_count")
     found = {int(name.split(".")[1]) for name in metadata.tensors if _is_in_a_block(name)}
     if found != set(range(min(blocks, len(found) + 1))):
@@ -160,8 +159,8 @@ def _head_size(metadata: Metadata, *, free: bool) -> int:
 
 def _rope(metadata: Metadata, head_size: int, architecture: Architecture) -> dict[str, Any]:
     """The rotary embedding: its base, its width and how it is scaled to longer contexts."""
-    base, partial = architecture.rotary_base, architecture.partial_rotary
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base", base)}
+    partial = architecture.partial_rotary
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base", 1e4)}
     rotated = metadata.size("rope.dimension_count", head_size)
     if partial:
         rope["partial_rotary_factor"] = rotated / head_size
@@ -170,63 +169,86 @@ def _rope(metadata: Metadata, head_size: int, architecture: Architecture) -> dic
             f"{metadata.header.path} rotates {rotated} of the {head_size} values of each head, "
             f"but a {metadata.header.architecture} model in transformers has no setting for that"
         )
-    scaling = metadata.text("rope.scaling.type", "none")
-    if scaling == "linear":
-        rope |= {"rope_type": "linear", "factor": metadata.number("rope.scaling.factor")}
-    elif scaling == "yarn":
-        factor = metadata.number("rope.scaling.factor")
-        rope |= {
+    return rope | _scaling(metadata, rotated, rope["rope_theta"])
+
+
+def _scaling(metadata: Metadata, rotated: int, base: float) -> dict[str, Any]:
+    """How the rotary embedding is scaled: the file's method, its lists of divisors, or both."""
+    import numpy as np
+
+    method = metadata.text("rope.scaling.type", "linear")
+    # The second is the older name.
+    factor = metadata.number("rope.scaling.factor", metadata.number("rope.scale_linear", 1.0))
+    amplitude = metadata.number("rope.scaling.attn_factor", 1.0)
+    original = metadata.size("rope.scaling.original_context_length", metadata.size("context_length"))
+    fast = metadata.number("rope.scaling.yarn_beta_fast", 32.0)
+    slow = metadata.number("rope.scaling.yarn_beta_slow", 1.0)
+    metadata.refuse_unless("rope.scaling.yarn_ext_factor", 1)
+    metadata.refuse_unless("rope.scaling.yarn_attn_factor", 1)
+    if method == "yarn":
+        amplitude *= 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    elif method not in ("none", "linear", "longrope"):
+        raise UnsupportedModelError(
+            f"{metadata.header.path} scales its context by the method {method!r}, which cannot be converted"
+        )
+    short, long = _rope_factors(metadata, rotated)
+    if short is None and method == "yarn":
+        return {
             "rope_type": "yarn",
             "factor": factor,
-            "original_max_position_embeddings": metadata.size("rope.scaling.original_context_length"),
-            "beta_fast": metadata.number("rope.scaling.yarn_beta_fast", 32.0),
-            "beta_slow": metadata.number("rope.scaling.yarn_beta_slow", 1.0),
-            "attention_factor": metadata.number("rope.scaling.attn_factor", 1.0)
-            * (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0),
+            "original_max_position_embeddings": original,
+            "beta_fast": fast,
+            "beta_slow": slow,
+            "attention_factor": amplitude,
         }
-    elif scaling not in ("none", "longrope"):  # longrope: its factors are tensors, see below
-        raise UnsupportedModelError(
-            f"{metadata.header.path} scales its context by the method {scaling!r}, which cannot be converted"
-        )
-    elif metadata.number("rope.scaling.factor", 1.0) != 1.0:
-        raise UnsupportedModelError(
-            f"{metadata.header.path} sets a factor to scale its context by, but no method: "
-            f"{metadata.header.architecture}.rope.scaling.type is missing"
-        )
-    return rope | _rope_factors(metadata, rotated)
+    if short is None and amplitude == 1 and (method == "none" or factor == 1):
+        return {}
+    if short is None and amplitude == 1:
+        return {"rope_type": "linear", "factor": factor}
+    # Any other combination becomes two lists of divisors, into which the method's own are multiplied.
+    divisors = np.ones(rotated // 2)
+    if method == "yarn":
+        kept = _share_kept_by_yarn(rotated, base, original, fast, slow)
+        divisors = 1 / (kept + (1 - kept) / factor)
+    elif method != "none":
+        divisors *= factor
+    return {
+        "rope_type": "longrope",
+        "short_factor": (divisors * (1.0 if short is None else short)).tolist(),
+        "long_factor": (divisors * (1.0 if long is None else long)).tolist(),
+        "attention_factor": amplitude,
+        "original_max_position_embeddings": original,
+    }
 
 
-def _rope_factors(metadata: Metadata, rotated: int) -> dict[str, Any]:
-    """The divisors of the frequencies, if the file has them as tensors.
+def _share_kept_by_yarn(rotated: int, base: float, original: int, fast: float, slow: float) -> Any:
+    """For each pair of values, how much of its frequency YaRN does not divide by the factor."""
+    import numpy as np
+
+    def pair_that_turns(times: float) -> float:
+        return rotated * math.log(original / (times * 2 * math.pi)) / (2 * math.log(base))
+
+    low = max(math.floor(pair_that_turns(fast)), 0)
+    high = min(math.ceil(pair_that_turns(slow)), rotated - 1)
+    return 1 - np.clip((np.arange(rotated // 2) - low) / max(high - low, 0.001), 0, 1)
+
+
+def _rope_factors(metadata: Metadata, rotated: int) -> tuple[Any | None, Any | None]:
+    """The divisors of the frequencies for short and for long contexts, if the file has them as tensors.
 
     Llama 3.1 and later have one list (``rope_freqs``), Phi 3 one for short and one for long contexts.
     """
     names = ("rope_factors_short.weight", "rope_factors_long.weight")
     if "rope_freqs.weight" in metadata.tensors:
         factors = _float32_tensor(metadata, "rope_freqs.weight", rotated // 2)
-        return {
-            "rope_type": "longrope",
-            "short_factor": factors,
-            "long_factor": factors,
-            "attention_factor": 1.0,
-            "original_max_position_embeddings": metadata.size("context_length"),
-        }
+        return factors, factors
     if not any(name in metadata.tensors for name in names):
-        return {}
+        return None, None
     short, long = (_float32_tensor(metadata, name, rotated // 2) for name in names)
-    original = metadata.size("rope.scaling.original_context_length")
-    factor = metadata.size("context_length") / original
-    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
-    return {
-        "rope_type": "longrope",
-        "short_factor": short,
-        "long_factor": long,
-        "attention_factor": metadata.number("rope.scaling.attn_factor", usual),
-        "original_max_position_embeddings": original,
-    }
+    return short, long
 
 
-def _float32_tensor(metadata: Metadata, name: str, count: int) -> list[float]:
+def _float32_tensor(metadata: Metadata, name: str, count: int) -> Any:
     import numpy as np
 
     header, shape = metadata.header, metadata.shape(name, 1)
@@ -239,15 +261,18 @@ def _float32_tensor(metadata: Metadata, name: str, count: int) -> list[float]:
     values = np.fromfile(header.path, "<f4", count, offset=header.data_start + tensor.offset)
     if len(values) != count or not np.all(np.isfinite(values) & (values > 0)):
         raise CorruptModelError(f"{header.path} is corrupt: tensor {name!r} must hold numbers above 0")
-    return [float(value) for value in values]
+    return values.astype(np.float64)
 
 
 def _has(metadata: Metadata, ending: str) -> bool:
     return any(name.startswith("blk.") and name.endswith(ending) for name in metadata.tensors)
 
 
-def _experts(metadata: Metadata, count_field: str) -> dict[str, Any]:
-    """The fields of a mixture of experts, with their widths taken from the tensors."""
+def _experts(metadata: Metadata, count_field: str, *, normalized: bool) -> dict[str, Any]:
+    """The fields of a mixture of experts, with their widths taken from the tensors.
+
+    If ``normalized``, the weights of the experts used for a token add up to 1.
+    """
     count, width, _ = metadata.shape("blk.0.ffn_up_exps.weight", 3)
     used = metadata.size("expert_used_count")
     if count != metadata.size("expert_count") or used > count:
@@ -257,8 +282,8 @@ def _experts(metadata: Metadata, count_field: str) -> dict[str, Any]:
         )
     if metadata.size("expert_feed_forward_length", width) != width:
         raise CorruptModelError(f"{metadata.header.path} is corrupt: its experts are {width:,} wide")
-    if metadata.size_or_none("expert_gating_func") not in (None, 1):  # 1: softmax
-        raise UnsupportedModelError(f"{metadata.header.path} does not choose its experts by softmax")
+    metadata.refuse_unless("expert_weights_norm", normalized)
+    metadata.refuse_unless("expert_gating_func", 0, 1)  # 1: softmax, which is also the default
     return {count_field: count, "num_experts_per_tok": used}
 
 
@@ -267,72 +292,84 @@ def _experts(metadata: Metadata, count_field: str) -> dict[str, Any]:
 
 def _llama(metadata: Metadata, _fields: dict[str, Any]) -> dict[str, Any]:
     if metadata.size_or_none("expert_count") is not None:  # llama.cpp uses Llama's name for Mixtral
-        return _experts(metadata, "num_local_experts") | {"model_type": "mixtral"}
+        return _experts(metadata, "num_local_experts", normalized=True) | {"model_type": "mixtral"}
     return {
         "attention_bias": _has(metadata, ".attn_q.bias"),
         "mlp_bias": _has(metadata, ".ffn_up.bias"),
     }
 
 
-def _gemma2(metadata: Metadata, _fields: dict[str, Any]) -> dict[str, Any]:
+def _gemma2(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
     return {
         "attn_logit_softcapping": metadata.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": metadata.number("final_logit_softcapping", 30.0),
-        **_sliding_window(metadata),
-        **_query_scale(metadata, blocks_of_27b=46),
+        "query_pre_attn_scalar": _query_scale(metadata, fields, blocks_of_27b=46),
+        "sliding_window": metadata.size("attention.sliding_window", 4096),
+        "layer_types": _layer_types(metadata, fields["num_hidden_layers"], pattern=2),
     }
 
 
 def _gemma3(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
-    local = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base_swa", 1e4)}
-    pattern, blocks = metadata.window_pattern() or 6, fields["num_hidden_layers"]
-    windowed = [(i + 1) % pattern > 0 for i in range(blocks)] if isinstance(pattern, int) else list(pattern)
+    # The windowed layers have a base of their own, and never a factor.
+    rope, base = fields["rope_parameters"], metadata.number("rope.freq_base_swa", 1e4)
+    local = {"rope_type": "default", "rope_theta": base}
+    metadata.refuse_unless("rope.scaling.attn_factor", 1)
+    cap = metadata.number_or_none("final_logit_softcapping")
+    window = metadata.size_or_none("attention.sliding_window")
+    types = _layer_types(metadata, fields["num_hidden_layers"], pattern=6)
+    return {
+        "rope_parameters": {"sliding_attention": local, "full_attention": rope},
+        "layer_types": types if window else ["full_attention"] * len(types),
+        "query_pre_attn_scalar": _query_scale(metadata, fields, blocks_of_27b=62),
+        **({} if cap is None else {"final_logit_softcapping": cap}),
+        **({} if window is None else {"sliding_window": window}),
+    }
+
+
+def _layer_types(metadata: Metadata, blocks: int, pattern: int) -> list[str]:
+    """The kind of attention of each layer; all but each n-th see only a window of the text."""
+    every = metadata.window_pattern(pattern)
+    if isinstance(every, int):
+        windowed = [every == 0 or (layer + 1) % every > 0 for layer in range(blocks)]
+    else:
+        windowed = list(every)
     if len(windowed) != blocks:
         raise CorruptModelError(
             f"{metadata.header.path} is corrupt: its sliding_window_pattern has {len(windowed):,} entries "
             f"for {blocks:,} blocks"
         )
-    return {
-        "rope_parameters": {"sliding_attention": local, "full_attention": fields["rope_parameters"]},
-        "layer_types": ["sliding_attention" if use else "full_attention" for use in windowed],
-        **_sliding_window(metadata),
-        **_query_scale(metadata, blocks_of_27b=62),
-    }
+    return ["sliding_attention" if use else "full_attention" for use in windowed]
 
 
-def _sliding_window(metadata: Metadata) -> dict[str, Any]:
-    window = metadata.size_or_none("attention.sliding_window")
-    return {} if window is None else {"sliding_window": window}
+def _query_scale(metadata: Metadata, fields: dict[str, Any], blocks_of_27b: int) -> int:
+    """The number by whose root the scores of the attention are divided.
 
-
-def _query_scale(metadata: Metadata, blocks_of_27b: int) -> dict[str, Any]:
-    """The query scale of the 27B model, which llama.cpp also recognises by its number of blocks only."""
+    No key has it. It is the size of a head, but for the 27B model, which llama.cpp also recognises by its
+    number of blocks only.
+    """
     if metadata.size("block_count") != blocks_of_27b:
-        return {}
-    return {
-        "query_pre_attn_scalar": metadata.size("embedding_length") // metadata.size("attention.head_count")
-    }
+        return int(fields["head_dim"])
+    return metadata.size("embedding_length") // metadata.size("attention.head_count")
 
 
 def _qwen2moe(metadata: Metadata, _fields: dict[str, Any]) -> dict[str, Any]:
     shared = metadata.shape("blk.0.ffn_up_shexp.weight", 2)[0]
     if metadata.size("expert_shared_feed_forward_length", shared) != shared:
         raise CorruptModelError(f"{metadata.header.path} is corrupt: its shared expert is {shared:,} wide")
-    return _experts(metadata, "num_experts") | {
+    return _experts(metadata, "num_experts", normalized=False) | {
         "moe_intermediate_size": metadata.shape("blk.0.ffn_up_exps.weight", 3)[1],
         "shared_expert_intermediate_size": shared,
     }
 
 
 def _qwen3moe(metadata: Metadata, _fields: dict[str, Any]) -> dict[str, Any]:
-    return _experts(metadata, "num_experts") | {
+    return _experts(metadata, "num_experts", normalized=True) | {
         "moe_intermediate_size": metadata.shape("blk.0.ffn_up_exps.weight", 3)[1],
         "norm_topk_prob": True,  # as llama.cpp computes it
     }
 
 
 def _phi3(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
-    metadata.number("rope.scaling.attn_factor", 1.0)  # has no effect without short and long factors
     return {
         "original_max_position_embeddings": metadata.size(
             "rope.scaling.original_context_length", fields["max_position_embeddings"]
@@ -367,7 +404,7 @@ _ATTENTION_BIAS = {"attention_bias": ".attn_q.bias"}
 ARCHITECTURES = {
     "gemma": Architecture("gemma", norms_plus_one=True),
     "gemma2": Architecture("gemma2", more=_gemma2, norms_plus_one=True),
-    "gemma3": Architecture("gemma3_text", rotary_base=1e6, more=_gemma3, norms_plus_one=True),
+    "gemma3": Architecture("gemma3_text", more=_gemma3, norms_plus_one=True),
     "gpt2": Architecture(
         "gpt2",
         layer_norm="layer_norm_epsilon",

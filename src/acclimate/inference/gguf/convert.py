@@ -2,7 +2,7 @@
 
 Loading a GGUF file through transformers is slow at each start: it derives merges from the vocabulary and
 unpacks each tensor in one piece. Here the config comes from the file's own keys (``config.py``), the
-tokenizer from transformers (``tokenizer.py``), and tensors are unpacked in blocks (``tensors.py``).
+tokenizer from its vocabulary (``tokenizer.py``), and tensors are unpacked in blocks (``tensors.py``).
 A file that cannot be converted to exactly its model is refused before the first block.
 
 Each dtype gets its own folder. Each value is unpacked to float32 and rounded once, so ``bfloat16`` loads half
@@ -43,7 +43,7 @@ logger = logging.getLogger("acclimate.inference")
 BLOCKS = "blocks"
 """The form of a converted GGUF file whose weights stay in the file, as its own quantised blocks."""
 
-_CONVERTER_VERSION = 3
+_CONVERTER_VERSION = 4
 """Increased whenever the same file would give a different folder."""
 
 _HASHED_WHOLE = 32 << 20
@@ -125,6 +125,7 @@ def _convert(source: Path, target: Path, form: str) -> None:
         from acclimate.inference.gguf.index import write_index
         from acclimate.inference.gguf.tensors import GGUFFile, gguf_tensors
         from acclimate.inference.gguf.tokenizer import check_vocabulary, convert_tokenizer
+        from acclimate.inference.gguf.vocabulary import read_vocabulary
         from acclimate.inference.gguf.weights import check_tensors
     except ImportError as error:
         raise MissingExtraError(f'reading {source.name} needs gguf: pip install "acclimate[llm]"') from error
@@ -140,13 +141,14 @@ def _convert(source: Path, target: Path, form: str) -> None:
         model = _empty_model(header, fields)
         tensors = gguf_tensors(file, header, architecture, model, dtype)
         # The tokenizer comes before the weights, because it is small and its errors then appear sooner.
-        convert_tokenizer(header, target)
+        vocabulary = read_vocabulary(header)
+        convert_tokenizer(header, vocabulary, target)
         write_vocabulary(target)
         if form == BLOCKS:
             write_index(header, tensors, target)
         else:
             _write_weights(header, tensors, target)
-        _write_settings(header, model, target, dtype)
+        _write_settings(model, target, dtype, vocabulary.ends)
     write_manifest(target, {"source": source.name, "form": form, "converter": _CONVERTER_VERSION})
 
 
@@ -188,7 +190,7 @@ def _write_weights(header: GGUFHeader, tensors: list[GGUFTensor], target: Path) 
         write_safetensors(tensors, target / "model.safetensors", advance)
 
 
-def _write_settings(header: GGUFHeader, model: Any, target: Path, dtype: torch.dtype) -> None:
+def _write_settings(model: Any, target: Path, dtype: torch.dtype, ends: tuple[int, ...]) -> None:
     from transformers import GenerationConfig
 
     config = model.config
@@ -196,18 +198,10 @@ def _write_settings(header: GGUFHeader, model: Any, target: Path, dtype: torch.d
     config.save_pretrained(target)
     generation = GenerationConfig.from_model_config(config)
     generation._from_model_config = False  # else transformers prefers the config's single end token
-    if ends := _end_tokens(header):
-        generation.eos_token_id = ends if len(ends) > 1 else ends[0]
+    generation.eos_token_id = list(ends) if len(ends) > 1 else next(iter(ends), None)
     generation.save_pretrained(target)
 
 
 def _check_space(target: Path, needed_bytes: int) -> None:
     if shutil.disk_usage(target).free < needed_bytes:
         raise full_disk_error(target.parent, needed_bytes)
-
-
-def _end_tokens(header: GGUFHeader) -> list[int]:
-    """Returns the end tokens; an instruction-tuned model has a second one, which ends its turn."""
-    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    found = [value for key in keys if isinstance(value := header.value(key), int)]
-    return list(dict.fromkeys(found))

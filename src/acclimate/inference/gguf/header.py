@@ -44,6 +44,8 @@ class MetadataEntry:
     """Where the elements of a numeric array begin."""
     numbers_format: str = ""
     """The :mod:`struct` format of such an element."""
+    strings_start: int | None = None
+    """Where the elements of an array of strings begin."""
     longest_string: int = 0
     """The longest element of a string array, in bytes."""
 
@@ -92,6 +94,29 @@ class GGUFHeader:
             file.seek(entry.numbers_start)
             content = file.read(entry.end - entry.numbers_start)
         return struct.unpack(f"<{entry.array_length}{entry.numbers_format}", content)
+
+    def strings(self, key: str) -> list[str] | None:
+        """Returns the elements of an array of strings; ``None`` if the key is missing or something else.
+
+        Raises:
+            CorruptModelError: an element is not UTF-8.
+        """
+        entry = self.metadata.get(key)
+        if entry is None or entry.strings_start is None or entry.array_length is None:
+            return None
+        with self.path.open("rb") as file:
+            file.seek(entry.strings_start)
+            content = file.read(entry.end - entry.strings_start)
+        found, position = [], 0
+        length_at = struct.Struct("<Q").unpack_from
+        try:
+            for _ in range(entry.array_length):
+                end = position + 8 + length_at(content, position)[0]
+                found.append(content[position + 8 : end].decode())
+                position = end
+        except (UnicodeDecodeError, struct.error) as error:
+            raise CorruptModelError(f"{self.path} is corrupt: {key} holds text that is not UTF-8") from error
+        return found
 
 
 def read_gguf_header(path: Path) -> GGUFHeader:
@@ -211,14 +236,14 @@ def _entry(path: Path, content: mmap.mmap, start: int, position: int, kind: int)
         raise CorruptModelError(f"{path} is corrupt: its header holds an array of type {element}")
     _check_count(path, content, position, count, _SMALLEST_STRING, "strings in one array")
     length_at = struct.Struct("<Q").unpack_from
-    longest = 0
+    longest, strings_start = 0, position
     for _ in range(count):
         (length,) = length_at(content, position)
         position += 8 + length
         longest = max(longest, length)
     if position > len(content):
         raise IndexError("an array ends beyond the file")
-    return MetadataEntry(None, count, start, position, longest_string=longest)
+    return MetadataEntry(None, count, start, position, strings_start=strings_start, longest_string=longest)
 
 
 def element_count(tensor: TensorEntry) -> int:

@@ -51,6 +51,10 @@ class Metadata:
             raise self._wrong(key, value, "a number above 0")
         return float(value)
 
+    def number_or_none(self, key: str) -> float | None:
+        """Like :meth:`number`, but ``None`` if the key is missing or 0, which switches a feature off."""
+        return None if self._scalar(key) in (None, 0) else self.number(key)
+
     def flag(self, key: str, default: bool) -> bool:
         """Returns a boolean."""
         value = self._scalar(key)
@@ -69,12 +73,12 @@ class Metadata:
             raise self._wrong(key, value, "a string")
         return value
 
-    def window_pattern(self) -> int | tuple[bool, ...] | None:
-        """Returns which layers use the sliding window: all but each n-th, or a flag for each layer."""
+    def window_pattern(self, default: int) -> int | tuple[bool, ...]:
+        """Returns which layers use the window: all but each n-th (0: all), or a flag for each layer."""
         key = "attention.sliding_window_pattern"
         numbers = self.header.numbers(self._prefix + key)
         if numbers is None:
-            return self.size_or_none(key)
+            return self.size(key, default) if self._scalar(key) != 0 else 0
         self._asked.add(key)
         return tuple(bool(number) for number in numbers)
 
@@ -96,6 +100,12 @@ class Metadata:
             )
         return tensor.shape
 
+    def refuse_unless(self, key: str, *accepted: Scalar) -> None:
+        """Raises :class:`UnsupportedModelError` if a key is there with a value that is not accepted."""
+        value = self._scalar(key)
+        if value is not None and value not in accepted:
+            raise self._unsupported(self._prefix + key, repr(value))
+
     def refuse_unread(self) -> None:
         """Raises :class:`UnsupportedModelError` if a key that changes the model has not been read."""
         from gguf.constants import Keys
@@ -114,10 +124,7 @@ class Metadata:
                 continue
             if entry.array_length is not None or entry.value not in (0, "", "none"):
                 shown = "a list" if entry.array_length is not None else repr(entry.value)
-                raise UnsupportedModelError(
-                    f"{self.header.path} sets {full} to {shown}, but a {self.header.architecture} model "
-                    "in transformers has no setting for that"
-                )
+                raise self._unsupported(full, shown)
 
     def _scalar(self, key: str) -> Scalar | None:
         self._asked.add(key)
@@ -128,6 +135,12 @@ class Metadata:
                 "can be converted"
             )
         return None if entry is None else entry.value
+
+    def _unsupported(self, full: str, shown: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{self.header.path} sets {full} to {shown}, but a {self.header.architecture} model in "
+            "transformers has no setting for that"
+        )
 
     def _wrong(self, key: str, value: Scalar | None, wanted: str) -> CorruptModelError:
         if value is None:

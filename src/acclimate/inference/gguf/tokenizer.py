@@ -1,28 +1,66 @@
-"""Converts the tokenizer of a GGUF file, through transformers, from the vocabulary in the file's header."""
+"""Makes the tokenizer of a GGUF file from the vocabulary in its header, with the tokens that llama.cpp gives.
+
+Each key of the file's ``tokenizer.*`` is used, is known to have no effect, or is refused by its name.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from acclimate.errors import CorruptModelError, UnsupportedModelError
 from acclimate.inference.gguf.header import GGUFHeader
+from acclimate.inference.gguf.splits import SPLITS, UNSTATED, Split
+from acclimate.inference.gguf.vocabulary import (
+    CONTROL,
+    TOKEN_KEY,
+    TOKEN_NAMES,
+    UNKNOWN,
+    USER_DEFINED,
+    GGUFVocabulary,
+    flag,
+)
 from acclimate.inference.quiet import why_unusable
 
 logger = logging.getLogger("acclimate.inference")
 
 _MODELS = ("gpt2", "llama")
-# llama.cpp's names of pre-tokenizers that equal one which transformers knows under another name.
-_LIKE_GPT2 = frozenset({"gpt-2", "phi-2", "jina-es", "jina-de", "mellum", "modern-bert", "olmo", "mpt"})
-_DIGIT_BY_DIGIT = frozenset(
-    {"starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"}
+_READ = frozenset(
+    f"tokenizer.{name}"
+    for name in (
+        "chat_template",
+        "ggml.add_bos_token",
+        "ggml.add_eos_token",
+        "ggml.add_space_prefix",
+        "ggml.merges",
+        "ggml.model",
+        "ggml.pre",
+        "ggml.scores",
+        "ggml.token_type",
+        "ggml.tokens",
+    )
 )
-_LIKE_QWEN2 = frozenset({"stablelm2", "hunyuan", "solar-open"})
-# The file names no pre-tokenizer; llama.cpp warns and uses a default, too.
-_UNSTATED = frozenset({"", "default"})
+# llama.cpp reads these for other kinds of vocabularies only, or not at all.
+_WITHOUT_EFFECT = frozenset(
+    f"tokenizer.{name}"
+    for name in (
+        "chat_templates",
+        "ggml.add_mask_token",
+        "ggml.add_padding_token",
+        "ggml.add_sep_token",
+        "ggml.add_unknown_token",
+        "ggml.normalizer.lowercase",
+        "ggml.normalizer.strip_accents",
+        "ggml.precompiled_charsmap",
+        "ggml.remove_extra_whitespaces",
+        "ggml.token_type_count",
+        "huggingface.json",
+        "rwkv.world",
+    )
+)
 # Deriving merges takes time quadratic in a token's length; real tokens have about 100 bytes.
 _LONGEST_TOKEN = 1024
 
@@ -50,17 +88,34 @@ def check_vocabulary(header: GGUFHeader) -> None:
         raise CorruptModelError(
             f"{header.path} is corrupt: a token of its vocabulary has {tokens.longest_string:,} bytes"
         )
+    merges = header.metadata.get("tokenizer.ggml.merges")
+    if merges is not None and merges.strings_start is None:
+        raise CorruptModelError(f"{header.path} is corrupt: tokenizer.ggml.merges is not a list of strings")
     needed = "tokenizer.ggml.merges" if kind == "gpt2" else "tokenizer.ggml.scores"
-    if needed not in header.metadata and "tokenizer.ggml.merges" not in header.metadata:
+    if needed not in header.metadata and merges is None:
         raise CorruptModelError(f"{header.path} lacks the key {needed}, which its tokenizer needs")
     for key in ("tokenizer.ggml.scores", "tokenizer.ggml.token_type"):
         entry = header.metadata.get(key)
         if entry is not None and (entry.array_length != count or entry.numbers_start is None):
             raise CorruptModelError(f"{header.path} is corrupt: {key} is not a list of {count:,} numbers")
     _split(header)
+    _refuse_other_keys(header)
 
 
-def convert_tokenizer(header: GGUFHeader, target: Path) -> None:
+def _refuse_other_keys(header: GGUFHeader) -> None:
+    """Raises :class:`UnsupportedModelError` if a key could change the tokens in a way unknown here."""
+    for key in header.metadata:
+        if not key.startswith("tokenizer.") or key in _READ or key in _WITHOUT_EFFECT:
+            continue
+        named = TOKEN_KEY.fullmatch(key)
+        if (named is None or named[1] not in TOKEN_NAMES) and not key.startswith("tokenizer.chat_template."):
+            raise UnsupportedModelError(
+                f"{header.path} has the key {key}, whose effect on its tokens is unknown; remove it "
+                "(gguf-new-metadata --remove-metadata) if it has none"
+            )
+
+
+def convert_tokenizer(header: GGUFHeader, vocabulary: GGUFVocabulary, target: Path) -> None:
     """Saves the tokenizer of a file whose vocabulary has been checked to the folder ``target``.
 
     Raises:
@@ -68,22 +123,33 @@ def convert_tokenizer(header: GGUFHeader, target: Path) -> None:
     """
     from transformers import PreTrainedTokenizerFast
 
-    # In a separate folder, because transformers would also read other files beside it.
-    with tempfile.TemporaryDirectory(dir=target, prefix=".vocabulary") as folder:
-        (Path(folder) / "model.gguf").symlink_to(header.path.resolve())
-        try:
-            # The generic class loads tokenizer.json as it is (1 s). The model's own class gives the same
-            # tokens, but rebuilds the tokenizer from its vocabulary at each start (3 s).
-            tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file="model.gguf")
-            split = _split(header)
-            if split is not None:
-                tokenizer.backend_tokenizer.pre_tokenizer = split
-        except Exception as error:  # the tokenizers library raises plain Exception
-            raise CorruptModelError(
-                f"the tokenizer in {header.path} cannot be converted: {why_unusable(error)}"
-            ) from error
-    tokenizer.name_or_path = ""  # else the name of the temporary folder
-    tokenizer.save_pretrained(target)
+    split = _split(header)
+    if split is UNSTATED:
+        logger.warning("%s names no pre-tokenizer; llama.cpp's default is used", header.path.name)
+    try:
+        made = _sentencepiece(header, vocabulary) if split is None else _byte_level(header, vocabulary, split)
+        _add_special_tokens(made, header, vocabulary)
+    except CorruptModelError:
+        raise
+    except Exception as error:  # the tokenizers library raises plain Exception
+        raise CorruptModelError(
+            f"the tokenizer in {header.path} cannot be converted: {why_unusable(error)}"
+        ) from error
+    named = {
+        "bos_token": vocabulary.start,
+        "eos_token": vocabulary.end,
+        "unk_token": vocabulary.unknown,
+        "pad_token": vocabulary.padding,
+    }
+    texts = {name: vocabulary.tokens[number] for name, number in named.items() if number is not None}
+    template = header.value("tokenizer.chat_template")
+    # The generic class loads tokenizer.json as it is (1 s). The model's own class gives the same
+    # tokens, but rebuilds the tokenizer from its vocabulary at each start (3 s).
+    PreTrainedTokenizerFast(
+        tokenizer_object=made, chat_template=template if isinstance(template, str) else None, **texts
+    ).save_pretrained(target)
+    # transformers would add the named tokens to those that are found in a text.
+    made.save(str(target / "tokenizer.json"))
     write_merges_as_lines(target / "tokenizer.json")
 
 
@@ -105,39 +171,103 @@ def _fits_a_line(merge: Any) -> bool:
     return isinstance(merge, list) and " " not in "".join(merge) and not merge[0].startswith("#version")
 
 
-def _split(header: GGUFHeader) -> Any | None:
-    """Returns the pre-tokenizer of a file, or ``None`` if transformers already chooses the right one.
+def _split(header: GGUFHeader) -> Split | None:
+    """Returns how a byte-level vocabulary splits text; ``None`` for SentencePiece, which does not.
 
     Raises:
         UnsupportedModelError: the file names an unknown pre-tokenizer.
     """
-    from tokenizers import Regex, pre_tokenizers
+    if header.value("tokenizer.ggml.model") != "gpt2":
+        return None
+    name = header.value("tokenizer.ggml.pre")
+    if name in (None, "", "default"):
+        return UNSTATED
+    found = SPLITS.get(str(name))
+    if found is None:
+        raise UnsupportedModelError(
+            f"{header.path} has a tokenizer with the pre-tokenizer {name!r}, which is unknown here"
+        )
+    return found
 
-    name = header.value("tokenizer.ggml.pre") or ""
-    if header.value("tokenizer.ggml.model") != "gpt2":  # SentencePiece does not pre-tokenize
-        return None
-    known = _known_splits()
-    if name in _UNSTATED:
-        logger.warning("%s names no pre-tokenizer; GPT-2's is used", header.path.name)
-        return None
-    if name in known or name in _LIKE_GPT2:
-        return None
-    if name in _DIGIT_BY_DIGIT:
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    if name in _LIKE_QWEN2 and "qwen2" in known:
-        by_words = pre_tokenizers.Split(Regex(known["qwen2"]), behavior="isolated")
-        bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        return pre_tokenizers.Sequence([by_words, bytes_only])
-    raise UnsupportedModelError(
-        f"{header.path} has a tokenizer with the pre-tokenizer {name!r}, which transformers does not know"
+
+def _byte_level(header: GGUFHeader, vocabulary: GGUFVocabulary, split: Split) -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    numbers = {text: number for number, text in enumerate(vocabulary.tokens)}
+    made = Tokenizer(models.BPE(numbers, _stored_merges(header), ignore_merges=split.whole_words))
+    splits: list[Any] = [pre_tokenizers.Split(Regex(each), "isolated") for each in split.expressions]
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
+    made.decoder = decoders.ByteLevel()
+    return made
 
 
-def _known_splits() -> dict[str, str]:
-    try:
-        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-    except ImportError:  # an older transformers chooses by architecture
-        return {"llama-bpe": "", "qwen2": ""}
-    splits: dict[str, str] = GGUF_PRE_TOKENIZER_SPLITS
-    return splits
+def _stored_merges(header: GGUFHeader) -> list[tuple[str, str]]:
+    stored = dict.fromkeys(header.strings("tokenizer.ggml.merges") or ())  # of equal merges, the first counts
+    cuts = ((merge, merge.find(" ", 1)) for merge in stored)  # the left part may begin with a space
+    return [(merge[:cut], merge[cut + 1 :]) for merge, cut in cuts]
+
+
+def _sentencepiece(header: GGUFHeader, vocabulary: GGUFVocabulary) -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    numbers = {text: number for number, text in enumerate(vocabulary.tokens)}
+    scores = header.numbers("tokenizer.ggml.scores")
+    merges = _stored_merges(header) if scores is None else _derived_merges(numbers, scores)
+    unknown = None if vocabulary.unknown is None else vocabulary.tokens[vocabulary.unknown]
+    made = Tokenizer(models.BPE(numbers, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    prefixed = flag(header, "tokenizer.ggml.add_space_prefix", True)
+    spaces: list[Any] = [normalizers.Prepend("▁")] if prefixed else []
+    made.normalizer = normalizers.Sequence([*spaces, normalizers.Replace(" ", "▁")])
+    parts: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if prefixed else parts)
+    return made
+
+
+def _derived_merges(numbers: dict[str, int], scores: tuple[int | float | bool, ...]) -> list[tuple[str, str]]:
+    """Returns the merges of a vocabulary that has scores only; those of better tokens go first."""
+    found: list[tuple[float, int, int, str, str]] = []
+    for text, number in numbers.items():
+        for cut in range(1, len(text)):
+            left, right = text[:cut], text[cut:]
+            if left in numbers and right in numbers:
+                found.append((-scores[number], -len(left), -len(right), left, right))
+    found.sort(key=lambda merge: merge[:3])
+    if any(a[0] == b[0] and a[3] + a[4] != b[3] + b[4] for a, b in pairwise(found)):
+        # llama.cpp merges the leftmost of them first, which the tokenizers library cannot.
+        logger.warning("several tokens have the same score; where two overlap, llama.cpp may take the other")
+    return [(left, right) for *_, left, right in found]
+
+
+def _add_special_tokens(made: Any, header: GGUFHeader, vocabulary: GGUFVocabulary) -> None:
+    """Adds the tokens that are found whole in a text, and those that stand at its start and end."""
+    from tokenizers import AddedToken, processors
+
+    # A Phi-3 drops the spaces after most of its special tokens. Only the file's name says that it is one.
+    drops_spaces = any(name in str(header.value("general.name")).lower() for name in ("phi-3", "phi3"))
+    keeps_spaces = ("<unk>", "<s>", "<|endoftext|>")
+    added = [
+        AddedToken(
+            text,
+            special=kind != USER_DEFINED,
+            normalized=False,
+            rstrip=drops_spaces and text not in keeps_spaces,
+        )
+        for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+        if kind in (CONTROL, USER_DEFINED, UNKNOWN)
+    ]
+    made.add_tokens(added)
+    start = vocabulary.start if vocabulary.adds_start else None
+    end = vocabulary.end if vocabulary.adds_end else None
+    # By names of our own, because a colon in a token's text would be read as part of a template.
+    around = {name: number for name, number in (("start", start), ("end", end)) if number is not None}
+    if around:
+        template = [name for name in ("start", "$A", "end") if name == "$A" or name in around]
+        made.post_processor = processors.TemplateProcessing(
+            single=template,
+            special_tokens=[
+                {"id": name, "ids": [number], "tokens": [vocabulary.tokens[number]]}
+                for name, number in around.items()
+            ],
+        )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from acclimate.errors import CorruptModelError, UnsupportedModelError
+from acclimate.inference.loading.finite_dtype import load_in_finite_dtype
 from acclimate.inference.loading.locate import FoundModel, find_and_load, find_model
 from acclimate.inference.model.inference_model import Whole, as_inference_model
 from acclimate.inference.model.loaded_model import (
@@ -109,9 +110,15 @@ def _initialized(
         chosen = _dtype(accelerator, dtype, model)
     if not isinstance(model, (str, os.PathLike)):
         return _split_loaded(model, chosen, accelerator, ranks, plan, verify, quantize)
-    form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
-    load = SliceLoader(accelerator, ranks, chosen, plan, verify, trust_remote_code, ignore_extra, quantize)
-    return load.from_files(model, form)
+
+    def load_in(chosen: torch.dtype) -> Any:
+        form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
+        load = SliceLoader(
+            accelerator, ranks, chosen, plan, verify, trust_remote_code, ignore_extra, quantize
+        )
+        return load.from_files(model, form)
+
+    return load_in_finite_dtype(load_in, chosen, accelerator, ranks, is_asked_for=str(dtype) != "auto")
 
 
 def load_split_model(
@@ -140,18 +147,21 @@ def load_split_model(
     accelerator.reset_peak_memory_stats()
     with ranks.all_or_none():
         chosen = _dtype(accelerator, dtype, model)
-    load = SliceLoader(accelerator, ranks, chosen, trust_remote_code=trust_remote_code, quantize=quantize)
-    form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
     tokenizers: list[Tokenizer] = []
 
     def take_tokenizer(folder: Path) -> None:
         tokenizers.append(load_tokenizer(folder, trust_remote_code))
 
-    # The tokenizer comes first, because loading it takes much more memory than it keeps.
-    module = load.from_files(model, form, with_tokenizer=True, before=take_tokenizer)
-    return LoadedModel(
-        module, tokenizers[-1], module.whole.folder, accelerator, chosen, time.perf_counter() - start
-    )
+    def load_in(chosen: torch.dtype) -> LoadedModel:
+        load = SliceLoader(accelerator, ranks, chosen, trust_remote_code=trust_remote_code, quantize=quantize)
+        form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
+        # The tokenizer comes first, because loading it takes much more memory than it keeps.
+        module = load.from_files(model, form, with_tokenizer=True, before=take_tokenizer)
+        return LoadedModel(
+            module, tokenizers[-1], module.whole.folder, accelerator, chosen, time.perf_counter() - start
+        )
+
+    return load_in_finite_dtype(load_in, chosen, accelerator, ranks, is_asked_for=dtype != "auto")
 
 
 def _dtype(accelerator: Accelerator, dtype: Any, model: Any) -> torch.dtype:
@@ -182,6 +192,7 @@ def _split_loaded(
                 "model must be a folder, a .gguf file, a hub id or a transformers model, not an "
                 f"object of type {type(model).__name__}"
             )
+        _check_whole(model)
         whole = Whole.of(model)
         packer = Packer(quantize, f"the model {type(model).__name__}")
         packer.find_sensitive(model)
@@ -194,6 +205,20 @@ def _split_loaded(
         if quantize is not None:
             packer.pack_loaded(model, device)
     return _finished(model, made, ranks, whole, packer)
+
+
+def _check_whole(model: torch.nn.Module) -> None:
+    """Raises :class:`UnsupportedModelError` if a loaded model cannot be split or quantised any more."""
+    from acclimate.parallel.layers.intact import split_of
+
+    split, packed = split_of(model), getattr(getattr(model, "packing", None), "packed", ())
+    if split is None and not packed:
+        return
+    state = f"split over {split.size} ranks" if split is not None else f"quantised ({', '.join(packed)})"
+    raise UnsupportedModelError(
+        f"the model {type(model).__name__} is already {state}; give init_inference its folder to load it in "
+        "another way"
+    )
 
 
 def _finished(model: Any, plan: Plan | None, ranks: ModelRanks, whole: Whole, packer: Packer) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from acclimate.errors import CorruptModelError, some_of
 from acclimate.inference.files.folder import weight_totals
 from acclimate.inference.files.model_limits import bounded_model, no_initial_values
+from acclimate.inference.loading.finite_dtype import load_in_finite_dtype
 from acclimate.inference.loading.host_ranges import build_with_host_ranges
 from acclimate.inference.loading.initialize import SliceLoader
 from acclimate.inference.loading.locate import FoundModel, find_and_load, find_model
@@ -76,18 +77,21 @@ def load_model(
     chosen = choose_dtype(accelerator, dtype)
     accelerator.reset_peak_memory_stats()
 
-    form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
+    def load_in(chosen: torch.dtype) -> LoadedModel:
+        form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
 
-    def find() -> FoundModel:
-        return find_model(model, form, trust_remote_code=trust_remote_code)
+        def find() -> FoundModel:
+            return find_model(model, form, trust_remote_code=trust_remote_code)
 
-    def load(found: FoundModel) -> tuple[Any, Tokenizer, Path]:
-        module, tokenizer = _load_found(found, accelerator, chosen, quantize, trust_remote_code)
-        return module, tokenizer, found.folder
+        def load(found: FoundModel) -> tuple[Any, Tokenizer, Path]:
+            module, tokenizer = _load_found(found, accelerator, chosen, quantize, trust_remote_code)
+            return module, tokenizer, found.folder
 
-    module, tokenizer, folder = find_and_load(find, load, ModelRanks())
-    accelerator.synchronize()
-    return LoadedModel(module, tokenizer, folder, accelerator, chosen, time.perf_counter() - start)
+        module, tokenizer, folder = find_and_load(find, load, ModelRanks())
+        accelerator.synchronize()
+        return LoadedModel(module, tokenizer, folder, accelerator, chosen, time.perf_counter() - start)
+
+    return load_in_finite_dtype(load_in, chosen, accelerator, ModelRanks(), is_asked_for=dtype != "auto")
 
 
 def _load_found(

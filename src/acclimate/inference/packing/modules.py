@@ -10,40 +10,108 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
+
+from acclimate.errors import QuantizationError
 
 if TYPE_CHECKING:
     from acclimate.ops.inference import PackedWeight
 
 
 class QuantisedTensor(torch.Tensor):
-    """A module's ``weight`` that is stored quantised: it has a shape and a dtype, and unpacks when used."""
+    """A module's ``weight`` that is stored quantised, or a view of it: unpacks when used, and is read-only.
+
+    A write could only change the unpacked values, not the module, so it raises :class:`QuantizationError`.
+    """
 
     packed: PackedWeight
+    _shown: torch.Tensor | None
+    """The values of a view, which were unpacked to make it."""
 
     @staticmethod
-    def __new__(cls, packed: PackedWeight, dtype: torch.dtype, device: torch.device) -> QuantisedTensor:
-        """Describes a packed weight; takes no memory."""
+    def __new__(
+        cls,
+        packed: PackedWeight,
+        dtype: torch.dtype,
+        device: torch.device,
+        values: torch.Tensor | None = None,
+    ) -> QuantisedTensor:
+        """Describes a packed weight, which takes no memory, or a view with these values."""
         made: QuantisedTensor = torch.Tensor._make_wrapper_subclass(
-            cls, tuple(packed.shape), dtype=dtype, device=device, requires_grad=False
+            cls,
+            tuple(packed.shape if values is None else values.shape),
+            strides=None if values is None else values.stride(),
+            dtype=dtype,
+            device=device,
+            requires_grad=False,
         )
-        made.packed = packed
+        made.packed, made._shown = packed, values
         return made
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"QuantisedTensor({self.packed.scheme}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
+    @property
+    def data(self) -> QuantisedTensor:
+        """The same tensor, as read-only."""
+        return self.detach()  # type: ignore[return-value]
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        raise _read_only(self.packed)
+
+    @property
+    def requires_grad(self) -> bool:
+        """``False``: such a weight cannot be trained."""
+        return False
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        if value:
+            raise _read_only(self.packed)
+
+    def requires_grad_(self, requires_grad: bool = True) -> QuantisedTensor:
+        """Returns the tensor; it cannot require a gradient."""
+        self.requires_grad = requires_grad
+        return self
+
+    def unpacked(self) -> torch.Tensor:
+        """Returns the values as a tensor of their own, or of a view."""
+        return self.packed.dequantize(dtype=self.dtype) if self._shown is None else self._shown
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return func(*tree_map(_unpacked, args), **tree_map(_unpacked, kwargs or {}))
+        kwargs = kwargs or {}
+        shown: QuantisedTensor | None = None  # whose memory the result shows
+        for index, declared in enumerate(func._schema.arguments):
+            given = args[index] if index < len(args) else kwargs.get(declared.name)
+            own = next((each for each in tree_leaves(given) if isinstance(each, QuantisedTensor)), None)
+            if own is None or declared.alias_info is None:
+                continue
+            if declared.alias_info.is_write:
+                raise _read_only(own.packed)
+            shown = shown or own
+        if shown is not None and func is torch.ops.aten.detach.default:
+            return QuantisedTensor(shown.packed, shown.dtype, shown.device, shown._shown)
+        result = func(*tree_map(_unpacked, args), **tree_map(_unpacked, kwargs))
+        return result if shown is None else tree_map(lambda each: _view(shown, each), result)
 
 
 def _unpacked(value: Any) -> Any:
-    if isinstance(value, QuantisedTensor):
-        return value.packed.dequantize(dtype=value.dtype)
-    return value
+    return value.unpacked() if isinstance(value, QuantisedTensor) else value
+
+
+def _view(of: QuantisedTensor, value: Any) -> Any:
+    return QuantisedTensor(of.packed, value.dtype, value.device, value) if torch.is_tensor(value) else value
+
+
+def _read_only(packed: PackedWeight) -> QuantizationError:
+    return QuantizationError(
+        f"a weight that is quantised ({packed.scheme}) is read-only. To change the model, load it without "
+        "quantize, and a GGUF file with dtype set; to change a copy of the weight, use weight.clone()"
+    )
 
 
 class PackedModule(nn.Module):
@@ -60,6 +128,14 @@ class PackedModule(nn.Module):
     def weight(self) -> QuantisedTensor:
         """The weight as a tensor that unpacks itself when an operator uses it."""
         return QuantisedTensor(self.packed, self.compute.dtype, self.compute.device)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            if not isinstance(value, QuantisedTensor) or value.shape != self.packed.shape:
+                raise _read_only(self.packed)
+            self.packed = value.packed  # ties it to another module's
+        else:
+            super().__setattr__(name, value)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -115,11 +191,12 @@ class PackedEmbedding(PackedModule, nn.Embedding):  # type: ignore[misc]
 class FewRowLinear(nn.Linear):
     """A linear module that multiplies inputs of few rows at full memory bandwidth.
 
-    The weight stays its parameter. If a gradient is needed, the module works like :class:`nn.Linear`.
+    The weight stays its parameter. If a gradient is needed, or the kernels lack the dtype or the device, the
+    module works like :class:`nn.Linear`.
     """
 
     _view: PackedWeight | None = None
-    _view_of: tuple[int, torch.dtype] | None = None
+    _view_of: tuple[Any, ...] | None = None
 
     @property
     def packed(self) -> PackedWeight:
@@ -127,7 +204,7 @@ class FewRowLinear(nn.Linear):
         from acclimate.ops.inference import PackedWeight
 
         weight = self.weight
-        now = weight.data_ptr(), weight.dtype
+        now = weight.data_ptr(), weight.dtype, weight.shape, weight.stride()
         if self._view is None or self._view_of != now:
             self._view, self._view_of = PackedWeight.dense(weight.detach()), now
         return self._view
@@ -136,9 +213,17 @@ class FewRowLinear(nn.Linear):
         """Returns the product."""
         wants_gradient = torch.is_grad_enabled() and (self.weight.requires_grad or input.requires_grad)
         # torch.compile has its own matrix products, and cannot trace addresses.
-        if wants_gradient or torch.compiler.is_compiling():
+        if wants_gradient or torch.compiler.is_compiling() or not self._has_kernel(input):
             return super().forward(input)
         return self.packed.linear(input, self.bias)
+
+    def _has_kernel(self, input: torch.Tensor) -> bool:
+        """Whether there is a kernel for the weight, which ``module.to(…)`` may have changed, and an input."""
+        from acclimate.ops.inference.native import WITH_KERNELS
+        from acclimate.ops.inference.schemes import DENSE_DTYPES
+
+        is_known = self.weight.dtype in DENSE_DTYPES and input.dtype in DENSE_DTYPES
+        return is_known and self.weight.device.type in WITH_KERNELS
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out the packed view, which would be saved as a second copy of the weight."""

@@ -11,7 +11,7 @@ _SCHEMAS = (
     "decode_start(Tensor program) -> int",
     "decode_begin(int number) -> ()",
     "decode_step(int number, Tensor cache, Tensor tokens, Tensor starts, int place, Tensor(a!) logits, "
-    "Tensor(b!) best, Tensor(c!) largest, int threads) -> ()",
+    "Tensor(b!) best, Tensor(c!) largest, int threads) -> bool",
     "decode_can_read(int number) -> bool",
     "decode_end(int number) -> ()",
 )

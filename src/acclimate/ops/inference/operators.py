@@ -85,7 +85,9 @@ def _rows(data: Tensor, ids: Tensor, scheme: int, n: int, k: int, dtype: torch.d
     """Returns the values of chosen rows: a lookup in an embedding."""
     kind = scheme_of_number(scheme)
     flat = ids.flatten()
-    parts = layout.unpack(data.index_select(0, flat // GROUP_ROWS), kind, k)
+    # The last group has room for more rows than the weight has. A number of no group makes torch raise.
+    groups = torch.where((flat >= 0) & (flat < n), flat // GROUP_ROWS, len(data))
+    parts = layout.unpack(data.index_select(0, groups), kind, k)
     lanes = torch.arange(len(flat), device=flat.device) * GROUP_ROWS + flat % GROUP_ROWS
     return parts.rows(lanes).values(kind, dtype)[:, :k].reshape(*ids.shape, k)
 

@@ -212,7 +212,12 @@ class PackedWeight:
         """
         if self._kind is None:
             return functional.embedding(ids, self.data).to(dtype)
-        return torch.ops.acclimate.packed_rows(self.data, ids, self.number, *self.shape, dtype)  # type: ignore[no-any-return]
+        try:
+            return torch.ops.acclimate.packed_rows(self.data, ids, self.number, *self.shape, dtype)  # type: ignore[no-any-return]
+        except RuntimeError as error:  # native code can raise no other kind of error
+            if not ids.is_floating_point() and bool(((ids < 0) | (ids >= self.shape[0])).any()):
+                raise IndexError("index out of range in self") from error  # torch's message for an embedding
+            raise
 
     def slice(self, dim: int, start: int, stop: int) -> PackedWeight:
         """Returns a part of the rows (``dim`` 0) or columns (``dim`` 1), sharing memory where it can.

@@ -132,5 +132,12 @@ def find_scheme(name: str) -> Scheme:
 
 
 def scheme_of_number(number: int) -> Scheme:
-    """Returns the quantised scheme of an op's argument."""
-    return next(scheme for scheme in SCHEMES.values() if scheme.number == number)
+    """Returns the quantised scheme of an op's argument.
+
+    Raises:
+        WeightError: there is none of that number.
+    """
+    found = next((scheme for scheme in SCHEMES.values() if scheme.number == number), None)
+    if found is None:
+        raise WeightError(f"There is no scheme of quantised weights with the number {number}.")
+    return found

@@ -2,12 +2,14 @@
 
 Modules keep their class and their forward. Hooks run the collectives around the forward, so a later step can
 still change a linear module (another kernel, quantization, compilation). These hooks run closest to the
-forward, so that the user's hooks see the same tensors as in the whole model.
+forward, so that the user's hooks see the same tensors as in the whole model. They use the module that they
+are called with, because a deep copy of a model has the same hooks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MethodType
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from acclimate.parallel.collectives import Ranks, copy_to_ranks, gather_columns, sum_over_ranks
-from acclimate.parallel.layers.attributes import set_attribute
+from acclimate.parallel.layers.attributes import follow_config, set_attribute
 from acclimate.parallel.layers.norm_formulas import normalize
 from acclimate.parallel.layers.randomness import RankRandomness
 from acclimate.parallel.plan import Change, Ranges, Split, shard
@@ -23,8 +25,11 @@ from acclimate.parallel.plan import Change, Ranges, Split, shard
 
 def change_module(module: nn.Module, change: Change, ranks: Ranks, randomness: RankRandomness) -> None:
     """Changes one module, whose parameters already are shards."""
+    config = getattr(module, "config", None)
     for attribute, values in change.attributes.items():
         set_attribute(module, attribute, values[ranks.rank])
+    if own := frozenset(each.removeprefix("config.") for each in change.attributes if "." in each):
+        follow_config(module, config, own)
     if change.arguments:
         _select_arguments(module, change.arguments, ranks.rank)
     if change.role == "columns":
@@ -86,24 +91,24 @@ def _select_arguments(
     module.register_forward_pre_hook(select, with_kwargs=True)
 
 
-def _on_input(module: nn.Module, changed: Callable[[Tensor], Tensor]) -> None:
+def _on_input(module: nn.Module, changed: Callable[[nn.Module, Tensor], Tensor]) -> None:
     """Changes the first tensor that a module is called with, by position or by name."""
 
     def change(
-        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        own: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args:
-            return (changed(args[0]), *args[1:]), kwargs
+            return (changed(own, args[0]), *args[1:]), kwargs
         name = next(name for name, each in kwargs.items() if isinstance(each, Tensor))
-        return args, {**kwargs, name: changed(kwargs[name])}
+        return args, {**kwargs, name: changed(own, kwargs[name])}
 
     module.register_forward_pre_hook(change, with_kwargs=True)
 
 
 def _columns(module: nn.Module, change: Change, ranks: Ranks, randomness: RankRandomness) -> None:
-    module.register_forward_pre_hook(lambda *_: randomness.enter(module, change.region))
+    module.register_forward_pre_hook(lambda own, _: randomness.enter(own, change.region))
     if change.copies_input:
-        _on_input(module, lambda inputs: copy_to_ranks(inputs, ranks))
+        _on_input(module, lambda _, inputs: copy_to_ranks(inputs, ranks))
     if change.expands and change.expands[ranks.rank]:
         _expand(module, change, ranks)
 
@@ -120,10 +125,10 @@ def _expand(module: nn.Module, change: Change, ranks: Ranks) -> None:
 
 def _rows(module: nn.Module, change: Change, ranks: Ranks) -> None:
     if change.copies_input:
-        _on_input(module, lambda inputs: copy_to_ranks(inputs, ranks))
+        _on_input(module, lambda _, inputs: copy_to_ranks(inputs, ranks))
     if change.expands and change.expands[ranks.rank]:
         own = _own(change.parts[ranks.rank])
-        _on_input(module, lambda inputs: inputs.index_select(-1, own.to(inputs.device)))
+        _on_input(module, lambda _, inputs: inputs.index_select(-1, own.to(inputs.device)))
     if not change.parts[ranks.rank]:
         width = max(module.weight.shape)  # type: ignore[arg-type]
         # Some linear modules fail without columns; the sum of an empty tensor keeps the graph for backward.
@@ -140,7 +145,7 @@ def _vocabulary(module: nn.Module, change: Change, ranks: Ranks) -> None:
             inside = start <= module.padding_idx < stop
             module.padding_idx = module.padding_idx - start if inside else None
 
-    def localise(whole: Tensor) -> Tensor:
+    def localise(module: nn.Module, whole: Tensor) -> Tensor:
         tokens = whole - start
         outside = (tokens < 0) | (tokens >= stop - start)
         # A token beyond the whole vocabulary stays unchanged, so that every rank's embedding raises.
@@ -148,23 +153,25 @@ def _vocabulary(module: nn.Module, change: Change, ranks: Ranks) -> None:
         module._acclimate_outside = outside
         return tokens.masked_fill(outside, 0)
 
-    def combine(_: nn.Module, args: Any, output: Tensor) -> Tensor:
+    def combine(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         outside: Any = module._acclimate_outside
         return sum_over_ranks(output.masked_fill(outside[..., None], 0.0), ranks)
 
     if start == stop:
         # A rank without rows knows no token; it looks up a row of zeros, whose result is not used.
-        weight: Any = module.weight
-        module.forward = lambda input: nn.functional.embedding(
-            input, weight.new_zeros(1, weight.shape[-1], device=input.device)
-        )
+        module.forward = MethodType(_look_up_zeros, module)
     _on_input(module, localise)
     module.register_forward_hook(combine, prepend=True)
 
 
+def _look_up_zeros(module: nn.Module, input: Tensor) -> Tensor:
+    weight: Any = module.weight
+    return nn.functional.embedding(input, weight.new_zeros(1, weight.shape[-1], device=input.device))
+
+
 def _head(module: nn.Module, change: Change, ranks: Ranks) -> None:
     lengths = [sum(stop - start for start, stop in parts) for parts in change.parts]
-    _on_input(module, lambda inputs: copy_to_ranks(inputs, ranks))
+    _on_input(module, lambda _, inputs: copy_to_ranks(inputs, ranks))
     module.register_forward_hook(lambda _, args, output: gather_columns(output, ranks, lengths), prepend=True)
 
 
@@ -179,7 +186,7 @@ def _norm(module: nn.Module, change: Change, ranks: Ranks) -> None:
             taken.add(column)
     formula = change.norm or "rms"
 
-    def forward(inputs: Tensor) -> Tensor:
+    def forward(module: nn.Module, inputs: Tensor) -> Tensor:
         wide = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
         own = wide * counted.to(wide)
         sums = torch.stack([own.sum(-1), (own * wide).sum(-1)], dim=-1) / change.width
@@ -187,7 +194,7 @@ def _norm(module: nn.Module, change: Change, ranks: Ranks) -> None:
         sums = copy_to_ranks(sum_over_ranks(sums, ranks), ranks)
         return normalize(module, formula, inputs, sums[..., :1], sums[..., 1:])
 
-    module.forward = forward
+    module.forward = MethodType(forward, module)
     if change.expands and change.expands[ranks.rank]:
         _expand(module, change, ranks)
 

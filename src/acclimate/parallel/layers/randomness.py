@@ -27,6 +27,10 @@ class RankRandomness:
         self._common: tuple[Any, Any] | None = None
         model.register_forward_pre_hook(self._begin)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> RankRandomness:
+        """Returns itself: a copy of the model has the same hooks, and so the same state."""
+        return self
+
     def enter(self, module: nn.Module, region: str) -> None:
         """Called before the columns of a region are computed."""
         if not module.training or not region or region in self._open:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from acclimate.errors import BlockError, PlanError
+from acclimate.parallel.layers.intact import split_of
 from acclimate.parallel.plan import Plan
 from acclimate.parallel.planning.inner_models import entries_of, inside, joined, unreached_models
 from acclimate.parallel.planning.mapping import Styles, read_mapping, read_published_plan
@@ -43,19 +44,43 @@ def make_plan(
     """
     if size < 1:
         raise PlanError(f"A model cannot be split over {size} ranks; at least 1 is needed.")
+    if (split := split_of(model)) is not None:
+        raise PlanError(
+            f"{type(model).__name__} is already split over {split.size} ranks; load the whole model again to "
+            "split it in another way."
+        )
     names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     with _own_settings():
         mapping = read_mapping(user, names)
         try:
             styles = Styles(mapping, read_published_plan(model, names))
             return _plan(model, size, styles, example, verify)
-        except PlanError:
-            raise
         except Exception as error:  # a model's code may raise anything
+            if adapters := _adapters(model):
+                raise PlanError(
+                    f"{type(model).__name__} cannot be split over {size} ranks with its adapter {adapters}. "
+                    "Merge the adapter into the weights, as peft's merge_and_unload() does, and split the "
+                    f"merged model; or use one rank. The reason: {type(error).__name__}: {error}"
+                ) from error
+            if isinstance(error, PlanError):
+                raise
             raise PlanError(
                 f"{type(model).__name__} cannot be split over {size} ranks, because no copy of it can be "
                 f"traced: {type(error).__name__}: {error}. Use one rank."
             ) from error
+
+
+def _adapters(model: nn.Module) -> str:
+    """Returns the names and kinds of a model's adapters, as peft records them."""
+    found = getattr(model, "peft_config", None)
+    if not isinstance(found, Mapping):
+        return ""
+    kinds = []
+    for name, config in found.items():
+        kind = getattr(config, "peft_type", "unknown")
+        parts = [str(getattr(kind, "value", kind)), *(["DoRA"] if getattr(config, "use_dora", False) else [])]
+        kinds.append(f"{name} ({', '.join(parts)})")
+    return ", ".join(kinds)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ constexpr int64_t most_sequences = 2;
 constexpr int64_t steps_after_failure = 8;  // until a screen that ruled out too little is tried again
 constexpr int64_t least_share = 4;  // the screen fails if more than 1 / least_share of the groups remain
 constexpr float nothing = -std::numeric_limits<float>::infinity();
+// The largest logit, if any logit is not a number: no other is larger.
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
 float a_little_less(float value) { return value - std::fabs(value) * 0x1p-6f - 1e-30f; }
 
@@ -47,7 +49,7 @@ void Step::keep_best(const Call& call) const {
     int64_t token = 0;
     for (const auto& own : own_) {
       // The first of equal logits wins, as in torch.
-      if (static_cast<int64_t>(own->best.size()) > i && own->best[i] > best) {
+      if (static_cast<int64_t>(own->best.size()) > i && (own->best[i] > best || std::isnan(own->best[i]))) {
         best = own->best[i];
         token = own->best_token[i];
       }
@@ -152,6 +154,9 @@ void Step::finish(const Call& call, Own& own, int thread, int threads) {
       }
       if (call.logits != nullptr) {
         std::copy(logits, logits + count, call.logits + i * head.width + row);
+      }
+      if (has_nan(logits, count)) {
+        own.best[i] = not_a_number;
       }
       const float top = largest(logits, count);
       if (top > own.best[i]) {
@@ -277,7 +282,8 @@ void Step::try_group(const Call& call, Own& own, const float* x, int64_t first, 
     if (decoder_.logit_cap > 0) {
       soft_cap_rounded(decoder_.dtype, decoder_.logit_cap, &logit, 1);
     }
-    if (logit > own.best[sequence] || (logit == own.best[sequence] && token < own.best_token[sequence])) {
+    if (std::isnan(logit) || logit > own.best[sequence] ||
+        (logit == own.best[sequence] && token < own.best_token[sequence])) {
       own.best[sequence] = logit;
       own.best_token[sequence] = token;
       raise(largest_[sequence], logit);

@@ -372,6 +372,14 @@ ACCLIMATE_CLONES float largest(const float* x, int64_t n) {
   return result;
 }
 
+ACCLIMATE_CLONES bool has_nan(const float* x, int64_t n) {
+  int32_t found = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    found |= x[i] != x[i];
+  }
+  return found != 0;
+}
+
 ACCLIMATE_CLONES void largest_of_groups(const float* x, int64_t groups, float* largest) {
   for (int64_t group = 0; group < groups; ++group) {
     const float* own = x + group * lanes;

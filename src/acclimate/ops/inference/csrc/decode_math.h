@@ -49,6 +49,8 @@ void scale(Dtype dtype, float factor, float* x, int64_t n);
 
 float largest(const float* x, int64_t n);
 
+bool has_nan(const float* x, int64_t n);
+
 // x = exp(x * factor - shift); returns the sum.
 float exponentials(float factor, float shift, float* x, int64_t n);
 

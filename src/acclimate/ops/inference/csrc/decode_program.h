@@ -176,10 +176,10 @@ struct Decoder {
         exchange(reinterpret_cast<Exchange>(static_cast<uintptr_t>(from.number()))),
         embedding_is_summed(from.flag()),
         first_token(from.number()),
+        tokens(from.number()),
         positions(read_weight(from)),
         position_offset(from.number()) {
     const int64_t count = from.number();
-    layers.reserve(count);
     for (int64_t i = 0; i < count; ++i) {
       layers.emplace_back(from);
     }
@@ -196,6 +196,7 @@ struct Decoder {
   Exchange exchange;  // null for one rank
   bool embedding_is_summed;  // over the ranks; each rank has the rows of some tokens
   int64_t first_token;  // of those
+  int64_t tokens;  // the rows of all ranks
   Weight positions;  // of learned position embeddings; without data: none
   int64_t position_offset;
   std::vector<Layer> layers;

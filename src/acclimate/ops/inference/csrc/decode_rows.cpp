@@ -4,6 +4,15 @@
 
 namespace acclimate::inference::decode {
 
+bool Step::has_rows(const Call& call) const {
+  const int64_t* end = call.tokens + call.batch * call.length;
+  const bool has_tokens =
+      std::all_of(call.tokens, end, [&](int64_t token) { return token >= 0 && token < decoder_.tokens; });
+  const int64_t first = *std::min_element(call.starts, call.starts + call.batch);
+  return has_tokens && (decoder_.positions.data == nullptr ||
+                        call.place + call.length - first + decoder_.position_offset <= decoder_.positions.n);
+}
+
 // A token's row of the embedding; zeros, if another rank has it.
 void Step::look_up(int64_t token, float* row) const {
   const int64_t own = token - decoder_.first_token;

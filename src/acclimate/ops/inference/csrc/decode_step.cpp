@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 
 namespace acclimate::inference::decode {
 namespace {
@@ -15,6 +16,7 @@ int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
 }  // namespace
 
 Step::Step(Reader& from) : decoder_(from) {
+  check();
   widest_ = decoder_.hidden;
   const auto see = [&](const Product& product) {
     widest_ = std::max({widest_, product.k, product.width});
@@ -40,6 +42,43 @@ Step::Step(Reader& from) : decoder_(from) {
     widest_values_ = std::max(widest_values_, attention.heads * attention.value_size);
   }
   can_screen_ = suits_screen();
+}
+
+void Step::check() const {
+  const auto need = [](bool fits) {
+    if (!fits) {
+      throw std::runtime_error("the sizes in a decoder's description do not fit together");
+    }
+  };
+  const auto is_product = [&](const Product& product, int64_t k, int64_t width) {
+    need(product.width == width && !product.parts.empty());
+    for (const Part& part : product.parts) {
+      need(part.weight.k == k);
+    }
+  };
+  need(decoder_.hidden > 0 && decoder_.tables >= 0 && decoder_.embedding.k == decoder_.hidden);
+  need(decoder_.dtype >= Dtype::f32 && decoder_.dtype <= Dtype::f16);
+  need(decoder_.positions.data == nullptr || decoder_.positions.k == decoder_.hidden);
+  need(decoder_.position_offset >= 0 && decoder_.first_token >= 0);
+  need(decoder_.embedding_is_summed ? decoder_.first_token <= decoder_.tokens - decoder_.embedding.n
+                                    : decoder_.tokens == decoder_.embedding.n);
+  for (const Layer& layer : decoder_.layers) {
+    const Attention& attention = layer.attention;
+    const int64_t heads = attention.heads, key_heads = attention.key_heads;
+    const int64_t size = attention.head_size, value_size = attention.value_size;
+    need(key_heads > 0 && heads > 0 && heads % key_heads == 0 && size > 0 && value_size > 0);
+    need(attention.table >= -1 && attention.table < decoder_.tables && attention.window >= 0);
+    need(attention.table < 0 || (attention.pairs >= 0 && 2 * attention.pairs <= size));
+    is_product(attention.projections, decoder_.hidden, heads * size + key_heads * (size + value_size));
+    is_product(attention.output, heads * value_size, decoder_.hidden);
+    is_product(layer.mlp.up, decoder_.hidden, layer.mlp.up.width);
+    need(layer.mlp.is_gated != layer.mlp.gate.parts.empty());
+    if (layer.mlp.is_gated) {
+      is_product(layer.mlp.gate, decoder_.hidden, layer.mlp.up.width);
+    }
+    is_product(layer.mlp.down, layer.mlp.up.width, decoder_.hidden);
+  }
+  is_product(*decoder_.head, decoder_.hidden, decoder_.head->width);
 }
 
 Step::~Step() = default;

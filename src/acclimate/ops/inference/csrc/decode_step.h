@@ -85,6 +85,13 @@ class Step {
   // Computes one token of each sequence. A second caller waits for the first.
   void run(const Call& call, int threads);
 
+  int64_t tables() const { return decoder_.tables; }
+  int64_t layers() const { return static_cast<int64_t>(decoder_.layers.size()); }
+  int64_t head_width() const { return decoder_.head->width; }
+
+  // Whether each token is in the vocabulary, and each position in the table of learned positions.
+  bool has_rows(const Call& call) const;
+
   // Whether `read` works: weights are bf16 or quantised, and the processor has vectors for it.
   bool can_read() const;
 
@@ -92,6 +99,9 @@ class Step {
   void read(const Call& call, int threads);
 
  private:
+  // Throws std::runtime_error unless the sizes in the description fit together.
+  void check() const;
+
   // A group of the head's rows that may have the largest logit of a sequence.
   struct Candidate {
     float most;

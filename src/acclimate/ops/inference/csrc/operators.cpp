@@ -33,6 +33,10 @@ using torch::stable::Tensor;
 constexpr int64_t bytes_per_thread = 32 << 10;
 // Results that a thread keeps in float32 before it converts them.
 constexpr int64_t tile_rows = 256;
+// The most rows or columns of a weight: sums and products of sizes up to this do not overflow.
+constexpr int64_t most_size = int64_t{1} << 40;
+
+bool is_size(int64_t value) { return value >= 0 && value <= most_size; }
 
 Dtype dtype_of(const Tensor& tensor, const char* role) {
   switch (tensor.scalar_type()) {
@@ -92,7 +96,7 @@ void narrow(Dtype dtype, const float* from, int64_t count, void* to) {
 }
 
 Weight weight_of(const Tensor& data, int64_t scheme, int64_t n, int64_t k) {
-  STD_TORCH_CHECK(data.is_cpu() && data.dim() == 2 && data.is_contiguous() && n >= 0 && k >= 0,
+  STD_TORCH_CHECK(data.is_cpu() && data.dim() == 2 && data.is_contiguous() && is_size(n) && is_size(k),
                   "A weight is not a contiguous matrix on the host.");
   Weight weight{};
   weight.scheme = static_cast<Scheme>(scheme);
@@ -363,8 +367,11 @@ Tensor from_gguf(const Tensor& blocks, int64_t scheme, int64_t n, int64_t k) {
                   ".");
   const Layout layout = layout_of(kind);
   const int64_t row_bytes = k / layout.gguf_columns * layout.gguf_bytes;
-  STD_TORCH_CHECK(whole.is_cpu() && whole.scalar_type() == ScalarType::Byte && k % layout.gguf_columns == 0 &&
-                      whole.numel() == n * row_bytes,
+  // Without the product n * row_bytes, which may overflow.
+  const bool fits =
+      row_bytes == 0 ? whole.numel() == 0 : whole.numel() % row_bytes == 0 && whole.numel() / row_bytes == n;
+  STD_TORCH_CHECK(whole.is_cpu() && whole.scalar_type() == ScalarType::Byte && is_size(n) && is_size(k) &&
+                      k % layout.gguf_columns == 0 && fits,
                   "The blocks do not match their type and the shape [", n, ", ", k, "].");
   const int64_t groups = (n + group_rows - 1) / group_rows, stride = group_bytes(kind, k);
   Tensor result = torch::stable::new_empty(whole, {groups, stride});
