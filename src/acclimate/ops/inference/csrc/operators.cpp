@@ -21,7 +21,6 @@
 #include "gguf_pack.h"
 #include "layout.h"
 #include "linear.h"
-#include "pool.h"
 
 namespace acclimate::inference {
 namespace {
@@ -124,10 +123,11 @@ int64_t bytes_of(const Weight& weight) {
                                         : (weight.n + group_rows - 1) / group_rows * weight.stride;
 }
 
-// Like run_threads, but on torch's threads. Both pools spin for a while after a call. Work that alternates
-// with long operators of torch is slower by half if both pools spin on the same cores.
+// Calls function(thread, threads) for each of some threads, on torch's threads. These operators run between
+// torch's, whose threads spin for milliseconds after each: threads of our own would compete with them for the
+// same cores, and a product of 20 us took 2 ms.
 template <class Function>
-void run_torch_threads(int threads, Function& function) {
+void run_threads(int threads, Function& function) {
   torch::stable::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
     for (int64_t thread = first; thread < last; ++thread) {
       function(static_cast<int>(thread), threads);
@@ -206,7 +206,7 @@ void multiply_arranged(const Weight& weight, const Rows& rows, const Finish& fin
       finish(thread, begin, m, row, count, memory.results.data(), result_stride);
     }
   };
-  run_torch_threads(threads_for(bytes_of(weight)), work);
+  run_threads(threads_for(bytes_of(weight)), work);
 }
 
 // Calls finish(thread, first input, inputs, first row, rows, results, stride) for tiles of results in
@@ -235,7 +235,7 @@ void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
                                std::min(max_rows, count - first), rows.k, memory + part * part_bytes);
       }
     };
-    run_torch_threads(parts == 1 ? 1 : threads_for(count * rows.k * bytes_of(rows.dtype)), prepare_parts);
+    run_threads(parts == 1 ? 1 : threads_for(count * rows.k * bytes_of(rows.dtype)), prepare_parts);
     const int64_t cached_rows = cached_bytes / row_bytes / group_rows * group_rows;
     const int64_t tile = parts == 1 ? tile_rows : std::clamp(cached_rows, group_rows, tile_rows);
     auto work = [&](int thread, int threads) {
@@ -249,11 +249,7 @@ void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
         }
       }
     };
-    if (parts == 1) {
-      run_threads(threads_for(bytes_of(weight)), work);
-    } else {
-      run_torch_threads(threads_for(bytes_of(weight)), work);
-    }
+    run_threads(threads_for(bytes_of(weight)), work);
   }
 }
 
@@ -314,7 +310,7 @@ Tensor values(const Tensor& data, int64_t scheme, int64_t n, int64_t k, ScalarTy
       }
     }
   };
-  run_torch_threads(threads_for(bytes_of(weight)), work);
+  run_threads(threads_for(bytes_of(weight)), work);
   return result;
 }
 
