@@ -86,6 +86,27 @@ def test_a_padded_batch_gets_the_tokens_of_transformers(name: str, taken: list[b
     assert torch.equal(own, ours)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_parameters_keep_their_layout(name: str) -> None:
+    model = tiny_model(name)
+    before = {each: (p.shape, p.stride()) for each, p in model.named_parameters()}
+    ours = acclimate.init_inference(model)
+    ours.generate(PROMPT, do_sample=False, max_new_tokens=2)
+    assert {each: (p.shape, p.stride()) for each, p in ours.named_parameters()} == before
+
+
+def test_a_weight_by_column_is_read_again_for_the_next_text(taken: list[bool]) -> None:
+    model = tiny_model("gpt2")
+    ours = acclimate.init_inference(copy.deepcopy(model))
+    ours.generate(PROMPT, do_sample=False, max_new_tokens=2)
+    for each in (model, ours):
+        # Writes through .data count in no version.
+        each.transformer.h[0].mlp.c_fc.weight.data.copy_(each.transformer.h[1].mlp.c_fc.weight.data)
+    texts = [each.generate(PROMPT, do_sample=False, max_new_tokens=20) for each in (model, ours)]
+    assert taken == [True, True]
+    assert torch.equal(*texts)
+
+
 @pytest.mark.parametrize(
     "options",
     [
