@@ -21,7 +21,7 @@ from architectures import tiny_model
 from transformers import TextStreamer
 
 import acclimate
-from acclimate.inference.decode import loop, proof
+from acclimate.inference.decode import loop, native, proof
 from acclimate.inference.decode.lean import LeanDecoder
 from acclimate.inference.decode.loop import lean_decoder
 from acclimate.inference.decode.proof import describe
@@ -328,16 +328,12 @@ def test_quantised_weights_step_in_native_code(
     assert taken == [True]
 
 
-def test_threads_share_the_keys_of_one_head(taken: list[bool]) -> None:
+def test_threads_share_the_keys_of_one_head(taken: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama", num_key_value_heads=1)
     ours = acclimate.init_inference(copy.deepcopy(model))
     prompt = (torch.arange(700) * 7 % 150 + 3)[None]
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        own, new = (each.generate(prompt, do_sample=False, max_new_tokens=20) for each in (model, ours))
-    finally:
-        torch.set_num_threads(before)
+    monkeypatch.setattr(native, "kernel_threads", lambda: 3)
+    own, new = (each.generate(prompt, do_sample=False, max_new_tokens=20) for each in (model, ours))
     assert taken == [True]
     assert torch.equal(own, new)
 

@@ -29,6 +29,7 @@ from acclimate.inference.decode.modules import packed_weight, rows_of
 from acclimate.inference.decode.share import Exchange, likeliest_token, whole_logits
 from acclimate.inference.deferred_sigint import interrupts_deferred
 from acclimate.ops.inference.native import prefills
+from acclimate.ops.inference.torch_threads import kernel_threads
 from acclimate.selection import get_accelerator
 
 # As linear.h numbers them.
@@ -81,7 +82,7 @@ class NativeStep:
     def __init__(self, native: NativeDecoder, cache: StepCache, starts: Tensor) -> None:
         self._native, self._cache = native, cache
         self._starts = starts.long().contiguous()
-        self._threads = torch.get_num_threads()
+        self._threads = kernel_threads()
         positions = native.decoder.positions
         # Learned position embeddings have a last row, beyond which native code would read.
         self._end = (

@@ -1,7 +1,7 @@
 """torch's threads. OpenMP gives each thread of a program a team of its own for torch's operators.
 
-Ends a thread's team before the thread forks, since libgomp's teams do not survive in the child, and limits a
-team for a while without changing a setting of the process.
+Ends a thread's team before the thread forks, since libgomp's teams do not survive in the child; limits a team
+for a while without changing a setting of the process; and counts the threads that native code should use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,21 @@ from typing import Any
 
 import torch
 
+from acclimate.topology import processor_limit
+
 _PAUSE_SOFT = 1  # libgomp ends the team; LLVM's runtime, which survives forks, only lets it sleep
+
+
+def kernel_threads() -> int:
+    """Returns how many threads native code should use: torch's, or fewer if the process may use fewer
+    processors or less of their time."""
+    return max(1, min(torch.get_num_threads(), processor_limit()))
+
+
+def limit_torch_threads() -> None:
+    """Limits torch's threads to what :func:`kernel_threads` counts: for a command in its own process."""
+    if kernel_threads() < torch.get_num_threads():
+        torch.set_num_threads(kernel_threads())
 
 
 @functools.cache

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -112,10 +113,13 @@ Weight weight_of(const Tensor& data, int64_t scheme, int64_t n, int64_t k) {
   return weight;
 }
 
+// The processors that this process can keep busy.
+std::atomic<int64_t> most_threads{std::numeric_limits<int64_t>::max()};
+
 int threads_for(int64_t bytes) {
   const int64_t useful = (bytes + bytes_per_thread - 1) / bytes_per_thread;
-  return static_cast<int>(
-      std::clamp<int64_t>(torch::stable::get_num_threads(), 1, std::max<int64_t>(useful, 1)));
+  const int64_t most = std::min<int64_t>(torch::stable::get_num_threads(), most_threads.load());
+  return static_cast<int>(std::clamp<int64_t>(most, 1, std::max<int64_t>(useful, 1)));
 }
 
 int64_t bytes_of(const Weight& weight) {
@@ -454,6 +458,8 @@ std::tuple<Tensor, Tensor> top(const Tensor& x, const Tensor& data, int64_t sche
 
 void use_instructions(int64_t isa) { use_isa(isa); }
 
+void limit_threads(int64_t most) { most_threads.store(most); }
+
 STABLE_TORCH_LIBRARY_IMPL(acclimate, CPU, m) {
   m.impl("packed_linear", TORCH_BOX(&linear));
   m.impl("packed_values", TORCH_BOX(&values));
@@ -464,6 +470,7 @@ STABLE_TORCH_LIBRARY_IMPL(acclimate, CPU, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(acclimate, CompositeExplicitAutograd, m) {
   m.impl("inference_use_isa", TORCH_BOX(&use_instructions));
+  m.impl("inference_limit_threads", TORCH_BOX(&limit_threads));
 }
 
 }  // namespace
