@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+from control_group import own_group as own_group
 from fake_vendors import machine as machine
 from fresh_process import FreshProcesses
 from machine_trees import recorded as recorded

@@ -10,6 +10,7 @@ from this_machine import join, needs_linux, run_python
 from acclimate.topology import (
     cpu_quota,
     memory_limit,
+    processor_limit,
     read_topology,
     usable_node_count,
 )
@@ -95,6 +96,13 @@ def test_cpu_quota_is_none_where_there_is_no_limit(tmp_path, text):
     assert (
         cpu_quota(write_tree(tmp_path, cgroup_files(V2, "0::/", **{"sys/fs/cgroup/cpu.max": text}))) is None
     )
+
+
+@pytest.mark.parametrize(("quota", "limit"), [("40000", 1), ("100000", 1), ("250000", 2), ("900000", 8)])
+def test_a_quota_limits_the_processors_to_keep_busy(tmp_path, quota, limit):
+    files = machine({0: ("0-7", 4)}) | cgroup_files(V2, "0::/a")
+    files |= {"sys/fs/cgroup/a/cpu.max": f"{quota} 100000"}
+    assert processor_limit(write_tree(tmp_path, files)) == limit
 
 
 @needs_linux

@@ -9,7 +9,7 @@ from acclimate.topology.coreless_memory import fast_memory_near
 from acclimate.topology.cores import Core
 from acclimate.topology.kernel_files import LIVE, format_cpu_list, parse_cpu_list
 from acclimate.topology.limits import available_memory, memory_limit, total_memory
-from acclimate.topology.machine import MemoryNode, Topology, read_topology, usable_node_count
+from acclimate.topology.machine import MemoryNode, Topology, processor_limit, read_topology, usable_node_count
 
 __all__ = [
     "LIVE",
@@ -22,6 +22,7 @@ __all__ = [
     "format_cpu_list",
     "memory_limit",
     "parse_cpu_list",
+    "processor_limit",
     "read_topology",
     "total_memory",
     "usable_node_count",

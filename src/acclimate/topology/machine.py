@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from acclimate.errors import TopologyError
-from acclimate.topology.control_groups import cpuset
+from acclimate.topology.control_groups import cpu_quota, cpuset
 from acclimate.topology.cores import Core, read_cores
 from acclimate.topology.kernel_files import (
     LIVE,
@@ -132,6 +132,21 @@ def usable_node_count(root: Path = LIVE) -> int:
     except TopologyError:
         return 1
     return max(1, sum(not allowed.isdisjoint(cpus) for cpus in nodes))
+
+
+def processor_limit(root: Path = LIVE) -> int:
+    """The number of processors that this process can keep busy: those it may run on, or fewer if a control
+    group limits its processor time.
+
+    A quota of 2.5 processors counts as 2. With 3 threads, the kernel would stop all of them in the middle of
+    their work.
+    """
+    try:
+        allowed = len(_affinity(root) or _allowed_cpus(root, _online_cpus(root)))
+    except TopologyError:
+        allowed = os.cpu_count() or 1
+    quota = cpu_quota(root)
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
 # -- processors ----------------------------------------------------------------------------------

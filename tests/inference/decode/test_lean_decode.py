@@ -21,7 +21,7 @@ from architectures import tiny_model
 from transformers import TextStreamer
 
 import acclimate
-from acclimate.inference.decode import loop, proof
+from acclimate.inference.decode import loop, native, proof
 from acclimate.inference.decode.lean import LeanDecoder
 from acclimate.inference.decode.loop import lean_decoder
 from acclimate.inference.decode.proof import describe
@@ -84,6 +84,27 @@ def test_a_padded_batch_gets_the_tokens_of_transformers(name: str, taken: list[b
     own, ours = both(name, **padded_batch(), max_new_tokens=20)
     assert taken == [True]
     assert torch.equal(own, ours)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_parameters_keep_their_layout(name: str) -> None:
+    model = tiny_model(name)
+    before = {each: (p.shape, p.stride()) for each, p in model.named_parameters()}
+    ours = acclimate.init_inference(model)
+    ours.generate(PROMPT, do_sample=False, max_new_tokens=2)
+    assert {each: (p.shape, p.stride()) for each, p in ours.named_parameters()} == before
+
+
+def test_a_weight_by_column_is_read_again_for_the_next_text(taken: list[bool]) -> None:
+    model = tiny_model("gpt2")
+    ours = acclimate.init_inference(copy.deepcopy(model))
+    ours.generate(PROMPT, do_sample=False, max_new_tokens=2)
+    for each in (model, ours):
+        # Writes through .data count in no version.
+        each.transformer.h[0].mlp.c_fc.weight.data.copy_(each.transformer.h[1].mlp.c_fc.weight.data)
+    texts = [each.generate(PROMPT, do_sample=False, max_new_tokens=20) for each in (model, ours)]
+    assert taken == [True, True]
+    assert torch.equal(*texts)
 
 
 @pytest.mark.parametrize(
@@ -307,16 +328,12 @@ def test_quantised_weights_step_in_native_code(
     assert taken == [True]
 
 
-def test_threads_share_the_keys_of_one_head(taken: list[bool]) -> None:
+def test_threads_share_the_keys_of_one_head(taken: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama", num_key_value_heads=1)
     ours = acclimate.init_inference(copy.deepcopy(model))
     prompt = (torch.arange(700) * 7 % 150 + 3)[None]
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        own, new = (each.generate(prompt, do_sample=False, max_new_tokens=20) for each in (model, ours))
-    finally:
-        torch.set_num_threads(before)
+    monkeypatch.setattr(native, "kernel_threads", lambda: 3)
+    own, new = (each.generate(prompt, do_sample=False, max_new_tokens=20) for each in (model, ours))
     assert taken == [True]
     assert torch.equal(own, new)
 

@@ -85,6 +85,9 @@ def run(args: argparse.Namespace) -> int:
     from acclimate.inference.startup.lean_import import import_transformers
 
     import_transformers()
+    from acclimate.ops.inference.torch_threads import limit_torch_threads
+
+    limit_torch_threads()
     measure(rank=0)
     return 0
 

@@ -107,7 +107,9 @@ def _run_alone(args: argparse.Namespace) -> int:
 
             import_transformers()
         from acclimate.inference.generation.generate import generate
+        from acclimate.ops.inference.torch_threads import limit_torch_threads
 
+        limit_torch_threads()
         display.begin(prompt)
         result = generate(
             prompt,

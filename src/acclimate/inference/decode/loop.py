@@ -6,18 +6,20 @@ transformers' ``generate`` prepares the run, and its ``_sample`` then computes t
 
 from __future__ import annotations
 
-import threading
+import contextlib
 import weakref
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from acclimate.imports import ForkSafeLock
 from acclimate.inference.decode.finite_logits import check_logits, without_check
 from acclimate.inference.decode.lean import LeanDecoder, Step
 from acclimate.inference.decode.native import NativeStep
 from acclimate.inference.decode.proof import describe
 from acclimate.inference.ranks import ModelRanks
+from acclimate.ops.inference.torch_threads import one_thread
 
 _LARGEST_BATCH = 16
 """The largest batch of this loop; for more sequences, torch's matrix products are faster."""
@@ -31,7 +33,7 @@ _KNOWN_INPUTS = {
 
 
 _found: weakref.WeakKeyDictionary[Any, tuple[Any, LeanDecoder | None]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 
 
 def lean_decoder(model: Any) -> LeanDecoder | None:
@@ -83,6 +85,8 @@ def lean_sample(
     processors = without_check(logits_processor)  # steps check their logits
     if processors is None or not _is_plain(model, input_ids, generation_config, synced_gpus, inputs):
         return None
+    if any(isinstance(each, nn.Module) for step in logits_processor for each in vars(step).values()):
+        return None  # it runs a model between the steps, on torch's threads
     starts = _starts(inputs.get("attention_mask"), input_ids)
     lean = lean_decoder(model) if starts is not None else None
     if lean is None or starts is None or (lean.native is None and model._compiled_call_impl is not None):
@@ -196,15 +200,9 @@ class _Chooser:
 
     def choose(self, tokens: _Tokens, logits: Tensor) -> Tensor:
         """Returns the next tokens."""
-        if not self._has_native_step:
-            return self._chosen(tokens, logits)
         # OpenMP's threads spin for milliseconds after their work, on cores that the native step needs.
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with one_thread() if self._has_native_step else contextlib.nullcontext():
             return self._chosen(tokens, logits)
-        finally:
-            torch.set_num_threads(threads)
 
     def _chosen(self, tokens: _Tokens, logits: Tensor) -> Tensor:
         scores: Tensor = self._processors(tokens.all, logits)

@@ -25,19 +25,13 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def rows_of(module: nn.Module) -> Tensor:
-    """Returns a linear module's weight as outputs x inputs with contiguous rows.
-
-    A transposed weight (GPT-2's) is moved to new memory in this layout, so that no second copy remains.
-    """
+    """Returns a linear module's weight as outputs x inputs; shares its memory, also if it is stored turned
+    (GPT-2's)."""
     parameter = module.weight
     if not isinstance(parameter, Tensor):
         raise NotRepresentedError("a linear module has no tensor as its weight")
     is_turned = not isinstance(module, nn.Linear) and linear_dims(module) == (1, 0)
-    weight = parameter.detach().t() if is_turned else parameter.detach()
-    if weight.stride(1) != 1 or weight.stride(0) < weight.shape[1]:
-        weight = weight.contiguous()
-        parameter.data = weight.t() if is_turned else weight
-    return weight
+    return parameter.detach().t() if is_turned else parameter.detach()
 
 
 def embedding_rows(table: nn.Module, tokens: Tensor, share: Share | None = None) -> Tensor:

@@ -1,7 +1,7 @@
 """The native step: passes a description to native code as numbers and addresses; one call computes a token.
 
-Weights are used in place; small tensors (norms, biases) are copied to float32. The native code that reads the
-description is ``ops/inference/csrc/decode_program.h``.
+Weights whose rows are contiguous are used in place; small tensors (norms, biases) are copied to float32. The
+native code that reads the description is ``ops/inference/csrc/decode_program.h``.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from acclimate.inference.decode.modules import packed_weight, rows_of
 from acclimate.inference.decode.share import Exchange, likeliest_token, whole_logits
 from acclimate.inference.deferred_sigint import interrupts_deferred
 from acclimate.ops.inference.native import prefills
+from acclimate.ops.inference.torch_threads import kernel_threads
 from acclimate.selection import get_accelerator
 
 # As linear.h numbers them.
@@ -57,11 +58,17 @@ class NativeDecoder:
         self.exchange = None if share is None else Exchange(share)
         writer = _ProgramWriter(decoder, 0 if self.exchange is None else self.exchange.address)
         writer.decoder(decoder)
-        self._kept = writer.kept
+        self._kept, self._copies = writer.kept, writer.copies
         program = torch.tensor(writer.numbers, dtype=torch.int64)
         self.number = int(torch.ops.acclimate.decode_start(program))
         self.prefills = prefills(self.number)
         weakref.finalize(self, torch.ops.acclimate.decode_end, self.number)
+
+    def begin(self) -> None:
+        """Prepares for another text, before which weights may have changed."""
+        for copy, weight in self._copies:
+            copy.copy_(weight)
+        torch.ops.acclimate.decode_begin(self.number)
 
 
 class NativeStep:
@@ -76,10 +83,10 @@ class NativeStep:
     def __init__(self, native: NativeDecoder, cache: StepCache, starts: Tensor) -> None:
         self._native, self._cache = native, cache
         self._starts = starts.long().contiguous()
-        self._threads = torch.get_num_threads()
+        self._threads = kernel_threads()
         self._no_logits = torch.empty(0, dtype=torch.float32)
         self._no_best = torch.empty(0, dtype=torch.int64)
-        torch.ops.acclimate.decode_begin(native.number)
+        native.begin()
         self._read_cache()
 
     def __call__(self, tokens: Tensor) -> Tensor:
@@ -184,6 +191,7 @@ class _ProgramWriter:
     def __init__(self, decoder: Decoder, exchange: int) -> None:
         self.numbers: list[int] = []
         self.kept: list[Any] = []
+        self.copies: list[tuple[Tensor, Tensor]] = []
         self._hidden, self._exchange = decoder.hidden, exchange
         self._summed = frozenset() if decoder.share is None else decoder.share.summed
 
@@ -228,12 +236,20 @@ class _ProgramWriter:
         stride = packed.data.stride(0) * packed.data.element_size()
         return self._number(packed.number, 0, *packed.shape, packed.data.data_ptr(), stride)
 
+    def _by_rows(self, weight: Tensor) -> Tensor:
+        """Returns a weight with contiguous rows: the tensor itself, or a copy that ``begin`` fills."""
+        if weight.stride(1) == 1 and weight.stride(0) >= weight.shape[1]:
+            return weight
+        # The parameter keeps its layout: safetensors saves only contiguous tensors, for example.
+        self.copies.append((torch.empty(weight.shape, dtype=weight.dtype), weight))
+        return self.copies[-1][0]
+
     def _product(self, *products: Product) -> None:
         parts = [part for product in products for part in product.parts]
         self._number(len(parts))
         for part in parts:
             packed = packed_weight(part.module)
-            self._weight(packed, None if packed is not None else rows_of(part.module))
+            self._weight(packed, None if packed is not None else self._by_rows(rows_of(part.module)))
             self._number(part.first, part.count)
             self._tensor(part.module._parameters.get("bias"))
 

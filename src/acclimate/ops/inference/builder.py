@@ -12,6 +12,7 @@ import torch
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.ops.build.recipe import Source
 from acclimate.ops.simd import KERNEL_FLAGS, chosen_isa, compile_flags
+from acclimate.topology import processor_limit
 
 
 class InferenceBuilder(OpBuilder):
@@ -54,9 +55,10 @@ class CPUInferenceBuilder(InferenceBuilder):
         return ["-pthread"]
 
     def open_library(self, path: Path) -> None:
-        """Loads the library and chooses its instruction set."""
+        """Loads the library, chooses its instruction set and tells it how many processors there are."""
         super().open_library(path)
         torch.ops.acclimate.inference_use_isa(chosen_isa())
+        torch.ops.acclimate.inference_limit_threads(processor_limit())
 
 
 def kernel_flags(machine: str) -> dict[str, tuple[str, ...]]:

@@ -7,6 +7,7 @@ import functools
 import torch
 
 from acclimate.ops.inference.builder import CPUInferenceBuilder, InferenceBuilder
+from acclimate.ops.inference.torch_threads import end_team_before_forks
 from acclimate.ops.simd import chosen_isa, has_tile_products, has_vector_kernels, processor
 
 WITH_KERNELS = ("cpu",)
@@ -21,6 +22,7 @@ def load(device_type: str) -> None:
         InstructionSetError: ``ACCLIMATE_CPU_ISA`` names no instruction set of this machine.
         OpBuildError: the native source does not compile.
     """
+    end_team_before_forks()
     (CPUInferenceBuilder if device_type in WITH_KERNELS else InferenceBuilder)().load()
 
 

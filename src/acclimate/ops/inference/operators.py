@@ -27,6 +27,7 @@ _TOP = "packed_top(Tensor x, Tensor data, int scheme, int n, int k, int count) -
 
 # Only native.
 _USE_ISA = "inference_use_isa(int isa) -> ()"
+_LIMIT_THREADS = "inference_limit_threads(int most) -> ()"
 
 
 def define() -> None:
@@ -36,7 +37,7 @@ def define() -> None:
         InstructionSetError: ``ACCLIMATE_CPU_ISA`` names no instruction set of this machine.
     """
     chosen_isa()
-    registry.define((_USE_ISA,))
+    registry.define((_USE_ISA, _LIMIT_THREADS))
     define_functional(_LINEAR, _linear, _fake_linear)
     define_functional(_VALUES, _values, _fake_values)
     define_functional(_ROWS, _rows, _fake_rows)

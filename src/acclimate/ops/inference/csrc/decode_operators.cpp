@@ -5,10 +5,13 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "decode_step.h"
 
@@ -20,9 +23,30 @@ using torch::stable::Tensor;
 
 constexpr int64_t most_threads = 1024;
 
+struct Started {
+  std::vector<int64_t> program;
+  std::shared_ptr<Step> step;  // null after a fork, until it is needed
+};
+
 std::mutex mutex;
-std::map<int64_t, std::shared_ptr<Step>> steps;
+std::map<int64_t, Started> steps;
 int64_t last_number = 0;
+
+// At a fork another thread may be in the middle of a step, which no thread of the child will end. So the
+// child leaves the parent's steps as they are, and reads the programs again.
+void before_fork() { mutex.lock(); }
+
+void after_fork_in_parent() { mutex.unlock(); }
+
+void after_fork_in_child() {
+  for (auto& [number, started] : steps) {
+    new std::shared_ptr<Step>(std::move(started.step));  // never freed
+  }
+  mutex.unlock();
+}
+
+[[maybe_unused]] const int watches_forks =
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 
 void check_memory(const Tensor& tensor, ScalarType dtype, const char* role) {
   STD_TORCH_CHECK(tensor.is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == dtype, "The ", role,
@@ -44,10 +68,12 @@ T* results(const Tensor& tensor, ScalarType dtype, int64_t count, const char* ro
 }
 
 int64_t start(const Tensor& program) {
-  Reader reader(numbers(program, "numbers"), program.numel());
-  auto step = std::make_shared<Step>(reader);
+  const int64_t* first = numbers(program, "numbers");
+  Started started{{first, first + program.numel()}, nullptr};
+  Reader reader(started.program.data(), program.numel());
+  started.step = std::make_shared<Step>(reader);
   const std::lock_guard<std::mutex> lock(mutex);
-  steps[++last_number] = std::move(step);
+  steps[++last_number] = std::move(started);
   return last_number;
 }
 
@@ -55,7 +81,12 @@ std::shared_ptr<Step> found_step(int64_t number) {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = steps.find(number);
   STD_TORCH_CHECK(found != steps.end(), "There is no decoder ", number, ".");
-  return found->second;
+  Started& started = found->second;
+  if (started.step == nullptr) {
+    Reader reader(started.program.data(), static_cast<int64_t>(started.program.size()));
+    started.step = std::make_shared<Step>(reader);
+  }
+  return started.step;
 }
 
 // Returns false, and does nothing, if a token or a position has no row in its table.

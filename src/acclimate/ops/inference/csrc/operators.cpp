@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -21,7 +22,6 @@
 #include "gguf_pack.h"
 #include "layout.h"
 #include "linear.h"
-#include "pool.h"
 
 namespace acclimate::inference {
 namespace {
@@ -117,10 +117,13 @@ Weight weight_of(const Tensor& data, int64_t scheme, int64_t n, int64_t k) {
   return weight;
 }
 
+// The processors that this process can keep busy.
+std::atomic<int64_t> most_threads{std::numeric_limits<int64_t>::max()};
+
 int threads_for(int64_t bytes) {
   const int64_t useful = (bytes + bytes_per_thread - 1) / bytes_per_thread;
-  return static_cast<int>(
-      std::clamp<int64_t>(torch::stable::get_num_threads(), 1, std::max<int64_t>(useful, 1)));
+  const int64_t most = std::min<int64_t>(torch::stable::get_num_threads(), most_threads.load());
+  return static_cast<int>(std::clamp<int64_t>(most, 1, std::max<int64_t>(useful, 1)));
 }
 
 int64_t bytes_of(const Weight& weight) {
@@ -128,10 +131,11 @@ int64_t bytes_of(const Weight& weight) {
                                         : (weight.n + group_rows - 1) / group_rows * weight.stride;
 }
 
-// Like run_threads, but on torch's threads. Both pools spin for a while after a call. Work that alternates
-// with long operators of torch is slower by half if both pools spin on the same cores.
+// Calls function(thread, threads) for each of some threads, on torch's threads. These operators run between
+// torch's, whose threads spin for milliseconds after each: threads of our own would compete with them for the
+// same cores, and a product of 20 us took 2 ms.
 template <class Function>
-void run_torch_threads(int threads, Function& function) {
+void run_threads(int threads, Function& function) {
   torch::stable::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
     for (int64_t thread = first; thread < last; ++thread) {
       function(static_cast<int>(thread), threads);
@@ -210,7 +214,7 @@ void multiply_arranged(const Weight& weight, const Rows& rows, const Finish& fin
       finish(thread, begin, m, row, count, memory.results.data(), result_stride);
     }
   };
-  run_torch_threads(threads_for(bytes_of(weight)), work);
+  run_threads(threads_for(bytes_of(weight)), work);
 }
 
 // Calls finish(thread, first input, inputs, first row, rows, results, stride) for tiles of results in
@@ -239,7 +243,7 @@ void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
                                std::min(max_rows, count - first), rows.k, memory + part * part_bytes);
       }
     };
-    run_torch_threads(parts == 1 ? 1 : threads_for(count * rows.k * bytes_of(rows.dtype)), prepare_parts);
+    run_threads(parts == 1 ? 1 : threads_for(count * rows.k * bytes_of(rows.dtype)), prepare_parts);
     const int64_t cached_rows = cached_bytes / row_bytes / group_rows * group_rows;
     const int64_t tile = parts == 1 ? tile_rows : std::clamp(cached_rows, group_rows, tile_rows);
     auto work = [&](int thread, int threads) {
@@ -253,11 +257,7 @@ void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
         }
       }
     };
-    if (parts == 1) {
-      run_threads(threads_for(bytes_of(weight)), work);
-    } else {
-      run_torch_threads(threads_for(bytes_of(weight)), work);
-    }
+    run_threads(threads_for(bytes_of(weight)), work);
   }
 }
 
@@ -318,7 +318,7 @@ Tensor values(const Tensor& data, int64_t scheme, int64_t n, int64_t k, ScalarTy
       }
     }
   };
-  run_torch_threads(threads_for(bytes_of(weight)), work);
+  run_threads(threads_for(bytes_of(weight)), work);
   return result;
 }
 
@@ -465,6 +465,8 @@ std::tuple<Tensor, Tensor> top(const Tensor& x, const Tensor& data, int64_t sche
 
 void use_instructions(int64_t isa) { use_isa(isa); }
 
+void limit_threads(int64_t most) { most_threads.store(most); }
+
 STABLE_TORCH_LIBRARY_IMPL(acclimate, CPU, m) {
   m.impl("packed_linear", TORCH_BOX(&linear));
   m.impl("packed_values", TORCH_BOX(&values));
@@ -475,6 +477,7 @@ STABLE_TORCH_LIBRARY_IMPL(acclimate, CPU, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(acclimate, CompositeExplicitAutograd, m) {
   m.impl("inference_use_isa", TORCH_BOX(&use_instructions));
+  m.impl("inference_limit_threads", TORCH_BOX(&limit_threads));
 }
 
 }  // namespace
