@@ -15,8 +15,8 @@ import copy
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -79,6 +79,8 @@ class Program:
     """The linear modules and packed embeddings, by the number that the operators carry."""
     limit: int | None
     """The most tokens, earlier ones included, for which the model computes this program; ``None``: any number."""
+    constants: tuple[Tensor, ...]
+    """The model's tensors of one element that it uses."""
 
 
 # -- operators of the shadow ---------------------------------------------------------------------------
@@ -171,7 +173,9 @@ def _cache(layers: int, earlier: Any) -> Any:
         def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
             pass
 
-        def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        def update(
+            self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+        ) -> tuple[Tensor, Tensor]:
             call = torch.ops.acclimate_capture.past
             return (
                 call(key_states, earlier, self.index, True),
@@ -293,7 +297,9 @@ class _Shadow:
         made.__dict__["_parameters"] = {
             n: None if p is None else self.tensor(p) for n, p in original._parameters.items()
         }
-        made.__dict__["_buffers"] = {n: None if b is None else self.tensor(b) for n, b in original._buffers.items()}
+        made.__dict__["_buffers"] = {
+            n: None if b is None else self.tensor(b) for n, b in original._buffers.items()
+        }
         if packed_weight(original) is not None:  # an embedding
             packed = packed_weight(original)
             made.__dict__["packed"] = _Rows(self._number(original), packed.shape)
@@ -329,6 +335,12 @@ class _Recorder(TorchDispatchMode):
         self.values: dict[int, Value] = {}
         self._kept: list[Tensor] = []
         self._computed: dict[Any, Value] = {}
+
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        """The constants of one element."""
+        found = (value.tensor for value in self.values.values())
+        return tuple(each for each in found if each is not None and each.numel() == 1)
 
     def name(self, tensor: Tensor, value: Value) -> None:
         self.values[id(tensor)] = value
@@ -448,7 +460,10 @@ def _captured(model: Any, widths: dict[nn.Module, int], layers: int, is_step: bo
         with mode:
             count = 1 if is_step else length
             tokens = torch.zeros((batch, count), dtype=torch.long, device=device)
-            positions, mask = torch.zeros_like(tokens), torch.ones((batch, length), dtype=torch.long, device=device)
+            positions, mask = (
+                torch.zeros_like(tokens),
+                torch.ones((batch, length), dtype=torch.long, device=device),
+            )
             for tensor, role in ((tokens, Role.TOKENS), (positions, Role.POSITIONS), (mask, Role.MASK)):
                 recorder.name(tensor, _input(tensor, role))
             earlier = length - 1 if is_step else 0
@@ -466,12 +481,16 @@ def _captured(model: Any, widths: dict[nn.Module, int], layers: int, is_step: bo
                 except NotRepresentedError:
                     raise
                 except Exception as error:
-                    raise NotRepresentedError(f"its program cannot be captured: {_first_line(error)}") from error
+                    raise NotRepresentedError(
+                        f"its program cannot be captured: {_first_line(error)}"
+                    ) from error
                 logits = recorder.value(found)
     symbols = batch.node.expr, length.node.expr
     past = symbols[1] - 1 if is_step else 0
     limit = _limit(environment, *symbols)
-    return Program(logits, symbols[0], 1 if is_step else symbols[1], past, shadow.modules, limit)
+    return Program(
+        logits, symbols[0], 1 if is_step else symbols[1], past, shadow.modules, limit, recorder.constants
+    )
 
 
 def _symbols(mode: FakeTensorMode) -> tuple[Any, Any]:
@@ -512,7 +531,11 @@ def _limit(environment: ShapeEnv, batch: Any, length: Any) -> int | None:
             raise NotRepresentedError("its program holds for one size only")
     for guard in environment.guards:
         relation = guard.expr
-        gap = relation.lhs - relation.rhs if isinstance(relation, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)) else None
+        gap = (
+            relation.lhs - relation.rhs
+            if isinstance(relation, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge))
+            else None
+        )
         if isinstance(relation, sympy.Ne) and relation.lhs == length and relation.rhs.is_Integer:
             limit = min(int(relation.rhs) - 1, limit or int(relation.rhs))
             continue

@@ -230,6 +230,10 @@ class Decoder:
     vocabulary: int
     share: Share | None
     """This rank's part of the decoder; ``None``: the decoder is whole."""
+    limit: int | None
+    """The most tokens of a text for which the model computes this; ``None``: any number."""
+    constants: tuple[Tensor, ...]
+    """The model's tensors of one element, whose values stand in the description as numbers."""
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -133,7 +133,9 @@ class Elements:
             first, second = (self.terms(each, is_origin) for each in value.args[:2])
             sign = 1.0 if value.op == "add" else -1.0
             shape = self.shape(value)
-            return [t.mapped(lambda x: x.expand(shape)) for t in (*first, *(_scaled(t, sign) for t in second))]
+            return [
+                t.mapped(lambda x: x.expand(shape)) for t in (*first, *(_scaled(t, sign) for t in second))
+            ]
         if value.op in ("mul", "div"):
             return self._multiplied(value, is_origin)
         return [self._origin(value)]
@@ -210,7 +212,9 @@ class Elements:
         elif value.op in _ELEMENTWISE:
             shape = self.shape(value)
             operands = [
-                self.identities(a).expand(shape) if isinstance(a, Value) else torch.full(shape, self._id(("n", a)))
+                self.identities(a).expand(shape)
+                if isinstance(a, Value)
+                else torch.full(shape, self._id(("n", a)))
                 for a in value.args
             ]
             key = value.op, value.dtype, tuple(sorted(value.kwargs.items(), key=str)).__repr__()

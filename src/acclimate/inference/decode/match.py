@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -39,9 +39,25 @@ def match(model: Any, programs: tuple[Program, Program], share: Share | None) ->
         NotRepresentedError: an operator is not understood, or a prompt is computed otherwise than a step.
     """
     prompt, step = (_Matcher(model, program, share).decoder() for program in programs)
-    if prompt != step:
+    limit = min((each.limit for each in (prompt, step) if each.limit is not None), default=None)
+    constants = {id(tensor): tensor for each in (prompt, step) for tensor in each.constants}
+    prompt, step = (
+        replace(each, limit=limit, constants=tuple(constants.values())) for each in (prompt, step)
+    )
+    if _comparable(prompt) != _comparable(step):
         raise NotRepresentedError("a prompt is computed otherwise than a step")
     return prompt
+
+
+def _comparable(value: Any) -> Any:
+    """Returns a description with the identities of tensors in their place."""
+    if isinstance(value, Tensor):
+        return id(value)
+    if isinstance(value, tuple):
+        return tuple(_comparable(each) for each in value)
+    if is_dataclass(value) and type(value).__module__ == Decoder.__module__:
+        return type(value), *(_comparable(getattr(value, each.name)) for each in fields(value))
+    return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +119,8 @@ class _Matcher:
         table, multiplier, positions, offset = found
         return Decoder(
             table, multiplier, positions, offset, tuple(self.tables), tuple(layers), norm, head, factor, cap,
-            self.dtype, int(stream.shape[-1]), int(self.program.logits.shape[-1]), self.share,
+            self.dtype, int(stream.shape[-1]), int(self.program.logits.shape[-1]), self.share, self.program.limit,
+            self.program.constants,
         )  # fmt: skip
 
     _caches: list[int]
@@ -184,7 +201,9 @@ class _Matcher:
             own = self._starts(found[2], before)
             if own is not None:
                 return self._made(attention, found, own[0], "own", adds_branches_first), before
-        raise NotRepresentedError(f"layer {index} from the end is not a sum of its input, attention and an MLP")
+        raise NotRepresentedError(
+            f"layer {index} from the end is not a sum of its input, attention and an MLP"
+        )
 
     def _made(
         self,
@@ -305,9 +324,7 @@ class _Matcher:
         expected = torch.arange(places.numel()).reshape(places.shape)
         return source if torch.equal(places, expected) else None
 
-    def _attention(
-        self, value: Value, stream: Value
-    ) -> tuple[_Branch, Norm | None, Attention, Value] | None:
+    def _attention(self, value: Value, stream: Value) -> tuple[_Branch, Norm | None, Attention, Value] | None:
         """Returns the branch of attention, the normalization of its input, attention, and its input."""
         branch = self._branch(value)
         call = None if branch is None else self._attention_of(branch.given)
@@ -359,9 +376,11 @@ class _Matcher:
             inner = self._rotated(outer.given, heads, size)
             if inner.norm is not None:
                 raise NotRepresentedError("heads are normalized twice")
-            return _Heads(inner.product, inner.source, outer.norm, True, inner.rotary, True, inner.factor) if (
-                inner.rotary is not None
-            ) else _Heads(inner.product, inner.source, outer.norm, True, None, False, inner.factor)
+            return (
+                _Heads(inner.product, inner.source, outer.norm, True, inner.rotary, True, inner.factor)
+                if (inner.rotary is not None)
+                else _Heads(inner.product, inner.source, outer.norm, True, None, False, inner.factor)
+            )
         return self._rotated(value, heads, size)
 
     def _is_per_head(self, normed: _Normed, size: int) -> bool:
@@ -483,7 +502,10 @@ class _Matcher:
         if not bool((negative.sum(0) == 1).all()) or bool((factor[..., second] < 0).any()):
             return None
         sine = negative.int().argmax(0)
-        a, b = _at(origin[..., first], place[..., first], 1 - sine), _at(origin[..., first], place[..., first], sine)
+        a, b = (
+            _at(origin[..., first], place[..., first], 1 - sine),
+            _at(origin[..., first], place[..., first], sine),
+        )
         other = _both(origin[..., second], place[..., second])
         cosine = (other == b[None]).all(-1)
         if not bool((cosine.sum(0) == 1).all()):
@@ -519,16 +541,16 @@ class _Matcher:
         for found, dim in ((batch, 0), (token, 2)):
             view = [1] * 4
             view[dim] = -1
-            if found is not None and not torch.equal(found, torch.arange(shape[dim]).reshape(view).expand(shape)):
+            if found is not None and not torch.equal(
+                found, torch.arange(shape[dim]).reshape(view).expand(shape)
+            ):
                 raise NotRepresentedError("an element is rotated by another token's angle")
         if not torch.equal(rest, rest[:1, :1, :1].expand(shape)):
             raise NotRepresentedError("heads are rotated by different angles")
         check_by_position(value, self.program)
         program = self.program
         computes = fingerprint(value, program.batch, program.length, program.past)
-        return PositionColumns(
-            program.batch, program.length, value, tuple(rest[0, 0, 0].tolist()), computes
-        )
+        return PositionColumns(program.batch, program.length, value, tuple(rest[0, 0, 0].tolist()), computes)
 
     # -- the mask ------------------------------------------------------------------------------------
 
@@ -556,7 +578,9 @@ class _Matcher:
             yield from self._rules(mask.args[0])
         elif mask.op in ("new_ones", "ones", "ones_like"):
             return
-        elif mask.op == "index" and mask.args[0].op in ("_to_copy", "ne") and mask.args[0].dtype == torch.bool:
+        elif (
+            mask.op == "index" and mask.args[0].op in ("_to_copy", "ne") and mask.args[0].dtype == torch.bool
+        ):
             source = mask.args[0].args[0]
             rows, keys = mask.args[1]
             if source.op != "input" or source.roles != Role.MASK:
@@ -678,7 +702,9 @@ class _Matcher:
         if value.op == "div" and isinstance(value.args[1], Value) and value.args[1].op == "sqrt":
             x, inverse = value.args[0], value.args[1]
         elif value.op == "mul" and isinstance(value.args[1], Value):
-            pairs = [(x, r) for x, r in _orders(value) if r.op == "rsqrt" or (r.op == "pow" and r.args[1] == -0.5)]
+            pairs = [
+                (x, r) for x, r in _orders(value) if r.op == "rsqrt" or (r.op == "pow" and r.args[1] == -0.5)
+            ]
             if not pairs:
                 return None
             x, inverse = pairs[0]

@@ -15,7 +15,7 @@ from acclimate.inference.decode.description import NotRepresentedError, Share
 from acclimate.inference.decode.lean import LeanDecoder, Step
 from acclimate.inference.decode.match import match
 from acclimate.inference.decode.native import native_decoder
-from acclimate.inference.decode.saved import decoder_key, load_decoder, save_decoder
+from acclimate.inference.decode.saved import load_decoder, save_decoder
 from acclimate.inference.decode.share import share_of
 from acclimate.inference.decode.staleness import has_hooks
 from acclimate.inference.freed_memory import return_freed_memory

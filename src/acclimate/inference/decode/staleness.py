@@ -62,7 +62,10 @@ class Snapshot:
         """Whether the program is still what the model computes."""
         try:
             return (
-                all(vars(module) == content or self._is_same(module) for module, content in self._modules.items())
+                all(
+                    vars(module) == content or self._is_same(module)
+                    for module, content in self._modules.items()
+                )
                 and all(vars(config) == content for config, content in self._configs)
                 and all(dict(vars(each)) == content for each, content in self._classes)
                 and all(content.items() <= now.items() for now, content in self._files)
@@ -94,7 +97,6 @@ def is_observed() -> bool:
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
         or torch.is_autocast_enabled("cpu")
-        or torch.is_autocast_cache_enabled() is None
         or module._global_forward_hooks
         or module._global_forward_pre_hooks
     )

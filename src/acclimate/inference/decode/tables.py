@@ -169,7 +169,11 @@ def columns_as_json(columns: PositionColumns, name_of: Callable[[Tensor], str]) 
         }
         for value in values
     ]
-    return {"values": written, "columns": list(columns.columns), "sizes": [str(columns.batch), str(columns.length)]}
+    return {
+        "values": written,
+        "columns": list(columns.columns),
+        "sizes": [str(columns.batch), str(columns.length)],
+    }
 
 
 def columns_from_json(made: dict[str, Any], tensors: dict[str, Tensor]) -> PositionColumns:
