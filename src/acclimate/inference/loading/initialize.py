@@ -120,6 +120,7 @@ def load_split_model(
     dtype: str = "auto",
     quantize: str | None = None,
     trust_remote_code: bool = False,
+    ignore_extra: Iterable[str] = (),
 ) -> LoadedModel:
     """Loads a model and its tokenizer, split over the job's ranks, for :func:`acclimate.inference.generate`.
 
@@ -128,6 +129,7 @@ def load_split_model(
         dtype: its ``dtype`` argument.
         quantize: its ``quantize`` argument.
         trust_remote_code: its ``trust_remote_code`` argument.
+        ignore_extra: its ``ignore_extra`` argument.
 
     Raises:
         AcclimateError: the errors of :func:`init_inference`.
@@ -140,7 +142,14 @@ def load_split_model(
     accelerator.reset_peak_memory_stats()
     with ranks.all_or_none():
         chosen = _dtype(accelerator, dtype, model)
-    load = SliceLoader(accelerator, ranks, chosen, trust_remote_code=trust_remote_code, quantize=quantize)
+    load = SliceLoader(
+        accelerator,
+        ranks,
+        chosen,
+        trust_remote_code=trust_remote_code,
+        ignore_extra=tuple(ignore_extra),
+        quantize=quantize,
+    )
     form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
     tokenizers: list[Tokenizer] = []
 
