@@ -10,6 +10,7 @@ from typing import Any
 
 from acclimate.errors import CorruptModelError, UnsupportedModelError
 from acclimate.inference.gguf.header import GGUFHeader
+from acclimate.inference.gguf.keys_only import write_keys_only
 from acclimate.inference.quiet import why_unusable
 
 logger = logging.getLogger("acclimate.inference")
@@ -70,7 +71,7 @@ def convert_tokenizer(header: GGUFHeader, target: Path) -> None:
 
     # In a separate folder, because transformers would also read other files beside it.
     with tempfile.TemporaryDirectory(dir=target, prefix=".vocabulary") as folder:
-        (Path(folder) / "model.gguf").symlink_to(header.path.resolve())
+        write_keys_only(header, Path(folder) / "model.gguf")
         try:
             # The generic class loads tokenizer.json as it is (1 s). The model's own class gives the same
             # tokens, but rebuilds the tokenizer from its vocabulary at each start (3 s).

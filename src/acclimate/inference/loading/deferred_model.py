@@ -66,7 +66,7 @@ def _open(found: FoundModel, dtype: torch.dtype) -> Iterator[tuple[list[OpenFile
     if found.gguf is not None:
         from acclimate.inference.gguf.index import read_index
 
-        file, parameters = read_index(found.folder, found.gguf, dtype)
+        file, parameters = read_index(found.folder, found.gguf, dtype, found.state)
         with contextlib.closing(file):
             yield [file], {each.name: deferred(each) for each in parameters}
         return

@@ -1,4 +1,4 @@
-"""Decides, for every way of loading a model, whether its files hold the weights that it needs, and no others."""
+"""Decides, for every way of loading a model, which missing and superfluous weights are accepted."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def check_report(folder: Path, report: Mapping[str, Any], ignore_extra: Iterable
     if extra:
         first = sorted(extra)[0]
         raise CorruptModelError(
-            f"{folder} has weights that its config leaves out: {some_of(extra)}. If they are not needed, pass "
-            f'--ignore_extra "{first}", or ignore_extra=["{first}"], in which * matches any text'
+            f"{folder} has weights that its config leaves out: {some_of(extra)}. If they are not needed, "
+            f'pass --ignore_extra "{first}", or ignore_extra=["{first}"], in which * matches any text'
         )
