@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
+import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from importlib import import_module
 from io import TextIOWrapper
 from types import FrameType
-from typing import TextIO
+from typing import Any, NoReturn, TextIO
 
 from acclimate import __version__
 from acclimate.errors import AcclimateError, WorkingDirectoryError, excerpt
@@ -78,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="acclimate",
         description="The same PyTorch LLM code on any accelerator.",
         epilog="ACCLIMATE_TRACEBACK=1 shows where an error comes from. Exit codes: docs/commands.md.",
@@ -97,7 +99,7 @@ def _run(arguments: list[str]) -> int:
         return USER_ERROR
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
-        asked.error(f"unrecognized arguments: {excerpt(' '.join(unknown), _LONGEST_MESSAGE)}")
+        asked.refuse(unknown, _options(parser))
     if isinstance(sys.stdout, TextIOWrapper):  # a character that the terminal lacks must not end a command
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -117,6 +119,54 @@ def _deepspeed_environment(python_path: str, asked: str) -> dict[str, str]:
     from acclimate.compat.deepspeed import child_environment
 
     return child_environment(python_path, asked)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that names an unknown option before anything else is asked for, with the nearest known one."""
+
+    _given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses, and keeps the arguments for messages."""
+        self._given = list(args or ())
+        return super().parse_known_args(args, namespace)
+
+    def refuse(self, unknown: Sequence[str], more: Set[str] = frozenset()) -> NoReturn:
+        """Ends the process, because some arguments have no meaning.
+
+        Args:
+            unknown: the arguments.
+            more: options that could be meant, besides the parser's own.
+        """
+        names = sorted(_options(self) | more)
+        near = [
+            name for each in unknown for name in difflib.get_close_matches(each.partition("=")[0], names, 1)
+        ]
+        self._end(f"unrecognized arguments: {excerpt(' '.join(unknown), _LONGEST_MESSAGE)}", near)
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process after an error of argparse."""
+        if "arguments are required" in message:
+            names = _options(self)
+            for each in self._given:
+                name = each.partition("=")[0]
+                if re.match(r"--?[^-\d]", each) and not any(known.startswith(name) for known in names):
+                    self.refuse([each])
+        wrong = re.search(r"invalid choice: '([^']*)'", message)
+        words = [str(word) for action in self._actions for word in action.choices or ()]
+        self._end(message, difflib.get_close_matches(wrong[1], words, 1) if wrong else [])
+
+    def _end(self, message: str, near: Sequence[str]) -> NoReturn:
+        super().error(f"{message}; did you mean {' '.join(near)}?" if near else message)
+
+
+def _options(parser: argparse.ArgumentParser) -> set[str]:
+    """Returns the options of a parser, and of the parsers of its sub-commands."""
+    found = set(parser._option_string_actions)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction) and action.dest != "command":
+            found = found.union(*map(_options, action.choices.values()))
+    return found
 
 
 # -- errors in one line ------------------------------------------------------------------------------
