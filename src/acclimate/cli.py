@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from importlib import import_module
@@ -100,6 +101,8 @@ def _run(arguments: list[str]) -> int:
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
         asked.refuse(unknown, _options(parser))
+    # torch warns if numpy, which it does not need, is missing; `python -W error` must not end a command.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     if isinstance(sys.stdout, TextIOWrapper):  # a character that the terminal lacks must not end a command
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -186,6 +189,9 @@ def _explained(error: BaseException) -> tuple[int, str]:
         return USER_ERROR, f"error: the output cannot be written: {reason}"
     if isinstance(error, OSError) and error.errno is not None:
         return USER_ERROR, f"error: {_in_one_line(error)}{_MORE}"
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("acclimate"):
+        package = error.name.partition(".")[0]
+        return USER_ERROR, f'error: the package "{package}" is not installed: pip install {package}{_MORE}'
     if isinstance(error, MemoryError):
         return USER_ERROR, f"error: out of memory{_MORE}"
     told = ": ".join(filter(None, (type(error).__name__, _in_one_line(error))))

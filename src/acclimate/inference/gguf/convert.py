@@ -148,15 +148,14 @@ def _convert(source: OpenFile, target: Path, form: str) -> None:
     header = read_gguf_header(source)
     name = source.path.name
     architecture = find_architecture(header)
-    try:
-        import torch
+    _require_gguf(name)
+    import torch
 
-        from acclimate.inference.gguf.index import write_index
-        from acclimate.inference.gguf.tensors import GGUFFile, gguf_tensors
-        from acclimate.inference.gguf.tokenizer import check_vocabulary, convert_tokenizer
-        from acclimate.inference.gguf.weights import check_tensors
-    except ImportError as error:
-        raise MissingExtraError(f'reading {name} needs gguf: pip install "acclimate[llm]"') from error
+    from acclimate.inference.gguf.index import write_index
+    from acclimate.inference.gguf.tensors import GGUFFile, gguf_tensors
+    from acclimate.inference.gguf.tokenizer import check_vocabulary, convert_tokenizer
+    from acclimate.inference.gguf.weights import check_tensors
+
     check_tensors(header, source.size_bytes)
     check_vocabulary(header)
     fields = config_fields(header, architecture)
@@ -187,8 +186,18 @@ def empty_gguf_model(source: Path) -> Any:
         UnsupportedModelError: transformers has no such model.
     """
     header = read_gguf_header(source)
+    _require_gguf(source.name)
     with quiet_transformers():
         return _empty_model(header, config_fields(header, find_architecture(header)))
+
+
+def _require_gguf(name: str) -> None:
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            f'reading {name} needs {error.name or "gguf"}: pip install "acclimate[llm]"'
+        ) from error
 
 
 def _empty_model(header: GGUFHeader, fields: dict[str, Any]) -> Any:
