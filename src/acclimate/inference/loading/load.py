@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate.errors import CorruptModelError
-from acclimate.inference.files.folder import weight_totals
+from acclimate.inference.files.folder import weight_files, weight_totals
+from acclimate.inference.files.mapped import mapped_files
 from acclimate.inference.files.model_limits import bounded_model, no_initial_values
+from acclimate.inference.files.open_file import OpenFile
 from acclimate.inference.loading.host_ranges import build_with_host_ranges
 from acclimate.inference.loading.initialize import SliceLoader
 from acclimate.inference.loading.locate import FoundModel, find_and_load, find_model
@@ -131,6 +133,7 @@ def _load_module(
 
     from acclimate.inference.model.inference_model import Whole, as_inference_model
 
+    files = [OpenFile(path) for path in weight_files(folder)]
     totals = weight_totals(folder)
 
     def build() -> Any:
@@ -152,4 +155,8 @@ def _load_module(
                 f"the .bin files in {folder} are damaged, or hold something other than tensors"
             ) from error
     check_report(folder, report, ignore_extra)
-    return as_inference_model(module.eval(), None, ModelRanks(), Whole.of(module, folder))
+    made = as_inference_model(module.eval(), None, ModelRanks(), Whole.of(module, folder))
+    made.mapped_files = mapped_files(module, files)
+    for file in files:
+        file.check_unchanged("loaded")
+    return made

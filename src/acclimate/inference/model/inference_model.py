@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate.errors import InvalidRankError, UnsupportedError
+from acclimate.inference.files.mapped import MappedFile
 from acclimate.inference.packing.packer import Packer
 from acclimate.inference.ranks import ModelRanks
 from acclimate.selection import get_accelerator
@@ -54,6 +55,8 @@ class InferenceModel:
     """Facts about the model before it was split."""
     packing: Packer
     """How its weights are stored."""
+    mapped_files: tuple[MappedFile, ...] = ()
+    """The files whose content its weights are, if they were not copied."""
 
     @property
     def module(self) -> InferenceModel:
@@ -65,10 +68,16 @@ class InferenceModel:
 
         Raises:
             InvalidRankError: the ranks' prompts differ.
+            CorruptModelError: a file that holds the weights was written to, before the call or during it.
         """
         if self.model_ranks.size > 1:
             self._agree_on_randomness(args, kwargs)
-        return super().generate(*args, **kwargs)  # type: ignore[misc]
+        for file in self.mapped_files:
+            file.check_unchanged()
+        made = super().generate(*args, **kwargs)  # type: ignore[misc]
+        for file in self.mapped_files:
+            file.check_unchanged()
+        return made
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
         """The part of transformers' ``generate`` that takes one token after the other."""
