@@ -12,9 +12,11 @@ import pytest
 import torch
 from generate_command import PROMPT
 from transformers.generation.streamers import BaseStreamer
+from warm_processes import WarmProcesses
 
 from acclimate.errors import CorruptModelError
 from acclimate.inference import generate, init_inference, load_model
+from acclimate.ops.inference.builder import CPUInferenceBuilder
 
 Change = Callable[[Path], None]
 
@@ -82,3 +84,30 @@ def test_a_file_that_was_replaced_or_is_not_used_any_more_is_no_error(weights: P
     assert generate(PROMPT, model=loaded, max_new_tokens=4).tokens == first
     assert loaded.module.mapped_files
     assert half.module.mapped_files == whole.mapped_files == ()
+
+
+# Truncates the only file of weights as soon as they are loaded, before the first token.
+TRUNCATED = """
+import os, sys
+from acclimate.inference.decode import loop
+from acclimate.cli import main
+path = sys.argv.pop(1)
+def truncated(*arguments, **options):
+    os.truncate(path, 8)
+    return original(*arguments, **options)
+original, loop.lean_sample = loop.lean_sample, truncated
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_command_whose_file_is_truncated_during_a_text_names_it_in_one_line(
+    weights: Path, warm: WarmProcesses
+) -> None:
+    reason = CPUInferenceBuilder().incompatibility()
+    if reason is not None:
+        pytest.skip(reason)
+    arguments = ("generate", PROMPT, "--model", str(weights.parent), "--dtype", "float32")
+    done = warm.run(str(weights), *arguments, code=TRUNCATED)
+    assert done.returncode == 2, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "error" in line]
+    assert line.startswith(f"acclimate generate: error: {weights} was cut short")

@@ -109,7 +109,9 @@ def _run_alone(args: argparse.Namespace) -> int:
 
             import_transformers()
         from acclimate.inference.generation.generate import generate
+        from acclimate.ops.bus_errors import explain_bus_errors
 
+        explain_bus_errors("acclimate generate")
         display.begin(prompt)
         result = generate(
             prompt,

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import torch
 
+from acclimate.ops import bus_errors
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.ops.build.recipe import Source
 from acclimate.ops.simd import KERNEL_FLAGS, chosen_isa, compile_flags
@@ -40,6 +41,7 @@ class CPUInferenceBuilder(InferenceBuilder):
         kernels = kernel_flags(platform.machine())
         return [
             *(f"csrc/{name}.cpp" for name in ("operators", "linear", "pool", "gguf_pack", "file_pages")),
+            "csrc/bus_errors.cpp",
             *(f"csrc/decode_{name}.cpp" for name in ("operators", "step", "rows", "reading")),
             *(f"csrc/decode_{name}.cpp" for name in ("head", "screen", "coarse", "math")),
             *(Source(f"csrc/kernels_{name}.cpp", flags) for name, flags in kernels.items()),
@@ -57,6 +59,7 @@ class CPUInferenceBuilder(InferenceBuilder):
         """Loads the library and chooses its instruction set."""
         super().open_library(path)
         torch.ops.acclimate.inference_use_isa(chosen_isa())
+        bus_errors.install(path)
 
 
 def kernel_flags(machine: str) -> dict[str, tuple[str, ...]]:
