@@ -18,8 +18,8 @@ _Answer: TypeAlias = "Callable[[Accelerator, str], Any]"
 """Returns an accelerator's member of a name, or raises."""
 
 _PINNING = ("pin_memory", "pin_empty", "pin_empty_like", "is_pinned", "unpin_memory")
-"""Methods that stay DeepSpeed's, if its base class has them: they count pinned bytes, and use DeepSpeed's own allocator if
-``DS_PIN_MEMORY_BACKEND=native``. Otherwise they call the ``_torch_…`` methods, which are ours."""
+"""Methods that stay DeepSpeed's, if its base class has them: they count pinned bytes, and use DeepSpeed's own
+allocator if ``DS_PIN_MEMORY_BACKEND=native``. Otherwise they call the ``_torch_…`` methods, which are ours."""
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 """The visible-devices variable for accelerators that have none: DeepSpeed's launcher always sets the first
 variable of the list. DeepSpeed's CPU accelerator returns the same name."""
