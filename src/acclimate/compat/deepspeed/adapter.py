@@ -19,7 +19,7 @@ _Answer: TypeAlias = "Callable[[Accelerator, str], Any]"
 
 _PINNING = ("pin_memory", "pin_empty", "pin_empty_like", "is_pinned", "unpin_memory")
 """Methods that stay DeepSpeed's, if its base class has them: they count pinned bytes, and use DeepSpeed's own
-allocator if ``DS_PIN_MEMORY_BACKEND=native``. Otherwise they call the ``_torch_…`` methods, which are ours."""
+allocator if ``DS_PIN_MEMORY_BACKEND=native``. Otherwise they call the ``_torch_…`` methods: ours."""
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 """The visible-devices variable for accelerators that have none: DeepSpeed's launcher always sets the first
 variable of the list. DeepSpeed's CPU accelerator returns the same name."""
