@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from acclimate.backends import BUILTIN, GENERIC_RANK, SPECIFIED
+from acclimate.backends import BUILTIN, COMMON_WORDS, GENERIC_RANK, SPECIFIED
 from acclimate.backends.plug_ins import find_plug_ins
 from acclimate.backends.record import Backend
 from acclimate.errors import (
@@ -45,19 +45,6 @@ if TYPE_CHECKING:
 OTHER_DEVICE = "(other)"
 """The name of the generic record, unless torch knows a device that has no record of its own."""
 _VARIABLES = ("DS_ACCELERATOR", "ACCLIMATE_ACCELERATOR")
-
-_MEANT = {
-    "gpu": "cuda",
-    **dict.fromkeys(("nvidia", "amd", "rocm", "hip"), "cuda"),  # torch's name for AMD's GPUs, too
-    **dict.fromkeys(("intel", "oneapi", "sycl"), "xpu"),
-    **dict.fromkeys(("ascend", "huawei", "cann"), "npu"),
-    **dict.fromkeys(("apple", "metal"), "mps"),
-    **dict.fromkeys(("gaudi", "habana"), "hpu"),
-    "cambricon": "mlu",
-    "tecorigin": "sdaa",
-    "host": "cpu",
-}
-"""Words for hardware that name no accelerator, with the accelerator that each means."""
 
 _logger = logging.getLogger("acclimate")
 _lock = ForkSafeLock()
@@ -272,7 +259,7 @@ def _unknown(name: str, source: str, records: list[Backend]) -> str:
     known = list(dict.fromkeys([*SPECIFIED, *(record.name for record in records)]))
     shown = excerpt(name)
     word = shown.strip().lower().partition(":")[0]  # without the index of a device
-    close = [_MEANT[word]] if word in _MEANT else difflib.get_close_matches(word, known, n=1)
+    close = [COMMON_WORDS[word]] if word in COMMON_WORDS else difflib.get_close_matches(word, known, n=1)
     hint = f'; did you mean "{close[0]}"?' if close else "."
     return f'{source} must be one of {known}. Value "{shown}" is not supported{hint}'
 
