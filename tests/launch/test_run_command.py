@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from control_groups import limited_group
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import command, environment, launched, run
@@ -181,6 +182,29 @@ def test_a_rank_has_as_many_threads_as_cores(script: str) -> None:
     assert listed[0][0]["OMP_NUM_THREADS"] == "1"
     crowded = told(acclimate_run("--num_accelerators", str(cores + 1), script))
     assert {variables["OMP_NUM_THREADS"] for variables, _ in crowded} == {"1"}
+
+
+@pytest.mark.parametrize(
+    ("quota_us", "ranks", "threads"), [(100_000, 1, 1), (150_000, 1, 1), (50_000, 1, 1), (100_000, 2, 1)]
+)
+@pytest.mark.parametrize("binding", ["--bind_cores_to_rank", "--grace=5"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_rank_has_no_more_threads_than_its_share_of_a_real_quota(
+    script: str, quota_us: int, ranks: int, threads: int, binding: str, nested: bool
+) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("there is one processor, so a quota changes nothing")
+    with limited_group("cpu", quota_us, nested=nested) as join:
+        launcher = [*join, *LAUNCHER, "--num_accelerators", str(ranks), binding]
+        ended = subprocess.run(
+            [*launcher, script], capture_output=True, text=True, timeout=240, env=environment()
+        )
+    assert [variables["OMP_NUM_THREADS"] for variables, _ in told(ended)] == [str(threads)] * ranks
+
+
+def test_an_empty_variable_counts_as_unset(script: str) -> None:
+    (rank,) = told(acclimate_run("--num_accelerators", "1", script, OMP_NUM_THREADS="", PYTHONUNBUFFERED=""))
+    assert int(rank[0]["OMP_NUM_THREADS"]) >= 1
 
 
 def test_a_number_of_threads_that_is_set_already_is_kept(script: str) -> None:

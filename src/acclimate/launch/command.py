@@ -273,7 +273,7 @@ def _run_elastic(job: JobPlan, options: RunOptions) -> Outcome:
     port = options.master_port or (free_port() if max_nodes == 1 else BY_HAND_PORT)
     # torch's agent prints a C++ stack trace for an unreachable address; the launcher prints one line.
     environ = dict(os.environ)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    os.environ["TORCH_CPP_LOG_LEVEL"] = environ.get("TORCH_CPP_LOG_LEVEL") or "FATAL"
     from acclimate.launch.elastic import torch_agent as elastic  # imports torch
 
     meeting = replace(job, master_addr=options.master_addr or "127.0.0.1", master_port=port)

@@ -82,7 +82,9 @@ def plan_ranks(job: JobPlan, node_rank: int, environ: Mapping[str, str]) -> tupl
     bindings: Sequence[RankBinding | None] = (None,) * len(slots)
     if job.binds:
         bindings = bind_host(job, node_rank, topology, inherited)
-    share = _equal_share(topology, len(slots))
+    share = max(1, len(topology.usable_cores()) // len(slots))
+    quota = cpu_quota()
+    most = None if quota is None else max(1, int(quota / len(slots)))
     devices = visible_devices(job.accelerator, slots, inherited)
     first_rank, world_size = job.rank_offset(node_rank), job.world_size
     plans = []
@@ -92,6 +94,8 @@ def plan_ranks(job: JobPlan, node_rank: int, environ: Mapping[str, str]) -> tupl
             rank, local_rank, world_size, len(slots), node_rank, job.master_addr, job.master_port
         )
         threads = share if binding is None else _threads(job, binding)
+        if most is not None:  # more threads than that would only wait for each other's time
+            threads = min(threads, most)
         plans.append(
             RankPlan(
                 rank=rank,
@@ -122,10 +126,3 @@ def _threads(job: JobPlan, binding: RankBinding) -> int:
     # A core list that names both threads of a core means to use both.
     counts_threads = job.use_hyperthreads or job.core_list is not None
     return len(binding.cpus) if counts_threads else binding.cores
-
-
-def _equal_share(topology: Topology, ranks: int) -> int:
-    """Returns the number of cores per rank without binding."""
-    cores = len(topology.usable_cores())
-    quota = cpu_quota()
-    return max(1, (cores if quota is None else min(cores, int(quota))) // ranks)

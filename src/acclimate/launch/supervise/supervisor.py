@@ -447,7 +447,7 @@ def code_of_ended_job(codes: Sequence[int], ended_by: int | None, *, forced: boo
 def _view(tagged: bool, writer: Writer) -> View:
     if not tagged:
         return Plain(writer)
-    draws = writer.is_terminal and os.environ.get("TERM", "dumb") != "dumb"
+    draws = writer.is_terminal and (os.environ.get("TERM") or "dumb") != "dumb"
     return (TaggedTerminal if draws else TaggedLines)(writer)
 
 
