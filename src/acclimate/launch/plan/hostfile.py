@@ -55,6 +55,8 @@ class HostPlan(_Named):
     slots: tuple[int, ...]
     """The indices of its slots, ascending, which are those of the accelerator's devices."""
     port: int | None = None
+    is_listed: bool = True
+    """Whether the user or an allocation gave the name."""
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
