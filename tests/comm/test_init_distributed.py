@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,20 @@ def test_open_mpi_ranks_get_shared_memory_and_torchruns_variables() -> None:
     with RankProcesses(2, backend=None) as processes:
         told = processes.values(start, environ, {})
     assert told == [("shm", "shm", 3.0, "0"), ("shm", "shm", 3.0, "1")]
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize("timeout", [timedelta(days=365 * 300), timedelta.max])
+def test_a_timeout_of_centuries_does_not_end_the_meeting(backend: str, timeout: timedelta) -> None:
+    environ = {
+        "RANK": "{rank}",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    with RankProcesses(2, backend=None) as processes:
+        told = processes.values(start, environ, {"backend": backend, "timeout": timeout})
+    assert [each[2] for each in told] == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from acclimate.comm.backend import NAME, register
+from acclimate.comm.gloo import LONGEST_TIMEOUT
 from acclimate.comm.ranks import Place, find_place, master_address
 from acclimate.errors import InvalidRankError, UnsupportedError
 from acclimate.rank_variables import TORCHRUN
@@ -46,6 +47,7 @@ def init_distributed(
         InvalidEnvironmentError: a launcher's variable has an invalid value or is missing.
         UnsupportedError: this torch is built without ``torch.distributed``.
     """
+    timeout = None if timeout is None else min(timeout, LONGEST_TIMEOUT)
     if not dist.is_available():
         raise UnsupportedError("This torch is built without torch.distributed. Install a torch that has it.")
     register()
