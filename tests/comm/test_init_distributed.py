@@ -128,6 +128,13 @@ def test_a_step_with_different_numbers_of_tasks_knows_those_of_its_own_node() ->
     assert [place and place.local_size for place in sizes] == [3, 1, None]
 
 
+def test_two_steps_of_a_slurm_job_meet_at_different_ports() -> None:
+    place = find_place(STEP)
+    assert place is not None
+    ports = {master_address(place, {**STEP, "SLURM_STEP_ID": step})[1] for step in ("3", "4")}
+    assert len(ports) == 2
+
+
 def test_empty_master_variables_count_as_unset() -> None:
     place = find_place(OPEN_MPI)
     assert place is not None
