@@ -288,7 +288,7 @@ def _detect() -> Accelerator:
                 _logger.warning("The %s accelerator is not used: %s", record.name, reason)
                 continue
             if record.is_fallback:
-                is_first_rank = os.environ.get("LOCAL_RANK", "0") == "0"  # only one rank of a host warns
+                is_first_rank = (os.environ.get("LOCAL_RANK") or "0") == "0"  # only one rank of a host warns
                 _logger.log(
                     logging.WARNING if is_first_rank else logging.INFO,
                     "Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to "
