@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
+import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from importlib import import_module
 from io import TextIOWrapper
 from types import FrameType
-from typing import TextIO
+from typing import Any, NoReturn, TextIO
 
 from acclimate import __version__
 from acclimate.errors import AcclimateError, WorkingDirectoryError, excerpt
@@ -78,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="acclimate",
         description="The same PyTorch LLM code on any accelerator.",
         epilog="ACCLIMATE_TRACEBACK=1 shows where an error comes from. Exit codes: docs/commands.md.",
@@ -97,7 +100,9 @@ def _run(arguments: list[str]) -> int:
         return USER_ERROR
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
-        asked.error(f"unrecognized arguments: {excerpt(' '.join(unknown), _LONGEST_MESSAGE)}")
+        asked.refuse(unknown, _options(parser))
+    # torch warns if numpy, which it does not need, is missing; `python -W error` must not end a command.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     if isinstance(sys.stdout, TextIOWrapper):  # a character that the terminal lacks must not end a command
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -119,6 +124,54 @@ def _deepspeed_environment(python_path: str, asked: str) -> dict[str, str]:
     return child_environment(python_path, asked)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that names an unknown option before anything else is asked for, with the nearest known one."""
+
+    _given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses, and keeps the arguments for messages."""
+        self._given = list(args or ())
+        return super().parse_known_args(args, namespace)
+
+    def refuse(self, unknown: Sequence[str], more: Set[str] = frozenset()) -> NoReturn:
+        """Ends the process, because some arguments have no meaning.
+
+        Args:
+            unknown: the arguments.
+            more: options that could be meant, besides the parser's own.
+        """
+        names = sorted(_options(self) | more)
+        near = [
+            name for each in unknown for name in difflib.get_close_matches(each.partition("=")[0], names, 1)
+        ]
+        self._end(f"unrecognized arguments: {excerpt(' '.join(unknown), _LONGEST_MESSAGE)}", near)
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process after an error of argparse."""
+        if "arguments are required" in message:
+            names = _options(self)
+            for each in self._given:
+                name = each.partition("=")[0]
+                if re.match(r"--?[^-\d]", each) and not any(known.startswith(name) for known in names):
+                    self.refuse([each])
+        wrong = re.search(r"invalid choice: '([^']*)'", message)
+        words = [str(word) for action in self._actions for word in action.choices or ()]
+        self._end(message, difflib.get_close_matches(wrong[1], words, 1) if wrong else [])
+
+    def _end(self, message: str, near: Sequence[str]) -> NoReturn:
+        super().error(f"{message}; did you mean {' '.join(near)}?" if near else message)
+
+
+def _options(parser: argparse.ArgumentParser) -> set[str]:
+    """Returns the options of a parser, and of the parsers of its sub-commands."""
+    found = set(parser._option_string_actions)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction) and action.dest != "command":
+            found = found.union(*map(_options, action.choices.values()))
+    return found
+
+
 # -- errors in one line ------------------------------------------------------------------------------
 
 
@@ -136,6 +189,9 @@ def _explained(error: BaseException) -> tuple[int, str]:
         return USER_ERROR, f"error: the output cannot be written: {reason}"
     if isinstance(error, OSError) and error.errno is not None:
         return USER_ERROR, f"error: {_in_one_line(error)}{_MORE}"
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("acclimate"):
+        package = error.name.partition(".")[0]
+        return USER_ERROR, f'error: the package "{package}" is not installed: pip install {package}{_MORE}'
     if isinstance(error, MemoryError):
         return USER_ERROR, f"error: out of memory{_MORE}"
     told = ": ".join(filter(None, (type(error).__name__, _in_one_line(error))))

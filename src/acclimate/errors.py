@@ -73,6 +73,10 @@ class InvalidEnvironmentError(AcclimateError, ValueError):
     """An environment variable has an invalid value."""
 
 
+class AutocastArgumentError(AcclimateError, TypeError):
+    """An argument of autocast is of the wrong type."""
+
+
 class UnsupportedError(AcclimateError, NotImplementedError):
     """This accelerator, or its torch, does not support the requested function."""
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from acclimate.backends import BUILTIN, GENERIC_RANK, SPECIFIED
+from acclimate.backends import BUILTIN, COMMON_WORDS, GENERIC_RANK, SPECIFIED
 from acclimate.backends.plug_ins import find_plug_ins
 from acclimate.backends.record import Backend
 from acclimate.errors import (
@@ -258,7 +258,8 @@ def _absent_device(name: str, source: str, package: str) -> str:
 def _unknown(name: str, source: str, records: list[Backend]) -> str:
     known = list(dict.fromkeys([*SPECIFIED, *(record.name for record in records)]))
     shown = excerpt(name)
-    close = difflib.get_close_matches(shown.strip().lower(), known, n=1)
+    word = shown.strip().lower().partition(":")[0]  # without the index of a device
+    close = [COMMON_WORDS[word]] if word in COMMON_WORDS else difflib.get_close_matches(word, known, n=1)
     hint = f'; did you mean "{close[0]}"?' if close else "."
     return f'{source} must be one of {known}. Value "{shown}" is not supported{hint}'
 
@@ -287,7 +288,7 @@ def _detect() -> Accelerator:
                 _logger.warning("The %s accelerator is not used: %s", record.name, reason)
                 continue
             if record.is_fallback:
-                is_first_rank = os.environ.get("LOCAL_RANK", "0") == "0"  # only one rank of a host warns
+                is_first_rank = (os.environ.get("LOCAL_RANK") or "0") == "0"  # only one rank of a host warns
                 _logger.log(
                     logging.WARNING if is_first_rank else logging.INFO,
                     "Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to "

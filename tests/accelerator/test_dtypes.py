@@ -10,6 +10,7 @@ import torch
 
 from acclimate.accelerator import Accelerator, TensorType
 from acclimate.backends.cpu import CPUAccelerator
+from acclimate.errors import AutocastArgumentError
 
 TENSORS = {
     "BFloat16Tensor": torch.bfloat16,
@@ -150,6 +151,14 @@ def test_autocast_computes_in_the_dtype_asked_for(cpu: CPUAccelerator) -> None:
     with cpu.amp.autocast(enabled=False):
         assert (ones @ ones).dtype == torch.float32
     assert (ones @ ones).dtype == torch.float32
+
+
+@pytest.mark.parametrize("arguments", [("cuda", torch.bfloat16), ("cpu",), (torch.bfloat16,)], ids=str)
+def test_autocast_refuses_the_arguments_of_torch_autocast_before_it_is_entered(
+    acc: Accelerator, arguments: tuple[object, ...]
+) -> None:
+    with pytest.raises(AutocastArgumentError, match=f"enabled must be a bool. Value .*{arguments[0]}"):
+        acc.amp.autocast(*arguments)
 
 
 def test_autocast_decorates(cpu: CPUAccelerator) -> None:

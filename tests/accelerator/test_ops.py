@@ -30,6 +30,23 @@ def extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[
 
 def test_an_op_that_there_is_not_is_none(acc: Accelerator) -> None:
     assert acc.create_op_builder("NoSuchBuilder") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("adam", 'Did you mean "CPUAdamBuilder"?'),
+        ("cpu_adam", 'Did you mean "CPUAdamBuilder"?'),
+        ("FusedAdaamBuilder", 'Did you mean "FusedAdamBuilder"?'),
+        ("NoSuchBuilder", "It has AsyncIOBuilder, "),
+    ],
+)
+def test_a_name_of_no_op_builder_is_logged_with_the_nearest(
+    acc: Accelerator, name: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert acc.create_op_builder(name) is None
+    assert f'has no op builder "{name}"' in caplog.text
+    assert said in caplog.text
     assert acc.get_op_builder("NoSuchBuilder") is None
 
 

@@ -21,6 +21,15 @@ def test_whether_a_tensor_is_pinned_is_a_bool(acc: Accelerator) -> None:
     assert type(acc.is_pinned(acc.pin_memory(torch.zeros(2)))) is bool
 
 
+@pytest.mark.parametrize("align_bytes", [0, 1, 4096])
+def test_the_alignment_of_older_releases_of_deepspeed_is_taken_in_both_forms(
+    acc: Accelerator, align_bytes: int
+) -> None:
+    tensor = torch.arange(1000)
+    assert torch.equal(acc.pin_memory(tensor, align_bytes), tensor)
+    assert torch.equal(acc.pin_memory(tensor, align_bytes=align_bytes), tensor)
+
+
 @pytest.mark.parametrize(("match_shape", "shape"), [(True, (2, 3)), (False, (6,))])
 def test_a_template_is_not_copied(acc: Accelerator, match_shape: bool, shape: tuple[int, ...]) -> None:
     template = torch.zeros(2, 3, dtype=torch.int16)

@@ -182,7 +182,7 @@ def test_there_is_a_default_generator_per_device(with_generators: Accelerator) -
 
 @pytest.mark.parametrize("name", ["default_generator", "get_rng_state", "initial_seed", "seed"])
 def test_what_a_module_does_not_show_is_refused_with_the_way_out(bare: Accelerator, name: str) -> None:
-    with pytest.raises(UnsupportedError, match=r'torch.Generator\(device="bare:0"\)'):
+    with pytest.raises(UnsupportedError, match="Draw the numbers on the host"):
         getattr(bare, name)()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -65,11 +66,30 @@ def test_an_event_orders_two_streams(acc: Accelerator) -> None:
 def test_a_module_without_set_stream_says_what_to_use(
     bare: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = bare.current_stream()
+    stream = torch.Stream(device="bare")
     with monkeypatch.context() as context:
         context.delattr(torch.accelerator, "set_stream")
         with pytest.raises(UnsupportedError, match=r"with accelerator\.stream"):
             bare.set_stream(stream)
+
+
+def test_each_stream_is_another_one_and_current_in_its_block(acc: Accelerator) -> None:
+    streams = [acc.Stream() for _ in range(2)]
+    assert len({stream.stream_id for stream in (*streams, acc.default_stream())}) == 3
+    for stream in streams:
+        with acc.stream(stream):
+            assert acc.current_stream() == stream != acc.default_stream()
+
+
+def test_events_order_streams_and_measure_a_finite_time(acc: Accelerator) -> None:
+    one, other = acc.Stream(), acc.Stream()
+    start, end = acc.Event(enable_timing=True), acc.Event(enable_timing=True)
+    start.record(one)
+    end.record(one)
+    other.wait_event(end)
+    end.synchronize()
+    assert end.query()
+    assert 0 <= start.elapsed_time(end) < math.inf
 
 
 def test_a_module_with_streams_of_its_own_is_asked(

@@ -182,7 +182,7 @@ def test_different_calls_across_hosts_are_an_error_on_every_rank_that_names_both
 ) -> None:
     for rank, told in enumerate(ranks.run(differ, how)):
         if how == "refused" and rank == 1:
-            assert "the output must have 32 elements" in told.error
+            assert "the output must have 4 times the input's 8 elements" in told.error
         else:
             assert SAID[how] in told.error, told
             assert told.error.startswith("DistBackendError")
@@ -223,6 +223,21 @@ def receive_from_anyone(rank: int) -> list[int]:
 
 def test_a_message_between_hosts_can_come_from_any_rank(ranks: RankProcesses) -> None:
     assert ranks.values(receive_from_anyone)[0] == [1, 2, 3]
+
+
+def use_a_large_tag(rank: int) -> None:
+    if rank == 0:
+        dist.send(torch.ones(1), 2, tag=1 << 30)
+    elif rank == 2:
+        dist.recv(torch.ones(1), 0, tag=1 << 30)
+
+
+def test_a_tag_that_messages_between_hosts_cannot_have_is_an_error_on_both_sides(
+    ranks: RankProcesses,
+) -> None:
+    told = ranks.run(use_a_large_tag)
+    assert all("a tag must be from 0 to 715827881, but is 1073741824" in told[rank].error for rank in (0, 2))
+    assert all(len(arrived) for arrived in ranks.values(pass_messages))
 
 
 def send_another_size(rank: int) -> None:

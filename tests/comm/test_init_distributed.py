@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,48 @@ SLURM = {
     "SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NTASKS_PER_NODE": "4",
     "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0",
 }  # fmt: skip
-EVERY = {"torchrun": TORCHRUN, "Open MPI": OPEN_MPI, "PMI": PMI, "Slurm": SLURM}
+STEP = {
+    "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_NODEID": "0", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3",
+}  # fmt: skip
+PMI_ALONE = {"PMI_RANK": "1", "PMI_SIZE": "4"}
+BATCH = {
+    "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "4",
+    "SLURM_NODEID": "0", "SLURM_JOB_ID": "77",
+}  # fmt: skip
+"""Of a batch script, as sbatch --ntasks=4 makes them."""
+EVERY = {
+    "torchrun": TORCHRUN,
+    "Open MPI": OPEN_MPI,
+    "PMI": PMI,
+    "Slurm": SLURM,
+    "Slurm's step": STEP,
+    "Slurm's PMI-2": {**STEP, **PMI_ALONE, "PMI_JOBID": "77.3"},
+    "Slurm's PMIx": {**STEP, "PMIX_RANK": "1", "PMIX_NAMESPACE": "slurm.pmix.77.3"},
+    "Cray PMI": {**PMI_ALONE, "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "4"},
+    "PALS": {
+        **PMI_ALONE, "PALS_RANKID": "1", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "4", "PALS_APID": "a-b",
+    },
+    "MVAPICH2": {
+        "MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "4", "MV2_COMM_WORLD_LOCAL_RANK": "1",
+        "MV2_COMM_WORLD_LOCAL_SIZE": "4",
+    },
+    "MVAPICH": {
+        "MVP_COMM_WORLD_RANK": "1", "MVP_COMM_WORLD_SIZE": "4", "MVP_COMM_WORLD_LOCAL_RANK": "1",
+        "MVP_COMM_WORLD_LOCAL_SIZE": "4",
+    },
+    "jsrun": {
+        "JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_LOCAL_RANK": "1",
+        "JSM_NAMESPACE_LOCAL_SIZE": "4", "PMIX_RANK": "1", "PMIX_NAMESPACE": "1",
+    },
+    "Flux": {
+        "FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "4", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_NNODES": "1",
+        "FLUX_JOB_ID": "f23", **PMI_ALONE,
+    },
+    "Horovod": {
+        "HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "4",
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("environ", EVERY.values(), ids=EVERY)
@@ -37,13 +79,73 @@ def test_every_launcher_is_understood(environ: dict[str, str]) -> None:
     assert master_address(place, {**environ, "MASTER_ADDR": "a", "MASTER_PORT": "99"}) == ("a", 99)
 
 
+@pytest.mark.parametrize("launcher", EVERY)
+def test_ranks_of_every_launcher_on_one_host_meet_without_being_told_where(launcher: str) -> None:
+    place = find_place(EVERY[launcher])
+    assert place is not None
+    address, port = master_address(place, EVERY[launcher])
+    assert (address, 15_000 <= port < 30_000) == ("127.0.0.1", True)
+
+
 def test_no_launcher_is_no_place() -> None:
-    assert find_place({"RANK": "0"}) is None
+    assert find_place({}) is None
+    assert find_place({name: "" for environ in EVERY.values() for name in environ}) is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"SLURM_STEP_ID": "4294967291"}, {"SLURM_STEP_ID": "4294967290"}, {"SLURM_STEP_ID": ""}],
+    ids=["no step", "the batch script's", "the interactive shell's", "an empty one"],
+)
+def test_a_batch_script_of_several_tasks_is_a_process_alone(more: dict[str, str]) -> None:
+    assert find_place({**BATCH, **more}) is None
+
+
+HALVES = {
+    "RANK": "WORLD_SIZE is not set",
+    "WORLD_SIZE": "RANK is not set",
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE is not set",
+    "PMI_RANK": "PMI_SIZE is not set",
+    "PALS_RANKID": "PMI_SIZE is not set",
+    "FLUX_TASK_RANK": "FLUX_JOB_SIZE is not set",
+    "PMIX_RANK": "nothing gives the number of ranks",
+    "ALPS_APP_PE": "nothing gives the number of ranks",
+    "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK is not set",
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_half_of_the_variables_is_an_error_that_names_the_missing_one(name: str) -> None:
+    with pytest.raises(
+        InvalidEnvironmentError, match=f'{name} is "1" .*{HALVES[name]}.*Set RANK, WORLD_SIZE'
+    ):
+        find_place({name: "1"})
+
+
+def test_a_step_with_different_numbers_of_tasks_knows_those_of_its_own_node() -> None:
+    step = {**STEP, "SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "3(x2),1", "SLURM_PROCID": "6"}
+    sizes = [find_place({**step, "SLURM_NODEID": node}) for node in ("0", "2", "3")]
+    assert [place and place.local_size for place in sizes] == [3, 1, None]
+
+
+def test_two_steps_of_a_slurm_job_meet_at_different_ports() -> None:
+    place = find_place(STEP)
+    assert place is not None
+    ports = {master_address(place, {**STEP, "SLURM_STEP_ID": step})[1] for step in ("3", "4")}
+    assert len(ports) == 2
+
+
+def test_empty_master_variables_count_as_unset() -> None:
+    place = find_place(OPEN_MPI)
+    assert place is not None
+    assert master_address(place, {**OPEN_MPI, "MASTER_ADDR": "", "MASTER_PORT": ""}) == master_address(
+        place, OPEN_MPI
+    )
 
 
 @pytest.mark.parametrize("other", ["Open MPI", "PMI", "Slurm"])
 def test_launchers_that_agree_are_one(other: str) -> None:
-    assert find_place({**EVERY[other], **TORCHRUN}) == find_place(TORCHRUN)
+    assert str(find_place({**EVERY[other], **TORCHRUN})) == str(find_place(TORCHRUN))
 
 
 @pytest.mark.parametrize("other", ["Open MPI", "PMI", "Slurm"])
@@ -129,6 +231,20 @@ def test_open_mpi_ranks_get_shared_memory_and_torchruns_variables() -> None:
     with RankProcesses(2, backend=None) as processes:
         told = processes.values(start, environ, {})
     assert told == [("shm", "shm", 3.0, "0"), ("shm", "shm", 3.0, "1")]
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize("timeout", [timedelta(days=365 * 300), timedelta.max])
+def test_a_timeout_of_centuries_does_not_end_the_meeting(backend: str, timeout: timedelta) -> None:
+    environ = {
+        "RANK": "{rank}",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    with RankProcesses(2, backend=None) as processes:
+        told = processes.values(start, environ, {"backend": backend, "timeout": timeout})
+    assert [each[2] for each in told] == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,21 @@ def test_a_rank_outside_the_group_is_an_error() -> None:
         load().initialize(2, 2)
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [(0, 1, 1), (257, 1, 1), (1 << 32, 1, 1), (2, 1 << 62, 1), (2, -1, 1), (2, 1, 1 << 62), (2, 1, 0)],
+)
+def test_numbers_whose_memory_could_not_exist_are_an_error(numbers: tuple[int, int, int]) -> None:
+    load()
+    with pytest.raises(RuntimeError, match=r"a group has 1 to 256 ranks|slots and rings have"):
+        torch.ops.acclimate.shm_comm_bytes(*numbers)
+    ranks, slot, ring = numbers
+    with pytest.raises(
+        RuntimeError, match=r"has 1 to 256 ranks|slots and rings have|the rank must be from 0"
+    ):
+        torch.ops.acclimate.shm_comm_open(0, ranks, [1] * min(ranks, 300), slot, ring, 1000, True, 0)
+
+
 def through_gloo(rank: int, where: dict[str, str]) -> list[float]:
     os.environ.update(where)
     op = load()

@@ -208,3 +208,49 @@ def test_the_two_options_contradict_each_other(folder: Path) -> None:
     done = run(folder, "-m", "acclimate", "run", "--deepspeed", "--deepspeed_names", "train.py")
     assert done.returncode != 0
     assert "give only one of them" in done.stderr
+
+
+_OF_OTHER_RELEASES = """
+    @abc.abstractmethod
+    def a_name_of_2030(self, value): ...
+
+    @property
+    @abc.abstractmethod
+    def a_property_of_2030(self): ...
+
+    @abc.abstractmethod
+    def _a_hook_of_2030(self): ...
+
+    @abc.abstractmethod
+    def is_pinned(self, tensor): ...
+
+    @abc.abstractmethod
+    def pin_memory(self, tensor, align_bytes=1): ...
+"""
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_a_name_that_only_another_release_has_raises_when_it_is_used_and_says_which(folder: Path) -> None:
+    with (folder / "deepspeed" / "accelerator" / "abstract_accelerator.py").open("a") as file:
+        file.write(_OF_OTHER_RELEASES)
+    program = """
+import acclimate.compat.deepspeed as d; d.register()
+import deepspeed, torch
+from acclimate.errors import UnsupportedError
+accelerator = deepspeed.builders.fixed
+for use in (lambda: accelerator.a_name_of_2030(3), lambda: accelerator.a_property_of_2030,
+            lambda: accelerator._a_hook_of_2030()):
+    try:
+        use()
+    except UnsupportedError as error:
+        print(str(error).partition(" of its")[0])
+data = torch.arange(5)
+print(accelerator.is_pinned(data), torch.equal(accelerator.pin_memory(data, 0), data),
+      torch.equal(accelerator.pin_memory(data, align_bytes=0), data))
+"""
+    assert printed(folder, program) == [
+        "This release of DeepSpeed uses a_name_of_2030",
+        "This release of DeepSpeed uses a_property_of_2030",
+        "This release of DeepSpeed uses _a_hook_of_2030",
+        "False True True",
+    ]

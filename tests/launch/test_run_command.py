@@ -9,9 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from control_groups import limited_group
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import command, environment, launched, run
@@ -19,8 +22,9 @@ from launching import command, environment, launched, run
 from acclimate import cli
 from acclimate.errors import BindingError, LaunchOptionError
 from acclimate.launch.command import run_own_module
-from acclimate.launch.options import RunOptions, add_arguments, read_options
+from acclimate.launch.options import ELSEWHERE, RunOptions, add_arguments, read_options
 from acclimate.launch.plan.environment import SET_BY_LAUNCHER, RankPlace, rank_environment
+from ports import free_port
 
 TELL = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
 
@@ -146,13 +150,24 @@ def test_the_free_port_is_another_one_each_time_and_nobody_listens_on_it(script:
             listener.bind(("127.0.0.1", port))
 
 
+@contextmanager
+def node_0(*options: str) -> Iterator[list[str]]:
+    """Runs node 0 of a job that is started by hand; gives the options of the place where nodes meet."""
+    place = ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
+    command = [*LAUNCHER, *options, *place, "--node_rank", "0", "--no_python", "true"]
+    with subprocess.Popen(command, env=environment()) as first:
+        yield place
+        assert first.wait(240) == 0
+
+
 def test_nodes_started_by_hand_share_one_job(script: str) -> None:
-    by_hand = ["--num_nodes", "2", "--num_accelerators", "2", "--master_addr", "10.0.0.1"]
-    (first, _), (second, _) = told(acclimate_run(*by_hand, "--node_rank", "1", script))
+    by_hand = ["--num_nodes", "2", "--num_accelerators", "2"]
+    with node_0(*by_hand) as place:
+        (first, _), (second, _) = told(acclimate_run(*by_hand, *place, "--node_rank", "1", script))
     assert [first["RANK"], second["RANK"]] == ["2", "3"]
     assert [first["LOCAL_RANK"], second["LOCAL_RANK"]] == ["0", "1"]
     assert {first[name] for name in ("WORLD_SIZE",)} == {"4"}
-    assert (first["NODE_RANK"], first["MASTER_ADDR"], first["MASTER_PORT"]) == ("1", "10.0.0.1", "29500")
+    assert (first["NODE_RANK"], first["MASTER_ADDR"], first["MASTER_PORT"]) == ("1", place[1], place[3])
 
 
 def test_a_hostfile_says_how_many_ranks_nodes_have_that_are_started_by_hand(
@@ -160,11 +175,9 @@ def test_a_hostfile_says_how_many_ranks_nodes_have_that_are_started_by_hand(
 ) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("one slots=3\ntwo slots=1\n")
-    ended = acclimate_run(
-        "-H", str(hosts), "--node_rank", "1", "--master_addr", "one", "--master_port", "4444", script
-    )
-    ((variables, _),) = told(ended)
-    assert (variables["RANK"], variables["WORLD_SIZE"], variables["MASTER_PORT"]) == ("3", "4", "4444")
+    with node_0("-H", str(hosts)) as place:
+        ((variables, _),) = told(acclimate_run("-H", str(hosts), *place, "--node_rank", "1", script))
+    assert (variables["RANK"], variables["WORLD_SIZE"], variables["MASTER_PORT"]) == ("3", "4", place[3])
 
 
 def test_a_rank_has_as_many_threads_as_cores(script: str) -> None:
@@ -181,6 +194,29 @@ def test_a_rank_has_as_many_threads_as_cores(script: str) -> None:
     assert listed[0][0]["OMP_NUM_THREADS"] == "1"
     crowded = told(acclimate_run("--num_accelerators", str(cores + 1), script))
     assert {variables["OMP_NUM_THREADS"] for variables, _ in crowded} == {"1"}
+
+
+@pytest.mark.parametrize(
+    ("quota_us", "ranks", "threads"), [(100_000, 1, 1), (150_000, 1, 1), (50_000, 1, 1), (100_000, 2, 1)]
+)
+@pytest.mark.parametrize("binding", ["--bind_cores_to_rank", "--grace=5"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_rank_has_no_more_threads_than_its_share_of_a_real_quota(
+    script: str, quota_us: int, ranks: int, threads: int, binding: str, nested: bool
+) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("there is one processor, so a quota changes nothing")
+    with limited_group("cpu", quota_us, nested=nested) as join:
+        launcher = [*join, *LAUNCHER, "--num_accelerators", str(ranks), binding]
+        ended = subprocess.run(
+            [*launcher, script], capture_output=True, text=True, timeout=240, env=environment()
+        )
+    assert [variables["OMP_NUM_THREADS"] for variables, _ in told(ended)] == [str(threads)] * ranks
+
+
+def test_an_empty_variable_counts_as_unset(script: str) -> None:
+    (rank,) = told(acclimate_run("--num_accelerators", "1", script, OMP_NUM_THREADS="", PYTHONUNBUFFERED=""))
+    assert int(rank[0]["OMP_NUM_THREADS"]) >= 1
 
 
 def test_a_number_of_threads_that_is_set_already_is_kept(script: str) -> None:
@@ -364,6 +400,45 @@ def test_a_mistake_is_told_and_nothing_is_started(
     assert "Traceback" not in output.err
 
 
+@pytest.mark.parametrize(
+    ("option", "ours"),
+    [
+        ("--nproc_per_node=4", "--num_accelerators"),
+        ("--nproc-per-node", "--num_accelerators"),
+        ("-np", "--num_accelerators"),
+        ("--nnodes", "--num_nodes"),
+        ("--rdzv-endpoint", "--master_addr and --master_port"),
+        ("--num_processes", "--num_accelerators"),
+    ],
+)
+def test_an_option_of_another_launcher_is_answered_with_ours(option: str, ours: str, script: str) -> None:
+    ended = acclimate_run(option, "4", script)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"{option.partition('=')[0]} is an option of another launcher; here it is {ours}" in ended.stderr
+
+
+def test_torchruns_spelling_of_the_node_rank_works(script: str) -> None:
+    by_hand = [
+        "--num-nodes",
+        "2",
+        "--node-rank",
+        "1",
+        "--master-addr",
+        "127.0.0.1",
+        "--num_accelerators",
+        "1",
+    ]
+    assert read(*by_hand, script).node_rank == 1
+
+
+def test_deepspeed_that_is_not_installed_is_an_error_that_says_so(script: str) -> None:
+    for target in ([script], ["-m", "json.tool"]):
+        ended = acclimate_run("--deepspeed", "--num_accelerators", "1", *target)
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert "--deepspeed needs DeepSpeed, which is not installed for" in ended.stderr
+        assert "--deepspeed_names" in ended.stderr
+
+
 def test_a_mistake_ends_the_program_with_2(tmp_path: Path) -> None:
     ended = acclimate_run("no_such.py", cwd=tmp_path, DS_ACCELERATOR="cpu")
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -405,7 +480,8 @@ def test_help_shows_every_option_in_one_spelling() -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    for option in parser._option_string_actions:
+    elsewhere = {name for names in ELSEWHERE.values() for name in names}
+    for option in parser._option_string_actions.keys() - elsewhere:
         hidden = "-" in option.removeprefix("--") and option.startswith("--")
         assert (f"{option} " in ended.stdout or f"{option}," in ended.stdout) != hidden, option
 

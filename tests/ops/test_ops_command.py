@@ -41,6 +41,18 @@ def test_building_an_op_that_cannot_be_built_fails_with_the_reason(workshop: Wor
     assert op["reason"].startswith("there is no C++ compiler")
 
 
+def test_nothing_is_called_built_if_the_cache_cannot_keep_it(workshop: Workshop) -> None:
+    in_the_way = workshop.folder / "file"
+    in_the_way.touch()
+    cache = {"ACCLIMATE_CACHE": str(in_the_way / "cache")}
+    outcome = workshop.run(command_line("ops", "build", "acme_scale", "--json"), env=ACME | cache)
+    assert outcome.told == {"code": 1}
+    (op,) = json.loads(outcome.stdout)["ops"]
+    assert op["state"] == "failed"
+    assert op["library"] is None
+    assert "Set ACCLIMATE_CACHE to a" in op["reason"]
+
+
 def test_a_source_that_does_not_compile_fails_with_the_compilers_message(workshop: Workshop) -> None:
     (workshop.folder / "acme/acme/ops/csrc/scale.cpp").write_text("int scale( {\n")
     outcome = workshop.run(command_line("ops", "build", "--json"), env=ACME)

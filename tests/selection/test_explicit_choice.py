@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from acclimate.errors import UnknownAcceleratorError
+from acclimate.selection import load_by_name
 from fake_vendors import BREAKAGES, BY_WAY, IN_ORDER, WITH_PACKAGE, FakeMachine, FakeVendor
 from fresh_process import FreshProcesses
 from pairs import all_pairs
@@ -111,6 +113,19 @@ def test_an_unknown_name_is_refused_in_the_specification_words(
     assert told["catchable"] == [True, True]
     expected = f'DS_ACCELERATOR must be one of {SPECIFIED}. Value "{value}" is not supported{ending}'
     assert told["error"] == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("gpu", "cuda"), ("GPU", "cuda"), ("cuda:0", "cuda"), ("nvidia", "cuda"), ("rocm", "cuda"),
+        ("amd", "cuda"), ("hip", "cuda"), ("intel", "xpu"), ("metal", "mps"), ("apple", "mps"),
+        ("ascend", "npu"), ("npu:3", "npu"), ("gaudi", "hpu"), ("habana", "hpu"), ("host", "cpu"),
+    ],
+)  # fmt: skip
+def test_a_common_word_for_hardware_is_answered_with_the_name_that_it_means(word: str, meant: str) -> None:
+    with pytest.raises(UnknownAcceleratorError, match=f'; did you mean "{meant}"'):
+        load_by_name(word, "DS_ACCELERATOR")
 
 
 def test_an_unknown_name_in_our_own_variable_names_that_variable(fresh: FreshProcesses) -> None:

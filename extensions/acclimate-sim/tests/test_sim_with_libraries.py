@@ -56,6 +56,32 @@ print(divided(torch.ones(1, 64)).shape)
     ]
 
 
+def test_a_loaded_state_continues_the_random_numbers_of_the_device_and_of_the_host(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    program = f"""
+import logging, torch
+from accelerate import Accelerator
+from acclimate.compat.accelerate import accelerator_options, keep_random_state
+logging.basicConfig(format="%(message)s")
+trainer = Accelerator(**accelerator_options())
+keep_random_state(trainer)
+trainer.prepare(torch.nn.Linear(2, 2))
+draw = lambda: [torch.rand(3, device=device).cpu() for device in ("sim:0", "sim:1", "cpu")]
+draw()
+trainer.save_state({str(tmp_path / "state")!r})
+drawn = draw()
+draw()
+trainer.load_state({str(tmp_path / "state")!r})
+print(*map(torch.equal, drawn, draw()))
+(__import__("pathlib").Path({str(tmp_path / "state")!r}) / "acclimate_random_states_0.pt").unlink()
+trainer.load_state({str(tmp_path / "state")!r})
+"""
+    result = run_python("-c", program)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["True"] * 3
+    assert "the random numbers of sim continue" in result.stderr
+
+
 @pytest.mark.slow
 def test_accelerate_trains_on_two_ranks(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from acclimate.errors import AutocastArgumentError, excerpt
+
 
 class MixedPrecision:
     """``torch.amp`` for one device type, like ``torch.cuda.amp`` for CUDA."""
@@ -28,7 +30,15 @@ class MixedPrecision:
             enabled: whether autocasting is on.
             dtype: the dtype to compute in; ``None``: the device's default.
             cache_enabled: whether casts of weights are cached in the block.
+
+        Raises:
+            AutocastArgumentError: ``enabled`` is not a bool, but the name of a device, as in torch.autocast.
         """
+        if not isinstance(enabled, bool):
+            raise AutocastArgumentError(
+                f"enabled must be a bool. Value {excerpt(repr(enabled))} is not. If it is a device, leave it "
+                f"out: this is {self._device_type}'s autocast. Give a dtype by name: autocast(dtype=…)."
+            )
         return torch.amp.autocast(self._device_type, dtype, enabled, cache_enabled)
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
 import pkgutil
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
@@ -10,7 +12,9 @@ import torch
 
 from acclimate.accelerator.compilers import CXX_SUFFIXES, host_compiler
 from acclimate.accelerator.devices import Devices
-from acclimate.errors import CompilerNotFoundError
+from acclimate.errors import CompilerNotFoundError, excerpt
+
+_logger = logging.getLogger("acclimate")
 
 
 class Ops(Devices):
@@ -63,7 +67,7 @@ class Ops(Devices):
 
     def create_op_builder(self, class_name: str) -> Any | None:
         """An op builder, whose ``load()`` returns the native module; ``None`` if this accelerator has no such
-        op.
+        op, which is logged as a warning with the nearest name.
 
         Delegates to: :meth:`get_op_builder`.
         CPU: as stated.
@@ -71,10 +75,23 @@ class Ops(Devices):
         """
         builder = self.get_op_builder(class_name)
         if builder is None:
+            _logger.warning(
+                'The %s accelerator has no op builder "%s", so create_op_builder() returns None. %s',
+                self.name,
+                excerpt(class_name),
+                self._advice_on_builders(class_name),
+            )
             return None
         # Our builders take the accelerator; builders written for DeepSpeed take no argument.
         bind = getattr(builder, "for_accelerator", None)
         return bind(self) if bind is not None else builder()
+
+    def _advice_on_builders(self, class_name: str) -> str:
+        word = class_name.replace("_", "").lower().removesuffix("builder")
+        shortened = {name.removesuffix("Builder").lower(): name for name in self.op_builders}
+        near = [name for short, name in shortened.items() if word and word in short]
+        near = near or [shortened[short] for short in difflib.get_close_matches(word, shortened, n=1)]
+        return f'Did you mean "{near[0]}"?' if near else f"It has {', '.join(sorted(self.op_builders))}."
 
     def op_compiler(self, suffix: str = ".cpp") -> list[str]:
         """The command that compiles native source of one kind: a program's absolute path and its fixed

@@ -24,21 +24,29 @@ class Pinning(Devices):
         return True
 
     def pin_memory(
-        self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
+        self,
+        tensor: torch.Tensor,
+        make_copy: bool | int = True,
+        match_shape: bool = True,
+        *,
+        align_bytes: int | None = None,
     ) -> torch.Tensor:
         """A page-locked copy of a host tensor.
 
         Args:
             tensor: a host tensor of any dtype and shape.
-            make_copy: whether to copy the data; if not, the result is uninitialised.
+            make_copy: whether to copy the data; if not, the result is uninitialised. A number that is not a
+                ``bool`` is ``align_bytes``, the second argument of older releases of DeepSpeed.
             match_shape: without ``make_copy``, whether the result has the tensor's shape, or a single
                 dimension with as many elements.
+            align_bytes: accepted for programs written for older releases of DeepSpeed, without effect:
+                torch's allocators align memory.
 
         Delegates to: ``Tensor.pin_memory``; without a copy, :meth:`pin_empty`.
         CPU: locks nothing, since nothing is copied to a device: returns the tensor itself, or a new one.
         CUDA: ``Tensor.pin_memory``.
         """
-        if not make_copy:
+        if make_copy is False:  # 0 equals False, but is a number of bytes
             shape = tensor.shape if match_shape else (tensor.numel(),)
             return self.pin_empty(*shape, dtype=tensor.dtype)
         return tensor.pin_memory() if self._pins_host_memory() else tensor

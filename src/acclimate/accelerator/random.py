@@ -43,11 +43,18 @@ class RandomNumbers(Devices):
         generator = getattr(module, "default_generator", None)
         if generator is None:
             raise UnsupportedError(
-                f"torch.{self.device_type} exposes no default generators. Pass your own: "
-                f'torch.Generator(device="{self.device_name(index)}").'
+                f"torch.{self.device_type} exposes no default generators. {self._advice_on_generators(index)}"
             )
         found: torch.Generator = generator(index) if callable(generator) else generator
         return found
+
+    def _advice_on_generators(self, index: int) -> str:
+        name = self.device_name(index)
+        try:
+            torch.Generator(device=name)
+        except RuntimeError:  # also NotImplementedError
+            return "Draw the numbers on the host, and copy them to the device."
+        return f'Pass your own: torch.Generator(device="{name}").'
 
     @property
     def default_generators(self) -> tuple[torch.Generator, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -35,16 +36,29 @@ class Streams(Devices):
             return offered
         if offered is None and not self._is_torch_accelerator():
             return None
-        return generic if self._makes_streams else None
+        return generic if self._generic_streams_work else None
 
     @functools.cached_property
-    def _makes_streams(self) -> bool:
-        """Whether torch's generic streams work; they are optional for a device's guard."""
+    def _generic_streams_work(self) -> bool:
+        """Whether torch's generic streams and events do what they promise on this device.
+
+        They are optional for a device's guard. torch's guard for devices written in Python returns the
+        default stream for each new one, and its events cannot be waited for.
+        """
+        current = self._offered("current_stream")
         try:
-            torch.Stream(device=self.device_type)
+            first, second = torch.Stream(device=self.device_type), torch.Stream(device=self.device_type)
+            start, end = (torch.Event(device=self.device_type, enable_timing=True) for _ in range(2))
+            start.record(first)
+            end.record(first)
+            second.wait_event(end)
+            end.synchronize()
+            elapsed_ms = start.elapsed_time(end)
+            with first:
+                is_current = current is None or current() == first
         except RuntimeError:  # also NotImplementedError
             return False
-        return True
+        return first != second and is_current and end.query() and 0 <= elapsed_ms < math.inf
 
     @functools.cached_property
     def _stand_ins(self) -> tuple[type[host.HostStream], type[host.HostEvent]]:
@@ -56,7 +70,7 @@ class Streams(Devices):
     def Stream(self) -> type[Any]:
         """The class of this accelerator's streams.
 
-        Delegates to: ``torch.<device>.Stream``, else ``torch.Stream``.
+        Delegates to: ``torch.<device>.Stream``, else ``torch.Stream`` if a trial of it works.
         CPU: :class:`~acclimate.accelerator.host.HostStream`, whose queue is always empty. Other devices
             without streams have a subclass that waits for the device.
         CUDA: ``torch.cuda.Stream``.
@@ -67,7 +81,7 @@ class Streams(Devices):
     def Event(self) -> type[Any]:
         """The class of this accelerator's events. ``Event(enable_timing=True)`` measures milliseconds.
 
-        Delegates to: ``torch.<device>.Event``, else ``torch.Event``.
+        Delegates to: ``torch.<device>.Event``, else ``torch.Event`` if a trial of it works.
         CPU: :class:`~acclimate.accelerator.host.HostEvent`, on the host's clock.
         CUDA: ``torch.cuda.Event``.
         """

@@ -10,6 +10,19 @@ __all__ = ["BUILTIN", "Backend"]
 GENERIC_RANK = 100
 """The rank of a device that torch knows but no record names: after cuda, before cpu."""
 
+COMMON_WORDS = {
+    "gpu": "cuda",
+    **dict.fromkeys(("nvidia", "amd", "rocm", "hip"), "cuda"),  # torch's name for AMD's GPUs, too
+    **dict.fromkeys(("intel", "oneapi", "sycl"), "xpu"),
+    **dict.fromkeys(("ascend", "huawei", "cann"), "npu"),
+    **dict.fromkeys(("apple", "metal"), "mps"),
+    **dict.fromkeys(("gaudi", "habana"), "hpu"),
+    "cambricon": "mlu",
+    "tecorigin": "sdaa",
+    "host": "cpu",
+}
+"""Words for hardware that name no accelerator, with the accelerator that each means."""
+
 SPECIFIED = ("cuda", "cpu", "xpu", "xpu.external", "npu", "mps", "hpu", "mlu", "sdaa")
 """The names in DeepSpeed's specification, in the order of its error message."""
 

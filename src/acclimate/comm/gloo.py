@@ -13,6 +13,9 @@ from torch.distributed import distributed_c10d
 
 from acclimate.local_address import address_towards
 
+LONGEST_TIMEOUT = timedelta(days=365 * 100)
+"""torch and gloo add a time-out to a clock in nanoseconds, which overflows after 292 years."""
+
 _logger = logging.getLogger("acclimate")
 
 
@@ -48,6 +51,7 @@ def gloo_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         size: the number of ranks in the group.
         timeout: the timeout of each collective.
     """
+    timeout = min(timeout, LONGEST_TIMEOUT)
     address = None if os.environ.get("GLOO_SOCKET_IFNAME") else _address_towards(store)
     if address is None:
         return dist.ProcessGroupGloo(store, rank, size, timeout)

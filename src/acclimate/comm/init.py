@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from acclimate.comm.backend import NAME, register
+from acclimate.comm.gloo import LONGEST_TIMEOUT
 from acclimate.comm.ranks import Place, find_place, master_address
 from acclimate.errors import InvalidRankError, UnsupportedError
 from acclimate.rank_variables import TORCHRUN
@@ -26,9 +27,9 @@ def init_distributed(
 ) -> None:
     """Creates the default process group of ``torch.distributed``, unless it exists.
 
-    Reads the rank from the environment variables of torchrun, ``acclimate run``, Open MPI, MPICH, Intel MPI
-    or Slurm, and sets torchrun's variables that are unset. A process without a launcher becomes a group of
-    one rank.
+    Reads the rank from the environment variables of torchrun, ``acclimate run``, an MPI, Slurm, Flux, PALS or
+    jsrun, and sets torchrun's variables that are unset or empty. A process without a launcher becomes a group
+    of one rank; a Slurm batch script that starts no step is such a process.
 
     Args:
         backend: a backend of ``torch.distributed``. ``None``: the accelerator's
@@ -46,6 +47,7 @@ def init_distributed(
         InvalidEnvironmentError: a launcher's variable has an invalid value or is missing.
         UnsupportedError: this torch is built without ``torch.distributed``.
     """
+    timeout = None if timeout is None else min(timeout, LONGEST_TIMEOUT)
     if not dist.is_available():
         raise UnsupportedError("This torch is built without torch.distributed. Install a torch that has it.")
     register()
@@ -93,5 +95,5 @@ def _export_as_torchrun(place: Place, master: tuple[str, int] | None) -> None:
     if master is not None:
         values |= {"MASTER_ADDR": master[0], "MASTER_PORT": master[1]}
     for name, value in values.items():
-        if value is not None:
-            os.environ.setdefault(name, str(value))
+        if value is not None and not os.environ.get(name, "").strip():
+            os.environ[name] = str(value)

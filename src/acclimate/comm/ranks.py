@@ -5,31 +5,30 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from acclimate.errors import ConflictingRanksError, InvalidEnvironmentError
-from acclimate.rank_variables import HYDRA, OPEN_MPI, SLURM, TORCHRUN, RankVariables
-from acclimate.slurm_allocation import NODE_LIST, expand_hosts, in_step
+from acclimate.errors import ConflictingRanksError, InvalidEnvironmentError, excerpt
+from acclimate.rank_variables import LAUNCHERS, SLURM, RankVariables
+from acclimate.slurm_allocation import NODE_INDEX, NODE_LIST, expand_hosts, in_step, tasks_of_nodes
 
 # Below the ephemeral ports that systems give to clients.
 _FIRST_PORT, _PORTS = 15_000, 15_000
 
 
-_LAUNCHERS = (TORCHRUN, OPEN_MPI, HYDRA, SLURM)
-"""Inner ones first."""
-
-
 @dataclass(frozen=True)
 class Place:
-    """A process's rank in its job. Values that the launcher did not set are ``None``."""
+    """A process's rank in its job. Values that no launcher set are ``None``."""
 
     variables: RankVariables
+    """Those that give the rank."""
     rank: int
     world_size: int
     local_rank: int | None
     local_size: int | None
+    job: tuple[str, ...] = ()
+    """Variables that name the job, of all launchers that give this rank."""
 
     def __str__(self) -> str:
         names = self.variables
@@ -40,19 +39,33 @@ def find_place(environ: Mapping[str, str]) -> Place | None:
     """Returns this process's place in its job; ``None`` if no launcher started it.
 
     Raises:
-        InvalidEnvironmentError: a variable has an invalid value.
+        InvalidEnvironmentError: a variable has an invalid value, or only one of rank and number is set.
         ConflictingRanksError: the variables of two launchers contradict each other.
     """
-    places = [place for names in _LAUNCHERS if (place := _place(names, environ)) is not None]
-    if not places:
-        return None
-    inner = places[0]
-    for outer in places[1:]:
-        if not _agree(inner, outer, environ):
+    # In a batch script Slurm sets the variables of a task too, although the script is none.
+    told = [names for names in LAUNCHERS if names.launcher != SLURM.launcher or in_step(environ)]
+    inner: Place | None = None
+    found = set[str]()
+    for names in told:
+        outer = None if names.launcher in found else _place(names, environ)
+        if outer is None:
+            continue
+        found.add(names.launcher)
+        if inner is None:
+            inner = outer
+        elif (inner.rank, inner.world_size) == (outer.rank, outer.world_size):
+            # One launcher through the interface of another, such as srun --mpi=pmi2, with some facts in each.
+            inner = _completed(inner, outer)
+        elif not _nests(inner, outer):
             raise ConflictingRanksError(
                 f"This process has two ranks: {inner}, but {outer}. Unset the variables of the launcher that "
                 "did not start it, or give rank and world_size."
             )
+    if inner is None:
+        _check_nothing_is_missing(told, environ)
+        return None
+    if inner.local_rank is None and inner.local_size == inner.world_size:
+        return replace(inner, local_rank=inner.rank)
     return inner
 
 
@@ -63,51 +76,80 @@ def master_address(place: Place, environ: Mapping[str, str]) -> tuple[str, int]:
         InvalidEnvironmentError: ``MASTER_ADDR`` or ``MASTER_PORT`` is not set, and the launcher's variables
             do not determine it.
     """
-    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
-    if port is not None and not (port.isdecimal() and 0 < int(port) < 65536):
+    address, port = environ.get("MASTER_ADDR", "").strip(), environ.get("MASTER_PORT", "").strip()
+    if port and not (port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536):
         raise InvalidEnvironmentError(f'MASTER_PORT is "{port}", but must be a number from 1 to 65535.')
-    if not address:
-        address = _first_host(place, environ)
-    return address, int(port) if port is not None else _port_of_job(place, environ)
+    return address or _first_host(place, environ), int(port) if port else _port_of_job(place, environ)
 
 
 def _place(names: RankVariables, environ: Mapping[str, str]) -> Place | None:
+    """Returns what these variables tell; ``None`` if one that must be set is not."""
     rank = _number(names.rank, environ, 0)
     world_size = _number(names.world_size, environ, 1)
     if rank is None or world_size is None:
-        # Launchers set both; a RANK without WORLD_SIZE comes from another program.
         return None
     if rank >= world_size:
         raise InvalidEnvironmentError(
             f"{names.rank} is {rank}, but must be less than {names.world_size}, which is {world_size}."
         )
-    local_rank = _number(names.local_rank, environ, 0)
-    # Slurm writes "4(x2)" for the tasks of several nodes.
-    local_size = environ.get(names.local_size, "")
-    return Place(names, rank, world_size, local_rank, int(local_size) if local_size.isdecimal() else None)
+    local_size = _local_size(names, world_size, environ)
+    return Place(names, rank, world_size, _number(names.local_rank, environ, 0), local_size, names.job)
+
+
+def _local_size(names: RankVariables, world_size: int, environ: Mapping[str, str]) -> int | None:
+    if _number(names.hosts, environ, 1) == 1:
+        return world_size
+    counts = tasks_of_nodes(environ.get(names.local_size, ""))
+    if len(counts) <= 1 or len(set(counts)) == 1:
+        return counts[0] or None if counts else None
+    node = environ.get(NODE_INDEX, "")
+    return counts[int(node)] if node.isdecimal() and int(node) < len(counts) else None
+
+
+def _completed(inner: Place, outer: Place) -> Place:
+    """Returns a place with the facts of two launchers, which give it the same rank."""
+    return replace(
+        inner,
+        local_rank=outer.local_rank if inner.local_rank is None else inner.local_rank,
+        local_size=outer.local_size if inner.local_size is None else inner.local_size,
+        job=(*inner.job, *outer.job),
+    )
+
+
+def _check_nothing_is_missing(told: Sequence[RankVariables], environ: Mapping[str, str]) -> None:
+    """Refuses a process to which a launcher told only one of its rank and the number of ranks."""
+    for names in told:
+        known = [name for name in (names.rank, names.world_size) if environ.get(name, "").strip()]
+        if not known:
+            continue
+        sharing = [each for each in told if {each.rank, each.world_size} & {*known}]
+        missing = sorted({each.world_size if each.rank in known else each.rank for each in sharing} - {""})
+        lacks = f"{' or '.join(missing)} is not set" if missing else "nothing gives the number of ranks"
+        raise InvalidEnvironmentError(
+            f'{known[0]} is "{environ[known[0]].strip()}" ({names.launcher}), but {lacks}. Set RANK, '
+            f"WORLD_SIZE and LOCAL_RANK for each process, or unset {known[0]} if this process is alone."
+        )
 
 
 def _number(variable: str, environ: Mapping[str, str], least: int) -> int | None:
     text = environ.get(variable, "").strip()
     if not text:
         return None
-    if not text.isdecimal() or int(text) < least:
-        raise InvalidEnvironmentError(f'{variable} is "{text}", but must be an integer of {least} or more.')
+    if not (text.isascii() and text.isdecimal() and len(text) < 10) or int(text) < least:
+        raise InvalidEnvironmentError(
+            f'{variable} is "{excerpt(text)}", but must be an integer from {least} to 999999999.'
+        )
     return int(text)
 
 
-def _agree(inner: Place, outer: Place, environ: Mapping[str, str]) -> bool:
-    if (inner.rank, inner.world_size) == (outer.rank, outer.world_size):
-        return True
-    # One launcher may run under another: torchrun once per host under srun, or in a job's only task.
+def _nests(inner: Place, outer: Place) -> bool:
+    """Whether one launcher runs under another: once per host, as torchrun under srun, or in its only task."""
     if outer.world_size == 1:
         return True
     each = inner.local_size
-    if each is not None and each * outer.world_size == inner.world_size and inner.rank // each == outer.rank:
-        return True
-    # A batch script is not a task, but its variables have the number of one.
-    is_batch = outer.variables is SLURM and outer.rank == 0 and not in_step(environ)
-    return is_batch and each is not None
+    return (
+        each is not None and each * outer.world_size == inner.world_size and inner.rank // each == outer.rank
+    )
 
 
 def _first_host(place: Place, environ: Mapping[str, str]) -> str:
@@ -128,11 +170,11 @@ def _first_host(place: Place, environ: Mapping[str, str]) -> str:
 
 
 def _port_of_job(place: Place, environ: Mapping[str, str]) -> int:
-    names = [environ[name] for name in place.variables.job if environ.get(name)]
+    names = [environ[name] for name in place.job if environ.get(name)]
     if not names and place.local_size == place.world_size:
         names = [f"the parent of all ranks is {os.getppid()}"]
     if not names:
         raise InvalidEnvironmentError(
             f"{place} does not give the port of rank 0. Set MASTER_PORT to a free port."
         )
-    return _FIRST_PORT + int(hashlib.sha256(names[0].encode()).hexdigest(), 16) % _PORTS
+    return _FIRST_PORT + int(hashlib.sha256("\n".join(names).encode()).hexdigest(), 16) % _PORTS

@@ -7,9 +7,14 @@ accelerator. This module uses these three ways, and patches nothing in Accelerat
 
 from __future__ import annotations
 
+import logging
 import os
+from pathlib import Path
+from typing import Any
 
 from acclimate.selection import get_accelerator
+
+_logger = logging.getLogger("acclimate")
 
 DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"
 """Names the device of a process to Accelerate, and to the ``Trainer`` of transformers."""
@@ -64,3 +69,40 @@ def max_memory() -> dict[int | str, int] | None:
         index: accelerator.available_memory(index) for index in range(accelerator.device_count())
     }
     return {**free, "cpu": psutil.virtual_memory().available}
+
+
+def keep_random_state(trainer: Any) -> None:
+    """Makes ``save_state`` and ``load_state`` include the random numbers of this process's devices.
+
+    Accelerate itself keeps those of the host and of some devices that it knows. Each rank writes a file
+    of its own into the checkpoint's folder. A checkpoint without the file is loaded with a warning.
+
+    Args:
+        trainer: the ``accelerate.Accelerator``.
+    """
+    accelerator = get_accelerator()
+
+    def file(folder: str) -> Path:
+        return Path(folder) / f"acclimate_random_states_{trainer.process_index}.pt"
+
+    def save(models: Any, weights: Any, folder: str) -> None:
+        import torch
+
+        torch.save(accelerator.get_rng_state_all(), file(folder))
+
+    def restore(models: Any, folder: str) -> None:
+        import torch
+
+        if not file(folder).exists():
+            _logger.warning(
+                "%s does not exist, so the random numbers of %s continue instead of those of the checkpoint. "
+                "Call keep_random_state() before save_state().",
+                file(folder),
+                accelerator.device_name(),
+            )
+            return
+        states = torch.load(file(folder), weights_only=True)
+        accelerator.set_rng_state_all(states[: accelerator.device_count()])
+
+    trainer.register_save_state_pre_hook(save)
+    trainer.register_load_state_pre_hook(restore)

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from importlib.machinery import PathFinder
 
 from acclimate.backends import Backend
 from acclimate.errors import BindingError, LaunchOptionError, ScriptNotFoundError, excerpt
-from acclimate.exit_codes import shell_code
 from acclimate.launch.binding.cores import UNBOUND_ADVICE
 from acclimate.launch.engines.registry import AUTO, allocating_engine, launch
 from acclimate.launch.options import RunOptions, add_arguments, read_options
@@ -47,6 +47,11 @@ def run(args: argparse.Namespace, deepspeed_environment: Callable[[str, str], Ma
     options = read_options(args, os.environ)
     if options.deepspeed or options.deepspeed_names:
         path = options.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        if options.deepspeed and not options.no_python and not _finds_deepspeed(options, path):
+            raise LaunchOptionError(
+                f"--deepspeed needs DeepSpeed, which is not installed for {sys.executable}. Install it (pip "
+                "install deepspeed), or use --deepspeed_names, which offers its accelerator layer's names."
+            )
         variables = deepspeed_environment(path, "1" if options.deepspeed else "names")
         options = replace(options, environment={**options.environment, **variables})
     logging.getLogger("acclimate").setLevel(options.log_level.upper())
@@ -68,7 +73,16 @@ def run(args: argparse.Namespace, deepspeed_environment: Callable[[str, str], Ma
     with suppress(OSError):  # a full or closed standard error must not change the exit code
         sys.stderr.write(outcome.report())
         sys.stderr.flush()
-    return shell_code(outcome.code)
+    return outcome.exit_code()
+
+
+def _finds_deepspeed(options: RunOptions, python_path: str) -> bool:
+    """Whether a rank's Python would find a real package named deepspeed, not the names that we offer."""
+    script = os.curdir if options.module or not options.command else os.path.dirname(options.command[0])
+    folders = [script or os.curdir, *filter(None, python_path.split(os.pathsep))]
+    specs = [PathFinder.find_spec("deepspeed", folders)]
+    specs += [finder.find_spec("deepspeed", None) for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    return any(spec is not None and spec.origin is not None for spec in specs)
 
 
 def run_own_module(
@@ -170,7 +184,9 @@ def _hosts(
         )
     here = _this_host(options, accelerator)
     if options.node_rank is not None:
-        return tuple(replace(here, name=f"node{index}") for index in range(options.num_nodes or 1))
+        return tuple(
+            replace(here, name=f"node{index}", is_listed=False) for index in range(options.num_nodes or 1)
+        )
     if (options.num_nodes or 1) > 1:
         raise LaunchOptionError(
             f"--num_nodes {options.num_nodes} needs a --hostfile, which names the hosts; or start the same "
@@ -190,12 +206,13 @@ def _this_host(options: RunOptions, accelerator: Backend | None) -> HostPlan:
     slots = wanted if wanted is not None and not limited else count_local_ranks(accelerator)
     names = [part.partition(":")[0].strip() for part in (options.include or options.exclude or "").split("@")]
     name = next((name for name in names if _is_here(name)), LOCALHOST)
-    return choose_slots(
+    (here,) = choose_slots(
         [Host(name, slots)],
         include=options.include,
         exclude=options.exclude,
         num_accelerators=wanted if limited else None,
-    )[0]
+    )
+    return replace(here, is_listed=False)
 
 
 def _is_here(name: str) -> bool:
@@ -255,7 +272,14 @@ def _run_here(job: JobPlan, options: RunOptions) -> Outcome:
     else:
         addr, port = str(options.master_addr), options.master_port or BY_HAND_PORT
     ranks = plan_ranks(replace(job, master_addr=addr, master_port=port), node_rank, os.environ)
-    return supervise(ranks, grace_s=options.grace_s, quiet=options.quiet)
+    if len(job.hosts) == 1:
+        return supervise(ranks, grace_s=options.grace_s, quiet=options.quiet)
+    from acclimate.launch.remote.by_hand import Nodes  # only for a job on many hosts
+
+    nodes = Nodes(node_rank, len(job.hosts), addr, port, options.start_timeout_s)
+    nodes.meet()
+    outcome = supervise(ranks, grace_s=options.grace_s, quiet=options.quiet, stop=nodes.stop_request())
+    return nodes.conclude(outcome)
 
 
 def _run_elastic(job: JobPlan, options: RunOptions) -> Outcome:
@@ -273,7 +297,7 @@ def _run_elastic(job: JobPlan, options: RunOptions) -> Outcome:
     port = options.master_port or (free_port() if max_nodes == 1 else BY_HAND_PORT)
     # torch's agent prints a C++ stack trace for an unreachable address; the launcher prints one line.
     environ = dict(os.environ)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    os.environ["TORCH_CPP_LOG_LEVEL"] = environ.get("TORCH_CPP_LOG_LEVEL") or "FATAL"
     from acclimate.launch.elastic import torch_agent as elastic  # imports torch
 
     meeting = replace(job, master_addr=options.master_addr or "127.0.0.1", master_port=port)

@@ -21,11 +21,25 @@ from acclimate.launch.plan.option_fields import (
     flag,
     hosts_option,
     ranks_option,
+    seconds,
     supervision_option,
     whole,
 )
 
 _MOST_NODES = 1 << 16
+ELSEWHERE = {
+    "--num_accelerators N": ("--nproc_per_node", "--nproc-per-node", "-np", "-n", "--np", "--num_processes"),
+    "--num_nodes N, or --min_nodes and --max_nodes": ("--nnodes", "--num_machines"),
+    "--node_rank N": ("--machine_rank",),
+    "--master_addr ADDRESS": ("--main_process_ip",),
+    "--master_port PORT": ("--main_process_port",),
+    "--master_addr and --master_port": (
+        "--rdzv_endpoint", "--rdzv-endpoint", "--rdzv_backend", "--rdzv-backend", "--rdzv_id", "--rdzv-id",
+    ),
+    "no option: a job on one host finds a free port": ("--standalone",),
+    "--log_dir FOLDER": ("--tee", "--redirects"),
+}  # fmt: skip
+"""The options of torchrun, mpirun and accelerate that have other names here, by ours."""
 _EXAMPLES = """\
 examples:
   acclimate run train.py --epochs 3                     a rank for each device here (CPU: memory node)
@@ -98,6 +112,13 @@ class RunOptions(AgentOptions):
         metavar="N",
         help="this is node N of --num_nodes; start the same command on each node by hand",
     )
+    start_timeout_s: float = hosts_option(
+        "--start_timeout",
+        default=600.0,
+        type=seconds,
+        metavar="SECONDS",
+        help="how long nodes that are started by hand wait for each other; default: %(default)g",
+    )
     launcher: str = hosts_option(
         "--launcher",
         default=engine_names()[0],
@@ -160,6 +181,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             if default != []:
                 default = argparse.SUPPRESS
             groups[group].add_argument(*hyphened, dest=each.name, default=default, **hidden)
+
+    for ours, names in ELSEWHERE.items():
+        parser.add_argument(
+            *names, nargs="?", action=_Elsewhere, metavar=ours, dest=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+
+
+class _Elsewhere(argparse.Action):
+    """An option of another launcher; its ``metavar`` is what to write here."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        parser.error(f"{option_string} is an option of another launcher; here it is {self.metavar}")
 
 
 _OPTIONS = sorted(

@@ -163,6 +163,7 @@ def _build_one(state: OpState, progress: Progress) -> _Result:
         progress.update(task, completed=done, total=total, step=step)
 
     try:
+        store.check_cache()
         library = state.builder.build(show)
     except AcclimateError as error:
         return _Result(state, "failed", error=str(error))

@@ -176,7 +176,7 @@ class _Digest:
                 self.add(content)
 
     def _add_code(self, code: types.CodeType) -> None:
-        self.content.update(code.co_code)
+        self._say(code.co_code.hex())
         self._say(f"{code.co_names} {code.co_varnames} {code.co_freevars}")
         for value in code.co_consts:
             self.add(value)

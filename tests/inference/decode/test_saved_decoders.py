@@ -71,6 +71,25 @@ def test_a_model_with_other_weights_or_code_is_proved(tiny_folder: Path, proofs:
     assert len(proofs) == 2
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"quantize": "int8"}])
+def test_models_whose_weights_only_have_the_same_sum_do_not_share_a_description(
+    tiny_folder: Path, options: dict[str, str], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved, "_PIECE_BYTES", 1 << 10)
+    torch.set_num_threads(threads)
+    model = acclimate.init_inference(tiny_folder, **options)
+    contents = [saved._bytes(tensor) for tensor in saved._tensors(model).values()]
+    words = [each.view(torch.int64) for each in contents if each.numel() % 8 == 0]
+    keys = [decoder_key(model)]
+    for each in words:
+        if not torch.equal(each, each.roll(1)):  # the weights of a norm are all 1
+            each.copy_(each.roll(1))
+            keys.append(decoder_key(model))
+    assert None not in keys
+    assert len(set(keys)) == len(keys) > 10
+
+
 def test_a_change_of_a_file_of_steps_packed_modules_or_kernels_has_a_key_of_its_own(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,15 +6,18 @@ import contextlib
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
 import torch
 import transformers
+from gguf_files import make_model, write_gguf
 from safetensors.torch import load_file
 from tiny_models import write_tiny_gguf
 
 from acclimate.errors import CorruptModelError
+from acclimate.inference.files.open_file import OpenFile
 from acclimate.inference.gguf.convert import converted_gguf, identity
 from acclimate.inference.gguf.header import read_gguf_header
 
@@ -27,6 +30,11 @@ TEXTS = [
     "x",
     "“quotes” — 12.5 €",
 ]
+
+
+def file_identity(path: Path) -> str:
+    with contextlib.closing(OpenFile(path)) as file:
+        return identity(file)
 
 
 def transformers_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -110,34 +118,34 @@ def test_each_dtype_has_a_folder_of_its_own_with_exact_values(tiny_gguf: Path) -
 def test_replaced_content_is_another_identity_even_with_equal_size_and_name(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_tiny_gguf("gemma3", path)
-    before, status = identity(path), path.stat()
+    before, status = file_identity(path), path.stat()
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # as `cp -p` or an unpacker does
-    assert identity(path) != before
+    assert file_identity(path) != before
 
 
 def test_a_large_file_is_told_apart_by_any_other_weights_and_by_its_time(tmp_path: Path) -> None:
     path = tmp_path / "large.gguf"
     path.write_bytes(bytes(40 << 20))
     os.utime(path, ns=(1, 1))
-    before = identity(path)
+    before = file_identity(path)
     with path.open("r+b") as file:
         for block in range(0, 40 << 20, 64 << 10):  # other weights differ everywhere, not in one byte
             file.seek(block)
             file.write(b"\1" * (64 << 10))
     os.utime(path, ns=(1, 1))
-    assert identity(path) != before
+    assert file_identity(path) != before
     path.write_bytes(bytes(40 << 20))
-    assert identity(path) != before  # only its time differs
+    assert file_identity(path) != before  # only its time differs
 
 
 def test_a_moved_file_is_not_converted_again(tmp_path: Path) -> None:
     path = write_tiny_gguf("gemma3", tmp_path / "model.gguf")
-    before = identity(path)
+    before = file_identity(path)
     (tmp_path / "elsewhere").mkdir()
-    assert identity(path.rename(tmp_path / "elsewhere" / "model.gguf")) == before
+    assert file_identity(path.rename(tmp_path / "elsewhere" / "model.gguf")) == before
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.2, 0.5, 0.9, 0.9999])
@@ -178,4 +186,25 @@ def test_a_missing_tensor_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     path = write_tiny_gguf("gemma3", tmp_path / "model.gguf")
     with pytest.raises(CorruptModelError, match=r"blk\.1\.ffn_up\.weight"):
+        converted_gguf(path, "float32")
+
+
+def test_texts_that_nobody_reads_may_have_any_encoding(tmp_path: Path) -> None:
+    def describe(keys: dict[str, Any], tensors: dict[str, Any]) -> None:
+        keys |= {"general.description": "Mod#~~#le", "general.tags": ["#~~#", "b"], "custom#~~#": "x"}
+        keys["tokenizer.chat_template"] = "a#~~#"
+
+    model = make_model("llama")
+    plain = write_gguf("llama", model, tmp_path / "plain.gguf")
+    path = write_gguf("llama", model, tmp_path / "latin-1.gguf", describe)
+    path.write_bytes(path.read_bytes().replace(b"#~~#", "éèéè".encode("latin-1")))
+    for name in ("tokenizer.json", "model.safetensors"):
+        expected = (converted_gguf(plain, "float32") / name).read_bytes()
+        assert (converted_gguf(path, "float32") / name).read_bytes() == expected
+
+
+def test_a_text_that_is_read_must_be_utf_8(tmp_path: Path) -> None:
+    path = write_gguf("llama", make_model("llama"), tmp_path / "model.gguf")
+    path.write_bytes(path.read_bytes().replace(b"gpt-2", b"gpt\xe92"))
+    with pytest.raises(CorruptModelError, match=r"the text of its key tokenizer\.ggml\.pre is not UTF-8"):
         converted_gguf(path, "float32")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from engine_jobs import (
     check_much_output,
     check_reader_that_exits,
 )
-from hosts import Hosts
+from hosts import SRC, Hosts
 from slurm_cluster import SlurmCluster
 
 SLURM = ("--launcher", "slurm")
@@ -67,6 +69,39 @@ def test_inside_an_allocation_auto_takes_slurm_and_its_hosts(slurm_jobs: Jobs) -
         stdout, stderr = job.communicate(timeout=240)
     expected = {f"[rank {rank}] {('alpha', 'beta')[rank // 2]} {rank} 4" for rank in range(4)}
     assert (job.returncode, set(stdout.splitlines())) == (0, expected), stderr
+
+
+def settings(slurm_jobs: Jobs) -> list[str]:
+    """Returns words for env(1)."""
+    variables = {**slurm_jobs.environment, "PYTHONPATH": str(SRC)}
+    return [f"{name}={value}" for name, value in variables.items()]
+
+
+_PLACE = """
+import os
+from acclimate.comm.ranks import find_place, master_address
+place = find_place(os.environ)
+numbers = place and (place.rank, place.world_size, place.local_rank, place.local_size)
+print(numbers and (*numbers, *master_address(place, os.environ)))
+"""
+
+
+@pytest.mark.parametrize("mpi", ["none", "pmi2"])
+def test_tasks_of_srun_know_their_place_whatever_interface_it_offers(slurm_jobs: Jobs, mpi: str) -> None:
+    command = ["srun", f"--mpi={mpi}", "--nodes=2", "--ntasks=4", sys.executable, "-c", _PLACE]
+    done = slurm_jobs.hosts.head.run(["env", *settings(slurm_jobs), *command])
+    places = sorted(ast.literal_eval(line) for line in done.stdout.splitlines())
+    assert [place[:5] for place in places] == [(rank, 4, rank % 2, 2, "alpha") for rank in range(4)], done
+    assert len({place[5] for place in places}) == 1
+
+
+def test_python_in_a_batch_script_of_several_tasks_is_a_process_alone(slurm_jobs: Jobs) -> None:
+    script = slurm_jobs.folder / "batch.sh"
+    script.write_text(f"#!/bin/sh\nenv | grep SLURM_NTASKS\n{sys.executable} {slurm_jobs.script(_PLACE)}\n")
+    output = slurm_jobs.folder / "batch.out"
+    command = ["sbatch", "--wait", "--ntasks=4", f"--output={output}", str(script)]
+    done = slurm_jobs.hosts.head.run(["env", *settings(slurm_jobs), *command])
+    assert (done.returncode, output.read_text().split()) == (0, ["SLURM_NTASKS=4", "None"]), done
 
 
 @pytest.mark.slow

@@ -43,6 +43,38 @@ def test_ssh_is_what_auto_takes_where_it_is_installed(jobs: Jobs) -> None:
     assert (ended.returncode, set(ended.stdout.splitlines()), ended.stderr) == (0, lines, "")
 
 
+@pytest.fixture
+def vms(jobs: Jobs) -> Jobs:
+    """Jobs on hosts that both call themselves vm, a name with Debian's loopback address."""
+    with (jobs.hosts.folder / "hosts").open("a") as file:
+        file.write("127.0.1.1 vm\n")
+    for host in jobs.hosts.hosts:
+        assert host.run(["hostname", "vm"]).returncode == 0
+    return jobs
+
+
+def test_plain_gloo_connects_hosts_whose_own_name_is_a_loopback_address(vms: Jobs) -> None:
+    ended = vms.run(f"{WITH_TORCH}\nprint('total', total)", *SSH, "--num_accelerators", "1")
+    lines = [f"[rank {rank}] total 3.0" for rank in (0, 1)]
+    assert (ended.returncode, sorted(ended.stdout.splitlines())) == (0, lines), ended.stderr
+
+
+def test_the_users_interface_for_gloo_is_kept(vms: Jobs) -> None:
+    code = "import os; print(os.getenv('GLOO_SOCKET_IFNAME'))"
+    ours = vms.run(code, *SSH, "--num_accelerators", "1")
+    users = vms.run(code, *SSH, "--num_accelerators", "1", "--env", "GLOO_SOCKET_IFNAME=mine")
+    alone = vms.run(code, *SSH, hosts=["alpha"])
+    said = [[line.split()[-1] for line in ended.stdout.splitlines()] for ended in (ours, users, alone)]
+    assert said == [["net0", "net0"], ["mine", "mine"], ["None", "None"]], ours.stderr
+
+
+def test_a_report_names_hosts_as_the_hostfile_does(vms: Jobs) -> None:
+    code = "import os, sys; sys.exit(7 if os.environ['RANK'] == '3' else 0)"
+    ended = vms.run(code, *SSH)
+    assert ended.returncode == 7
+    assert "rank 3 (host beta, pid " in ended.stderr
+
+
 def test_a_failing_rank_ends_the_other_hosts_ranks_with_its_exit_code(jobs: Jobs) -> None:
     check_failing_rank(jobs, *SSH)
 

@@ -114,16 +114,32 @@ def test_ctrl_c_ends_a_launcher_whose_output_nobody_takes(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the kernel's full disk is not here")
-def test_standard_output_on_a_full_disk_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
-    code = f"import pathlib; print('x'); pathlib.Path({str(tmp_path / 'done')!r}).touch()"
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_standard_output_on_a_full_disk_fails_the_job_after_its_end(tmp_path: Path, ranks: int) -> None:
+    code = f"import os, pathlib; print('x'); pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).touch()"
     with open("/dev/full", "wb") as full:
         ended = subprocess.run(
-            command(1, code), stdout=full, stderr=subprocess.PIPE, env=environment(), timeout=240, text=True
+            command(ranks, code),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            timeout=240,
+            text=True,
         )
-    assert (ended.returncode, (tmp_path / "done").exists()) == (0, True)
+    assert (ended.returncode, len(list(tmp_path.iterdir()))) == (2, ranks)
+    failure = "standard output cannot be written (No space left on device)"
     assert ended.stderr == (
-        "acclimate run: standard output cannot be written (No space left on device); the ranks continue.\n"
+        f"acclimate run: {failure}; the ranks continue.\nacclimate run: output is missing: {failure}.\n"
     )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the kernel's full disk is not here")
+def test_a_rank_that_fails_keeps_its_exit_code_where_its_output_cannot_be_written() -> None:
+    with open("/dev/full", "wb") as full:
+        failing = command(1, "print('x'); raise SystemExit(7)")
+        ended = subprocess.run(failing, stdout=full, stderr=subprocess.PIPE, env=environment(), timeout=240)
+    assert ended.returncode == 7
+    assert b"output is missing" in ended.stderr
 
 
 def test_closed_standard_streams_are_no_obstacle(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launching import run
+from launching import command, environment, run
 from paper import Counted
 
 from acclimate.launch.output.writer import LogFile, Tail
@@ -95,24 +96,40 @@ def test_a_pipe_whose_reader_stalls_ends_the_log_and_not_the_job(tmp_path: Path)
     reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
     ended = run(1, "print('x' * 1_000_000)", "--log_dir", str(tmp_path))
     os.close(reader)
-    assert (ended.returncode, len(ended.stdout)) == (0, 1_000_001)
-    assert ended.stderr == (
+    assert (ended.returncode, len(ended.stdout)) == (2, 1_000_001)
+    assert ended.stderr.startswith(
         f"acclimate run: the log of rank 0 ends here: {log}: Resource temporarily unavailable.\n"
     )
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the kernel's full disk is not here")
-def test_a_full_disk_ends_the_log_and_not_the_job(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_log_and_fails_the_job_after_its_end(tmp_path: Path) -> None:
     (tmp_path / "rank_1.log").symlink_to("/dev/full")
     code = "import os\nfor n in range(3): print('line', n)"
     ended = run(2, code, "--log_dir", str(tmp_path))
-    assert ended.returncode == 0
+    assert ended.returncode == 2
     assert sorted(ended.stdout.splitlines()) == sorted(
         f"[rank {r}] line {n}" for r in (0, 1) for n in range(3)
     )
     log = tmp_path / "rank_1.log"
-    assert ended.stderr == f"acclimate run: the log of rank 1 ends here: {log}: No space left on device.\n"
+    assert ended.stderr == (
+        f"acclimate run: the log of rank 1 ends here: {log}: No space left on device.\n"
+        f"acclimate run: output is missing: the log {log} ends early (No space left on device).\n"
+    )
     assert (tmp_path / "rank_0.log").read_text() == "line 0\nline 1\nline 2\n"
+
+
+def test_a_log_on_a_small_full_file_system_is_told_with_an_exit_code(tmp_path: Path) -> None:
+    on_tmpfs = f'mount -t tmpfs -o size=64k none {tmp_path} && exec "$@"'
+    alone = ["unshare", "--mount", "sh", "-c"]
+    if os.geteuid() != 0 or subprocess.run([*alone, on_tmpfs, "sh", "true"], check=False).returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    job = command(2, "print('x' * 50_000)", "--log_dir", str(tmp_path))
+    ended = subprocess.run(
+        [*alone, on_tmpfs, "sh", *job], capture_output=True, text=True, env=environment(), timeout=240
+    )
+    assert (ended.returncode, ended.stdout.count("x")) == (2, 100_000), ended.stderr
+    assert "ends early (No space left on device)" in ended.stderr.splitlines()[-1]
 
 
 def test_a_log_is_closed_with_its_error_kept(tmp_path: Path) -> None:

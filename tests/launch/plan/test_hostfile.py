@@ -48,6 +48,7 @@ def test_windows_line_ends_are_line_ends() -> None:
     ("line", "said"),
     [
         ("b", 'no slots; write "b slots=N"'),
+        ("worker-0:2", 'To MPI, "worker-0:2" means "worker-0 slots=2".'),
         ("b slots=0", 'slots="0" must be a whole number of at least 1'),
         ("b slots=-1", 'slots="-1"'),
         ("b slots=two", 'slots="two"'),

@@ -20,7 +20,8 @@ inline Op op_of(const c10d::ReduceOp& op) {
   return static_cast<Op>(number);
 }
 
-inline Call call_of(Kind kind, const at::Tensor& tensor, int root = 0, int op = static_cast<int>(Op::kNone)) {
+inline Call call_of(Kind kind, const at::Tensor& tensor, int64_t root = 0,
+                    int op = static_cast<int>(Op::kNone)) {
   return {static_cast<uint8_t>(kind),
           static_cast<uint8_t>(op),
           static_cast<uint8_t>(tensor.scalar_type()),
@@ -53,9 +54,10 @@ inline void check_count(size_t count, size_t needed, const char* what) {
 
 inline void check_times(const at::Tensor& large, const at::Tensor& small, int64_t times,
                         const char* large_name, const char* small_name) {
-  TORCH_CHECK(large.scalar_type() == small.scalar_type() && large.numel() == small.numel() * times, "the ",
-              large_name, " must have ", small.numel() * times, " elements of ", small.scalar_type(), ", ",
-              times, " times the ", small_name, ", but has ", large.numel(), " of ", large.scalar_type());
+  const bool fits = large.numel() % times == 0 && large.numel() / times == small.numel();
+  TORCH_CHECK(fits && large.scalar_type() == small.scalar_type(), "the ", large_name, " must have ", times,
+              " times the ", small_name, "'s ", small.numel(), " elements of ", small.scalar_type(),
+              ", but has ", large.numel(), " of ", large.scalar_type());
 }
 
 // Equal parts of a tensor in order, as pointers: creating views would dispatch operators.
@@ -70,27 +72,28 @@ inline Targets parts_of(void* data, size_t bytes, int parts) {
   TORCH_CHECK_WITH(DistBackendError, false, error.what());
 }
 
-template <class T>
-std::vector<size_t> sizes_of(const at::Tensor& tensor, const std::vector<T>& splits, int ranks) {
+// The bytes for each rank of a tensor that lies in memory, so that its own number of bytes cannot overflow.
+inline std::vector<size_t> sizes_of(const at::Tensor& tensor, const std::vector<int64_t>& splits, int ranks) {
+  const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
   std::vector<size_t> sizes;
   if (splits.empty()) {
-    const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
     TORCH_CHECK(rows % ranks == 0, "without split sizes, the first dimension must be divisible by the ",
                 ranks, " ranks, but is ", rows);
     sizes.assign(ranks, tensor.numel() / ranks * tensor.element_size());
     return sizes;
   }
   check_count(splits.size(), ranks, "split sizes");
-  const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
   const int64_t row = rows == 0 ? 0 : tensor.numel() / rows * tensor.element_size();
-  int64_t total = 0;
-  for (const T split : splits) {
+  int64_t left = rows;  // compared before each subtraction, because a sum of the splits could wrap
+  for (const int64_t split : splits) {
     TORCH_CHECK(split >= 0, "split sizes must be 0 or more, but one is ", split);
+    TORCH_CHECK(split <= left, "the split sizes must add up to the first dimension, ", rows,
+                ", but add up to more");
     sizes.push_back(static_cast<size_t>(split * row));
-    total += split;
+    left -= split;
   }
-  TORCH_CHECK(total == rows, "the split sizes must add up to the first dimension, ", rows, ", but add up to ",
-              total);
+  TORCH_CHECK(left == 0, "the split sizes must add up to the first dimension, ", rows, ", but add up to ",
+              rows - left);
   return sizes;
 }
 
@@ -102,6 +105,12 @@ inline Tensors rows_for(const at::Tensor& output, const at::Tensor& input, int p
   Tensors rows;
   for (int part = 0; part < parts; part++) rows.push_back(line.select(0, part));
   return rows;
+}
+
+inline int rank_in(int64_t number, int ranks, const char* what) {
+  TORCH_CHECK(number >= 0 && number < ranks, what, " must be a rank from 0 to ", ranks - 1, ", but is ",
+              number);
+  return static_cast<int>(number);
 }
 
 inline Call exchange_of(const at::Tensor& tensor) {

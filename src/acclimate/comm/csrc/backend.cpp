@@ -22,7 +22,7 @@ ShmBackend::~ShmBackend() {
 }
 
 void ShmBackend::setTimeout(milliseconds timeout) {
-  options_->timeout = timeout;
+  options_->timeout = bounded(timeout);
   transport_->set_timeout(timeout);
 }
 
@@ -94,11 +94,12 @@ WorkPointer ShmBackend::allreduce_coalesced(Tensors& tensors,
 }
 
 WorkPointer ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  const int root = static_cast<int>(options.rootRank);
+  const int64_t given_root = options.rootRank;
   const Outline outline{c10d::OpType::REDUCE, "shm:reduce",
-                        call_of(Kind::kReduce, first(tensors), root, number_of(options.reduceOp)), options,
-                        tensors};
-  return run(outline, [tensors, root, op = options.reduceOp](RunningCall& running) {
+                        call_of(Kind::kReduce, first(tensors), given_root, number_of(options.reduceOp)),
+                        options, tensors};
+  return run(outline, [this, tensors, given_root, op = options.reduceOp](RunningCall& running) {
+    const int root = rank_in(given_root, size_, "the root");
     const at::Tensor& tensor = only(tensors);
     const Reducer reducer = reducer_of(tensor.scalar_type(), op_of(op), running.group.widens_halves());
     Target target(tensor, true);
@@ -177,10 +178,11 @@ WorkPointer ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensor
 // -- moves -------------------------------------------------------------------------------------------
 
 WorkPointer ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  const int root = static_cast<int>(options.rootRank);
+  const int64_t given_root = options.rootRank;
   const Outline outline{c10d::OpType::BROADCAST, "shm:broadcast",
-                        call_of(Kind::kBroadcast, first(tensors), root), options, tensors};
-  return run(outline, [tensors, root](RunningCall& running) {
+                        call_of(Kind::kBroadcast, first(tensors), given_root), options, tensors};
+  return run(outline, [this, tensors, given_root](RunningCall& running) {
+    const int root = rank_in(given_root, size_, "the root");
     const at::Tensor& tensor = only(tensors);
     Target target(tensor, running.group.rank() == root);
     running.start();
@@ -278,10 +280,11 @@ WorkPointer ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensor
 
 WorkPointer ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                const c10d::GatherOptions& options) {
-  const int root = static_cast<int>(options.rootRank);
-  const Outline outline{c10d::OpType::GATHER, "shm:gather", call_of(Kind::kGather, first(inputs), root),
+  const int64_t given_root = options.rootRank;
+  const Outline outline{c10d::OpType::GATHER, "shm:gather", call_of(Kind::kGather, first(inputs), given_root),
                         options, outputs.empty() ? Tensors() : outputs[0]};
-  return run(outline, [this, outputs, inputs, root](RunningCall& running) {
+  return run(outline, [this, outputs, inputs, given_root](RunningCall& running) {
+    const int root = rank_in(given_root, size_, "the root");
     const at::Tensor& input = only(inputs);
     std::vector<Target> targets;
     Targets memory;
@@ -303,10 +306,11 @@ WorkPointer ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
 
 WorkPointer ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                 const c10d::ScatterOptions& options) {
-  const int root = static_cast<int>(options.rootRank);
-  const Outline outline{c10d::OpType::SCATTER, "shm:scatter", call_of(Kind::kScatter, first(outputs), root),
-                        options, outputs};
-  return run(outline, [this, outputs, inputs, root](RunningCall& running) {
+  const int64_t given_root = options.rootRank;
+  const Outline outline{c10d::OpType::SCATTER, "shm:scatter",
+                        call_of(Kind::kScatter, first(outputs), given_root), options, outputs};
+  return run(outline, [this, outputs, inputs, given_root](RunningCall& running) {
+    const int root = rank_in(given_root, size_, "the root");
     const at::Tensor& output = only(outputs);
     Tensors sources;
     Sources memory;
@@ -334,10 +338,10 @@ WorkPointer ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
     TORCH_CHECK(output.scalar_type() == input.scalar_type(),
                 "output and input must have one dtype, but the output is ", output.scalar_type(),
                 " and the input ", input.scalar_type());
-    const std::vector<size_t> sent = sizes_of(input, input_splits, size_);
-    const std::vector<size_t> received = sizes_of(output, output_splits, size_);
     const at::Tensor source = flat(input);
     Target target(output);
+    const std::vector<size_t> sent = sizes_of(source, input_splits, size_);
+    const std::vector<size_t> received = sizes_of(target.memory(), output_splits, size_);
     Sources from;
     Targets to;
     size_t from_offset = 0, to_offset = 0;
@@ -405,7 +409,9 @@ void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
 WorkPointer ShmBackend::message(Tensors& tensors, int peer, int tag, bool is_sent) {
   const at::Tensor& tensor = only(tensors);
   TORCH_CHECK(peer != rank_, "rank ", rank_, " cannot send to or receive from itself");
-  TORCH_CHECK(tag >= 0, "a tag must be 0 or more, but is ", tag);
+  const int most =
+      transport_->one_host() != nullptr ? std::numeric_limits<int>::max() : HostMessages::kLargestTag;
+  TORCH_CHECK(tag >= 0 && tag <= most, "a tag must be from 0 to ", most, ", but is ", tag);
   const Call call = call_of(is_sent ? Kind::kSend : Kind::kReceive, tensor, tag);
   throw_if_forked(call);
   calls_++;
@@ -452,10 +458,12 @@ WorkPointer ShmBackend::message(Tensors& tensors, int peer, int tag, bool is_sen
   return work;
 }
 
-WorkPointer ShmBackend::send(Tensors& tensors, int to, int tag) { return message(tensors, to, tag, true); }
+WorkPointer ShmBackend::send(Tensors& tensors, int to, int tag) {
+  return message(tensors, rank_in(to, size_, "the receiver"), tag, true);
+}
 
 WorkPointer ShmBackend::recv(Tensors& tensors, int from, int tag) {
-  return message(tensors, from, tag, false);
+  return message(tensors, rank_in(from, size_, "the sender"), tag, false);
 }
 
 WorkPointer ShmBackend::recvAnysource(Tensors& tensors, int tag) {

@@ -75,7 +75,7 @@ Group::Group(unsigned char* memory, int rank, const std::vector<pid_t>& pids, Ge
       size_(static_cast<int>(pids.size())),
       layout_(memory, size_, geometry.slot_bytes, geometry.ring_bytes),
       peers_(pids),
-      timeout_(timeout),
+      timeout_(bounded(timeout)),
       // If ranks share cores, the awaited rank may need this core, so yield at once. If not, a yield can
       // cost a time slice to other work on the core, so spin for about 0.5 ms first.
       foreground_(has_spare_cores ? Patience{20000, 8, microseconds(500)}

@@ -1,6 +1,7 @@
 // One rank's side of a group. In each round every rank publishes its contribution and waits for every other.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -15,6 +16,12 @@
 namespace acclimate_comm {
 
 using Clock = std::chrono::steady_clock;
+
+// Returns a time-out of at most 100 years. A clock that counts nanoseconds since the start of the machine, or
+// since 1970 as in gloo, overflows after 292 years.
+inline std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) {
+  return std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365 * 100));
+}
 
 // How often a wait polls before its first yield and after each yield, and how long it yields before it
 // sleeps.
@@ -46,7 +53,7 @@ class Group {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const Layout& layout() const { return layout_; }
-  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = bounded(timeout); }
   std::chrono::milliseconds timeout() const { return timeout_; }
   bool was_forked() const { return fork_generation() != forks_; }
 

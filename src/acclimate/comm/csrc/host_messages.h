@@ -33,7 +33,13 @@ class HostMessages {
       }
       work->complete(failure);
     });
-    if (chain.size() == 1) std::thread([this, key] { serve(key); }).detach();
+    if (chain.size() > 1) return;
+    try {
+      std::thread([this, key] { serve(key); }).detach();
+    } catch (...) {
+      chains_.erase(key);  // no thread ends this chain, for which stop() would wait
+      throw;
+    }
   }
 
   // Call this after the links are cut, so that pending messages end soon.
@@ -75,6 +81,11 @@ class HostMessages {
 
   // Each torch tag uses three gloo tags, so that content never matches a receive of another size.
   static constexpr int kTags = 3;
+
+ public:
+  static constexpr int kLargestTag = std::numeric_limits<int>::max() / kTags - 1;
+
+ private:
   static int tag_of(const Call& call, int part) { return static_cast<int>(call.root) * kTags + part; }
 
   static size_t bytes_of(const Call& call) {

@@ -62,7 +62,7 @@ size_t Hosts::most_ranks() const {
 }
 
 void Hosts::set_timeout(milliseconds timeout) {
-  timeout_ = timeout;
+  timeout_ = bounded(timeout);
   local_->set_timeout(timeout);
 }
 

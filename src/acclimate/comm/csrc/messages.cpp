@@ -181,6 +181,8 @@ void Messages::run() {
       if (!has_moved && polls >= kPollsBeforeSleep) check(Clock::now());
     } catch (const CommError&) {
       fail_all(finished, std::current_exception());
+    } catch (const std::exception&) {
+      fail_all(finished, no_memory());
     }
     const bool is_over = stopping_;
     lock.unlock();
@@ -233,6 +235,23 @@ void Messages::check(Clock::time_point now) {
                 "from " + (is_any ? "any rank," : "rank " + std::to_string(receiving.from) + ","),
                 receiving.timeout);
     }
+  }
+}
+
+// Fails the group, because a message that arrived before its recv cannot be kept.
+std::exception_ptr Messages::no_memory() {
+  std::string lost;
+  for (int from = 0; from < group_.size(); from++) {
+    const Incoming& incoming = incoming_[from];
+    if (incoming.has_begun && !incoming.is_for_target && incoming.kept.size() < incoming.bytes)
+      lost = " to keep " + with_tag(incoming.call) + " from rank " + std::to_string(from) +
+             " until its recv is called";
+  }
+  try {
+    group_.fail(Reason::kAborted,
+                "Rank " + std::to_string(group_.rank()) + " has too little memory" + lost + ".");
+  } catch (const CommError&) {
+    return std::current_exception();
   }
 }
 
@@ -337,7 +356,7 @@ void Messages::begin_message(int from) {
   incoming.bytes = header.bytes;
   const auto target = match(from, header.call.root);
   if (target == receives_.end()) {
-    incoming.kept.resize(header.bytes);
+    incoming.kept.resize(header.bytes);  // may throw std::bad_alloc
     return;
   }
   target->is_matched = true;

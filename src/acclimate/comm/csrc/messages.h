@@ -54,6 +54,7 @@ class Messages {
   bool is_awaited(int from) const;
   std::list<Receiving>::iterator match(int from, uint32_t tag);
   void fail_all(Finished& finished, const std::exception_ptr& failure);
+  std::exception_ptr no_memory();
   void check(Clock::time_point now);
   void ring_bell(int rank);
   bool is_idle() const;

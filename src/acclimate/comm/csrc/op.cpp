@@ -26,13 +26,25 @@ void drop_group() {
   }
 }
 
+// Checks numbers before they become sizes of memory, whose product could wrap.
+void check_numbers(int64_t ranks, int64_t slot_bytes, int64_t ring_bytes) {
+  constexpr int64_t kMostBytes = int64_t{1} << 32;
+  STD_TORCH_CHECK(ranks > 0 && ranks <= kMostRanks, "a group has 1 to ", kMostRanks, " ranks, not ", ranks);
+  STD_TORCH_CHECK(slot_bytes > 0 && slot_bytes <= kMostBytes && ring_bytes > 0 && ring_bytes <= kMostBytes,
+                  "slots and rings have 1 to ", kMostBytes, " bytes, not ", slot_bytes, " and ", ring_bytes);
+}
+
 int64_t shm_comm_bytes(int64_t ranks, int64_t slot_bytes, int64_t ring_bytes) {
+  check_numbers(ranks, slot_bytes, ring_bytes);
   return static_cast<int64_t>(Layout::bytes(static_cast<int>(ranks), slot_bytes, ring_bytes));
 }
 
 void shm_comm_open(int64_t descriptor, int64_t rank, std::vector<int64_t> processes, int64_t slot_bytes,
                    int64_t ring_bytes, int64_t timeout_ms, bool has_spare_cores, int64_t isa) {
   STD_TORCH_CHECK(use_isa(isa), "This machine cannot run the instruction set number ", isa, ".");
+  const auto ranks = static_cast<int64_t>(processes.size());
+  check_numbers(ranks, slot_bytes, ring_bytes);
+  STD_TORCH_CHECK(rank >= 0 && rank < ranks, "the rank must be from 0 to ", ranks - 1, ", but is ", rank);
   const std::lock_guard lock(g_mutex);
   drop_group();
   g_group =

@@ -26,6 +26,13 @@ class ShmBackend::RunningCall {
   void refuse() {
     if (!has_started_) group.refuse(call_, timeout_, is_background_);
   }
+  // Tells the other ranks that this rank cannot do its part.
+  void give_up(const std::exception& error) {
+    refuse();
+    if (has_started_)
+      group.abort("Rank " + std::to_string(group.rank()) + " failed in " + describe(call_) + ": " +
+                  error.what() + ".");
+  }
 
   Transport& group;
 
@@ -43,7 +50,7 @@ struct ShmBackend::Outline {
       : type(type),
         title(title),
         call(call),
-        timeout(options.timeout),
+        timeout(bounded(options.timeout)),
         is_async(options.asyncOp),
         outputs(std::move(outputs)) {}
 
@@ -64,19 +71,30 @@ WorkPointer ShmBackend::run(Outline outline, Body body) {
   const auto running_call_of = [this, call = outline.call, timeout = outline.timeout](bool is_background) {
     return RunningCall(*transport_, call, timeout, is_background);
   };
-  queue_->run(work, may_wait, [running_call_of, body = std::move(body)](bool is_background) {
+  const auto run_body = [running_call_of, body = std::move(body)](bool is_background) {
     RunningCall running = running_call_of(is_background);
     try {
       try {
         body(running);
+      } catch (const CommError&) {
+        throw;
       } catch (const c10::Error&) {
         running.refuse();
+        throw;
+      } catch (const std::exception& error) {  // such as std::bad_alloc
+        running.give_up(error);
         throw;
       }
     } catch (const CommError& error) {
       raise(error);
     }
-  });
+  };
+  try {
+    queue_->run(work, may_wait, run_body);
+  } catch (const CommError& error) {  // there is no thread for it
+    running_call_of(false).refuse();
+    raise(error);
+  }
   return work;
 }
 

@@ -33,6 +33,7 @@ class ShmWork final : public c10d::Work {
     const std::lock_guard lock(mutex_);
     source_ = source;
   }
+  bool wait(std::chrono::milliseconds timeout) override { return c10d::Work::wait(bounded(timeout)); }
   std::vector<at::Tensor> result() override { return outputs_; }
   int sourceRank() const override { return source_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
@@ -85,8 +86,8 @@ class Queue {
       return;
     }
     if (!may_wait || is_busy_ || !tasks_.empty()) {
+      start_thread();
       tasks_.push_back({work, body});
-      if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
       lock.unlock();
       changed_.notify_one();
       return;
@@ -123,6 +124,15 @@ class Queue {
     c10::intrusive_ptr<ShmWork> work;
     Body body;
   };
+
+  void start_thread() {
+    if (thread_.joinable()) return;
+    try {
+      thread_ = std::thread([this] { serve(); });
+    } catch (const std::system_error& error) {
+      throw CommError(Reason::kSystem, std::string("no thread can be started: ") + error.what());
+    }
+  }
 
   void serve() {
     std::unique_lock lock(mutex_);

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, MutableMapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from acclimate.compat.deepspeed.builders import builder_class, builder_package
+from acclimate.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import torch
 
     from acclimate.accelerator import Accelerator
 
+_Answer: TypeAlias = "Callable[[Accelerator, str], Any]"
+"""Returns an accelerator's member of a name, or raises."""
+
 _PINNING = ("pin_memory", "pin_empty", "pin_empty_like", "is_pinned", "unpin_memory")
-"""Methods that stay DeepSpeed's: they count pinned bytes, and use DeepSpeed's own allocator if
-``DS_PIN_MEMORY_BACKEND=native``. Otherwise they call the ``_torch_…`` methods, which are ours."""
+"""Methods that stay DeepSpeed's, if its base class has them: they count pinned bytes, and use DeepSpeed's own
+allocator if ``DS_PIN_MEMORY_BACKEND=native``. Otherwise they call the ``_torch_…`` methods: ours."""
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 """The visible-devices variable for accelerators that have none: DeepSpeed's launcher always sets the first
 variable of the list. DeepSpeed's CPU accelerator returns the same name."""
@@ -77,29 +81,43 @@ class _Differences:
 def adapt(accelerator: Accelerator) -> Any:
     """Returns the accelerator as an object of a subclass of DeepSpeed's ``DeepSpeedAccelerator``.
 
-    The object has all members of that class; a member that a later release adds has DeepSpeed's default or
-    acclimate's. Members that only acclimate's interface has work too.
+    The object has all members of that class, of any release: acclimate's, else DeepSpeed's default. A member
+    that has neither raises ``UnsupportedError`` when it is used. Members that only acclimate's interface has
+    work too.
     """
     from deepspeed.accelerator.abstract_accelerator import DeepSpeedAccelerator
 
-    members = {
-        name: _property(name) if isinstance(member, property) else _method(name)
-        for name, member in inspect.getmembers_static(DeepSpeedAccelerator)
-        if not name.startswith("_")
-        and name not in _PINNING
-        and not hasattr(_Differences, name)
-        and hasattr(type(accelerator), name)
-    }
+    members = {}
+    for name, member in inspect.getmembers_static(DeepSpeedAccelerator):
+        is_abstract = getattr(member, "__isabstractmethod__", False)
+        if hasattr(_Differences, name) or (name.startswith("_") and not is_abstract):
+            continue
+        if name in _PINNING and not is_abstract:
+            continue
+        answer = _ours if hasattr(type(accelerator), name) else _refuse if is_abstract else None
+        if answer is not None:
+            members[name] = _property(name, answer) if isinstance(member, property) else _method(name, answer)
     return type("AcclimateAccelerator", (_Differences, DeepSpeedAccelerator), members)(accelerator)
 
 
-def _method(name: str) -> Any:
+def _ours(accelerator: Accelerator, name: str) -> Any:
+    return getattr(accelerator, name)
+
+
+def _refuse(accelerator: Accelerator, name: str) -> Any:
+    raise UnsupportedError(
+        f"This release of DeepSpeed uses {name} of its accelerators, which acclimate does not have. Use a "
+        "release that docs/deepspeed.md lists, or do without the feature that uses it."
+    )
+
+
+def _method(name: str, answer: _Answer) -> Any:
     def method(self: _Differences, *args: Any, **options: Any) -> Any:
-        return getattr(self.accelerator, name)(*args, **options)
+        return answer(self.accelerator, name)(*args, **options)
 
     method.__name__ = name
     return method
 
 
-def _property(name: str) -> property:
-    return property(lambda self: getattr(self.accelerator, name))
+def _property(name: str, answer: _Answer) -> property:
+    return property(lambda self: answer(self.accelerator, name))

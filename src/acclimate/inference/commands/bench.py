@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from acclimate.errors import GenerationOptionError, excerpt
 from acclimate.inference.commands.request import (
     MOST_RANKS,
+    add_ignore_extra_option,
     add_quantize_option,
     add_remote_code_option,
     count,
@@ -58,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sequences", metavar="N", default="8", help="batch size of the second measurement; default 8"
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the figures to a file")
+    add_ignore_extra_option(parser)
     add_remote_code_option(parser)
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
 

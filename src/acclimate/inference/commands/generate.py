@@ -19,6 +19,7 @@ from acclimate.exit_codes import INTERRUPTED, TEXT_READER_LEFT, USER_ERROR
 from acclimate.inference.commands.request import (
     MOST_RANKS,
     Display,
+    add_ignore_extra_option,
     add_quantize_option,
     add_remote_code_option,
     count,
@@ -60,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CORES",
         help="with --num_accelerators: the cores to use, for example 0-51,56-107",
     )
+    add_ignore_extra_option(parser)
     add_remote_code_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of streamed text")
     # Passed to the ranks that this command starts: the width of the terminal on stderr, or 0, and whether
@@ -107,8 +109,10 @@ def _run_alone(args: argparse.Namespace) -> int:
 
             import_transformers()
         from acclimate.inference.generation.generate import generate
+        from acclimate.ops.bus_errors import explain_bus_errors
         from acclimate.ops.inference.torch_threads import limit_torch_threads
 
+        explain_bus_errors("acclimate generate")
         limit_torch_threads()
         display.begin(prompt)
         result = generate(

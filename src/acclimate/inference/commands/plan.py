@@ -31,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     size = count("tp", args.tp, MOST_RANKS)
+    from acclimate.inference.model.loaded_model import require_transformers
+
+    require_transformers()  # before any other import of it
     from acclimate.inference.loading.empty_model import empty_model
     from acclimate.inference.quiet import quiet_transformers
     from acclimate.parallel import make_plan

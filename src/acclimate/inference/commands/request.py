@@ -44,6 +44,16 @@ def add_quantize_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_ignore_extra_option(parser: argparse.ArgumentParser) -> None:
+    """Declares ``--ignore_extra``."""
+    parser.add_argument(
+        "--ignore_extra",
+        "--ignore-extra",
+        metavar="NAMES",
+        help='tensors in the files that the model does not use, such as "v_head.*,score.weight"',
+    )
+
+
 @dataclass(frozen=True)
 class Request:
     """The options of ``acclimate generate`` that say what to generate."""
@@ -74,7 +84,8 @@ def read_request(args: argparse.Namespace) -> Request:
 
 def model_options(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the arguments of :func:`acclimate.inference.load_split_model`."""
-    return {name: getattr(args, name) for name in ("model", "dtype", "quantize", "trust_remote_code")}
+    given = {name: getattr(args, name) for name in ("model", "dtype", "quantize", "trust_remote_code")}
+    return given | {"ignore_extra": tuple((args.ignore_extra or "").split(","))}
 
 
 def number(kind: type[_Number], name: str, text: str) -> _Number:

@@ -20,7 +20,7 @@ _TREES = (
     "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
 )  # fmt: skip
 """Dictionaries of a module, whose content counts and not only their identity."""
-_OWN = ("_view", "_view_of", "packing", "model_ranks", "whole")
+_OWN = ("_view", "_view_of", "packing", "model_ranks", "whole", "_shared_call", "mapped_files")
 """Attributes that this package changes, and no program reads."""
 _FILES = (
     "torch", "torch.nn.functional", "transformers.masking_utils", "transformers.activations",
@@ -38,10 +38,12 @@ class Snapshot:
     """
 
     def __init__(self, model: nn.Module, constants: tuple[Tensor, ...]) -> None:
-        self._modules = {module: _content(module) for module in model.modules()}
-        configs = {id(m.config): m.config for m in self._modules if hasattr(m, "config")}
+        # Not the model itself, so that it is freed when nobody else needs it.
+        self._modules = {each: _content(each) for each in model.modules() if each is not model}
+        self._own = _content(model)
+        configs = {id(m.config): m.config for m in (model, *self._modules) if hasattr(m, "config")}
         self._configs = [(config, copy.deepcopy(vars(config))) for config in configs.values()]
-        classes = {base for module in self._modules for base in type(module).__mro__ if base is not object}
+        classes = {base for module in (model, *self._modules) for base in type(module).__mro__ if base is not object}
         self._classes = [(each, dict(vars(each))) for each in classes]
         files = {each.__module__ for each in classes} | set(_FILES)
         self._files = [
@@ -62,10 +64,8 @@ class Snapshot:
         """Whether the program is still what the model computes."""
         try:
             return (
-                all(
-                    vars(module) == content or self._is_same(module)
-                    for module, content in self._modules.items()
-                )
+                _is_same(self._own, model)
+                and all(_is_same(content, module) for module, content in self._modules.items())
                 and all(vars(config) == content for config, content in self._configs)
                 and all(dict(vars(each)) == content for each, content in self._classes)
                 and all(content.items() <= now.items() for now, content in self._files)
@@ -76,17 +76,16 @@ class Snapshot:
         except (RuntimeError, ValueError, TypeError):  # two different tensors or arrays were compared
             return False
 
-    def _is_same(self, module: nn.Module) -> bool:
-        """Whether a module has changed in nothing but what this package keeps in it."""
-        now = _content(module)
-        before = self._modules[module]
-        is_same = all(
-            name in _OWN or (name in before and name in now and bool(before[name] == now[name]))
-            for name in before.keys() | now.keys()
-        )
-        if is_same:
-            self._modules[module] = now
-        return is_same
+
+def _is_same(before: dict[str, Any], module: nn.Module) -> bool:
+    """Whether a module has changed in nothing but what this package keeps in it."""
+    now = vars(module)
+    if now == before:
+        return True
+    return all(
+        name in _OWN or (name in before and name in now and bool(before[name] == now[name]))
+        for name in before.keys() | now.keys()
+    )
 
 
 def is_observed() -> bool:

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from acclimate.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError, excerpt, some_of
+from acclimate.errors import (
+    AcclimateError,
+    CorruptModelError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+    excerpt,
+    some_of,
+)
 from acclimate.inference.files.model_limits import WeightTotals
+from acclimate.inference.files.open_file import OpenFile, open_regular, read_start
 from acclimate.inference.quiet import first_line
 
 # A tokenizer can be built from any one of these.
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+_ADAPTER = "adapter_config.json"
 # The JSON objects that transformers reads beside config.json.
 _SETTINGS = (
     "generation_config.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "adapter_config.json",
+    _ADAPTER,
 )
 # Far above the size of any real settings file: the vocabulary is elsewhere.
 _LARGEST_SETTINGS = 64 << 20
@@ -59,8 +70,8 @@ def check_config(folder: Path) -> None:
         UnsupportedModelError: it does not say what kind of model it describes.
     """
     path = folder / "config.json"
-    if not path.is_file():
-        raise ModelNotFoundError(f"{folder} holds no model: there is no config.json in it")
+    if not os.path.lexists(path):
+        raise _incomplete(folder, "model: there is no config.json in it")
     _check_config(path, read_settings(path))
 
 
@@ -78,15 +89,34 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def _json(path: Path) -> Any:
     try:
-        if path.stat().st_size > _LARGEST_SETTINGS:
-            raise CorruptModelError(f"{path} is corrupt: it has {path.stat().st_size:,} bytes")
-        return json.loads(path.read_bytes(), parse_constant=_constant)
+        with open(open_regular(path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _LARGEST_SETTINGS:
+                raise CorruptModelError(f"{path} is corrupt: it has {size:,} bytes")
+            return json.loads(file.read(_LARGEST_SETTINGS), parse_constant=_constant)
     except (ValueError, RecursionError) as error:
         if isinstance(error, CorruptModelError):
             raise
         raise CorruptModelError(f"{path} is corrupt: {_not_what_it_should_be(path, 'valid JSON')}") from error
     except OSError as error:
+        if isinstance(error, ModelNotFoundError):
+            raise
         raise CorruptModelError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _incomplete(folder: Path, missing: str) -> ModelNotFoundError:
+    """Returns the error for a folder that lacks something, which may be an adapter of a model."""
+    adapter = folder / _ADAPTER
+    if not adapter.is_file():
+        return ModelNotFoundError(f"{folder} holds no {missing}")
+    base = read_settings(adapter).get("base_model_name_or_path")
+    named = (
+        f"the model {excerpt(base)}" if isinstance(base, str) and base else "a model that it does not name"
+    )
+    return ModelNotFoundError(
+        f"{folder} holds an adapter (LoRA) of {named}, as its {_ADAPTER} says, and not a whole model; merge "
+        "both with peft (merge_and_unload), save the result, and give that folder"
+    )
 
 
 def _constant(name: str) -> float:
@@ -155,11 +185,11 @@ def _promised(folder: Path) -> dict[Path, set[str] | None]:
     """Returns the files of the weights, each with the tensors that an index places in it."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         single, index = folder / name, folder / f"{name}.index.json"
-        if single.is_file():
+        if os.path.lexists(single):
             return {single: None}
-        if index.is_file():
+        if os.path.lexists(index):
             return _shards(folder, index)
-    raise ModelNotFoundError(f"{folder} holds no weights: there is no model.safetensors in it")
+    raise _incomplete(folder, "weights: there is no model.safetensors in it")
 
 
 def _totals(folder: Path, files: dict[Path, set[str] | None]) -> WeightTotals:
@@ -224,7 +254,10 @@ def check_safetensors(path: Path) -> dict[str, int]:
 
     shapes = {}
     try:
-        with safe_open(path, framework="np") as file:
+        with (
+            contextlib.closing(OpenFile(path)) as opened,
+            safe_open(opened.own_path, framework="np") as file,
+        ):
             names = list(file.keys())
             if len(names) > _MOST_TENSORS:
                 raise CorruptModelError(f"{path} is corrupt: its header describes {len(names):,} tensors")
@@ -236,7 +269,7 @@ def check_safetensors(path: Path) -> dict[str, int]:
                 # Each integer of quantised weights holds several values.
                 packed = tensor.get_dtype().startswith(("I", "U", "BOOL"))
                 shapes[name] = count * 32 if packed else count
-    except CorruptModelError:
+    except (CorruptModelError, ModelNotFoundError):
         raise
     except Exception as error:  # the reader's own type, or OSError for an empty file
         reason = _cut_off(path) or _not_what_it_should_be(path, first_line(error))
@@ -268,9 +301,8 @@ def _cut_off(path: Path) -> str | None:
 
 def _check_pickle(path: Path) -> tuple[int, int]:
     """Returns the largest numbers of tensors and values that a ``.bin`` file can hold, without unpickling."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(4)
+    with contextlib.closing(OpenFile(path)) as opened:
+        size, start = opened.size_bytes, opened.read(4)
     if start.startswith(b"\x80"):  # torch's format before 1.6, a bare pickle
         return size // 256 + 1_000, size
     if start != b"PK\x03\x04":
@@ -290,10 +322,9 @@ def _check_pickle(path: Path) -> tuple[int, int]:
 def _not_what_it_should_be(path: Path, wanted: str) -> str:
     """Says what a file is instead, if its first bytes show that; else that it is not ``wanted``."""
     try:
-        with path.open("rb") as file:
-            start = file.read(200).lstrip()
-    except OSError as error:
-        return str(error.strerror)
+        start = read_start(path, 200).lstrip()
+    except (OSError, AcclimateError) as error:
+        return first_line(error)
     if not start:
         return "it is empty"
     if start.startswith(b"version https://git-lfs"):

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,7 @@ def generate(
     seed: int | None = None,
     repetition_penalty: float | None = None,
     trust_remote_code: bool = False,
+    ignore_extra: Iterable[str] = (),
     on_text: Callable[[str], None] | None = None,
 ) -> Generation:
     """Continues a prompt with a language model on this process's accelerator.
@@ -104,6 +105,8 @@ def generate(
         repetition_penalty: above 1, makes repeated tokens less probable, as in transformers;
             ``None`` uses the model's own setting.
         trust_remote_code: whether Python code that comes with the model may run.
+        ignore_extra: patterns, such as ``v_head.*``, of tensors in the files that the model does not use.
+            Ignored for a loaded model.
         on_text: called with each piece of text as soon as it is final; a piece contains whole characters.
 
     Raises:
@@ -118,7 +121,13 @@ def generate(
     loaded = (
         model
         if isinstance(model, LoadedModel)
-        else load_model(model, dtype=dtype, quantize=quantize, trust_remote_code=trust_remote_code)
+        else load_model(
+            model,
+            dtype=dtype,
+            quantize=quantize,
+            trust_remote_code=trust_remote_code,
+            ignore_extra=ignore_extra,
+        )
     )
     tokens = _encode(loaded, prompt)
     limit = _new_token_limit(loaded, tokens, max_new_tokens)

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate.cache import cache_root, full_disk_error, publish_once
-from acclimate.errors import AcclimateError, MissingExtraError, UnsupportedModelError
+from acclimate.errors import AcclimateError, CorruptModelError, MissingExtraError, UnsupportedModelError
 from acclimate.inference.files.converted import is_whole, write_manifest
 from acclimate.inference.files.model_limits import WeightTotals, bounded_model
+from acclimate.inference.files.open_file import OpenFile
 from acclimate.inference.gguf.config import config_fields, find_architecture
 from acclimate.inference.gguf.header import GGUFHeader, element_count, read_gguf_header
 from acclimate.inference.progress import progress_bar
@@ -46,6 +47,7 @@ BLOCKS = "blocks"
 _CONVERTER_VERSION = 4
 """Increased whenever the same file would give a different folder."""
 
+_LONGEST_NAME = 100
 _HASHED_WHOLE = 32 << 20
 _SAMPLES, _SAMPLE_BYTES = 256, 16 << 10
 
@@ -63,7 +65,26 @@ def converted_gguf(source: Path, form: str) -> Path:
         MissingExtraError: a package that conversion needs is not installed.
         CacheWriteError: the disk is full or the cache cannot be written.
     """
-    return convert_once(source.stem, identity(source), form, lambda _private: source)
+    with contextlib.closing(OpenFile(source)) as file:
+        return convert_open(file, form)
+
+
+def convert_open(file: OpenFile, form: str) -> Path:
+    """Like :func:`converted_gguf`, for a file that is open.
+
+    The folder's key and everything in it come from this open file, whatever its path names meanwhile.
+    """
+    key = identity(file)
+
+    def build(private: Path) -> None:
+        try:
+            _convert(file, private, form)
+        finally:
+            file.check_unchanged("converted")  # first, because a change can be the reason of another error
+        if identity(file) != key:  # the clock of a file system can be too coarse to show a change
+            raise CorruptModelError(f"{file.path} was changed while it was converted; load the model again")
+
+    return _published(file.path.stem, key, form, build)
 
 
 def convert_once(name: str, key: str, form: str, provide: Callable[[Path], Path]) -> Path:
@@ -71,35 +92,42 @@ def convert_once(name: str, key: str, form: str, provide: Callable[[Path], Path]
 
     In the form :data:`BLOCKS`, a file that ``provide`` makes stays in the folder.
     """
-    folder = cache_root() / "models" / f"{name}-{_key(key)}-{form}"
+
+    def convert(source: Path, private: Path) -> None:
+        with contextlib.closing(OpenFile(source)) as file:
+            _convert(file, private, form)
 
     def build(private: Path) -> None:
         if form == BLOCKS:
-            _convert(provide(private), private, form)
+            convert(provide(private), private)
             return
         with tempfile.TemporaryDirectory(dir=private, prefix=".scratch") as scratch:
-            _convert(provide(Path(scratch)), private, form)
+            convert(provide(Path(scratch)), private)
+
+    return _published(name, key, form, build)
+
+
+def _published(name: str, key: str, form: str, build: Callable[[Path], None]) -> Path:
+    folder = cache_root() / "models" / f"{name[:_LONGEST_NAME]}-{_key(key)}-{form}"
 
     return publish_once(folder, build, lambda: is_whole(folder))
 
 
-def identity(path: Path) -> str:
+def identity(file: OpenFile) -> str:
     """Returns a digest that changes with a file's content, without reading all of a large file.
 
     It covers the size, the modification time (a download may repair a single block), and the content: all
     of a file of up to 32 MiB, else the first 8 MiB, where the header is, and 256 samples spread over the
     rest. It does not cover the path: a file that was moved is not converted again.
     """
-    status = path.stat()
-    digest = hashlib.sha256(f"{status.st_size} {status.st_mtime_ns}".encode())
-    with path.open("rb") as file:
-        if status.st_size <= _HASHED_WHOLE:
-            digest.update(file.read())
-        else:
-            digest.update(file.read(8 << 20))
-            for sample in range(1, _SAMPLES + 1):
-                file.seek((status.st_size - _SAMPLE_BYTES) * sample // _SAMPLES)
-                digest.update(file.read(_SAMPLE_BYTES))
+    size = file.size_bytes
+    digest = hashlib.sha256(f"{size} {file.state.modified_ns}".encode())
+    if size <= _HASHED_WHOLE:
+        digest.update(file.read(size))
+    else:
+        digest.update(file.read(8 << 20))
+        for sample in range(1, _SAMPLES + 1):
+            digest.update(file.read(_SAMPLE_BYTES, (size - _SAMPLE_BYTES) * sample // _SAMPLES))
     return digest.hexdigest()
 
 
@@ -115,27 +143,27 @@ def _key(content: str) -> str:
     return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
-def _convert(source: Path, target: Path, form: str) -> None:
+def _convert(source: OpenFile, target: Path, form: str) -> None:
     """Fills ``target`` with config, tokenizer and weights."""
     header = read_gguf_header(source)
+    name = source.path.name
     architecture = find_architecture(header)
-    try:
-        import torch
+    _require_gguf(name)
+    import torch
 
-        from acclimate.inference.gguf.index import write_index
-        from acclimate.inference.gguf.tensors import GGUFFile, gguf_tensors
-        from acclimate.inference.gguf.tokenizer import check_vocabulary, convert_tokenizer
-        from acclimate.inference.gguf.vocabulary import read_vocabulary
-        from acclimate.inference.gguf.weights import check_tensors
-    except ImportError as error:
-        raise MissingExtraError(f'reading {source.name} needs gguf: pip install "acclimate[llm]"') from error
-    check_tensors(header, source.stat().st_size)
+    from acclimate.inference.gguf.index import write_index
+    from acclimate.inference.gguf.tensors import GGUFFile, gguf_tensors
+    from acclimate.inference.gguf.tokenizer import check_vocabulary, convert_tokenizer
+    from acclimate.inference.gguf.vocabulary import read_vocabulary
+    from acclimate.inference.gguf.weights import check_tensors
+
+    check_tensors(header, source.size_bytes)
     check_vocabulary(header)
     fields = config_fields(header, architecture)
     if form == BLOCKS:
-        logger.info("converting the tokenizer of %s, once", source.name)
+        logger.info("converting the tokenizer of %s, once", name)
     else:
-        logger.info("converting %s to %s, once", source.name, form)
+        logger.info("converting %s to %s, once", name, form)
     dtype = torch.bfloat16 if form == BLOCKS else getattr(torch, form)
     with quiet_transformers(), contextlib.closing(GGUFFile(source, header.data_start)) as file:
         model = _empty_model(header, fields)
@@ -149,7 +177,7 @@ def _convert(source: Path, target: Path, form: str) -> None:
         else:
             _write_weights(header, tensors, target)
         _write_settings(model, target, dtype, vocabulary.ends)
-    write_manifest(target, {"source": source.name, "form": form, "converter": _CONVERTER_VERSION})
+    write_manifest(target, {"source": name, "form": form, "converter": _CONVERTER_VERSION})
 
 
 def empty_gguf_model(source: Path) -> Any:
@@ -160,8 +188,18 @@ def empty_gguf_model(source: Path) -> Any:
         UnsupportedModelError: transformers has no such model.
     """
     header = read_gguf_header(source)
+    _require_gguf(source.name)
     with quiet_transformers():
         return _empty_model(header, config_fields(header, find_architecture(header)))
+
+
+def _require_gguf(name: str) -> None:
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            f'reading {name} needs {error.name or "gguf"}: pip install "acclimate[llm]"'
+        ) from error
 
 
 def _empty_model(header: GGUFHeader, fields: dict[str, Any]) -> Any:

@@ -16,8 +16,9 @@ from math import prod
 from pathlib import Path
 
 from acclimate.errors import AcclimateError, CorruptModelError, UnsupportedModelError
+from acclimate.inference.files.open_file import OpenFile
 
-_MAGIC = b"GGUF"
+GGUF_MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -71,6 +72,8 @@ class GGUFHeader:
     tensors: tuple[TensorEntry, ...]
     data_start: int
     """Where the tensors' data begins, in bytes from the start of the file."""
+    file: OpenFile
+    """The open file, from which longer values are read when they are needed."""
 
     @property
     def architecture(self) -> str:
@@ -81,18 +84,23 @@ class GGUFHeader:
         return value
 
     def value(self, key: str) -> Scalar | None:
-        """Returns the value of a key; ``None`` if the key is missing or an array."""
+        """Returns the value of a key; ``None`` if the key is missing or an array.
+
+        Raises:
+            CorruptModelError: it is a text that is not UTF-8.
+        """
         entry = self.metadata.get(key)
-        return None if entry is None else entry.value
+        value = None if entry is None else entry.value
+        if not is_text(value):
+            raise CorruptModelError(f"{self.path} is corrupt: the text of its key {key} is not UTF-8")
+        return value
 
     def numbers(self, key: str) -> tuple[int | float | bool, ...] | None:
         """Returns the elements of a numeric array; ``None`` if the key is missing or something else."""
         entry = self.metadata.get(key)
         if entry is None or entry.numbers_start is None or entry.array_length is None:
             return None
-        with self.path.open("rb") as file:
-            file.seek(entry.numbers_start)
-            content = file.read(entry.end - entry.numbers_start)
+        content = self.file.read(entry.end - entry.numbers_start, entry.numbers_start)
         return struct.unpack(f"<{entry.array_length}{entry.numbers_format}", content)
 
     def strings(self, key: str) -> list[str] | None:
@@ -104,9 +112,7 @@ class GGUFHeader:
         entry = self.metadata.get(key)
         if entry is None or entry.strings_start is None or entry.array_length is None:
             return None
-        with self.path.open("rb") as file:
-            file.seek(entry.strings_start)
-            content = file.read(entry.end - entry.strings_start)
+        content = self.file.read(entry.end - entry.strings_start, entry.strings_start)
         found, position = [], 0
         length_at = struct.Struct("<Q").unpack_from
         try:
@@ -119,27 +125,31 @@ class GGUFHeader:
         return found
 
 
-def read_gguf_header(path: Path) -> GGUFHeader:
+def read_gguf_header(source: Path | OpenFile) -> GGUFHeader:
     """Reads the header of a GGUF file.
 
     Raises:
+        ModelNotFoundError: there is no such file.
         CorruptModelError: the file is not a GGUF file, or its header is truncated or contradicts itself.
         UnsupportedModelError: its numbers are big-endian.
     """
+    file = source if isinstance(source, OpenFile) else OpenFile(source)
+    path = file.path
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _parse(path, content)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return _parse(file, content)
     except (struct.error, IndexError, OverflowError) as error:
         raise CorruptModelError(f"{path} is truncated: it ends within its header") from error
     except AcclimateError:
         raise
-    except ValueError as error:  # an empty file cannot be mapped; a name is not UTF-8
+    except ValueError as error:  # an empty file cannot be mapped
         raise CorruptModelError(f"{path} is not a readable GGUF file: {error}") from error
 
 
-def _parse(path: Path, content: mmap.mmap) -> GGUFHeader:
-    if content[:4] != _MAGIC:
-        raise CorruptModelError(f"{path} is not a GGUF file: it does not begin with {_MAGIC.decode()}")
+def _parse(file: OpenFile, content: mmap.mmap) -> GGUFHeader:
+    path = file.path
+    if content[:4] != GGUF_MAGIC:
+        raise CorruptModelError(f"{path} is not a GGUF file: it does not begin with {GGUF_MAGIC.decode()}")
     version, tensor_count, entry_count = struct.unpack_from("<IQQ", content, 4)
     if version not in _VERSIONS:
         if version.to_bytes(4, "big") in (number.to_bytes(4, "little") for number in _VERSIONS):
@@ -180,7 +190,7 @@ def _parse(path: Path, content: mmap.mmap) -> GGUFHeader:
     data_start = -(-position // alignment) * alignment
     if tensors and data_start > len(content):
         raise CorruptModelError(f"{path} is truncated: it ends within its header")
-    return GGUFHeader(path, version, metadata, tuple(tensors), data_start)
+    return GGUFHeader(path, version, metadata, tuple(tensors), data_start, file)
 
 
 def _check_count(path: Path, content: mmap.mmap, position: int, count: int, smallest: int, what: str) -> None:
@@ -210,7 +220,8 @@ def _string(content: mmap.mmap, position: int) -> tuple[str, int]:
     end = position + 8 + length
     if end > len(content):
         raise IndexError("a string ends beyond the file")
-    return content[position + 8 : end].decode("utf-8"), end
+    # Some files have other encodings in texts that nobody reads, such as a description.
+    return content[position + 8 : end].decode("utf-8", "surrogateescape"), end
 
 
 def _entry(path: Path, content: mmap.mmap, start: int, position: int, kind: int) -> MetadataEntry:
@@ -244,6 +255,11 @@ def _entry(path: Path, content: mmap.mmap, start: int, position: int, kind: int)
     if position > len(content):
         raise IndexError("an array ends beyond the file")
     return MetadataEntry(None, count, start, position, strings_start=strings_start, longest_string=longest)
+
+
+def is_text(value: Scalar | None) -> bool:
+    """Whether a value is not a text, or one that was UTF-8 in the file."""
+    return not isinstance(value, str) or value.encode("utf-8", "ignore").decode() == value
 
 
 def element_count(tensor: TensorEntry) -> int:

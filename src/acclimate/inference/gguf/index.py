@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate.errors import CorruptModelError
+from acclimate.inference.files.open_file import FileState
 from acclimate.inference.gguf.config import ARCHITECTURES
 from acclimate.inference.gguf.header import GGUFHeader, TensorEntry
 from acclimate.inference.gguf.weights import Placement, TensorRows
@@ -31,22 +32,25 @@ def write_index(header: GGUFHeader, tensors: list[GGUFTensor], folder: Path) -> 
         "architecture": header.architecture,
         "heads": dict(tensors[0].heads),
         "data_start": header.data_start,
-        "file_bytes": header.path.stat().st_size,
+        "file_bytes": header.file.size_bytes,
         "placements": [asdict(tensor.placement) for tensor in tensors],
     }
     (folder / INDEX).write_text(json.dumps(content, separators=(",", ":")) + "\n")
 
 
-def read_index(folder: Path, path: Path, dtype: torch.dtype) -> tuple[GGUFFile, list[GGUFTensor]]:
+def read_index(
+    folder: Path, path: Path, dtype: torch.dtype, state: FileState | None = None
+) -> tuple[GGUFFile, list[GGUFTensor]]:
     """Opens a GGUF file, and returns it with the tensors of its parameters.
 
     Args:
         folder: the cache folder that holds the list.
         path: the GGUF file.
         dtype: the dtype of unpacked parameters.
+        state: the state of the file that the list describes, if it can have changed.
 
     Raises:
-        CorruptModelError: the list is damaged, or the file is shorter than before.
+        CorruptModelError: the list is damaged, or the file has changed.
     """
     from acclimate.inference.gguf.tensors import GGUFFile, GGUFTensor
 
@@ -59,6 +63,9 @@ def read_index(folder: Path, path: Path, dtype: torch.dtype) -> tuple[GGUFFile, 
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CorruptModelError(f"{folder / INDEX} is damaged: {first_line(error)}") from error
     file = GGUFFile(path, data_start)
+    if state is not None and file.state != state:
+        file.close()
+        raise CorruptModelError(f"{path} was replaced or changed while it was loaded; load the model again")
     if file.size_bytes < file_bytes:
         file.close()
         raise CorruptModelError(

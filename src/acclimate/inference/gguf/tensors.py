@@ -42,8 +42,8 @@ _CHUNK_VALUES = 1 << 20
 class GGUFFile(OpenFile):
     """An open GGUF file, whose tensors have been checked."""
 
-    def __init__(self, path: Path, data_start: int) -> None:
-        super().__init__(path)
+    def __init__(self, source: Path | OpenFile, data_start: int) -> None:
+        super().__init__(source)
         self.data_start = data_start
         """Where the tensors' data begins, in bytes from the start of the file."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from acclimate.errors import CorruptModelError, UnsupportedModelError
-from acclimate.inference.gguf.header import GGUFHeader
+from acclimate.inference.gguf.header import GGUFHeader, is_text
 from acclimate.inference.gguf.splits import SPLITS, UNSTATED, Split
 from acclimate.inference.gguf.vocabulary import (
     CONTROL,
@@ -142,12 +142,10 @@ def convert_tokenizer(header: GGUFHeader, vocabulary: GGUFVocabulary, target: Pa
         "pad_token": vocabulary.padding,
     }
     texts = {name: vocabulary.tokens[number] for name, number in named.items() if number is not None}
-    template = header.value("tokenizer.chat_template")
+    template = _chat_template(header)
     # The generic class loads tokenizer.json as it is (1 s). The model's own class gives the same
     # tokens, but rebuilds the tokenizer from its vocabulary at each start (3 s).
-    PreTrainedTokenizerFast(
-        tokenizer_object=made, chat_template=template if isinstance(template, str) else None, **texts
-    ).save_pretrained(target)
+    PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template, **texts).save_pretrained(target)
     # transformers would add the named tokens to those that are found in a text.
     made.save(str(target / "tokenizer.json"))
     write_merges_as_lines(target / "tokenizer.json")
@@ -169,6 +167,17 @@ def write_merges_as_lines(file: Path) -> None:
 def _fits_a_line(merge: Any) -> bool:
     # The tokenizers library splits a line at each space, and skips one that begins like a file's first line.
     return isinstance(merge, list) and " " not in "".join(merge) and not merge[0].startswith("#version")
+
+
+def _chat_template(header: GGUFHeader) -> str | None:
+    """Returns the template of a conversation, without which a model still continues texts."""
+    entry = header.metadata.get("tokenizer.chat_template")
+    if entry is None or not isinstance(entry.value, str):
+        return None
+    if not is_text(entry.value):
+        logger.warning("the chat template of %s is not UTF-8, so it is left out", header.path.name)
+        return None
+    return entry.value
 
 
 def _split(header: GGUFHeader) -> Split | None:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from acclimate.errors import CorruptModelError, UnsupportedModelError, some_of
+from acclimate.errors import CorruptModelError, UnsupportedModelError
 from acclimate.inference.deferred.tensors import deferred
 from acclimate.inference.files.checkpoint import HostTensor, open_weights
 from acclimate.inference.files.folder import weight_files, weight_totals
@@ -25,6 +24,7 @@ from acclimate.inference.files.open_file import OpenFile
 from acclimate.inference.loading.host_ranges import build_with_host_ranges
 from acclimate.inference.loading.locate import FoundModel
 from acclimate.inference.loading.model_class import model_class
+from acclimate.inference.loading.weight_report import check_report
 from acclimate.inference.model.loaded_model import explained_failures
 from acclimate.inference.quiet import quiet_transformers
 
@@ -56,7 +56,7 @@ def deferred_model(
             else WeightTotals(str(found.gguf), len(tensors), sum(each.numel() for each in tensors.values()))
         )
         model, report = _build(found.folder, dtype, trust_remote_code, tensors, totals)
-        _check(found.folder, report, ignore_extra)
+        check_report(found.folder, report, ignore_extra)
         yield model.eval(), files
 
 
@@ -66,7 +66,7 @@ def _open(found: FoundModel, dtype: torch.dtype) -> Iterator[tuple[list[OpenFile
     if found.gguf is not None:
         from acclimate.inference.gguf.index import read_index
 
-        file, parameters = read_index(found.folder, found.gguf, dtype)
+        file, parameters = read_index(found.folder, found.gguf, dtype, found.state)
         with contextlib.closing(file):
             yield [file], {each.name: deferred(each) for each in parameters}
         return
@@ -122,7 +122,7 @@ def _build(
                     state_dict=dict(tensors),
                     dtype=dtype,
                     output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # _check names them
+                    ignore_mismatched_sizes=True,  # check_report names them
                 )
 
         model, report = build_with_host_ranges(build)
@@ -141,35 +141,4 @@ def _adopt_generation_settings(model: Any, folder: Path) -> None:
     else:
         model.generation_config = GenerationConfig.from_pretrained(
             folder, config_file_name="config.json", local_files_only=True, _from_model_config=True
-        )
-
-
-def _check(folder: Path, report: Mapping[str, Any], ignore_extra: tuple[str, ...]) -> None:
-    """Raises :class:`CorruptModelError` unless the files' tensors match the model's parameters."""
-    errors = report.get("conversion_errors") or {}
-    if errors:
-        name, text = next(iter(errors.items()))
-        raise CorruptModelError(
-            f"{folder} has tensors for {name} that do not fit together: {text.strip().splitlines()[-1]}"
-        )
-    if report["missing_keys"]:
-        raise CorruptModelError(
-            f"{folder} lacks weights its config asks for: {some_of(report['missing_keys'])}"
-        )
-    if report["mismatched_keys"]:
-        name, found, wanted = sorted(report["mismatched_keys"], key=str)[0]
-        more = len(report["mismatched_keys"]) - 1
-        raise CorruptModelError(
-            f"{folder} has weights of another shape than its config asks for: {name} is {list(found)}, not "
-            f"{list(wanted)}" + (f", and {more} more" if more else "")
-        )
-    extra = [
-        name
-        for name in report["unexpected_keys"]
-        if not any(fnmatch(name, pattern) for pattern in ignore_extra)
-    ]
-    if extra:
-        raise CorruptModelError(
-            f"{folder} has weights that its config leaves out: {some_of(extra)}. If they are not needed, "
-            f'pass ignore_extra=["{sorted(extra)[0]}"], in which * matches any text'
         )

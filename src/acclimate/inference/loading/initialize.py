@@ -127,6 +127,7 @@ def load_split_model(
     dtype: str = "auto",
     quantize: str | None = None,
     trust_remote_code: bool = False,
+    ignore_extra: Iterable[str] = (),
 ) -> LoadedModel:
     """Loads a model and its tokenizer, split over the job's ranks, for :func:`acclimate.inference.generate`.
 
@@ -135,6 +136,7 @@ def load_split_model(
         dtype: its ``dtype`` argument.
         quantize: its ``quantize`` argument.
         trust_remote_code: its ``trust_remote_code`` argument.
+        ignore_extra: its ``ignore_extra`` argument.
 
     Raises:
         AcclimateError: the errors of :func:`init_inference`.
@@ -153,7 +155,14 @@ def load_split_model(
         tokenizers.append(load_tokenizer(folder, trust_remote_code))
 
     def load_in(chosen: torch.dtype) -> LoadedModel:
-        load = SliceLoader(accelerator, ranks, chosen, trust_remote_code=trust_remote_code, quantize=quantize)
+        load = SliceLoader(
+            accelerator,
+            ranks,
+            chosen,
+            trust_remote_code=trust_remote_code,
+            ignore_extra=tuple(ignore_extra),
+            quantize=quantize,
+        )
         form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
         # The tokenizer comes first, because loading it takes much more memory than it keeps.
         module = load.from_files(model, form, with_tokenizer=True, before=take_tokenizer)

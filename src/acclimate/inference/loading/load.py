@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import time
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acclimate.errors import CorruptModelError, some_of
-from acclimate.inference.files.folder import weight_totals
+from acclimate.errors import CorruptModelError
+from acclimate.inference.files.folder import weight_files, weight_totals
+from acclimate.inference.files.mapped import mapped_files
 from acclimate.inference.files.model_limits import bounded_model, no_initial_values
+from acclimate.inference.files.open_file import OpenFile
 from acclimate.inference.loading.finite_dtype import load_in_finite_dtype
 from acclimate.inference.loading.host_ranges import build_with_host_ranges
 from acclimate.inference.loading.initialize import SliceLoader
 from acclimate.inference.loading.locate import FoundModel, find_and_load, find_model
+from acclimate.inference.loading.weight_report import check_report
 from acclimate.inference.model.loaded_model import (
     LoadedModel,
     check_dtype_name,
@@ -37,8 +40,6 @@ if TYPE_CHECKING:
     from acclimate.accelerator import Accelerator
     from acclimate.inference.text.tokenizers import Tokenizer
 
-_NUMBER = re.compile(r"\d+")
-
 
 def load_model(
     model: str | os.PathLike[str] | None = None,
@@ -46,6 +47,7 @@ def load_model(
     dtype: str = "auto",
     quantize: str | None = None,
     trust_remote_code: bool = False,
+    ignore_extra: Iterable[str] = (),
 ) -> LoadedModel:
     """Loads a model onto this process's accelerator.
 
@@ -57,6 +59,7 @@ def load_model(
         quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are
             stored.
         trust_remote_code: whether Python code that comes with the model may run.
+        ignore_extra: patterns, such as ``v_head.*``, of tensors in the files that the model does not use.
 
     Raises:
         QuantizationError: ``quantize`` is neither ``int8`` nor ``int4``.
@@ -77,6 +80,8 @@ def load_model(
     chosen = choose_dtype(accelerator, dtype)
     accelerator.reset_peak_memory_stats()
 
+    ignored = tuple(ignore_extra)
+
     def load_in(chosen: torch.dtype) -> LoadedModel:
         form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
 
@@ -84,7 +89,7 @@ def load_model(
             return find_model(model, form, trust_remote_code=trust_remote_code)
 
         def load(found: FoundModel) -> tuple[Any, Tokenizer, Path]:
-            module, tokenizer = _load_found(found, accelerator, chosen, quantize, trust_remote_code)
+            module, tokenizer = _load_found(found, accelerator, chosen, quantize, trust_remote_code, ignored)
             return module, tokenizer, found.folder
 
         module, tokenizer, folder = find_and_load(find, load, ModelRanks())
@@ -100,6 +105,7 @@ def _load_found(
     dtype: torch.dtype,
     quantize: str | None,
     trust_remote_code: bool,
+    ignore_extra: tuple[str, ...],
 ) -> tuple[Any, Tokenizer]:
     from acclimate.inference.packing.modules import use_few_row_kernels
 
@@ -109,20 +115,30 @@ def _load_found(
         tokenizer = load_tokenizer(folder, trust_remote_code)
         if found.gguf is not None or quantize is not None:
             loader = SliceLoader(
-                accelerator, ModelRanks(), dtype, trust_remote_code=trust_remote_code, quantize=quantize
+                accelerator,
+                ModelRanks(),
+                dtype,
+                trust_remote_code=trust_remote_code,
+                ignore_extra=ignore_extra,
+                quantize=quantize,
             )
             return loader.load(found), tokenizer
-        module = _load_module(folder, dtype, trust_remote_code).to(accelerator.current_device_name())
+        module = _load_module(folder, dtype, trust_remote_code, ignore_extra).to(
+            accelerator.current_device_name()
+        )
         if has_kernels(accelerator.current_device_name()):
             use_few_row_kernels(module)
         return module, tokenizer
 
 
-def _load_module(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+def _load_module(
+    folder: Path, dtype: torch.dtype, trust_remote_code: bool, ignore_extra: tuple[str, ...]
+) -> Any:
     from transformers import AutoModelForCausalLM
 
     from acclimate.inference.model.inference_model import Whole, as_inference_model
 
+    files = [OpenFile(path) for path in weight_files(folder)]
     totals = weight_totals(folder)
 
     def build() -> Any:
@@ -132,7 +148,7 @@ def _load_module(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> A
                 dtype=dtype,
                 local_files_only=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # _check_report names them
+                ignore_mismatched_sizes=True,  # check_report names them
                 trust_remote_code=trust_remote_code,
             )
 
@@ -143,23 +159,9 @@ def _load_module(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> A
             raise CorruptModelError(
                 f"the .bin files in {folder} are damaged, or hold something other than tensors"
             ) from error
-    _check_report(folder, module, report)
-    return as_inference_model(module.eval(), None, ModelRanks(), Whole.of(module, folder))
-
-
-def _check_report(folder: Path, module: Any, report: dict[str, Any]) -> None:
-    """Raises :class:`CorruptModelError` unless each parameter has its weights.
-
-    transformers only warns, and fills parameters without weights with random numbers.
-    """
-    # The tensors of a layer that the config leaves out have the names of another layer's, except the number.
-    known = {_NUMBER.sub("#", name) for name, _ in module.named_parameters()}
-    left_out = [name for name in report["unexpected_keys"] if _NUMBER.sub("#", str(name)) in known]
-    for problem, names in (
-        ("lacks weights its config asks for", report["missing_keys"]),
-        ("has weights of another shape than its config asks for", report["mismatched_keys"]),
-        ("has weights that its config leaves out", left_out),
-    ):
-        if names:
-            shown = some_of(name if isinstance(name, str) else str(name[0]) for name in names)
-            raise CorruptModelError(f"{folder} {problem}: {shown}")
+    check_report(folder, report, ignore_extra)
+    made = as_inference_model(module.eval(), None, ModelRanks(), Whole.of(module, folder))
+    made.mapped_files = mapped_files(module, files)
+    for file in files:
+        file.check_unchanged("loaded")
+    return made

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,10 @@ from acclimate.errors import (
 )
 from acclimate.inference.files.converted import discard
 from acclimate.inference.files.folder import check_model_folder
+from acclimate.inference.files.open_file import FileState, OpenFile, read_start
 from acclimate.inference.files.remote_code import check_remote_code
-from acclimate.inference.gguf.convert import BLOCKS, convert_once, converted_gguf
+from acclimate.inference.gguf.convert import BLOCKS, convert_once, convert_open
+from acclimate.inference.gguf.header import GGUF_MAGIC
 from acclimate.inference.quiet import first_line
 from acclimate.inference.ranks import ModelRanks
 
@@ -44,6 +46,8 @@ class FoundModel:
     """The folder of its config, its tokenizer and usually its weights."""
     gguf: Path | None = None
     """The GGUF file that has the weights, if the folder has none."""
+    state: FileState | None = None
+    """The state of the GGUF file when the folder was found, if others can change it."""
 
 
 def find_model(
@@ -76,8 +80,10 @@ def find_model(
     text = os.fspath(model)
     folder, gguf = local_model(text)
     if gguf is not None:
-        gguf, chosen = gguf.resolve(), form()
-        return FoundModel(converted_gguf(gguf, chosen), gguf if chosen == BLOCKS else None)
+        chosen = form()
+        with contextlib.closing(OpenFile(gguf)) as file:
+            converted = convert_open(file, chosen)
+        return FoundModel(converted, gguf, file.state) if chosen == BLOCKS else FoundModel(converted)
     if folder is not None:
         return FoundModel(_checked(folder, trust_remote_code, with_tokenizer))
     return FoundModel(_hub_model(text, trust_remote_code, with_tokenizer))
@@ -91,39 +97,47 @@ def local_model(text: str) -> tuple[Path | None, Path | None]:
     Raises:
         ModelNotFoundError: the text is neither a model's path nor a possible hub id.
     """
-    path, kind = _existing(text)
-    if kind is stat.S_ISREG:
-        if path.suffix.lower() != ".gguf":
-            raise ModelNotFoundError(f"{path} is neither a model folder nor a .gguf file")
+    path = _existing(text)
+    if path is not None and path.is_dir():
+        path = path.resolve()
+        gguf = None if os.path.lexists(path / "config.json") else _only_gguf(path)
+        return path, gguf
+    if path is not None:
+        if read_start(path, len(GGUF_MAGIC)) != GGUF_MAGIC and path.suffix.lower() != ".gguf":
+            raise ModelNotFoundError(f"{path} is neither a model folder nor a GGUF file")
         return path.parent, path
-    if kind is stat.S_ISDIR:
-        files = [] if (path / "config.json").is_file() else sorted(path.glob("*.gguf"))
-        if len(files) > 1:
-            names = some_of((file.name for file in files), most=20)
-            raise ModelNotFoundError(f"{path} holds several GGUF files; give the path of one: {names}")
-        return path, files[0] if files else None
     if not _HUB_ID.fullmatch(text) or text.startswith(".") or text.lower().endswith(".gguf"):
         raise ModelNotFoundError(f"there is no folder or file '{excerpt(text)}'")
     return None, None
 
 
-def _existing(text: str) -> tuple[Path, Callable[[int], bool] | None]:
-    """Returns the absolute path, and the :mod:`stat` function that its type passes; ``None`` if missing."""
+def _existing(text: str) -> Path | None:
+    """Returns the absolute path, with the name that the user gave; ``None`` if nothing has it."""
     if not text:
         raise ModelNotFoundError("the model's name is empty")
     try:
         path = Path(text).expanduser()
-        mode = path.stat().st_mode
-        path = path.resolve()
+        os.lstat(path)
+        # Links above the file are followed once, here; its own name stays, whatever its content is called.
+        return path.parent.resolve() / path.name if path.name else path.resolve()
     except (FileNotFoundError, NotADirectoryError):
-        return Path(text), None
+        return None
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no such user, or a loop of links
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ModelNotFoundError(f"there is no folder or file '{excerpt(text)}': {reason}") from error
-    for kind in (stat.S_ISDIR, stat.S_ISREG):
-        if kind(mode):
-            return path, kind
-    raise ModelNotFoundError(f"{path} is neither a folder nor a file")
+
+
+def _only_gguf(folder: Path) -> Path | None:
+    """Returns the only GGUF file of a folder; ``None`` if nothing in it has such a name."""
+    try:
+        files = sorted(each for each in folder.iterdir() if each.suffix.lower() == ".gguf")
+    except PermissionError as error:
+        raise ModelNotFoundError(f"{folder} cannot be read: {error.strerror}") from error
+    usable = [each for each in files if each.is_file()]
+    if len(usable) > 1:
+        names = some_of((file.name for file in usable), most=20)
+        raise ModelNotFoundError(f"{folder} holds several GGUF files; give the path of one: {names}")
+    return next(iter(usable or files), None)
 
 
 def find_and_load(find: Callable[[], FoundModel], load: Callable[[FoundModel], _T], ranks: ModelRanks) -> _T:
@@ -134,7 +148,7 @@ def find_and_load(find: Callable[[], FoundModel], load: Callable[[FoundModel], _
     found = find()
     try:
         return load(found)
-    except (CorruptModelError, UnsupportedModelError) as error:
+    except (CorruptModelError, ModelNotFoundError, UnsupportedModelError) as error:
         if not found.folder.is_relative_to(cache_root()):
             raise
         # All ranks get here together. The first to finish converting publishes the folder for the others.

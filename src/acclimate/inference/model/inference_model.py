@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate.errors import InvalidRankError, PlanError, UnsupportedError
+from acclimate.inference.files.mapped import MappedFile
 from acclimate.inference.packing.packer import Packer
 from acclimate.inference.ranks import ModelRanks
 from acclimate.selection import get_accelerator
@@ -76,6 +77,10 @@ class InferenceModel:
     """How its weights are stored."""
     hooks_of_split: frozenset[int] = frozenset()
     """The identities of the hooks that run a split model's collectives."""
+    mapped_files: tuple[MappedFile, ...] = ()
+    """The files whose content its weights are, if they were not copied."""
+    _shared_call: Any = None
+    """What the ranks agreed on for the call of ``generate`` that runs now."""
     _shared_call: Any = None
     """What the ranks agreed on for the call of ``generate`` that runs now."""
 
@@ -93,7 +98,16 @@ class InferenceModel:
         Raises:
             InvalidRankError: the ranks' arguments differ, or they chose different tokens.
             PlanError: a split module was replaced.
+            CorruptModelError: a file that holds the weights was written to, before the call or during it.
         """
+        for file in self.mapped_files:
+            file.check_unchanged()
+        made = self._generated(args, kwargs)
+        for file in self.mapped_files:
+            file.check_unchanged()
+        return made
+
+    def _generated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.model_ranks.size == 1:
             return super().generate(*args, **kwargs)  # type: ignore[misc]
         from acclimate.inference.model.shared_call import by_name

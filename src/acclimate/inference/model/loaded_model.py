@@ -144,11 +144,11 @@ def is_panic(error: BaseException) -> bool:
 def require_transformers() -> None:
     """Raises :class:`MissingExtraError` unless transformers is installed."""
     try:
-        for package in ("safetensors", "transformers"):
+        for package in ("numpy", "safetensors", "transformers"):
             import_module(package)
-    except ImportError as error:
+    except ImportError as error:  # transformers raises another kind of it for what it lacks itself
         raise MissingExtraError(
-            f'a language model needs {error.name}: pip install "acclimate[llm]"'
+            f'a language model needs {error.name or first_line(error)}: pip install "acclimate[llm]"'
         ) from error
 
 

@@ -12,12 +12,11 @@ from acclimate.launch.engines.engine import Engine, rank_agent
 from acclimate.launch.plan.hostfile import Host
 from acclimate.launch.plan.job import JobPlan
 from acclimate.rank_variables import SLURM
-from acclimate.slurm_allocation import NODE_LIST, expand_hosts, in_allocation, in_step
+from acclimate.slurm_allocation import NODE_LIST, expand_hosts, in_allocation, in_step, tasks_of_nodes
 
 if TYPE_CHECKING:
     from acclimate.launch.plan.outcome import Outcome
 
-_REPEATED = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 _SEVERAL = re.compile(r"[2-9]|[1-9][0-9]{1,8}")
 
 
@@ -54,9 +53,9 @@ class Slurm(Engine):
                 "Give a hostfile."
             ) from error
         # Without --ntasks, Slurm sets SLURM_TASKS_PER_NODE to the number of tasks that would fit.
-        asked_for = SLURM.world_size in environ or SLURM.local_size in environ
-        tasks = _each_nodes_tasks(environ.get("SLURM_TASKS_PER_NODE", ""), len(hosts)) if asked_for else []
-        counts = tasks or [slots] * len(hosts)
+        asked_for = environ.get("SLURM_NTASKS") or environ.get("SLURM_NTASKS_PER_NODE")
+        tasks = tasks_of_nodes(environ.get("SLURM_TASKS_PER_NODE", "")) if asked_for else []
+        counts = tasks if len(tasks) == len(hosts) and all(tasks) else [slots] * len(hosts)
         return tuple(Host(name, count) for name, count in zip(hosts, counts, strict=True))
 
     def launch(self, job: JobPlan, program: str) -> Outcome:
@@ -90,13 +89,3 @@ class Slurm(Engine):
                 hostfile=hostfile,
                 answer_s=float("inf"),
             ).run()
-
-
-def _each_nodes_tasks(text: str, nodes: int) -> list[int]:
-    """Parses ``2(x3),1`` as 2, 2, 2, 1; returns nothing if the number of nodes differs."""
-    counts: list[int] = []
-    for count, times in _REPEATED.findall(text):
-        if int(times or 1) > nodes - len(counts):
-            return []
-        counts += [int(count)] * int(times or 1)
-    return counts if len(counts) == nodes else []

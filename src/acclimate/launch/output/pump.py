@@ -127,3 +127,8 @@ def stream_failure(stream: int, error: OSError) -> str:
     if isinstance(error, BrokenPipeError):
         return f"the reader of standard {name} has exited, so the ranks were ended."
     return f"standard {name} cannot be written ({error.strerror}); the ranks continue."
+
+
+def missing_output(stream: int, error: OSError) -> tuple[str, ...]:
+    """Returns what the ranks' output lacks after a failure; messages on standard error may be dropped."""
+    return (f"standard output cannot be written ({error.strerror})",) if stream == 1 else ()

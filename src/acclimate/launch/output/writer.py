@@ -111,8 +111,11 @@ class LogFile:
                 self.error = error
 
     def close(self) -> None:
-        """Closes the file."""
-        os.close(self.descriptor)
+        """Closes the file; some file systems report only now that it could not be written."""
+        try:
+            os.close(self.descriptor)
+        except OSError as error:
+            self.error = self.error or error
 
 
 class Tail:

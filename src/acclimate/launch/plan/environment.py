@@ -47,10 +47,10 @@ def rank_environment(
     """
     # torchrun's variables, if it started this launcher, would send torch to the outer job's rendezvous.
     kept = {name: value for name, value in inherited.items() if not name.startswith("TORCHELASTIC_")}
+    defaults = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     return {
-        "OMP_NUM_THREADS": str(threads),
-        "PYTHONUNBUFFERED": "1",
         **kept,
+        **{name: value for name, value in defaults.items() if not kept.get(name, "").strip()},
         **devices,
         **{name: str(getattr(place, field)) for name, field in SET_BY_LAUNCHER.items()},
     }

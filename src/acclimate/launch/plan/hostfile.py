@@ -55,6 +55,8 @@ class HostPlan(_Named):
     slots: tuple[int, ...]
     """The indices of its slots, ascending, which are those of the accelerator's devices."""
     port: int | None = None
+    is_listed: bool = True
+    """Whether the user or an allocation gave the name."""
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
@@ -126,9 +128,10 @@ def _host(words: Sequence[str]) -> Host:
         if not slots:
             raise ValueError(f'slots="{excerpt(value)}" must be a whole number of at least 1.')
     if slots is None:
-        raise ValueError(
-            f'host "{excerpt(name)}" has no slots; write "{excerpt(words[0])} slots=N", N for its ranks.'
+        number = (
+            "" if port is None else f' To MPI, "{excerpt(words[0])}" means "{excerpt(name)} slots={port}".'
         )
+        raise ValueError(f'host "{excerpt(name)}" has no slots; write "{excerpt(words[0])} slots=N".{number}')
     return Host(name, slots, port)
 
 

@@ -12,7 +12,11 @@ from acclimate.launch.plan.agent_options import AgentOptions
 from acclimate.launch.plan.devices import visible_devices
 from acclimate.launch.plan.environment import RankPlace, rank_environment
 from acclimate.launch.plan.hostfile import HostPlan
+from acclimate.local_address import interface_towards, own_name_is_loopback
 from acclimate.topology import Topology, cpu_quota, read_topology
+
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+"""torch's variable for the network interface of gloo's connections."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class RankPlan:
     """Program and arguments; the program is looked up in the environment's ``PATH``."""
     environment: Mapping[str, str]
     """The whole environment; nothing else is inherited."""
+    host: str = ""
+    """The host's name in the hostfile, for reports; empty: this machine's own name."""
     binding: RankBinding | None = None
     """Its cores and memory nodes; ``None``: as the launcher."""
     log_path: Path | None = None
@@ -77,13 +83,17 @@ def plan_ranks(job: JobPlan, node_rank: int, environ: Mapping[str, str]) -> tupl
             "--master_port."
         )
     inherited = {**environ, **job.environment}
-    slots = job.hosts[node_rank].slots
+    host = job.hosts[node_rank]
+    slots = host.slots
     topology = read_topology()
     bindings: Sequence[RankBinding | None] = (None,) * len(slots)
     if job.binds:
         bindings = bind_host(job, node_rank, topology, inherited)
-    share = _equal_share(topology, len(slots))
+    share = max(1, len(topology.usable_cores()) // len(slots))
+    quota = cpu_quota()
+    most = None if quota is None else max(1, int(quota / len(slots)))
     devices = visible_devices(job.accelerator, slots, inherited)
+    inherited.update(_gloo_interface(job, node_rank, inherited))
     first_rank, world_size = job.rank_offset(node_rank), job.world_size
     plans = []
     for local_rank, binding in enumerate(bindings):
@@ -92,17 +102,34 @@ def plan_ranks(job: JobPlan, node_rank: int, environ: Mapping[str, str]) -> tupl
             rank, local_rank, world_size, len(slots), node_rank, job.master_addr, job.master_port
         )
         threads = share if binding is None else _threads(job, binding)
+        if most is not None:  # more threads than that would only wait for each other's time
+            threads = min(threads, most)
         plans.append(
             RankPlan(
                 rank=rank,
                 local_rank=local_rank,
                 command=(*job.command, *([f"--local_rank={local_rank}"] if job.local_rank_arg else [])),
                 environment=rank_environment(inherited, place, threads=threads, devices=devices),
+                host=host.name if host.is_listed else "",
                 binding=binding,
                 log_path=Path(job.log_dir, f"rank_{rank}.log") if job.log_dir is not None else None,
             )
         )
     return tuple(plans)
+
+
+def _gloo_interface(job: JobPlan, node_rank: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns gloo's variable for the interface towards the other hosts, where gloo would not find it.
+
+    gloo listens at the address of the host's own name. If that is a loopback address, as in Debian, the other
+    hosts cannot connect.
+    """
+    if len(job.hosts) == 1 or environ.get(GLOO_INTERFACE) or job.master_addr is None:
+        return {}
+    # On the first host the master may be reached within the host.
+    others = [host.name for host in job.hosts[1:2] if node_rank == 0 and host.is_listed]
+    interface = interface_towards([job.master_addr, *others])
+    return {GLOO_INTERFACE: interface} if interface is not None and own_name_is_loopback() else {}
 
 
 def bind_host(
@@ -122,10 +149,3 @@ def _threads(job: JobPlan, binding: RankBinding) -> int:
     # A core list that names both threads of a core means to use both.
     counts_threads = job.use_hyperthreads or job.core_list is not None
     return len(binding.cpus) if counts_threads else binding.cores
-
-
-def _equal_share(topology: Topology, ranks: int) -> int:
-    """Returns the number of cores per rank without binding."""
-    cores = len(topology.usable_cores())
-    quota = cpu_quota()
-    return max(1, (cores if quota is None else min(cores, int(quota))) // ranks)

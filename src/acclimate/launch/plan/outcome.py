@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from acclimate.exit_codes import USER_ERROR, shell_code
 from acclimate.process_status import how_it_ended
 
 KEPT_LINES = 20
@@ -43,6 +44,12 @@ class Outcome:
     failed: RankFailure | None = None
     reason: str | None = None
     """A sentence on why it was ended if no rank failed by itself: a signal to the launcher, a lost host."""
+    missing: tuple[str, ...] = ()
+    """Output that could not be written, and why: a stream or a log file on a full disk."""
+
+    def exit_code(self) -> int:
+        """Returns the launcher's exit code: that of the job, or of missing output after success."""
+        return USER_ERROR if self.code == 0 and self.missing else shell_code(self.code)
 
     def report(self) -> str:
         """Returns the report for the user, with a newline; empty after success."""
@@ -56,4 +63,5 @@ class Outcome:
             lines.append(f"acclimate run: {self.failed.describe()}")
         if self.reason is not None:
             lines.append(f"acclimate run: {self.reason}")
+        lines += [f"acclimate run: output is missing: {what}." for what in self.missing]
         return "".join(f"{line}\n" for line in lines)

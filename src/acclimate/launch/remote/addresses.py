@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from contextlib import closing, suppress
 
-from acclimate.local_address import address_towards
+from acclimate.local_address import address_towards, is_loopback
 
 
 def own_addresses(hosts: list[str]) -> list[str]:
@@ -23,14 +22,6 @@ def own_addresses(hosts: list[str]) -> list[str]:
         found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)]
     outside = [address for address in dict.fromkeys(found) if not is_loopback(address)]
     return [*outside, "127.0.0.1"]
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only the host itself can use this address."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 def free_port() -> int:

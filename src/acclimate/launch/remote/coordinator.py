@@ -14,11 +14,10 @@ from typing import Protocol
 
 from acclimate.errors import HostUnreachableError, LaunchProtocolError, RankStartError
 from acclimate.launch.event_loop import EventLoop
-from acclimate.launch.output.pump import OutputPump, own_streams, stream_failure
+from acclimate.launch.output.pump import OutputPump, missing_output, own_streams, stream_failure
 from acclimate.launch.output.views import Source, WholeLines
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
-from acclimate.launch.remote.addresses import is_loopback
 from acclimate.launch.remote.protocol import (
     ALIVE_EVERY_S,
     WINDOW_BYTES,
@@ -31,6 +30,7 @@ from acclimate.launch.remote.protocol import (
 from acclimate.launch.supervise.processes import NO_MORE
 from acclimate.launch.supervise.signals import KEYBOARD, RELAYED, SignalRelay
 from acclimate.launch.wire import Message
+from acclimate.local_address import is_loopback
 from acclimate.process_status import signal_name
 
 # Python and its packages may come from a slow network file system that all hosts read at once.
@@ -119,6 +119,7 @@ class Coordinator:
         self._engines_end = f"{HOST_ANSWER_S:.0f} s have passed"
         self._signalled: int | None = None
         self._own_end: Outcome | None = None
+        self._missing: tuple[str, ...] = ()
         self._deadline = time.monotonic() + answer_s
 
     def run(self, processes: RemoteProcesses) -> Outcome:
@@ -144,7 +145,8 @@ class Coordinator:
             finally:
                 processes.kill()
                 self.loop.close()
-        return self._conclude()
+        missing = [f'host "{peer.host}": {what}' for peer in self.peers for what in _missing_of(peer)]
+        return replace(self._conclude(), missing=(*self._missing, *missing))
 
     def _say_alive(self) -> None:
         self.tell_all(alive=True)
@@ -250,6 +252,7 @@ class Coordinator:
         if isinstance(error, BrokenPipeError):
             self.end(sentence, -signal.SIGPIPE)
         else:
+            self._missing += missing_output(stream, error)
             self.pump.feed(2, Source("", 0), f"acclimate run: {sentence}\n".encode())
 
     def tell_all(self, **message: object) -> None:
@@ -362,6 +365,10 @@ class Coordinator:
         elif outcome.reason is not None:
             sentence = f"{outcome.reason.removesuffix('.')}. {sentence}"
         return replace(outcome, reason=sentence)
+
+
+def _missing_of(peer: Peer) -> tuple[str, ...]:
+    return () if peer.outcome is None else peer.outcome.missing
 
 
 def _give_room(peer: Peer, taken: Taken) -> None:

@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import select
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -170,7 +169,7 @@ def run_assigned_ranks(
             writers=launcher.writers,
         )
     except (AcclimateError, OSError) as error:
-        outcome = Outcome(1, None, f"host {socket.gethostname()}: {error}")
+        outcome = Outcome(1, None, f"host {job.hosts[node_rank].name}: {error}")
     launcher.send(outcome=asdict(outcome))
     code = shell_code(outcome.code) if launcher.lost else 0
     launcher.finish()

@@ -118,7 +118,7 @@ class RankProcess:
             cause = explain_sigkill(kills_before, count_kills())
         return RankFailure(
             rank=self.plan.rank,
-            host=socket.gethostname(),
+            host=self.plan.host or socket.gethostname(),
             pid=self.pid,
             code=code,
             last_lines=self.tail.lines(),

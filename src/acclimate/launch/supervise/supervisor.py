@@ -10,12 +10,12 @@ import termios
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from acclimate.exit_codes import shell_code
 from acclimate.launch.event_loop import EventLoop
-from acclimate.launch.output.pump import OutputPump, own_streams, stream_failure
+from acclimate.launch.output.pump import OutputPump, missing_output, own_streams, stream_failure
 from acclimate.launch.output.views import Plain, Source, TaggedLines, TaggedTerminal, View
 from acclimate.launch.output.writer import Writer
 from acclimate.launch.plan.job import RankPlan
@@ -52,6 +52,8 @@ class StopRequest:
     """Returns when to call ``read`` without a message, on the monotonic clock; ``None``: never."""
     is_open: Callable[[], bool] = lambda: False
     """Returns whether messages may come after a reason, such as those that make room for output."""
+    takes_stdin: bool = True
+    """Whether the ranks do not get the standard input of this process, which belongs to the connection."""
 
 
 def supervise(
@@ -77,7 +79,7 @@ def supervise(
         quiet: shows only errors and the ranks' output.
         tagged: whether each line begins with ``[rank N]``; ``None``: if there are several ranks. A single
             rank without tags uses the launcher's terminal.
-        stop: lets another process end the job; the ranks then do not get standard input.
+        stop: lets another process end the job.
         name: the name of the command, with which notes begin.
         blocks_interrupt: whether the ranks start with SIGINT blocked, and unblock it once they can handle it.
         writers: show the ranks' streams 1 and 2; ``None``: this process's standard streams do.
@@ -126,6 +128,8 @@ class _Supervisor:
     awaits_output: bool = False
     """Whether an interrupted job waits for the reader of its output, for the grace period."""
     said: set[str] = field(default_factory=set)
+    missing: tuple[str, ...] = ()
+    """Of the launcher's own streams."""
 
     def __post_init__(self) -> None:
         self.ranks = [RankProcess(plan) for plan in self.plans]
@@ -145,7 +149,9 @@ class _Supervisor:
                 self._wait()
         finally:
             self._leave_nothing()
-        return self._outcome()
+        logs = [rank.log for rank in self.ranks if rank.log is not None and rank.log.error is not None]
+        ends = (f"the log {log.path} ends early ({log.error and log.error.strerror})" for log in logs)
+        return replace(self._outcome(), missing=(*self.missing, *ends))
 
     def _start(self) -> None:
         for rank in self.ranks:
@@ -174,7 +180,7 @@ class _Supervisor:
 
     def _stdin_of(self, rank: RankProcess, nothing: int) -> int:
         """Returns the launcher's stdin for a single rank, or for rank 0 unless it is a terminal."""
-        if self.stop is not None or rank is not self.ranks[0]:
+        if (self.stop is not None and self.stop.takes_stdin) or rank is not self.ranks[0]:
             return nothing
         return 0 if len(self.ranks) == 1 or not os.isatty(0) else nothing
 
@@ -257,6 +263,7 @@ class _Supervisor:
     def _stream_failed(self, stream: int, error: OSError) -> None:
         """Handles a failure of one of the launcher's own streams."""
         if not isinstance(error, BrokenPipeError):
+            self.missing += missing_output(stream, error)
             self._note(logging.WARNING, stream_failure(stream, error))
         elif not self.ending:
             self.reason = stream_failure(stream, error)
@@ -447,7 +454,7 @@ def code_of_ended_job(codes: Sequence[int], ended_by: int | None, *, forced: boo
 def _view(tagged: bool, writer: Writer) -> View:
     if not tagged:
         return Plain(writer)
-    draws = writer.is_terminal and os.environ.get("TERM", "dumb") != "dumb"
+    draws = writer.is_terminal and (os.environ.get("TERM") or "dumb") != "dumb"
     return (TaggedTerminal if draws else TaggedLines)(writer)
 
 

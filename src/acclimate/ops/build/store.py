@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from acclimate.cache.folder import cache_root, check_folder, read_file
+from acclimate.cache.folder import cache_root, check_folder, make_folder, read_file
 from acclimate.cache.lock import try_hold
 from acclimate.cache.publish import UNWRITABLE, is_folder, leftovers, lock_file, publish, refusal, remove
 from acclimate.errors import CacheWriteError, OpBuildError, UntrustedCacheError
@@ -127,6 +127,24 @@ def obtain(recipe: Recipe, key: str, progress: Progress | None = None) -> Path:
     return _build_privately(recipe, key, progress, reason)
 
 
+def check_cache() -> None:
+    """Checks that a library that is built now stays for later processes.
+
+    Raises:
+        CacheWriteError: the cache cannot be used, so that a library would be removed with this process.
+    """
+    root = ops_folder()
+    try:
+        make_folder(root)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as error:
+        raise CacheWriteError(
+            f"the cache {root} cannot be used, so the library would not outlive this process: "
+            f"{_reason(error) or error}"
+        ) from error
+
+
 def _trusted_root(notice: int = logging.DEBUG) -> list[Path]:
     """Returns the cache's folder of libraries, or nothing if there is no cache or others can write to it.
 
@@ -189,7 +207,10 @@ def _build_privately(recipe: Recipe, key: str, progress: Progress | None, reason
                 f"folder for temporary files ({error})"
             ) from error
         _logger.warning(
-            "This process builds ops for itself alone, in %s. The cache is not used: %s.", folder, reason
+            "This process compiles ops for itself alone, in %s, and every start compiles them again, which "
+            "can take minutes. The cache is not used: %s.",
+            folder,
+            reason,
         )
         _private_root = os.getpid(), folder
         atexit.register(_remove_private_folder)

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import torch
 
+from acclimate.ops import bus_errors
 from acclimate.ops.build.builder import OpBuilder
 from acclimate.ops.build.recipe import Source
 from acclimate.ops.simd import KERNEL_FLAGS, chosen_isa, compile_flags
@@ -41,6 +42,7 @@ class CPUInferenceBuilder(InferenceBuilder):
         kernels = kernel_flags(platform.machine())
         return [
             *(f"csrc/{name}.cpp" for name in ("operators", "linear", "pool", "gguf_pack", "file_pages")),
+            "csrc/bus_errors.cpp",
             *(f"csrc/decode_{name}.cpp" for name in ("operators", "step", "rows", "reading")),
             *(f"csrc/decode_{name}.cpp" for name in ("head", "screen", "coarse", "math")),
             *(Source(f"csrc/kernels_{name}.cpp", flags) for name, flags in kernels.items()),
@@ -59,6 +61,7 @@ class CPUInferenceBuilder(InferenceBuilder):
         super().open_library(path)
         torch.ops.acclimate.inference_use_isa(chosen_isa())
         torch.ops.acclimate.inference_limit_threads(processor_limit())
+        bus_errors.install(path)
 
 
 def kernel_flags(machine: str) -> dict[str, tuple[str, ...]]:

@@ -14,14 +14,15 @@ from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameter
 from acclimate.ops.optimizers import huge_pages, shards
 from acclimate.ops.optimizers.checks import (
     SUPPORTED_DTYPES,
-    check_layout,
     check_like,
     check_memory,
     check_saved_state,
     check_settings,
+    check_tensor,
     number,
     saved_step,
 )
+from acclimate.ops.optimizers.each import rows
 from acclimate.ops.simd import chosen_isa
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class GroupTensors:
             return
         for device in sorted(devices, key=str):
             chosen = [index for index, parameter in enumerate(self.params) if parameter.device == device]
-            yield _tensors([[tensors[i] for i in chosen] if tensors else [] for tensors in self.lists()])
+            yield _tensors(rows(self.lists(), chosen))
 
 
 def _tensors(lists: Sequence[list[Tensor]]) -> GroupTensors:
@@ -104,6 +105,8 @@ class GroupOptimizer(torch.optim.Optimizer):
     ``None``: one group may have parameters on several devices; each device gets its own call."""
     needs_whole_parameters: ClassVar[bool] = False
     """Whether an update needs the norm of each whole parameter, so a rank cannot update its part alone."""
+    options: ClassVar[tuple[str, ...]] = ()
+    """The attributes that hold a subclass's own options, which copies of an optimizer keep."""
     initial_setting: ClassVar[str | None] = None
     """The setting that gives the first value of a state's elements; ``None``: it is 0."""
 
@@ -123,11 +126,16 @@ class GroupOptimizer(torch.optim.Optimizer):
             )
         self.state_dtype = state_dtype
         self.master_weights = master_weights
+        self._prepare_op()
+        super().__init__(params, defaults)
+
+    def _prepare_op(self) -> None:
         self._op = type(self).define_op()
         self._isa = chosen_isa()
         self._loaded: set[str] = set()  # device types; each look for a library takes milliseconds
-        self._has_shards = False  # set when parameters are added: checking each of them in every step is slow
-        super().__init__(params, defaults)
+        self._has_shards = False  # set when parameters are accepted: checking each in every step is slow
+        self._addresses: dict[int, list[int]] = {}  # of the accepted parameters, by their group's index
+        self._output_addresses: list[int] = []
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters with its own settings, and loads the op for their devices.
@@ -139,17 +147,34 @@ class GroupOptimizer(torch.optim.Optimizer):
         self.check_group(param_group)
         super().add_param_group(param_group)
         try:
-            for parameter in self.param_groups[-1]["params"]:
-                self.check_parameter(parameter)
-            check_memory(self._parameters())
+            self._accept(len(self.param_groups) - 1)
         except UnsupportedParameterError:
             del self.param_groups[-1]
             raise
-        for device in {parameter.device.type for parameter in self.param_groups[-1]["params"]} - self._loaded:
+
+    def _accept(self, group_index: int) -> None:
+        """Checks the parameters of a group, where they are now, and loads the op for their devices."""
+        parameters = self.param_groups[group_index]["params"]
+        for parameter in parameters:
+            self.check_parameter(parameter)
+        check_memory(self._parameters())
+        for device in {parameter.device.type for parameter in parameters} - self._loaded:
             if device in self.builders:
                 self.builders[device]().load()
             self._loaded.add(device)
-        self._has_shards |= any(map(shards.is_sharded, self.param_groups[-1]["params"]))
+        self._has_shards |= any(map(shards.is_sharded, parameters))
+        self._addresses[group_index] = [parameter.data_ptr() for parameter in parameters]
+
+    def _accept_moved(self, group: Mapping[str, Any]) -> None:
+        """Checks a group again if its parameters were replaced by others, perhaps of another kind."""
+        index = next(index for index, own in enumerate(self.param_groups) if own is group)
+        if self._addresses.get(index) == [parameter.data_ptr() for parameter in group["params"]]:
+            return
+        self._accept(index)
+        for parameter in group["params"]:
+            for name, value in self.state.get(parameter, {}).items():
+                if name != "step":
+                    check_tensor(f"{name} in the state of a parameter", value, parameter)
 
     def check_group(self, settings: Mapping[str, Any]) -> None:
         """Checks the settings of a new or loaded group.
@@ -242,7 +267,8 @@ class GroupOptimizer(torch.optim.Optimizer):
             InvalidOptimizerArgumentError: ``grads`` or ``outputs`` do not match the parameters in number or
                 shape, or ``outputs`` is given although the optimizer has master weights. Nothing is changed.
             UnsupportedParameterError: a gradient or output is sparse, on another device, or of an
-                unsupported dtype. Nothing is changed.
+                unsupported dtype; an output shares memory with a parameter or another output; or the tensor
+                that replaced a parameter's ``data`` cannot be updated. Nothing is changed.
         """
         loss = None
         if closure is not None:
@@ -256,6 +282,11 @@ class GroupOptimizer(torch.optim.Optimizer):
                 raise InvalidOptimizerArgumentError(
                     "With master_weights=True the parameters are the outputs. Do not pass outputs to step()."
                 )
+            addresses = [output.data_ptr() for output in outputs]
+            if addresses != self._output_addresses:
+                check_memory([*self._parameters(), *outputs], "parameters or outputs")
+                self._output_addresses = addresses
+        groups: list[tuple[dict[str, Any], GroupTensors]] = []
         first = 0
         for group in self.param_groups:
             last = first + len(group["params"])
@@ -266,18 +297,19 @@ class GroupOptimizer(torch.optim.Optimizer):
                 grads=grads[first:last] if grads is not None else None,
                 outputs=outputs[first:last] if outputs is not None else None,
             )
-            tensors = _tensors(lists)
+            groups.append((group, _tensors(lists)))
+            first = last
+        for group, tensors in groups:
             if tensors.params:
                 try:
                     self.update(group, tensors.on_this_rank() if self._has_shards else tensors, grad_scale)
-                except RuntimeError:  # checking each gradient in every step would be slow
-                    for grad in tensors.grads:
-                        check_layout("A gradient", grad)
+                except RuntimeError:  # checking each gradient's dtype in every step would be slow
+                    for parameter, grad in zip(tensors.params, tensors.grads, strict=True):
+                        check_tensor("A gradient", grad, parameter)
                     raise
                 if not torch.compiler.is_compiling():
                     # Native code writes without autograd's knowledge.
                     torch.autograd.graph.increment_version((*tensors.params, *tensors.outputs))
-            first = last
         return loss
 
     # torch.compile runs a method of this name uncompiled, and then uses the lists among its arguments.
@@ -289,6 +321,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         outputs: Sequence[Tensor] | None = None,
     ) -> None:
         """Fills :meth:`GroupTensors.lists` for a step over a group, creating missing state."""
+        self._accept_moved(group)
         tensors = _tensors(lists)
         # Looked up once: there may be thousands of small tensors.
         all_states, has_masters, has_shards = self.state, self.master_weights, self._has_shards
@@ -297,9 +330,10 @@ class GroupOptimizer(torch.optim.Optimizer):
             grad = parameter.grad if grads is None else grads[index]
             if grad is None:
                 continue
+            if grad.layout is not torch.strided:
+                check_tensor("A gradient", grad, parameter)
             state = all_states[parameter]
             if "step" not in state:
-                check_layout("A gradient", grad)
                 self._make_state(group, parameter, state)
             if not has_masters:
                 tensors.params.append(parameter)
@@ -367,11 +401,23 @@ class GroupOptimizer(torch.optim.Optimizer):
         if self.master_weights and parameter.dtype != torch.float32:
             yield MASTER, torch.float32
 
+    # torch's optimizers keep everything in the groups and the state. Its base calls __setstate__ to load the
+    # groups and the state, too.
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a copy gets, also through pickle: all but the op, which each process defines."""
+        own = {name: getattr(self, name) for name in ("state_dtype", "master_weights", *self.options)}
+        return {**super().__getstate__(), **own}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)  # missing in the state of torch's optimizer
+        if "_op" not in vars(self):
+            self._prepare_op()
+            for index in range(len(self.param_groups)):
+                self._accept(index)
 
 
 class FusedOptimizer(GroupOptimizer):
@@ -380,6 +426,7 @@ class FusedOptimizer(GroupOptimizer):
     Comes before the optimizer among the bases of a class.
     """
 
+    options: ClassVar[tuple[str, ...]] = ("set_grad_none",)
     set_grad_none: bool
     """The default of :meth:`zero_grad`'s argument."""
 

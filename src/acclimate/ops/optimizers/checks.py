@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from numbers import Real
 from typing import Any
 
@@ -42,33 +41,73 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             raise InvalidOptimizerArgumentError(f"{name} must be {limit}. Value {value} is not.")
 
 
-def check_memory(parameters: Iterable[Tensor]) -> None:
-    """Checks that no two elements of the host's parameters share memory.
+def check_memory(tensors: Iterable[Tensor], what: str = "parameters") -> None:
+    """Checks that no two elements of the tensors that a step writes share memory.
 
-    Threads update parameters in parallel, so a shared element would get one update or both.
+    Kernels update tensors in parallel, so a shared element would get one update or both.
 
     Raises:
-        UnsupportedParameterError: two parameters share memory, or a parameter is expanded.
+        UnsupportedParameterError: two tensors share memory, or two elements of one tensor.
     """
-    spans = []
-    for parameter in map(local, parameters):
-        if any(
-            stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)
-        ):
-            raise UnsupportedParameterError(
-                f"A parameter of shape {tuple(parameter.shape)} is expanded (strides {parameter.stride()}), "
-                "so several of its elements share memory. Optimize a clone()."
-            )
-        if parameter.device.type == "cpu" and parameter.is_contiguous() and parameter.numel() > 0:
-            begin = parameter.data_ptr()
-            if begin:  # storage that FSDP has freed has no address
-                spans.append((begin, begin + parameter.numel() * parameter.element_size()))
-    for (_, end), (begin, _) in pairwise(sorted(spans)):
-        if begin < end:
-            raise UnsupportedParameterError(
-                "Two parameters share memory, so both would be updated at the same time. To tie weights, use "
-                "the same torch.nn.Parameter twice."
-            )
+    runs: dict[torch.device, list[tuple[Tensor, int]]] = {}
+    for tensor in map(local, tensors):
+        begin = tensor.data_ptr()
+        if begin and tensor.numel() > 0:  # storage that FSDP has freed has no address
+            starts, length = _runs(tensor)
+            if _collide([(starts, length)]):
+                raise UnsupportedParameterError(
+                    f"Among the {what}, several elements of a tensor of shape {tuple(tensor.shape)} and "
+                    f"strides {tensor.stride()} share memory. Use a clone()."
+                )
+            runs.setdefault(tensor.device, []).append((starts + begin, length))
+    if any(map(_collide, runs.values())):
+        raise UnsupportedParameterError(
+            f"Two {what} share memory, so both would be updated at the same time. To tie weights, use the "
+            "same torch.nn.Parameter in both places of the model."
+        )
+
+
+def _runs(tensor: Tensor) -> tuple[Tensor, int]:
+    """Returns where each run of adjacent bytes of a tensor starts, from its first byte, and their length."""
+    length = tensor.element_size()
+    strides = sorted((stride * length, size) for stride, size in _layout(tensor))
+    while strides and strides[0][0] == length:
+        length *= strides.pop(0)[1]
+    span = sum(stride * (size - 1) for stride, size in strides) + length
+    if tensor.nbytes > span:  # has fewer bytes than its elements need; there may be too many runs to list
+        return torch.zeros(2, dtype=torch.int64), length
+    starts = torch.zeros(1, dtype=torch.int64)
+    for stride, size in strides:
+        starts = (starts + torch.arange(size)[:, None] * stride).flatten()
+    return starts, length
+
+
+def _collide(runs: Sequence[tuple[Tensor, int]]) -> bool:
+    """Whether two of these runs have a byte in common."""
+    if len(runs) == 1 and runs[0][0].numel() == 1:
+        return False
+    begins = torch.cat([starts for starts, _ in runs])
+    ends = torch.cat([starts + length for starts, length in runs])
+    begins, order = begins.sort()
+    return bool((ends[order][:-1] > begins[1:]).any())
+
+
+def are_laid_out_alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether each tensor fills one range of memory, with equal offsets for equal elements."""
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return True
+    first, *others = map(_layout, tensors)
+    expected = 1
+    for stride, size in sorted(first):
+        if stride != expected:
+            return False
+        expected *= size
+    return all(other == first for other in others)
+
+
+def _layout(tensor: Tensor) -> list[tuple[int, int]]:
+    """Returns the stride and size of each dimension in which a tensor has several elements."""
+    return [pair for pair in zip(tensor.stride(), tensor.shape, strict=True) if pair[1] != 1]
 
 
 def check_like(name: str, tensors: Sequence[Any], parameters: Sequence[Tensor]) -> None:
@@ -89,15 +128,7 @@ def check_like(name: str, tensors: Sequence[Any], parameters: Sequence[Tensor]) 
             raise InvalidOptimizerArgumentError(
                 f"{name}[{index}] is a {type(tensor).__name__}, not a tensor."
             )
-        check_layout(f"{name}[{index}]", tensor)
-        if tensor.device != parameter.device:
-            raise UnsupportedParameterError(
-                f"{name}[{index}] is on {tensor.device} and its parameter on {parameter.device}; move it."
-            )
-        if tensor.dtype not in SUPPORTED_DTYPES:
-            raise UnsupportedParameterError(
-                f"{name}[{index}] is {tensor.dtype}; convert it to float32, bfloat16 or float16."
-            )
+        check_tensor(f"{name}[{index}]", tensor, parameter)
         if tensor.shape != parameter.shape:
             raise InvalidOptimizerArgumentError(
                 f"{name}[{index}] has shape {tuple(tensor.shape)}, its parameter {tuple(parameter.shape)}."
@@ -105,31 +136,39 @@ def check_like(name: str, tensors: Sequence[Any], parameters: Sequence[Tensor]) 
 
 
 def check_sizes(params: Sequence[Tensor], **others: Sequence[Tensor]) -> None:
-    """Checks, like native kernels, that tensors are dense and have as many elements as their parameters.
+    """Checks, like native kernels, that tensors fit their parameters.
 
     Raises:
         RuntimeError: the numbers of elements differ.
-        UnsupportedParameterError: a tensor is sparse.
+        UnsupportedParameterError: a tensor is sparse, on another device, or of an unsupported dtype.
     """
     for role, tensors in others.items():
         for parameter, tensor in zip(params, tensors, strict=False):
-            check_layout(f"A {role}", tensor)
+            check_tensor(f"A {role}", tensor, parameter)
             if tensor.numel() != parameter.numel():
                 raise RuntimeError(
                     f"A {role} has {tensor.numel()} elements, its parameter {parameter.numel()}."
                 )
 
 
-def check_layout(name: str, tensor: Tensor) -> None:
-    """Checks that a tensor is dense.
+def check_tensor(name: str, tensor: Tensor, parameter: Tensor) -> None:
+    """Checks that a gradient, state or output is dense, on its parameter's device and of a supported dtype.
 
     Raises:
-        UnsupportedParameterError: it is sparse.
+        UnsupportedParameterError: it is not.
     """
     if tensor.layout is not torch.strided:
         raise UnsupportedParameterError(
             f"{name} is {tensor.layout}, but this optimizer needs dense tensors. Make it dense, or use "
             "torch.optim.SparseAdam."
+        )
+    if tensor.device != parameter.device:
+        raise UnsupportedParameterError(
+            f"{name} is on {tensor.device} and its parameter on {parameter.device}; move it."
+        )
+    if tensor.dtype not in SUPPORTED_DTYPES:
+        raise UnsupportedParameterError(
+            f"{name} is {tensor.dtype}; convert it to float32, bfloat16 or float16."
         )
 
 

@@ -10,6 +10,11 @@ from torch import Tensor
 from acclimate.ops.optimizers.checks import check_sizes
 
 
+def rows(lists: Sequence[list[Tensor]], indices: Sequence[int]) -> list[list[Tensor]]:
+    """Returns the tensors at these indices of each list that is not empty."""
+    return [[tensors[index] for index in indices] if tensors else [] for tensors in lists]
+
+
 def update_each(
     rule: Callable[..., Sequence[Tensor]],
     lists: Sequence[list[Tensor]],

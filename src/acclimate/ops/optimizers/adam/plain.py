@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
-from acclimate.ops.optimizers.checks import check_sizes
-from acclimate.ops.optimizers.each import update_each
+from acclimate.ops.optimizers.checks import are_laid_out_alike, check_sizes
+from acclimate.ops.optimizers.each import rows, update_each
 from acclimate.ops.optimizers.rounding import square_root
 from acclimate.ops.registry import define_in_place
 
@@ -34,10 +34,13 @@ def adam_(*lists: list[Tensor], **settings: Any) -> None:
     """Runs one step of Adam (decoupled: AdamW) on each parameter; see :class:`acclimate.ops.CPUAdam`.
 
     On the host it rounds in the same places as csrc/adam_rule.h, so results have the same bits. On other
-    devices it runs torch's fused kernel if there is one.
+    devices it runs torch's fused kernel, if there is one, on the parameters that the kernel takes.
     """
-    if not _updated_by_torch(*lists, **settings):
-        update_each(_update, lists, STATE_NAMES, **settings)
+    by_dtype, rest = _split(*lists, **settings)
+    for indices in by_dtype.values():
+        _update_by_torch(*rows(lists, indices), **settings)
+    if rest:
+        update_each(_update, rows(lists, rest), STATE_NAMES, **settings)
 
 
 def _update(
@@ -59,29 +62,44 @@ def _update(
     return p + (m * (-lr / correction1)) / denominator, m, v
 
 
-def _updated_by_torch(
+def _split(
     params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
     steps: list[Tensor], outputs: list[Tensor],
-    *, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, decoupled: bool,
-    bias_correction: bool, maximize: bool = False, grad_scale: float = 1.0, isa: int = 0,
-) -> bool:  # fmt: skip
-    """Runs torch's fused Adam if it takes these; never on the host, where results equal native kernels'."""
-    device = params[0].device
+    *, bias_correction: bool, grad_scale: float = 1.0, **settings: Any,
+) -> tuple[dict[torch.dtype, list[int]], list[int]]:  # fmt: skip
+    """Returns the indices of the parameters that torch's fused Adam takes, by their dtype, and of the others.
+
+    It never runs on the host, where results equal native kernels'.
+    """
+    check_sizes(params, **{"gradient": grads, **dict(zip(STATE_NAMES, (exp_avgs, exp_avg_sqs), strict=True))})
+    devices = {parameter.device.type for parameter in params}
     if (
         outputs
         or not bias_correction
         or grad_scale != 1.0
-        or device.type in ("cpu", "meta")
-        or device.type not in _get_fused_kernels_supported_devices()
-        or len({tensor.dtype for tensor in (*params, *grads, *exp_avgs)}) > 1
+        or not devices <= set(_get_fused_kernels_supported_devices()) - {"cpu"}
     ):
-        return False
-    states = dict(zip(STATE_NAMES, (exp_avgs, exp_avg_sqs), strict=True))
-    check_sizes(params, gradient=grads, **states)
+        return {}, list(range(len(params)))
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    rest = []
+    for index, row in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, strict=True)):
+        # torch's kernels read all of a row in the order of its memory, as one dtype.
+        if len({tensor.dtype for tensor in row}) == 1 and are_laid_out_alike(row):
+            by_dtype.setdefault(row[0].dtype, []).append(index)
+        else:
+            rest.append(index)
+    return by_dtype, rest
+
+
+def _update_by_torch(
+    params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
+    steps: list[Tensor], outputs: list[Tensor],
+    *, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, decoupled: bool,
+    bias_correction: bool, maximize: bool = False, grad_scale: float = 1.0, isa: int = 0,
+) -> None:  # fmt: skip
     for counter in steps:
         counter.add_(1)
     fused = torch._fused_adamw_ if decoupled else torch._fused_adam_
-    device_steps = list(torch.stack(steps).to(device).unbind())
+    device_steps = list(torch.stack(steps).to(params[0].device).unbind())
     fused(params, grads, exp_avgs, exp_avg_sqs, [], device_steps, lr=lr, beta1=beta1, beta2=beta2,
           weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=maximize)  # fmt: skip
-    return True

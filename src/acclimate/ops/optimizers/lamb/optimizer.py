@@ -57,6 +57,7 @@ class FusedLamb(GroupOptimizer):
     }
     builders: ClassVar[Mapping[str, type[OpBuilder]]] = {"cuda": FusedLambBuilder}
     needs_whole_parameters: ClassVar[bool] = True
+    options: ClassVar[tuple[str, ...]] = ("eps_inside_sqrt", "_ratios")
 
     def __init__(
         self,
