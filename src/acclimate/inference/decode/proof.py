@@ -15,7 +15,7 @@ from acclimate.inference.decode.description import NotRepresentedError, Share
 from acclimate.inference.decode.lean import LeanDecoder, Step
 from acclimate.inference.decode.match import match
 from acclimate.inference.decode.native import native_decoder
-from acclimate.inference.decode.saved import load_decoder, save_decoder
+from acclimate.inference.decode.saved import decoder_key, load_decoder, save_decoder
 from acclimate.inference.decode.share import share_of
 from acclimate.inference.decode.staleness import has_hooks
 from acclimate.inference.freed_memory import return_freed_memory
@@ -42,7 +42,7 @@ def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
     The ranks of a split model make this call together; either all get a description or none does.
     """
     ranks = ModelRanks() if ranks is None else ranks
-    key = None
+    key = decoder_key(model) if ranks.size == 1 else None
     if key is not None:
         lean = _saved(key, model)
         if lean is not None:
