@@ -104,7 +104,7 @@ class Machine:
     def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs a program there to its end."""
         return subprocess.run(
-            [*self._enter, *command], capture_output=True, text=True, timeout=240, **options
+            [*self._enter, *command], capture_output=True, text=True, timeout=600, **options
         )
 
     def processes(self) -> dict[int, str]:

@@ -12,6 +12,8 @@ from acclimate.conformance.checks.check import Check
 from acclimate.conformance.checks.target import Subject
 
 _Kind = inspect._ParameterKind
+_WITHOUT_EFFECT = {"align_bytes"}
+"""Parameters that the interface takes only for programs of older releases of DeepSpeed."""
 _SIMPLE = (bool, int, str, type(None))
 """Types of defaults that can be compared."""
 
@@ -53,6 +55,8 @@ def incompatibility(stated: inspect.Signature, found: inspect.Signature) -> str 
         if takes_all:
             break
         if parameter.name not in names:
+            if parameter.name in _WITHOUT_EFFECT:
+                continue
             return f'it lacks the parameter "{parameter.name}"'
         other = theirs[names.index(parameter.name)]
         if parameter.kind is _Kind.POSITIONAL_OR_KEYWORD and names.index(parameter.name) != place:
