@@ -1,4 +1,4 @@
-"""Models of images and text that get only text: capturing their program leaves their configurations as they were."""
+"""Models of images and text that get only text: a capture leaves their configurations as they were."""
 
 from __future__ import annotations
 

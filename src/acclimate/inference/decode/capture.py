@@ -1,12 +1,13 @@
 """Captures a decoder's program: the operators that transformers' ``generate`` runs, without weights.
 
-A shadow of the model (the same modules, with fake tensors) is called as ``generate`` calls the model, once for a
-prompt and once for a step, with symbolic numbers of sequences, tokens and earlier tokens. A dispatch mode of
-this thread notes each operator. Nothing in the model is called or changed, and no other thread notices.
+A shadow of the model (the same modules, with fake tensors) is called as ``generate`` calls the model, once
+for a prompt and once for a step, with symbolic numbers of sequences, tokens and earlier tokens. A dispatch
+mode of this thread notes each operator. Nothing in the model is called or changed, and no other thread
+notices.
 
 Three things of the shadow stand for what the native step has of its own: attention is one operator
-(transformers' attention registry), the cache's keys and values are one each (a cache of our own class), and so
-is each linear module, whatever form its weight has.
+(transformers' attention registry), the cache's keys and values are one each (a cache of our own class), and
+so is each linear module, whatever form its weight has.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ class Value:
     """A tensor of a captured program."""
 
     op: str
-    """The operator's name without namespace and overload; ``input`` or ``constant`` for what it starts from."""
+    """The operator's name without namespace and overload; ``input`` and ``constant`` are where it starts."""
     overload: Any
     args: tuple[Any, ...]
-    """Positional arguments, with values in place of tensors and sympy expressions in place of symbolic ints."""
+    """Positional arguments, with values in place of tensors, and sympy expressions of symbolic sizes."""
     kwargs: dict[str, Any]
     output: int
     """Which of the operator's results it is."""
@@ -78,7 +79,7 @@ class Program:
     modules: list[nn.Module]
     """The linear modules and packed embeddings, by the number that the operators carry."""
     limit: int | None
-    """The most tokens, earlier ones included, for which the model computes this program; ``None``: any number."""
+    """The most tokens, with earlier ones, for which the model computes this program; ``None``: any number."""
     constants: tuple[Tensor, ...]
     """The model's tensors of one element that it uses."""
 
@@ -119,8 +120,8 @@ def _operators() -> Any:
 # Other arguments that transformers passes, which do not change the result of causal attention with this mask.
 _HARMLESS = {
     "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states",
-    "position_embeddings", "past_key_values", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
-    "num_items_in_batch", "return_dict", "logits_to_keep", "layer_idx",
+    "position_embeddings", "past_key_values", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q",
+    "max_length_k", "num_items_in_batch", "return_dict", "logits_to_keep", "layer_idx",
     "sliding_window",  # the mask has it
 }  # fmt: skip
 
@@ -288,27 +289,25 @@ class _Shadow:
     def _copy(self, original: nn.Module) -> nn.Module:
         made = object.__new__(type(original))
         self._made[id(original)] = made
-        for name, value in vars(original).items():
-            if isinstance(value, Tensor):
-                value = self.tensor(value)
-            elif _is_config(value):
-                value = self.config(value)
-            made.__dict__[name] = value
-        made.__dict__["_parameters"] = {
-            n: None if p is None else self.tensor(p) for n, p in original._parameters.items()
-        }
-        made.__dict__["_buffers"] = {
-            n: None if b is None else self.tensor(b) for n, b in original._buffers.items()
-        }
-        if packed_weight(original) is not None:  # an embedding
-            packed = packed_weight(original)
-            made.__dict__["packed"] = _Rows(self._number(original), packed.shape)
-        made.__dict__["_modules"] = {
-            n: None if m is None else self.module(m) for n, m in original._modules.items()
-        }
+        own = vars(made)
+        own.update((name, self._attribute(value)) for name, value in vars(original).items())
+        for kind in ("_parameters", "_buffers"):
+            held = vars(original)[kind].items()
+            own[kind] = {name: None if each is None else self.tensor(each) for name, each in held}
+        packed = packed_weight(original)
+        if packed is not None:  # an embedding
+            own["packed"] = _Rows(self._number(original), packed.shape)
+        children = original._modules.items()
+        own["_modules"] = {name: None if each is None else self.module(each) for name, each in children}
+        # The hooks of a split model, which sum over ranks: a model with others is not captured.
         for kind in ("_forward_hooks", "_forward_pre_hooks"):
-            made.__dict__[kind] = type(vars(original)[kind])()
+            own[kind] = type(vars(original)[kind])()
         return made
+
+    def _attribute(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.tensor(value)
+        return self.config(value) if _is_config(value) else value
 
 
 def _is_config(value: Any) -> bool:
@@ -319,10 +318,10 @@ def _is_config(value: Any) -> bool:
 
 # -- the capture ---------------------------------------------------------------------------------------
 
-# Operators that return their argument's elements in their order; where shape and dtype stay too, the argument.
+# Operators that return their argument's elements in order; where shape and dtype stay too, the argument.
 _SAME = {
-    "clone", "alias", "detach", "lift_fresh", "_to_copy", "view", "_unsafe_view", "reshape", "expand", "slice",
-    "squeeze", "unsqueeze",
+    "clone", "alias", "detach", "lift_fresh", "_to_copy", "view", "_unsafe_view", "reshape", "expand",
+    "slice", "squeeze", "unsqueeze",
 }  # fmt: skip
 
 
@@ -330,7 +329,7 @@ class _Recorder(TorchDispatchMode):
     """Notes each operator of this thread."""
 
     def __init__(self, mode: FakeTensorMode, origins: dict[int, Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.mode, self.origins = mode, origins
         self.values: dict[int, Value] = {}
         self._kept: list[Tensor] = []
@@ -367,10 +366,16 @@ class _Recorder(TorchDispatchMode):
         """Forgets what a change in place overwrites; returns the name of the operator without it."""
         target = args[0] if args else None
         own = None if target is None else self.values.get(id(target))
-        if own is None or result is not target or own.op in ("input", "constant") or not op.endswith("_"):
+        if (
+            target is None
+            or own is None
+            or result is not target
+            or own.op in ("input", "constant")
+            or not op.endswith("_")
+        ):
             raise NotRepresentedError(f"{op} changes a tensor in place")
         # Other tensors in the same memory have other values from now on.
-        memory = result.untyped_storage()._cdata
+        memory = target.untyped_storage()._cdata
         for other in self._kept:
             if other.untyped_storage()._cdata == memory:
                 self.values[id(other)] = _OVERWRITTEN
@@ -523,35 +528,37 @@ def _limit(environment: ShapeEnv, batch: Any, length: Any) -> int | None:
         NotRepresentedError: the program holds for some numbers of sequences or tokens only, and these are not
             all up to a limit.
     """
-    import sympy
-
     limit: int | None = None
     for symbol in (batch, length):
         if symbol in environment.replacements:
             raise NotRepresentedError("its program holds for one size only")
     for guard in environment.guards:
-        relation = guard.expr
-        gap = (
-            relation.lhs - relation.rhs
-            if isinstance(relation, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge))
-            else None
-        )
-        if isinstance(relation, sympy.Ne) and relation.lhs == length and relation.rhs.is_Integer:
-            limit = min(int(relation.rhs) - 1, limit or int(relation.rhs))
-            continue
-        if gap is not None and isinstance(relation, (sympy.Gt, sympy.Ge)):
-            gap = -gap
-        slope = None if gap is None else gap.diff(length)
-        if gap is None or gap.free_symbols != {length} or not slope.is_Integer or slope == 0:
-            raise NotRepresentedError(f"its program depends on sizes: {relation}")
-        # slope · length + rest < 0, or <= 0
-        rest = gap.subs(length, 0)
-        if isinstance(relation, (sympy.Lt, sympy.Gt)):
-            rest += 1
-        if slope < 0:
-            if math.ceil(rest / -slope) > 1:
-                raise NotRepresentedError(f"its program holds for long texts only: {relation}")
-            continue
-        most = math.floor(-rest / slope)
-        limit = most if limit is None else min(limit, most)
+        most = _most(guard.expr, length)
+        if most is not None:
+            limit = most if limit is None else min(limit, most)
     return limit
+
+
+def _most(relation: Any, length: Any) -> int | None:
+    """Returns the largest length for which a guard holds; ``None``: it holds for all lengths.
+
+    Raises:
+        NotRepresentedError: it is no upper limit of the length.
+    """
+    import sympy
+
+    if isinstance(relation, sympy.Ne) and relation.lhs == length and relation.rhs.is_Integer:
+        return int(relation.rhs) - 1
+    if isinstance(relation, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)):
+        is_strict, is_greater = relation.is_strict, isinstance(relation, (sympy.Gt, sympy.Ge))
+        gap = (relation.lhs - relation.rhs) * (-1 if is_greater else 1)
+        slope = gap.diff(length)
+        if gap.free_symbols == {length} and slope.is_Integer and slope != 0:
+            # slope * length + rest <= 0
+            rest = gap.subs(length, 0) + (1 if is_strict else 0)
+            if slope > 0:
+                most: int = math.floor(-rest / slope)
+                return most
+            if math.ceil(rest / -slope) <= 1:
+                return None
+    raise NotRepresentedError(f"its program depends on sizes: {relation}")

@@ -19,8 +19,8 @@ from acclimate.inference.decode.capture import Program, Role, Value
 from acclimate.inference.decode.description import NotRepresentedError
 
 MOVES = {
-    "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "slice", "select", "split", "split_with_sizes",
-    "chunk", "unbind", "expand", "unsqueeze", "squeeze", "repeat", "flatten", "unflatten", "movedim", "flip",
+    "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "slice", "select", "split",
+    "split_with_sizes", "unbind", "expand", "unsqueeze", "squeeze", "repeat", "flip",
 }  # fmt: skip
 """Operators on one tensor whose results are elements of it."""
 BATCH, LENGTH = 2, 3
@@ -150,8 +150,7 @@ class Elements:
     def _joined(self, value: Value, is_origin: Callable[[Value], bool]) -> list[Term]:
         parts = [self.terms(each, is_origin) for each in value.args[0]]
         most = max(len(each) for each in parts)
-        for part in parts:
-            part += [_scaled(part[0], 0.0)] * (most - len(part))
+        parts = [[*part, *[_scaled(part[0], 0.0)] * (most - len(part))] for part in parts]
         dim = value.args[1] if len(value.args) > 1 else value.kwargs.get("dim", 0)
         rank = len(value.shape)
         join = torch.cat if value.op == "cat" else torch.stack
@@ -200,7 +199,7 @@ class Elements:
     # -- equal elements of tables ------------------------------------------------------------------------
 
     def identities(self, value: Value) -> Tensor:
-        """Returns a number for every element of a function of the positions; equal ones are computed alike."""
+        """Returns a number for each element of a function of the positions; equal ones are computed alike."""
         if id(value) in self._identities:
             return self._identities[id(value)]
         if value.op in MOVES:
@@ -257,8 +256,8 @@ class Elements:
 
 
 _ELEMENTWISE = {
-    "mul", "add", "sub", "div", "neg", "cos", "sin", "_to_copy", "pow", "exp", "log", "log1p", "floor", "sqrt",
-    "rsqrt", "reciprocal", "clamp", "minimum", "maximum", "where", "rsub",
+    "mul", "add", "sub", "div", "neg", "cos", "sin", "_to_copy", "pow", "exp", "log", "log1p", "floor",
+    "sqrt", "rsqrt", "reciprocal", "clamp", "minimum", "maximum", "where", "rsub",
 }  # fmt: skip
 
 

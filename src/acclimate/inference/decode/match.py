@@ -70,7 +70,7 @@ class _Normed:
 
 @dataclass(frozen=True)
 class _Branch:
-    """What a layer adds to the stream of hidden states: a linear module's output, normalized and multiplied."""
+    """What a layer adds to the hidden states: a linear module's output, normalized and multiplied."""
 
     module: nn.Module
     given: Value
@@ -119,8 +119,8 @@ class _Matcher:
         table, multiplier, positions, offset = found
         return Decoder(
             table, multiplier, positions, offset, tuple(self.tables), tuple(layers), norm, head, factor, cap,
-            self.dtype, int(stream.shape[-1]), int(self.program.logits.shape[-1]), self.share, self.program.limit,
-            self.program.constants,
+            self.dtype, int(stream.shape[-1]), int(self.program.logits.shape[-1]), self.share,
+            self.program.limit, self.program.constants,
         )  # fmt: skip
 
     _caches: list[int]
@@ -222,9 +222,10 @@ class _Matcher:
     def _sums(self, value: Value) -> Iterator[tuple[Value, Value]]:
         """Yields the two ways in which a sum is a stream and a branch."""
         value = _flat(value)
-        if value.op == "add" and value.kwargs.get("alpha", 1) == 1 and isinstance(value.args[1], Value):
-            if value.args[0].shape == value.shape == value.args[1].shape:
-                yield from _orders(value)
+        if value.op != "add" or value.kwargs.get("alpha", 1) != 1 or not isinstance(value.args[1], Value):
+            return
+        if value.args[0].shape == value.shape == value.args[1].shape:
+            yield from _orders(value)
 
     def _threes(self, value: Value) -> Iterator[tuple[Value, Value, Value, bool]]:
         """Yields the ways in which a sum is a stream and two branches, and whether these are added first."""
@@ -235,7 +236,7 @@ class _Matcher:
                 yield first, third, second, False
 
     def _starts(self, given: Value, stream: Value) -> tuple[Norm | None] | None:
-        """Returns the normalization between a stream and a branch's input; ``None``: it does not start there."""
+        """Returns the normalization between a stream and a branch's input, if there is at most that."""
         given, stream = _flat(given), _flat(stream)
         if given is stream:
             return (None,)
@@ -355,8 +356,8 @@ class _Matcher:
         self._caches.append(place)
         scale = size**-0.5 if scale is None else scale
         return branch, start[0], Attention(
-            q.product, k.product, v.product, q.norm, k.norm, q.norm_is_per_head, q.rotary, q.rotary_first, heads,
-            key_heads, size, value_size, scale * q.factor, self._window(mask), softcap,
+            q.product, k.product, v.product, q.norm, k.norm, q.norm_is_per_head, q.rotary, q.rotary_first,
+            heads, key_heads, size, value_size, scale * q.factor, self._window(mask), softcap,
             None if sinks is None else self._constant(_widened(sinks)).detach(), branch.module,
         ), q.source  # fmt: skip
 

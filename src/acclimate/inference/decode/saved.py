@@ -1,10 +1,10 @@
-"""Saves verified descriptions in the user's cache, so that later starts skip the capture and the verification.
+"""Saves verified descriptions in the user's cache, so that later starts skip capture and verification.
 
 A description depends on the model's code and configuration, and on its constants of one element; its
-verification also depends on the kernels and the processor. Its cache key is a digest of all of these: the content
-of a plan's key (``parallel/saved_plans.py``), those constants, the files of steps, packed modules and kernels,
-and the settings that select kernels. Weights are not part of it, because steps read them in place. A model with
-hooks, or one that was not loaded from files, is captured and verified at each start.
+verification also depends on the kernels and the processor. Its cache key is a digest of all of these: the
+content of a plan's key (``parallel/saved_plans.py``), those constants, the files of steps, packed modules and
+kernels, and the settings that select kernels. Weights are not part of it, because steps read them in place. A
+model with hooks, or one that was not loaded from files, is captured and verified at each start.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ _CLASSES = {
 _OPS = Path(acclimate.ops.inference.__file__).parents[1]
 _CODE = (Path(__file__).parent, Path(__file__).parents[1] / "packing", _OPS / "inference", _OPS / "csrc")
 """The folders of the steps, of the modules with packed weights, and of the kernels."""
+
 
 class _NotSavableError(Exception):
     """A description refers to a module or tensor that has no name in the model."""

@@ -1,7 +1,7 @@
 """Asks before each text whether anything has changed that a captured program depends on.
 
-The question is whether the same Python code would run on the same modules: their attributes, their classes, the
-functions of the files that define them, their configurations, and the switches of torch that act on every
+The question is whether the same Python code would run on the same modules: their attributes, their classes,
+the functions of the files that define them, their configurations, and the switches of torch that act on every
 module. Weights are not asked about: the native step reads them in place, and copies the small ones anew.
 """
 
@@ -43,7 +43,9 @@ class Snapshot:
         self._own = _content(model)
         configs = {id(m.config): m.config for m in (model, *self._modules) if hasattr(m, "config")}
         self._configs = [(config, copy.deepcopy(vars(config))) for config in configs.values()]
-        classes = {base for module in (model, *self._modules) for base in type(module).__mro__ if base is not object}
+        classes = {
+            base for module in (model, *self._modules) for base in type(module).__mro__ if base is not object
+        }
         self._classes = [(each, dict(vars(each))) for each in classes]
         files = {each.__module__ for each in classes} | set(_FILES)
         self._files = [

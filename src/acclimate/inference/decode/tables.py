@@ -17,11 +17,11 @@ from acclimate.inference.decode.description import NotRepresentedError
 # Operators that compute each position's result from that position alone: elementwise ones, those that move
 # elements, and products that sum over another dimension.
 _BY_POSITION = {
-    "mul", "add", "sub", "div", "neg", "cos", "sin", "_to_copy", "pow", "exp", "log", "log1p", "floor", "sqrt",
-    "rsqrt", "reciprocal", "clamp", "minimum", "maximum", "where", "rsub", "gt", "ge", "lt", "le", "bitwise_and",
-    "cat", "stack", "view", "_unsafe_view", "transpose", "permute", "slice", "select", "split", "split_with_sizes",
-    "unbind", "expand", "unsqueeze", "squeeze", "bmm", "clone", "repeat", "t", "logical_and", "logical_or",
-    "bitwise_or", "bitwise_not", "ones_like", "full_like",
+    "mul", "add", "sub", "div", "neg", "cos", "sin", "_to_copy", "pow", "exp", "log", "log1p", "floor",
+    "sqrt", "rsqrt", "reciprocal", "clamp", "minimum", "maximum", "where", "rsub", "gt", "ge", "lt", "le",
+    "bitwise_and", "bitwise_or", "bitwise_not", "logical_and", "logical_or", "ones_like", "full_like", "cat",
+    "stack", "view", "_unsafe_view", "transpose", "permute", "slice", "select", "split", "split_with_sizes",
+    "unbind", "expand", "unsqueeze", "squeeze", "bmm", "repeat", "t",
 }  # fmt: skip
 
 _ON_CONSTANTS = {"arange", "full", "ones", "zeros", "scalar_tensor", "reciprocal"}
@@ -38,10 +38,9 @@ def check_by_position(value: Value, program: Program, seen: set[int] | None = No
         return
     if value.op not in _BY_POSITION:
         raise NotRepresentedError(f"an angle is computed with {value.op}")
-    if value.op == "bmm" and program.length != 1:
-        # inv_freq (… x 1) @ positions (1 x length): the sum has one element, so positions do not mix.
-        if value.args[0].shape[-1] != 1:
-            raise NotRepresentedError("an angle is summed over positions")
+    # inv_freq (... x 1) @ positions (1 x length): the sum has one element, so positions do not mix.
+    if value.op == "bmm" and program.length != 1 and value.args[0].shape[-1] != 1:
+        raise NotRepresentedError("an angle is summed over positions")
     for item in _flat((*value.args, *value.kwargs.values())):
         if isinstance(item, Value):
             check_by_position(item, program, seen)
@@ -99,7 +98,8 @@ class PositionColumns:
         with torch.no_grad():
             found = _Run({self.batch: 1, self.length: len(positions)}, positions)(self.value)
         axis = self.value.shape.index(self.length)
-        return found.movedim(axis, 0).reshape(len(positions), -1)[:, list(self.columns)]
+        by_position: Tensor = found.movedim(axis, 0).reshape(len(positions), -1)
+        return by_position[:, list(self.columns)]
 
 
 class _Run:
@@ -212,8 +212,8 @@ def columns_from_json(made: dict[str, Any], tensors: dict[str, Tensor]) -> Posit
         tensor = None if text["tensor"] is None else tensors[text["tensor"]]
         values.append(
             Value(
-                op, overload, item(text["args"]), {n: item(v) for n, v in text["kwargs"].items()}, text["output"],
-                item(text["shape"]), item(text["dtype"]), text["roles"], tensor,
+                op, overload, item(text["args"]), {n: item(v) for n, v in text["kwargs"].items()},
+                text["output"], item(text["shape"]), item(text["dtype"]), text["roles"], tensor,
             )
         )  # fmt: skip
     value = values[-1]

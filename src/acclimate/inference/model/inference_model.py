@@ -81,8 +81,6 @@ class InferenceModel:
     """The files whose content its weights are, if they were not copied."""
     _shared_call: Any = None
     """What the ranks agreed on for the call of ``generate`` that runs now."""
-    _shared_call: Any = None
-    """What the ranks agreed on for the call of ``generate`` that runs now."""
 
     @property
     def module(self) -> InferenceModel:
