@@ -550,7 +550,8 @@ def _most(relation: Any, length: Any) -> int | None:
     if isinstance(relation, sympy.Ne) and relation.lhs == length and relation.rhs.is_Integer:
         return int(relation.rhs) - 1
     if isinstance(relation, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)):
-    XX
+        is_greater = isinstance(relation, (sympy.Gt, sympy.Ge))
+        is_strict = isinstance(relation, (sympy.Gt, sympy.Lt))
         gap = (relation.lhs - relation.rhs) * (-1 if is_greater else 1)
         slope = gap.diff(length)
         if gap.free_symbols == {length} and slope.is_Integer and slope != 0:
