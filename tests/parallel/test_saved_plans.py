@@ -27,7 +27,7 @@ import sys
 import torch
 from transformers import AutoModelForCausalLM
 from architectures import meta_model
-from acclimate.inference.decode.recording import record
+from acclimate.inference.decode.capture import capture
 from acclimate.parallel import make_plan
 from acclimate.parallel.saved_plans import plan_key
 models = {name: meta_model(name) for name in sys.argv[2:]}
@@ -35,7 +35,7 @@ for name, model in models.items():
     print(name, plan_key(model, 2, None))
 if sys.argv[1] == "again":  # what other models leave in the process is not part of a key
     for kind in ("llama", "gpt2"):
-        record(AutoModelForCausalLM.from_config(models[kind].config), torch.tensor([[3, 4, 5]]))
+        capture(AutoModelForCausalLM.from_config(models[kind].config).eval(), {}, 2)
         make_plan(models[kind], 2)
     for name in models:
         print(name, plan_key(meta_model(name), 2, None))

@@ -35,8 +35,8 @@ _OF_MODULES = ("_parameters", "_buffers", "_modules")  # named_modules() has the
 # transformers' attributes that hold a model's origin or an object of this process; and a weight's device
 _ELSEWHERE = ("_name_or_path", "name_or_path", "_original_object_hash", "_view", "_view_of")
 # What transformers adds to nn.Module and to a table of its own with a process's first model of a kind, and
-# what the recording of a model (acclimate.inference.decode.recording) adds to transformers' tables
-_LEFT_BY_OTHER_MODELS = ("smart_apply", "_CAN_RECORD_REGISTRY", "acclimate_recorded")
+# what the capture of a program (acclimate.inference.decode.capture) adds to transformers' tables
+_LEFT_BY_OTHER_MODELS = ("smart_apply", "_CAN_RECORD_REGISTRY", "acclimate_capture")
 
 
 def load_plan(key: str) -> Plan | None:

@@ -1,8 +1,9 @@
-"""Models of images and text that get only text: recording them leaves their configurations as they were."""
+"""Models of images and text that get only text: a capture leaves their configurations as they were."""
 
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrainedConfig
 
 import acclimate
-from acclimate.inference.decode import recording
+from acclimate.inference.decode.capture import capture
 from acclimate.inference.decode.description import NotRepresentedError
 from acclimate.inference.decode.loop import step_kind
 
@@ -98,43 +99,44 @@ def test_text_is_the_same_and_configurations_stay_as_they_were(name: str) -> Non
         assert kind == "native"
 
 
-def test_a_recording_that_fails_between_two_configurations_restores_both() -> None:
-    class Stubborn(PreTrainedConfig):
-        def __setattr__(self, name: str, value: Any) -> None:
-            if value == recording._NAME:
-                raise RuntimeError("this configuration refuses")
-            super().__setattr__(name, value)
+def test_a_capture_that_fails_leaves_the_model_as_it_was() -> None:
+    class Stubborn(torch.nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            if type(args[0]) is not torch.Tensor:
+                raise RuntimeError("this module refuses fake tensors")
+            return args[0]
 
     model = tiny_model("llava")
-    stubborn = Stubborn()
-    model.model.multi_modal_projector.config = stubborn
+    expected = model.generate(PROMPT, max_new_tokens=5, do_sample=False)
+    model.model.language_model.norm = torch.nn.Sequential(model.model.language_model.norm, Stubborn())
     before = configurations(model)
-    with pytest.raises(RuntimeError, match="refuses"):
-        recording.record(model, PROMPT)
-    assert configurations(model) == before
     made = acclimate.init_inference(model)
+    with pytest.raises(NotRepresentedError, match="this module refuses"):
+        capture(made, {}, 2)
+    assert configurations(made) == before
     assert step_kind(made) == "transformers"
-    expected = tiny_model("llava").generate(PROMPT, max_new_tokens=5, do_sample=False)
     assert torch.equal(made.generate(PROMPT, max_new_tokens=5, do_sample=False), expected)
 
 
-def test_a_call_of_another_thread_during_a_recording_computes_its_own_attention() -> None:
-    import threading
-
+def test_calls_of_other_threads_compute_as_ever_while_a_program_is_captured() -> None:
     model = tiny_model("llava")
-    expected = model(input_ids=PROMPT, use_cache=False).logits
-    found: list[torch.Tensor] = []
+    with torch.no_grad():
+        expected = model(input_ids=PROMPT, use_cache=False).logits
+    others: list[bool] = []
+    ended = threading.Event()
 
-    def other() -> None:
+    def call() -> None:
         with torch.no_grad():
-            found.append(model(input_ids=PROMPT, use_cache=False).logits)
+            while not ended.is_set():
+                others.append(torch.equal(model(input_ids=PROMPT, use_cache=False).logits, expected))
 
-    with recording._attention_of(model, recording._NAME):
-        try:
-            recording.record(model, PROMPT)
-            thread = threading.Thread(target=other)
-            thread.start()
-            thread.join()
-        except NotRepresentedError:
-            pytest.fail("the recording broke the other thread's call")
-    assert torch.allclose(found[0], expected, atol=1e-5)
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        for _ in range(3):
+            capture(model, {}, 2)
+    finally:
+        ended.set()
+        thread.join()
+    assert others
+    assert all(others)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 class NotRepresentedError(Exception):
     """A description cannot express a model; the message names the reason."""
+
+
+class PositionFunction(Protocol):
+    """Numbers that depend on a token's position."""
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        """Returns positions x numbers."""
 
 
 @dataclass(frozen=True)
@@ -80,51 +87,18 @@ class Product:
         return found[0] if len(found) == 1 else torch.cat(found, -1)
 
 
-class _Positions:
-    """The type of the placeholder for position ids."""
-
-
-POSITIONS = _Positions()
-"""The placeholder for position ids in a call's arguments."""
-
-
-@dataclass(frozen=True)
-class AnglesCall:
-    """The arguments of a call, with :data:`POSITIONS` in place of its position ids."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def __call__(self, positions: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the arguments with other position ids (1 x their number)."""
-        args = tuple(positions if value is POSITIONS else value for value in self.args)
-        return args, {n: positions if value is POSITIONS else value for n, value in self.kwargs.items()}
-
-
 @dataclass(frozen=True)
 class RotaryTable:
-    """The model's own module for rotary angles, and the arguments of its call."""
+    """Cosines and sines by position, computed by the model's own operators."""
 
-    module: nn.Module
-    arguments: AnglesCall
+    cos: PositionFunction
+    sin: PositionFunction
     width: int
     """The number of elements that are rotated."""
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines for each pair of elements: positions x width / 2 each."""
-        args, kwargs = self.arguments(positions[None])
-        cos, sin = self.module(*args, **kwargs)
-        return _per_pair(cos[0], self.width), _per_pair(sin[0], self.width)
-
-
-def _per_pair(values: Tensor, width: int) -> Tensor:
-    """Returns one value per pair; the model repeats it side by side or half a width apart."""
-    if values.shape[-1] * 2 == width:
-        return values
-    half = width // 2
-    if torch.equal(values[..., :half], values[..., half:]):
-        return values[..., :half].contiguous()
-    return values[..., ::2].contiguous()
+        return self.cos(positions), self.sin(positions)
 
 
 @dataclass(frozen=True)
@@ -256,6 +230,10 @@ class Decoder:
     vocabulary: int
     share: Share | None
     """This rank's part of the decoder; ``None``: the decoder is whole."""
+    limit: int | None
+    """The most tokens of a text for which the model computes this; ``None``: any number."""
+    constants: tuple[Tensor, ...]
+    """The model's tensors of one element, whose values stand in the description as numbers."""
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

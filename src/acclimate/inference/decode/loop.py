@@ -18,6 +18,7 @@ from acclimate.inference.decode.finite_logits import check_logits, without_check
 from acclimate.inference.decode.lean import LeanDecoder, Step
 from acclimate.inference.decode.native import NativeStep
 from acclimate.inference.decode.proof import describe
+from acclimate.inference.decode.staleness import Snapshot, is_observed
 from acclimate.inference.ranks import ModelRanks
 from acclimate.ops.inference.torch_threads import one_thread
 
@@ -28,26 +29,46 @@ ROOM = 256
 """The number of new tokens for which a cache is first allocated."""
 
 _KNOWN_INPUTS = {
-    "attention_mask", "past_key_values", "use_cache", "cache_position", "position_ids", "logits_to_keep",
+    "attention_mask", "past_key_values", "use_cache", "position_ids", "logits_to_keep",
 }  # fmt: skip
 
 
-_found: weakref.WeakKeyDictionary[Any, tuple[Any, LeanDecoder | None]] = weakref.WeakKeyDictionary()
+class _Known:
+    """What was found out about a model: its description, or that it has none, and what that depends on."""
+
+    def __init__(self, model: Any, lean: LeanDecoder | None) -> None:
+        self.lean = lean
+        self._snapshot = Snapshot(model, () if lean is None else lean.decoder.constants)
+        self._memory = _memory_of(model)
+
+    def is_current(self, model: Any) -> bool:
+        """Whether it still holds."""
+        return self._memory == _memory_of(model) and self._snapshot.is_current(model)
+
+
+_found: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 _lock = ForkSafeLock()
 
 
 def lean_decoder(model: Any) -> LeanDecoder | None:
-    """Returns the description of a model, derived at the first call; ``None`` if it cannot be described."""
+    """Returns the description of a model, derived at the first call and after changes; ``None`` if it cannot
+    be described."""
     ranks = getattr(model, "model_ranks", None) or ModelRanks()
     with _lock:
         known = _found.get(model)
-        is_known = known is not None and known[0] == _state(model)
+        is_known = known is not None and known.is_current(model)
         # All ranks derive a description together.
         if all(ranks.exchange(is_known)) and known is not None:
-            return known[1]
-        lean = describe(model, ranks)
-        _found[model] = _state(model), lean
-        return lean
+            return known.lean
+        known = _found[model] = _Known(model, describe(model, ranks))
+        return known.lean
+
+
+def _memory_of(model: Any) -> tuple[Any, ...]:
+    """Returns where the weights are. What they hold may change: steps read it in place, or copy it anew."""
+    weights = [(t.data_ptr(), t.shape, t.dtype) for t in (*model.parameters(), *model.buffers())]
+    packed = [vars(m)["packed"].data.data_ptr() for m in model.modules() if "packed" in vars(m)]
+    return tuple(weights), tuple(packed)
 
 
 def step_kind(model: Any) -> str:
@@ -56,19 +77,6 @@ def step_kind(model: Any) -> str:
     if lean is None:
         return "transformers"
     return "plain" if lean.native is None else "native"
-
-
-def _state(model: Any) -> tuple[Any, ...]:
-    """Returns values that change with the weights (their addresses, and their version counters because a step
-    copies small weights) and with the code (hooks and replaced functions)."""
-    weights = [
-        (p.data_ptr(), p.shape, p.dtype, 0 if p.is_inference() else p._version) for p in model.parameters()
-    ]
-    packed = [vars(m)["packed"].data.data_ptr() for m in model.modules() if "packed" in vars(m)]
-    code = [
-        id(m) for m in model.modules() if m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m)
-    ]
-    return tuple(weights), tuple(packed), tuple(code)
 
 
 def lean_sample(
@@ -88,8 +96,12 @@ def lean_sample(
     if any(isinstance(each, nn.Module) for step in logits_processor for each in vars(step).values()):
         return None  # it runs a model between the steps, on torch's threads
     starts = _starts(inputs.get("attention_mask"), input_ids)
-    lean = lean_decoder(model) if starts is not None else None
-    if lean is None or starts is None or (lean.native is None and model._compiled_call_impl is not None):
+    if starts is None or not _are_usual(inputs.get("position_ids"), starts, input_ids.shape[1]):
+        return None
+    lean = lean_decoder(model)
+    if lean is None or (lean.native is None and model._compiled_call_impl is not None):
+        return None
+    if not _fits(lean.decoder.limit, stopping_criteria):
         return None
     chooser = _Chooser(processors, generation_config.do_sample, lean.native is not None)
     ends = _Ends(stopping_criteria, generation_config)
@@ -130,6 +142,7 @@ def _is_plain(
     cache = inputs.get("past_key_values")
     return (
         not synced_gpus
+        and not is_observed()
         and not model.training
         and not generation_config.return_dict_in_generate
         and not getattr(generation_config, "is_assistant", False)
@@ -170,6 +183,26 @@ def _starts(mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
     if not torch.equal(mask.long(), expected.long()) or bool((starts >= length).any()):
         return None
     return starts
+
+
+def _are_usual(positions: Tensor | None, starts: Tensor, length: int) -> bool:
+    """Whether each token's position is its place after the padding."""
+    if positions is None:
+        return True
+    places = torch.arange(length, device=starts.device)[None] - starts[:, None]
+    if positions.dim() != 2 or positions.shape[1] != length or positions.shape[0] not in (1, len(starts)):
+        return False
+    # The positions of padding have no effect.
+    return bool(((positions == places) | (places < 0)).all())
+
+
+def _fits(limit: int | None, criteria: Any) -> bool:
+    """Whether no text gets longer than a limit."""
+    if limit is None:
+        return True
+    return any(
+        getattr(each, "max_length", None) is not None and each.max_length <= limit for each in criteria
+    )
 
 
 class _Tokens:

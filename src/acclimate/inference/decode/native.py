@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -66,8 +67,9 @@ class NativeDecoder:
 
     def begin(self) -> None:
         """Prepares for another text, before which weights may have changed."""
-        for copy, weight in self._copies:
-            copy.copy_(weight)
+        with torch.no_grad():
+            for copy, weight in self._copies:
+                copy.copy_(weight())
         torch.ops.acclimate.decode_begin(self.number)
 
 
@@ -191,7 +193,7 @@ class _ProgramWriter:
     def __init__(self, decoder: Decoder, exchange: int) -> None:
         self.numbers: list[int] = []
         self.kept: list[Any] = []
-        self.copies: list[tuple[Tensor, Tensor]] = []
+        self.copies: list[tuple[Tensor, Callable[[], Tensor]]] = []
         self._hidden, self._exchange = decoder.hidden, exchange
         self._summed = frozenset() if decoder.share is None else decoder.share.summed
 
@@ -221,12 +223,18 @@ class _ProgramWriter:
     def _real(self, *values: float) -> None:
         self.numbers += [struct.unpack("<q", struct.pack("<d", value))[0] for value in values]
 
-    def _tensor(self, tensor: Tensor | None) -> None:
-        """Writes the address of values in float32; 0: none."""
+    def _tensor(self, tensor: Tensor | None, change: Callable[[Tensor], Tensor] = Tensor.detach) -> None:
+        """Writes the address of a copy in float32, which ``begin`` fills; 0: none.
+
+        Args:
+            tensor: the model's own tensor.
+            change: what is copied of it.
+        """
         if tensor is None:
             return self._number(0)
-        self.kept.append(tensor.detach().float().contiguous())
-        return self._number(self.kept[-1].data_ptr())
+        own = tensor.detach()
+        self.copies.append((change(own).float().contiguous().clone(), lambda: change(own)))
+        return self._number(self.copies[-1][0].data_ptr())
 
     def _weight(self, packed: Any, dense: Any) -> None:
         self.kept.append(dense if packed is None else packed)
@@ -241,7 +249,7 @@ class _ProgramWriter:
         if weight.stride(1) == 1 and weight.stride(0) >= weight.shape[1]:
             return weight
         # The parameter keeps its layout: safetensors saves only contiguous tensors, for example.
-        self.copies.append((torch.empty(weight.shape, dtype=weight.dtype), weight))
+        self.copies.append((torch.empty(weight.shape, dtype=weight.dtype), lambda: weight))
         return self.copies[-1][0]
 
     def _product(self, *products: Product) -> None:
@@ -260,12 +268,14 @@ class _ProgramWriter:
         if norm is None:
             return self._number(0)
         weight = norm.weight
-        if weight is not None:
-            weight = weight if norm.rounds_first else weight.float()
-            weight = weight + 1 if norm.adds_one else weight
+
+        def factor(own: Tensor) -> Tensor:
+            own = own if norm.rounds_first else own.float()
+            return own + 1 if norm.adds_one else own
+
         self._number(1, norm.kind == "layer", norm.rounds_first)
         self._real(norm.eps)
-        self._tensor(weight)
+        self._tensor(weight, factor)
         self._tensor(norm.bias)
         return self._number(weight.shape[0] if weight is not None and weight.dim() == 2 else 1)
 

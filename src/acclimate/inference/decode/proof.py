@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acclimate.inference.decode.derive import derive
-from acclimate.inference.decode.description import NotRepresentedError
+from acclimate.inference.decode.capture import capture
+from acclimate.inference.decode.description import NotRepresentedError, Share
 from acclimate.inference.decode.lean import LeanDecoder, Step
-from acclimate.inference.decode.matching import distance
+from acclimate.inference.decode.match import match
 from acclimate.inference.decode.native import native_decoder
-from acclimate.inference.decode.recording import record
 from acclimate.inference.decode.saved import decoder_key, load_decoder, save_decoder
 from acclimate.inference.decode.share import share_of
+from acclimate.inference.decode.staleness import has_hooks
 from acclimate.inference.freed_memory import return_freed_memory
 from acclimate.inference.ranks import ModelRanks, is_lost_rank
 
@@ -51,9 +51,9 @@ def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
         with _together(ranks):
             tokens, share = _tokens(model), share_of(model)
         with _together(ranks):
-            recording = record(model, tokens[:, :_TOKENS], share)
-        with _together(ranks):
-            decoder = derive(model, recording)
+            if has_hooks(model, getattr(model, "hooks_of_split", frozenset())):
+                raise NotRepresentedError("a module has a hook, or a forward of its own")
+            decoder = match(model, capture(model, _widths(model, share), _layers(model)), share)
             lean = LeanDecoder(decoder, native_decoder(decoder, tokens.device))
         # Ranks may be on processors of several kinds.
         reads = all(ranks.exchange(lean.native is not None and lean.native.prefills))
@@ -63,7 +63,7 @@ def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
             prove(model, lean, tokens)
         if key is not None and lean.native is not None:
             save_decoder(key, decoder, model)
-        del recording, decoder
+        del decoder
         return_freed_memory()
     except NotRepresentedError as error:
         logger.info("%s generates with transformers' own step: %s", type(model).__name__, error)
@@ -149,3 +149,20 @@ def _tokens(model: Any) -> Tensor:
     random = torch.Generator().manual_seed(0)
     count = int(table.weight.shape[0])
     return torch.randint(0, count, (1, _TOKENS + _STEPS), generator=random).to(table.weight.device)
+
+
+def _widths(model: Any, share: Share | None) -> dict[torch.nn.Module, int]:
+    """Returns the number of columns of the output head, if all ranks together compute them."""
+    if share is None or share.head_widths is None:
+        return {}
+    return {model.get_output_embeddings(): sum(share.head_widths)}
+
+
+def _layers(model: Any) -> int:
+    return int(model.config.get_text_config().num_hidden_layers)
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Returns the largest difference, relative to the largest expected value."""
+    largest = expected.detach().double().abs().max()
+    return float((found.double() - expected.double()).abs().max() / largest.clamp(min=1e-30))

@@ -1,10 +1,10 @@
-"""Saves verified descriptions in the user's cache, so that later starts skip the verification.
+"""Saves verified descriptions in the user's cache, so that later starts skip capture and verification.
 
-A description depends on the model's code, configuration and weights; its verification also depends on the
-kernels and the processor. Its cache key is a digest of all of these: the content of a plan's key
-(``parallel/saved_plans.py``), the bytes of all weights, the files of steps, packed modules and kernels, and
-the settings that select kernels. A model with hooks, or one that was not loaded from files, is recorded and
-verified at each start.
+A description depends on the model's code and configuration, and on its constants of one element; its
+verification also depends on the kernels and the processor. Its cache key is a digest of all of these: the
+content of a plan's key (``parallel/saved_plans.py``), those constants, the files of steps, packed modules and
+kernels, and the settings that select kernels. Weights are not part of it, because steps read them in place. A
+model with hooks, or one that was not loaded from files, is captured and verified at each start.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +23,9 @@ from torch import Tensor, nn
 import acclimate.ops.inference
 from acclimate.cache.texts import TextCache, source_files
 from acclimate.inference.decode import description
-from acclimate.inference.decode.description import POSITIONS, AnglesCall, Decoder, RotaryTable
+from acclimate.inference.decode.description import Decoder, RotaryTable
 from acclimate.inference.decode.modules import packed_weight
+from acclimate.inference.decode.tables import PositionColumns, columns_as_json, columns_from_json
 from acclimate.ops.inference.native import kernels_chosen
 from acclimate.parallel.saved_plans import plan_key
 
@@ -40,15 +39,11 @@ _DECODERS = TextCache(
 _CLASSES = {
     name: each
     for name, each in vars(description).items()
-    if is_dataclass(each) and isinstance(each, type) and each not in (RotaryTable, AnglesCall)
+    if is_dataclass(each) and isinstance(each, type) and each not in (RotaryTable,)
 }
 _OPS = Path(acclimate.ops.inference.__file__).parents[1]
 _CODE = (Path(__file__).parent, Path(__file__).parents[1] / "packing", _OPS / "inference", _OPS / "csrc")
 """The folders of the steps, of the modules with packed weights, and of the kernels."""
-_PIECE_BYTES = 4 << 20
-"""How much of a weight a thread reads at a time."""
-# The angles at the first positions and at some far ones must equal the saved ones.
-_PLACES = (*range(16), 1000, 5000, 40000)
 
 
 class _NotSavableError(Exception):
@@ -93,8 +88,9 @@ def decoder_key(model: Any) -> str | None:
             content.update(f"{name} {_sha256(source).hex()}\0".encode())
     settings = torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision()
     content.update(f"{kernels_chosen()} {settings} {torch.__config__.show()}".encode())
-    for (name, tensor), digest in zip(tensors.items(), _digests(tensors.values()), strict=True):
-        content.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {digest.hex()}\0".encode())
+    for name, tensor in tensors.items():
+        constant = tensor.detach().tolist() if tensor.numel() == 1 else ""
+        content.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {constant}\0".encode())
     return content.hexdigest()[:32]
 
 
@@ -107,29 +103,8 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def _digests(tensors: Iterable[Tensor]) -> list[bytes]:
-    """Returns a digest of each tensor's bytes.
-
-    A sum, which is cheaper, can be equal for two models. On a processor with instructions for SHA-256 this
-    takes 0.6 s of processor time for 1 GB, which threads divide among them.
-    """
-    pieces = [_bytes(tensor).split(_PIECE_BYTES) for tensor in tensors]
-    contents = [piece.numpy().data for each in pieces for piece in each]
-    threads = min(torch.get_num_threads(), len(contents))
-    if threads > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            found = iter(list(pool.map(_sha256, contents)))
-    else:
-        found = map(_sha256, contents)
-    return [_sha256(b"".join(islice(found, len(each)))) for each in pieces]
-
-
-def _sha256(content: bytes | memoryview) -> bytes:
+def _sha256(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 # -- the file ----------------------------------------------------------------------------------------
@@ -166,24 +141,16 @@ class _Writer:
         return names[key]
 
     def _table(self, table: RotaryTable) -> dict[str, Any]:
-        call = table.arguments
-        # Other tensors keep only shape and dtype; if their values matter, the angles will differ.
-        return {
-            "table": self._name(self._modules, id(table.module)),
-            "args": [self._argument(each) for each in call.args],
-            "kwargs": {name: self._argument(each) for name, each in call.kwargs.items()},
-            "width": table.width,
-            "angles": _angles(table),
-        }
+        def name_of(tensor: Tensor) -> str:
+            return self._name(self._tensors, _place(tensor))
 
-    def _argument(self, value: Any) -> Any:
-        if value is POSITIONS:
-            return {"positions": True}
-        if isinstance(value, Tensor):
-            return {"like": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
-        if isinstance(value, tuple):
-            raise _NotSavableError("a tuple")
-        return self.value(value)
+        if not (isinstance(table.cos, PositionColumns) and isinstance(table.sin, PositionColumns)):
+            raise _NotSavableError("a function of another kind")
+        return {
+            "cos": columns_as_json(table.cos, name_of),
+            "sin": columns_as_json(table.sin, name_of),
+            "width": table.width,
+        }
 
 
 class _Reader:
@@ -208,26 +175,13 @@ class _Reader:
             return self._tensors[value["tensor"]]
         if "dtype" in value:
             return _dtype(value["dtype"])
-        if "table" in value:
+        if "cos" in value:
             return self._table(value)
         return _CLASSES[value["class"]](**{name: self.value(each) for name, each in value["fields"].items()})
 
     def _table(self, value: dict[str, Any]) -> RotaryTable:
-        call = AnglesCall(
-            tuple(self._argument(each) for each in value["args"]),
-            {name: self._argument(each) for name, each in value["kwargs"].items()},
-        )
-        table = RotaryTable(self._modules[value["table"]], call, value["width"])
-        if _angles(table) != value["angles"]:
-            raise ValueError("its angles differ from the saved ones")
-        return table
-
-    def _argument(self, value: Any) -> Any:
-        if isinstance(value, dict) and "positions" in value:
-            return POSITIONS
-        if isinstance(value, dict) and "like" in value:
-            return torch.zeros(value["like"], dtype=_dtype(value["dtype"]))
-        return self.value(value)
+        cos, sin = (columns_from_json(value[name], self._tensors) for name in ("cos", "sin"))
+        return RotaryTable(cos, sin, int(value["width"]))
 
 
 def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -243,12 +197,3 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise TypeError(f"{name} is not a dtype")
     return found
-
-
-def _angles(table: RotaryTable) -> str:
-    with torch.no_grad():
-        cos, sin = table(torch.tensor(_PLACES))
-    content = hashlib.sha256()
-    for values in (cos, sin):
-        content.update(values.detach().float().contiguous().numpy().tobytes())
-    return content.hexdigest()

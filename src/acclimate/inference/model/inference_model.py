@@ -75,6 +75,8 @@ class InferenceModel:
     """Facts about the model before it was split."""
     packing: Packer = Packer(None, "the model")
     """How its weights are stored."""
+    hooks_of_split: frozenset[int] = frozenset()
+    """The identities of the hooks that run a split model's collectives."""
     mapped_files: tuple[MappedFile, ...] = ()
     """The files whose content its weights are, if they were not copied."""
     _shared_call: Any = None
@@ -264,11 +266,14 @@ class InferenceModel:
 
 def as_inference_model(model: Any, plan: Plan | None, ranks: ModelRanks, whole: Whole) -> Any:
     """Returns the same object, of a class that adds :class:`InferenceModel` to its own."""
+    from acclimate.inference.decode.staleness import own_hooks
+
     own = type(model)
     if not issubclass(own, InferenceModel):
         # transformers writes the class name into config.json, and looks for the model's code in its module.
         model.__class__ = _inference_class(own)
     model.tp_plan_applied, model.model_ranks, model.whole = plan, ranks, whole
+    model.hooks_of_split = own_hooks(model) if plan is not None else frozenset()
     settings = getattr(model, "generation_config", None)
     if settings is not None and settings.eos_token_id == []:
         settings.eos_token_id = None  # transformers takes the first of a list that is there, and fails

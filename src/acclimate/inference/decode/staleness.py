@@ -1,0 +1,138 @@
+"""Asks before each text whether anything has changed that a captured program depends on.
+
+The question is whether the same Python code would run on the same modules: their attributes, their classes,
+the functions of the files that define them, their configurations, and the switches of torch that act on every
+module. Weights are not asked about: the native step reads them in place, and copies the small ones anew.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import types
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_TREES = (
+    "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks",
+    "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
+)  # fmt: skip
+"""Dictionaries of a module, whose content counts and not only their identity."""
+_OWN = ("_view", "_view_of", "packing", "model_ranks", "whole", "_shared_call", "mapped_files")
+"""Attributes that this package changes, and no program reads."""
+_FILES = (
+    "torch", "torch.nn.functional", "transformers.masking_utils", "transformers.activations",
+    "transformers.modeling_rope_utils", "transformers.integrations.sdpa_attention",
+)  # fmt: skip
+"""Python modules, besides those of a model's classes, whose functions a model's program calls."""
+
+
+class Snapshot:
+    """What a model's program depends on, at one moment.
+
+    Args:
+        model: the model.
+        constants: tensors of one element whose values the program was matched with.
+    """
+
+    def __init__(self, model: nn.Module, constants: tuple[Tensor, ...]) -> None:
+        # Not the model itself, so that it is freed when nobody else needs it.
+        self._modules = {each: _content(each) for each in model.modules() if each is not model}
+        self._own = _content(model)
+        configs = {id(m.config): m.config for m in (model, *self._modules) if hasattr(m, "config")}
+        self._configs = [(config, copy.deepcopy(vars(config))) for config in configs.values()]
+        classes = {
+            base for module in (model, *self._modules) for base in type(module).__mro__ if base is not object
+        }
+        self._classes = [(each, dict(vars(each))) for each in classes]
+        files = {each.__module__ for each in classes} | set(_FILES)
+        self._files = [
+            (vars(file), {n: v for n, v in vars(file).items() if isinstance(v, (types.FunctionType, type))})
+            for file in (sys.modules.get(name) for name in sorted(files))
+            if file is not None
+        ]
+        self._codes = [
+            (value, value.__code__)
+            for content in (*(c for _, c in self._classes), *(f for _, f in self._files))
+            for value in content.values()
+            if isinstance(value, types.FunctionType)
+        ]
+        self._constants = [(tensor, tensor.detach().clone()) for tensor in constants]
+        self._registry = _registered(model)
+
+    def is_current(self, model: nn.Module) -> bool:
+        """Whether the program is still what the model computes."""
+        try:
+            return (
+                _is_same(self._own, model)
+                and all(_is_same(content, module) for module, content in self._modules.items())
+                and all(vars(config) == content for config, content in self._configs)
+                and all(dict(vars(each)) == content for each, content in self._classes)
+                and all(content.items() <= now.items() for now, content in self._files)
+                and all(function.__code__ is code for function, code in self._codes)
+                and all(torch.equal(tensor, value) for tensor, value in self._constants)
+                and _registered(model) == self._registry
+            )
+        except (RuntimeError, ValueError, TypeError):  # two different tensors or arrays were compared
+            return False
+
+
+def _is_same(before: dict[str, Any], module: nn.Module) -> bool:
+    """Whether a module has changed in nothing but what this package keeps in it."""
+    now = vars(module)
+    if now == before:
+        return True
+    return all(
+        name in _OWN or (name in before and name in now and bool(before[name] == now[name]))
+        for name in before.keys() | now.keys()
+    )
+
+
+def is_observed() -> bool:
+    """Whether something outside the model acts on each operator or module call of this thread."""
+    from torch.nn.modules import module
+
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch.is_autocast_enabled("cpu")
+        or module._global_forward_hooks
+        or module._global_forward_pre_hooks
+    )
+
+
+def own_hooks(model: nn.Module) -> frozenset[int]:
+    """Returns the identities of the hooks that a model's modules have now."""
+    return frozenset(
+        id(hook)
+        for module in model.modules()
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    )
+
+
+def has_hooks(model: nn.Module, own: frozenset[int]) -> bool:
+    """Whether code runs around or in place of a module's ``forward``, besides the hooks of a split."""
+    return not own_hooks(model) <= own or any("forward" in vars(module) for module in model.modules())
+
+
+def _content(module: nn.Module) -> dict[str, Any]:
+    return {n: v.copy() if n in _TREES else _copied(v) for n, v in vars(module).items()}
+
+
+def _copied(value: Any) -> Any:
+    """Copies what can change in place and can be compared."""
+    return copy.copy(value) if isinstance(value, (list, dict, set)) else value
+
+
+def _registered(model: Any) -> tuple[Any, ...]:
+    """Returns the attention functions that the model's configurations name."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    return tuple(
+        registry.get(name) if name in registry else None
+        for registry in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)
+    )
